@@ -1,0 +1,43 @@
+"""The exception tree.
+
+KneeError                    anything knee says in words; never shown as a traceback
+├── InputError   (exit 2)    what was asked for is wrong: what, where and how to fix it
+│   └── SpecError            a spec (file, name or option) that cannot be valid
+├── DoesNotFit   (exit 3)    a valid question whose answer is "it does not fit"
+└── MissingExtra (exit 4)    an optional dependency is needed; the message has the install command
+"""
+
+from __future__ import annotations
+
+
+class KneeError(Exception):
+    """A failure with one sentence for the user and, where there is one, the fix."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class InputError(KneeError):
+    """The input is wrong; nothing was computed."""
+
+    exit_code = 2
+
+
+class SpecError(InputError, ValueError):
+    """A spec cannot be valid. Also a ValueError, so that the loader collects it with the others."""
+
+
+class DoesNotFit(KneeError):
+    """The question is valid and the answer is that nothing fits."""
+
+    exit_code = 3
+
+
+class MissingExtra(KneeError):
+    """A part of knee that needs an optional dependency."""
+
+    exit_code = 4
