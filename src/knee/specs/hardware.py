@@ -1,0 +1,195 @@
+"""WHERE it is trained: a GPU, a node of them, the fabric between nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from knee.errors import SpecError
+
+Precision = Literal["bf16", "fp16", "fp8"]
+AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "cutlass", "unfused"]
+
+
+def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
+    for name in fields:
+        value = getattr(spec, name)
+        if not value > 0:
+            raise SpecError(f"{where}.{name} is {value}; it must be positive")
+
+
+def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
+    for name in fields:
+        value = getattr(spec, name)
+        if not 0 < value <= 1:
+            raise SpecError(f"{where}.{name} is {value}; it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRate:
+    """What one attention kernel reaches on one GPU, as fractions of the dense bf16/fp16 peak.
+
+    Rates count the work that is done (half of the square for a causal mask), at head size 128 and long
+    sequences; short sequences and narrow heads are slower, by ``half_seq_len`` and by the head's width.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    forward_frac: float
+    backward_frac: float
+    half_seq_len: float = 512.0
+    """Sequence length at which the kernel reaches half of its long-sequence rate."""
+
+    def __post_init__(self) -> None:
+        _fraction("attention", self, ("forward_frac", "backward_frac"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. Rates are dense and per direction."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: str
+    vendor: str
+    arch: str
+    sms: int
+    """Streaming multiprocessors (compute units on AMD)."""
+    fp16_flop_per_s: float
+    bf16_flop_per_s: float | None = None
+    """None where the chip has no bf16 tensor cores."""
+    fp8_flop_per_s: float | None = None
+    gemm_frac: float
+    """Fraction of the peak that a large GEMM sustains inside a training step (clocks under the power cap)."""
+    gemm_tile_m: int = 128
+    gemm_tile_n: int = 256
+    """Largest output tile of the GEMM kernels."""
+    gemm_half_k: float = 128.0
+    """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+    hbm_frac: float
+    """Fraction of the HBM rate that a streaming kernel reaches."""
+    attention: dict[AttentionKernel, AttentionRate]
+    tdp_w: float
+    """Board power limit."""
+    idle_w: float
+    """Draw with a context but no work."""
+    gemm_j_per_flop: float
+    """Dynamic energy of one tensor-core operation, HBM traffic apart."""
+    hbm_j_per_byte: float
+    """Dynamic energy of one byte of HBM traffic."""
+    comm_w: float
+    """Dynamic draw while a collective kernel runs (SMs, NVLink, NIC path)."""
+
+    def __post_init__(self) -> None:
+        _positive("gpu", self, ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w",
+                                "gemm_tile_m", "gemm_tile_n", "gemm_half_k"))
+        _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
+        for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise SpecError(f"gpu.{name} is {value}; it must be positive, or left out where the chip has none")
+
+    def peak_flop_per_s(self, precision: Precision) -> float:
+        """Dense peak at a precision; refused where the chip has none."""
+        rates = {"bf16": self.bf16_flop_per_s, "fp16": self.fp16_flop_per_s, "fp8": self.fp8_flop_per_s}
+        rate = rates[precision]
+        if rate is None:
+            others = " or ".join(name for name, value in rates.items() if value is not None)
+            raise SpecError(f"{self.name} has no {precision} tensor cores", hint=f"use --precision {others}")
+        return rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """GPUs that reach each other without the network: a server, or a rack on GB200 NVL72."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    gpus: int
+    link: str
+    """nvlink, xgmi or pcie."""
+    link_bytes_per_s: float
+    """Bytes per second one GPU can send to the others together, per direction, as the vendor states it."""
+    link_frac: float
+    """Fraction of it that a large collective reaches on idle GPUs."""
+    pair_bytes_per_s: float
+    """Bytes per second between one pair of GPUs, per direction."""
+    hop_s: float
+    """Latency of one ring step inside the node, idle."""
+    nvls: bool = False
+    """The switch can reduce and multicast (NVLink SHARP)."""
+
+    def __post_init__(self) -> None:
+        _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
+        _fraction("node", self, ("link_frac",))
+        if self.hop_s < 0:
+            raise SpecError(f"node.hop_s is {self.hop_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One level of switches above the leaf: what crossing it costs."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: str
+    nodes: int
+    """Nodes below one switch group of this tier: groups of more nodes than this cross it."""
+    hop_s: float
+    """Latency added to a hop that crosses it."""
+    oversubscription: float = 1.0
+    """Bandwidth below divided by bandwidth above; 1 is non-blocking."""
+
+    def __post_init__(self) -> None:
+        _positive("tier", self, ("nodes",))
+        if self.oversubscription < 1:
+            raise SpecError(f"tier.oversubscription is {self.oversubscription}; 1 is non-blocking, more is slower")
+        if self.hop_s < 0:
+            raise SpecError(f"tier.hop_s is {self.hop_s}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """The network between nodes."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    kind: Literal["infiniband", "roce", "efa", "slingshot", "ethernet"]
+    nic_bytes_per_s: float
+    """Network injection rate of one GPU's share of the node's NICs, per direction."""
+    nic_frac: float
+    """Fraction of it that a large collective reaches on idle GPUs."""
+    hop_s: float
+    """Latency of one ring step between nodes under one leaf switch, idle."""
+    p2p_frac: float = 0.5
+    """Fraction of the NIC rate that a single send/receive pair reaches."""
+    tree_level_s: float
+    """Cost of one level of a tree between nodes: latency and pipeline fill, idle."""
+    tiers: tuple[Tier, ...] = ()
+    topology_aware: bool = True
+    """Rings visit nodes in network order, so that only a few hops cross a tier."""
+
+    def __post_init__(self) -> None:
+        _positive("fabric", self, ("nic_bytes_per_s",))
+        _fraction("fabric", self, ("nic_frac", "p2p_frac"))
+        for name in ("hop_s", "tree_level_s"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"fabric.{name} is {getattr(self, name)}; it cannot be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A kind of cluster; how many GPUs are used is the job's business."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: str
+    gpu: Gpu
+    node: Node
+    fabric: Fabric
+    usd_per_gpu_h: float | None = None
+    """Rental price; None where it is not known."""
+    max_gpus: int = field(default=1_000_000)
+    """Largest number of GPUs that an answer is given for."""

@@ -1,0 +1,75 @@
+"""WHAT is trained: the shape of a decoder-only transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from knee.errors import SpecError
+
+Mlp = Literal["swiglu", "gelu", "relu2"]
+Norm = Literal["rmsnorm", "layernorm"]
+Positions = Literal["rope", "learned", "alibi"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A dense decoder. Sizes are counts, so they carry no unit."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: str
+    layers: int
+    """Decoder blocks."""
+    hidden: int
+    """Width of the residual stream."""
+    ffn: int
+    """Inner width of the MLP."""
+    heads: int
+    """Query heads."""
+    kv_heads: int
+    """Key and value heads; fewer than ``heads`` is grouped-query attention."""
+    vocab: int
+    head_size: int = 0
+    """Width of one head; 0 means hidden / heads."""
+    mlp: Mlp = "swiglu"
+    norm: Norm = "rmsnorm"
+    positions: Positions = "rope"
+    tied_embeddings: bool = False
+    """The output projection shares the input embedding's weights."""
+    biases: bool = False
+    """Linear layers have biases (GPT-2/3)."""
+    max_seq_len: int = 4096
+    """Longest sequence the model was made for; also the number of learned positions."""
+
+    def __post_init__(self) -> None:
+        for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):
+            if getattr(self, field) < 1:
+                raise SpecError(f"model.{field} is {getattr(self, field)}; it must be at least 1")
+        if self.head_size == 0 and self.hidden % self.heads:
+            raise SpecError(
+                f"model.hidden {self.hidden} is not divisible by model.heads {self.heads}",
+                hint="give head_size explicitly, or correct one of them",
+            )
+        if self.heads % self.kv_heads:
+            raise SpecError(f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}")
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+        return self.head_size or self.hidden // self.heads
+
+    @property
+    def q_width(self) -> int:
+        """Columns of the query projection."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Columns of the key projection (and of the value projection)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Weight matrices in the MLP: a gated MLP has a third one."""
+        return 3 if self.mlp == "swiglu" else 2

@@ -1,0 +1,121 @@
+"""The parallel plan: how one model is spread over GPUs. The trainer takes the same spec."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from knee.errors import SpecError
+from knee.specs.hardware import Precision
+
+Sharding = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
+Recompute = Literal["none", "selective", "full"]
+CpMethod = Literal["allgather", "ring"]
+ReduceDtype = Literal["fp32", "bf16"]
+
+SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
+REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Degrees, modes and batch cut of one plan."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    dp_shard: int = 1
+    """Data-parallel ranks over which parameters, gradients or optimizer states are sharded."""
+    dp_replicate: int = 1
+    """Copies of the sharded group (HSDP, DDP)."""
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    sharding: Sharding = "fsdp_no_reshard"
+    sequence_parallel: bool = True
+    """Norms and residuals are split along the sequence inside the tensor-parallel group."""
+    tp_overlap_frac: float | None = None
+    """Overrides the profile's share of TP communication hidden beside GEMMs."""
+    schedule: Schedule = "1f1b"
+    virtual_stages: int = 1
+    """Model chunks per pipeline rank; more than one needs the interleaved schedule."""
+    cp_method: CpMethod = "allgather"
+    micro_batch: int = 1
+    """Sequences per microbatch and data-parallel rank."""
+    recompute: Recompute = "none"
+    precision: Precision = "bf16"
+    prefetch: int = 1
+    """Layers whose parameters are gathered ahead of the one that computes."""
+    reduce_dtype: ReduceDtype = "fp32"
+    """Type in which gradients are reduced."""
+    placement: tuple[str, ...] = AXES
+    """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
+
+    def __post_init__(self) -> None:
+        for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.prefetch < 0:
+            raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative")
+        if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
+            raise SpecError(f"plan.tp_overlap_frac is {self.tp_overlap_frac}; it must be between 0 and 1")
+        if sorted(self.placement) != sorted(AXES):
+            raise SpecError(
+                f"plan.placement {'-'.join(self.placement)} must name each axis once",
+                hint=f"for example {'-'.join(AXES)} (innermost first)",
+            )
+        self._check_sharding()
+        self._check_schedule()
+
+    def _check_sharding(self) -> None:
+        if self.sharding == "hsdp" and (self.dp_replicate < 2 or self.dp_shard < 2):
+            raise SpecError(
+                f"hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {self.dp_replicate}, "
+                f"dp_shard {self.dp_shard}",
+                hint="give --dp-replicate, or use --sharding fsdp",
+            )
+        if self.sharding == "fsdp" and self.dp_replicate > 1:
+            raise SpecError(
+                f"fsdp shards over every data-parallel rank, but dp_replicate is {self.dp_replicate}",
+                hint="use --sharding hsdp (reshard) or fsdp_no_reshard with --dp-replicate",
+            )
+        if self.sharding == "ddp" and self.dp_shard > 1:
+            raise SpecError(
+                f"ddp shards nothing, but dp_shard is {self.dp_shard}",
+                hint="put the data-parallel ranks into dp_replicate, or use --sharding zero1",
+            )
+
+    def _check_schedule(self) -> None:
+        if self.virtual_stages > 1 and self.schedule != "interleaved":
+            raise SpecError(
+                f"{self.virtual_stages} virtual stages need the interleaved schedule, not {self.schedule}",
+                hint="add --schedule interleaved, or drop --virtual-stages",
+            )
+        if self.virtual_stages > 1 and self.pp == 1:
+            raise SpecError("virtual stages need a pipeline", hint="give --pp, or drop --virtual-stages")
+        if self.schedule == "interleaved" and self.pp > 1 and self.virtual_stages == 1:
+            raise SpecError(
+                "the interleaved schedule with one virtual stage is 1f1b",
+                hint="give --virtual-stages 2 or more, or use --schedule 1f1b",
+            )
+        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in ("fsdp", "hsdp"):
+            raise SpecError(
+                f"zero_bubble with {self.sharding} is not modelled: resharding would gather again between "
+                "the two halves of backward",
+                hint="use --sharding fsdp_no_reshard, zero1 or ddp",
+            )
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks, the number of different microbatches in flight at once."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def gpus(self) -> int:
+        """GPUs the plan fills."""
+        return self.dp * self.tp * self.pp * self.cp
