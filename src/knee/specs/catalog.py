@@ -1,0 +1,219 @@
+"""Entries of the catalogue and of users' files: reading, inheritance, and where each value comes from.
+
+An entry is a tree of tables whose leaves are ``Leaf``: a value as written, with its source. In a file a leaf
+is bare (``layers = 32``) or carries its own source::
+
+    hbm_bytes_per_s = { value = "3.35 TB/s", kind = "vendor", source = "NVIDIA H100 datasheet" }
+
+``source`` and ``kind`` of a table cover every bare value in it. ``base = "other-entry"`` inherits.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, get_args
+
+from knee.errors import InputError
+
+Kind = Literal["model", "gpu", "cluster", "profile"]
+SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SOURCE_KINDS: tuple[SourceKind, ...] = get_args(SourceKind)
+ROOT = Path(__file__).parent.parent / "catalog"
+
+_HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where one value comes from."""
+
+    value: Any
+    """The value as it was written, with its unit."""
+    kind: SourceKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value of an entry, not yet checked."""
+
+    value: Any
+    source: Source
+
+
+Tree: TypeAlias = dict[str, "Leaf | Tree | list[Tree]"]
+
+
+def entry_names(kind: Kind) -> list[str]:
+    """Names of a kind of catalogue entry, in alphabetical order."""
+    return sorted(_index(kind))
+
+
+def read_entry(kind: Kind, name: str) -> Tree:
+    """The catalogue entry of that name, with what it inherits."""
+    return _resolve(kind, _raw_entry(kind, name), default=None, within=(name,))
+
+
+def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
+    """An entry written by a user; ``where`` becomes the source of its bare values."""
+    return _resolve(kind, raw, default=(_as_kind("user"), where), within=())
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file, or one sentence about what is wrong with it and where."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{path} is not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"there is no file {str(path)!r}")
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
+    return InputError(f"{path} cannot be read: {reason}")
+
+
+def read_text(path: Path) -> str:
+    """A text file, or one sentence about why it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The closest of the known words, if one is close."""
+    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    return close[0] if close else None
+
+
+def walk(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Every leaf with its dotted path; items of a list are numbered from 0."""
+    for key, node in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(node, Leaf):
+            yield path, node
+        elif isinstance(node, list):
+            for number, item in enumerate(node):
+                yield from walk(item, f"{path}.{number}.")
+        else:
+            yield from walk(node, path + ".")
+
+
+# The catalogue's files.
+
+
+@cache
+def _index(kind: Kind) -> dict[str, Path]:
+    """Entry name -> file. Headers are found by their text, so that only the file in question is parsed."""
+    return {
+        name: path
+        for path in sorted((ROOT / f"{kind}s").glob("*.toml"))
+        for name in _HEADER.findall(path.read_text(encoding="utf-8"))
+    }
+
+
+@cache
+def _parsed(path: Path) -> dict[str, Any]:
+    return read_toml(path)
+
+
+def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
+    path = _index(kind).get(name)
+    if path is None:
+        close = did_you_mean(name, _index(kind))
+        guess = f"did you mean {close}? " if close else ""
+        raise InputError(f"no {kind} named {name!r}", hint=f"{guess}`knee catalog` lists all")
+    return {"name": name, **_parsed(path)[name]}
+
+
+# Sources and inheritance.
+
+_Cover: TypeAlias = tuple[SourceKind, str]
+
+
+def _as_kind(word: str) -> SourceKind:
+    for kind in SOURCE_KINDS:
+        if kind == word:
+            return kind
+    raise InputError(f"{word!r} is not a kind of source", hint=f"use one of {', '.join(SOURCE_KINDS)}")
+
+
+def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within: tuple[str, ...]) -> Tree:
+    """Annotate an entry, take the GPU of a cluster by name, and lay the entry over its base."""
+    raw = dict(raw)
+    base = raw.pop("base", None)
+    gpu = raw.pop("gpu", None) if kind == "cluster" else None
+    own = _annotate(raw, default)
+    inherited = _base(kind, base, within) if base is not None else {}
+    if isinstance(gpu, str):
+        # A named GPU replaces the inherited one: merging would keep kernels that the new chip does not have.
+        inherited.pop("gpu", None)
+        own["gpu"] = read_entry("gpu", gpu)
+    elif isinstance(gpu, dict):
+        if "base" in gpu:
+            inherited.pop("gpu", None)
+        own["gpu"] = _resolve("gpu", gpu, default=_cover(raw, default), within=())
+    elif gpu is not None:
+        own["gpu"] = _annotate({"gpu": gpu}, default)["gpu"]
+    return _merge(inherited, own)
+
+
+def _base(kind: Kind, name: object, within: tuple[str, ...]) -> Tree:
+    if not isinstance(name, str):
+        raise InputError(f"base is {name!r}; it must be the name of a {kind}")
+    if name in within:
+        raise InputError(f"{kind} {name!r} inherits from itself: {' -> '.join((*within, name))}")
+    return _resolve(kind, _raw_entry(kind, name), default=None, within=(*within, name))
+
+
+def _cover(raw: dict[str, Any], default: _Cover | None) -> _Cover | None:
+    """The source that covers a table's bare values: its own, or that of the table around it."""
+    text = raw.get("source")
+    if not isinstance(text, str):
+        return default
+    # A fabric has a field named kind; its words are not kinds of source, so the two cannot be confused.
+    kind = raw.get("kind")
+    return (_as_kind(kind) if kind in SOURCE_KINDS else default[0] if default else "assumed"), text
+
+
+def _annotate(raw: dict[str, Any], default: _Cover | None) -> Tree:
+    cover = _cover(raw, default)
+    tree: Tree = {}
+    for key, value in raw.items():
+        if key == "source" or (key == "kind" and value in SOURCE_KINDS):
+            continue
+        if isinstance(value, dict) and "value" in value:
+            tree[key] = _leaf(value["value"], _cover(value, cover))
+        elif isinstance(value, dict):
+            tree[key] = _annotate(value, cover)
+        elif isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            tree[key] = [_annotate(item, cover) for item in value]
+        else:
+            tree[key] = _leaf(value, cover)
+    return tree
+
+
+def _leaf(value: Any, cover: _Cover | None) -> Leaf:
+    kind, text = cover or ("assumed", "no source given")
+    return Leaf(value, Source(value=value, kind=kind, text=text))
+
+
+def _merge(base: Tree, over: Tree) -> Tree:
+    """``over`` laid over ``base``, table by table; lists are replaced as a whole."""
+    merged = dict(base)
+    for key, node in over.items():
+        below = merged.get(key)
+        merged[key] = _merge(below, node) if isinstance(below, dict) and isinstance(node, dict) else node
+    return merged

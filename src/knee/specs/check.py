@@ -1,0 +1,139 @@
+"""From an unchecked tree of values to a spec, with every mistake reported at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from knee import units
+from knee.errors import SpecError
+from knee.specs.catalog import Leaf, Source, Tree, did_you_mean, walk
+from knee.specs.fields import SPECS, fields_of, known_keys, unit_of
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+SET = "--set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mistake:
+    """One thing wrong with a file, and where."""
+
+    place: str
+    text: str
+    hint: str | None = None
+
+
+def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
+    """One error that names them all, if there are any."""
+    if not mistakes:
+        return
+    if len(mistakes) == 1:
+        only = mistakes[0]
+        where = only.place if only.place.startswith(SET) else f"{label}: {only.place}".removesuffix(": ")
+        raise SpecError(f"{where}: {only.text}", hint=only.hint)
+    lines = "".join(f"\n  {m.place + ': ' if m.place else ''}{m.text}" for m in mistakes)
+    raise SpecError(f"{label} has {len(mistakes)} mistakes:{lines}")
+
+
+def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
+    """The spec that a tree describes, or None with its mistakes added to the list."""
+    from pydantic import ValidationError
+
+    before = len(mistakes)
+    bad_units: dict[str, Mistake] = {}
+    plain = _plain(tree, "", bad_units)
+    mistakes += [_moved(mistake, tree, prefix) for mistake in bad_units.values()]
+    try:
+        spec = _adapter(kind).validate_python(plain)
+    except ValidationError as error:
+        for item in error.errors(include_url=False):
+            mistake = _worded(kind, item)
+            if mistake.place not in bad_units:
+                mistakes.append(_moved(mistake, tree, prefix))
+        return None
+    return spec if len(mistakes) == before else None
+
+
+def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
+    """Dotted path -> source of every value of an entry; what the entry leaves out has the field's default."""
+    sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
+    for path, field in fields_of(kind).items():
+        written = path in sources or any(known.startswith(path + ".") for known in sources)
+        if not written and path.rpartition(".")[2] != "name" and ".attention." not in f".{path}":
+            sources[path] = Source(value=field.default, kind="assumed", text="not given: the field's default")
+    return sources
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter[Any]:
+    # Imported here: reading a spec is the only thing that needs it, and `knee --help` should not wait for it.
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(SPECS[kind])
+
+
+def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
+    """Values without their sources, in base SI; a value whose unit is wrong stays as written."""
+    plain: dict[str, Any] = {}
+    for key, node in tree.items():
+        path = prefix + key
+        if isinstance(node, Leaf):
+            plain[key] = _number(node.value, path, bad)
+        elif isinstance(node, list):
+            plain[key] = [_plain(item, f"{path}.{number}.", bad) for number, item in enumerate(node)]
+        else:
+            plain[key] = _plain(node, path + ".", bad)
+    return plain
+
+
+def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
+    unit = unit_of(path)
+    if isinstance(value, str) and value.lower() == "none":
+        return None
+    if unit is None or not isinstance(value, str):
+        return value
+    try:
+        return units.parse(value, unit)
+    except ValueError as error:
+        bad[path] = Mistake(place=path, text=str(error))
+        return value
+
+
+def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:
+    """The mistake at its place in the file, or at the option that caused it."""
+    leaf = dict(walk(tree)).get(mistake.place)
+    place = prefix + mistake.place
+    if leaf is not None and leaf.source.text == SET:
+        place = f"{SET} {place}"
+    return Mistake(place=place.rstrip("."), text=mistake.text, hint=mistake.hint)
+
+
+def _worded(kind: str, item: Any) -> Mistake:
+    """A pydantic error in our words."""
+    place = ".".join(str(part) for part in item["loc"])
+    table, _, key = place.rpartition(".")
+    error = item.get("ctx", {}).get("error")
+    if isinstance(error, SpecError):
+        return Mistake(place=place, text=error.message, hint=error.hint)
+    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return Mistake(place=place, text="is missing")
+    if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return Mistake(place=place, text=_unknown_key(kind, table, key))
+    if item["type"] == "literal_error":
+        words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        place = place.removesuffix(".[key]")
+        return Mistake(place=place, text=f"{item['input']!r} is not one of {words}")
+    if item["type"].startswith(("dataclass", "dict", "tuple")):
+        return Mistake(place=place, text=f"should be a table or a list, not {item['input']!r}")
+    expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a word"}
+    wanted = expected.get(item["type"].partition("_")[0], item["msg"])
+    return Mistake(place=place, text=f"should be {wanted}, not {item['input']!r}")
+
+
+def _unknown_key(kind: str, table: str, key: str) -> str:
+    known = known_keys(kind, table)
+    close = did_you_mean(key, known)
+    return "is not a field; " + (f"did you mean {close}?" if close else f"known are {', '.join(known)}")

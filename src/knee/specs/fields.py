@@ -1,0 +1,122 @@
+"""The dotted fields of a spec: what a file or ``--set`` may name, and the unit that each carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_origin, get_type_hints
+
+from knee import units
+from knee.errors import InputError
+from knee.specs.catalog import Kind, did_you_mean
+from knee.specs.hardware import Cluster, Gpu
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+from knee.specs.profile import Profile
+
+SPECS: dict[str, type] = {"model": Model, "gpu": Gpu, "cluster": Cluster, "profile": Profile, "plan": Plan}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One leaf of a spec."""
+
+    path: str
+    type: Any
+    default: Any = None
+
+
+def unit_of(path: str) -> str | None:
+    """The dimension that the name of the field at a dotted path carries; None for counts and words."""
+    name = path.rpartition(".")[2]
+    # A price per GPU: the suffix says per what in the middle, so units.dimension cannot see it.
+    return "usd_per_h" if name == "usd_per_gpu_h" else units.dimension(name)
+
+
+@cache
+def fields_of(kind: str) -> dict[str, Field]:
+    """Dotted path -> field of a spec, tables opened; keys of a mapping stand for all of its entries."""
+    return {field.path: field for field in _open(SPECS[kind], "")}
+
+
+def _open(spec: type, prefix: str) -> list[Field]:
+    hints = get_type_hints(spec)
+    opened: list[Field] = []
+    for field in fields(spec):
+        hint, path = hints[field.name], prefix + field.name
+        if is_dataclass(hint) and isinstance(hint, type):
+            opened += _open(hint, path + ".")
+        elif get_origin(hint) is dict:
+            key, value = get_args(hint)
+            for name in get_args(key):
+                opened += _open(value, f"{path}.{name}.")
+        else:
+            opened.append(Field(path=path, type=hint, default=field.default))
+    return opened
+
+
+def find_field(kind: str, key: str) -> list[str]:
+    """Paths of a spec that a key names: exactly, or by a suffix of whole components."""
+    known = fields_of(kind)
+    if key in known:
+        return [key]
+    return [path for path in known if path.endswith("." + key)]
+
+
+def known_keys(kind: str, table: str) -> list[str]:
+    """Keys that a table of a spec may hold: ``known_keys("cluster", "fabric")``."""
+    prefix = table + "." if table else ""
+    return sorted({path[len(prefix):].split(".")[0] for path in fields_of(kind) if path.startswith(prefix)})
+
+
+Overrides = tuple[tuple[str, str], ...]
+
+
+def split_overrides(pairs: Any) -> tuple[Overrides, Overrides, Overrides, Overrides]:
+    """``--set`` pairs sorted into those of the model, the cluster, the profile and the plan.
+
+    A key may start with ``model.``, ``cluster.``, ``profile.`` or ``plan.``; without it the key must fit one
+    of the four only. Keys come back as full paths inside their spec.
+    """
+    sorted_pairs: dict[str, list[tuple[str, str]]] = {"model": [], "cluster": [], "profile": [], "plan": []}
+    for key, text in pairs:
+        spec, path = _place(key, tuple(sorted_pairs))
+        sorted_pairs[spec].append((path, text))
+    model, cluster, profile, plan = (tuple(found) for found in sorted_pairs.values())
+    return model, cluster, profile, plan
+
+
+def _place(key: str, specs: tuple[str, ...]) -> tuple[str, str]:
+    first, _, rest = key.partition(".")
+    if first in specs and rest:
+        return first, resolve_key(first, rest)
+    found = [(spec, path) for spec in specs for path in find_field(spec, key)]
+    exact = [(spec, path) for spec, path in found if path == key]
+    candidates = exact if len(exact) == 1 else found
+    if len(candidates) == 1:
+        return candidates[0]
+    if candidates:
+        raise _ambiguous(key, [f"{spec}.{path}" for spec, path in candidates])
+    raise _unknown(key, [f"{spec}.{path}" for spec in specs for path in fields_of(spec)])
+
+
+def resolve_key(kind: Kind | str, key: str) -> str:
+    """The one field of a spec that a ``--set`` key names."""
+    found = find_field(kind, key)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise _ambiguous(key, found)
+    raise _unknown(key, list(fields_of(kind)))
+
+
+def _ambiguous(key: str, paths: list[str]) -> InputError:
+    return InputError(f"--set {key} could mean {', '.join(paths)}", hint="write more of the dotted path")
+
+
+def _unknown(key: str, paths: list[str]) -> InputError:
+    # Compare with full paths and with bare names, since either is what people write.
+    names = {path: path for path in paths} | {path.rpartition(".")[2]: path for path in paths}
+    close = did_you_mean(key, names) or did_you_mean(key.rpartition(".")[2], names)
+    hint = f"did you mean {names[close]}?" if close else "`knee catalog NAME` lists the fields of an entry"
+    return InputError(f"--set {key}: there is no such field", hint=hint)

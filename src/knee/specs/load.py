@@ -1,0 +1,138 @@
+"""Specs by name or from a file: ``load_model("llama2-7b")``, ``load_cluster("mine.toml")``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from knee import units
+from knee.errors import InputError
+from knee.specs.catalog import (
+    Kind,
+    Leaf,
+    Source,
+    SourceKind,
+    Tree,
+    entry_names,
+    read_entry,
+    read_table,
+    read_toml,
+)
+from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
+from knee.specs.fields import fields_of, resolve_key, split_overrides, unit_of
+from knee.specs.hardware import Cluster
+from knee.specs.huggingface import read_config
+from knee.specs.model import Model
+from knee.specs.profile import Profile
+
+__all__ = ["Loaded", "Source", "catalog_entries", "describe", "load_cluster", "load_model", "load_profile",
+           "split_overrides"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded(Generic[T]):
+    """A spec, and where each of its values comes from."""
+
+    spec: T
+    sources: dict[str, Source]
+    """Dotted field path, such as ``gpu.hbm_bytes_per_s``, to its source."""
+
+
+def load_model(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Model]:
+    """A model by catalogue name, from a TOML file, or from a Hugging Face ``config.json``."""
+    return _load("model", ref, overrides)
+
+
+def load_cluster(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Cluster]:
+    """A cluster by catalogue name or from a TOML file."""
+    return _load("cluster", ref, overrides)
+
+
+def load_profile(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Profile]:
+    """A software profile by catalogue name or from a TOML file."""
+    return _load("profile", ref, overrides)
+
+
+def catalog_entries(kind: Kind) -> list[str]:
+    """Names in the catalogue."""
+    return entry_names(kind)
+
+
+def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
+    """Rows of (field, shown value, kind of source, source) of a catalogue entry."""
+    tree = read_entry(kind, name)
+    mistakes: list[Mistake] = []
+    spec = build(kind, tree, mistakes)
+    raise_mistakes(name, mistakes)
+    return [(path, _shown(path, _at(spec, path)), source.kind, source.text)
+            for path, source in sources_of(kind, tree).items()]
+
+
+def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:
+    """The unchecked entry that a name or a path stands for; paths are relative to ``folder``."""
+    if not _is_path(ref):
+        return read_entry(kind, ref)
+    path = folder / ref
+    if kind == "model" and (path.suffix == ".json" or path.is_dir()):
+        return read_table(kind, read_config(path), where=path.name)
+    return read_table(kind, {"name": path.stem, **read_toml(path)}, where=path.name)
+
+
+def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]]) -> None:
+    """Put ``--set`` values into a tree, in place."""
+    for key, text in overrides:
+        *tables, name = resolve_key(kind, key).split(".")
+        node: Any = tree
+        for table in tables:
+            node = node.setdefault(table, {})
+        value = _worded_value(kind, ".".join((*tables, name)), text)
+        node[name] = Leaf(value, Source(value=text, kind="user", text=SET))
+
+
+def _load(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[Any]:
+    tree = read_tree(kind, ref)
+    apply_overrides(kind, tree, overrides)
+    mistakes: list[Mistake] = []
+    spec = build(kind, tree, mistakes)
+    raise_mistakes(ref, mistakes)
+    return Loaded(spec=spec, sources=sources_of(kind, tree))
+
+
+def _is_path(ref: str) -> bool:
+    return ref.endswith((".toml", ".json")) or "/" in ref or "\\" in ref
+
+
+def _worded_value(kind: str, path: str, text: str) -> Any:
+    """Text of an option as a file would have it; numbers and units are read where the file's are."""
+    field = fields_of(kind)[path]
+    if str(field.type).startswith("tuple"):
+        if "str" not in str(field.type):
+            raise InputError(f"{SET} {path}: a list of tables does not fit an option", hint="use a file")
+        return [part.strip() for part in text.replace("-", ",").split(",")]
+    return text.strip()
+
+
+def _at(spec: Any, path: str) -> Any:
+    for part in path.split("."):
+        if isinstance(spec, tuple):
+            spec = spec[int(part)]
+        else:
+            spec = spec[part] if isinstance(spec, dict) else getattr(spec, part)
+    return spec
+
+
+def _shown(path: str, value: Any) -> str:
+    unit = unit_of(path)
+    if value is None:
+        return "none"
+    if unit == "frac":
+        return f"{value:g}"
+    if unit is not None:
+        return units.show(value, unit)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:,}" if isinstance(value, int) else str(value)
