@@ -1,0 +1,156 @@
+"""Collective -> seconds: NCCL's algorithms with idle or in-training latency and bandwidth.
+
+``cost.nccl`` is NCCL's own tuner, to the digit, for idle machines. Here the same algorithms (ring, tree, NVLS,
+PAT, send/receive) carry the cluster's and the stack's parameters, because inside a training step a hop takes
+longer than NCCL's table says and not every byte per second arrives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.cost.placement import GroupPlacement
+from knee.specs.constants import constant
+from knee.specs.hardware import Cluster
+from knee.specs.profile import Profile
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Links:
+    """A cluster's links as a stack finds them."""
+
+    cluster: Cluster
+    hop_scale: float
+    bandwidth_scale: float
+    pat: bool
+
+    @classmethod
+    def in_training(cls, cluster: Cluster, profile: Profile) -> Links:
+        """Beside a running training step."""
+        return cls(cluster=cluster, hop_scale=profile.hop_scale, bandwidth_scale=profile.bandwidth_scale_frac,
+                   pat=profile.pat)
+
+    @classmethod
+    def idle(cls, cluster: Cluster) -> Links:
+        """On idle GPUs, as nccl-tests sees them."""
+        return cls(cluster=cluster, hop_scale=1.0, bandwidth_scale=1.0, pat=False)
+
+
+def ring_bandwidth(links: Links, group: GroupPlacement) -> Floats:
+    """Bytes per second around a ring, per direction.
+
+    Formula: one node: min(link, pair * (ranks - 1)); several: min(that, per_node * nic), divided by the
+             oversubscription of a tier that the ring crosses at random
+    Where:   per_node ranks of the group bring per_node NICs; the other ranks of the node serve other groups
+    """
+    node, fabric = links.cluster.node, links.cluster.fabric
+    # the wires between GPUs of one node that the group can use: on a switch any pair has the whole link
+    inside = np.minimum(node.link_bytes_per_s, node.pair_bytes_per_s * np.maximum(group.per_node - 1.0, 1.0))
+    inside = inside * node.link_frac
+    outside = group.per_node * fabric.nic_bytes_per_s * fabric.nic_frac / _oversubscription(links, group)
+    # with one rank per node a ring has no hop inside the node
+    several = np.where(group.per_node > 1, np.minimum(inside, outside), outside)
+    return links.bandwidth_scale * np.where(group.nodes > 1, several, inside)
+
+
+def _oversubscription(links: Links, group: GroupPlacement) -> Floats:
+    """What a tier takes from a ring: nothing in network order, where one flow per rail crosses it."""
+    factor = np.ones_like(group.nodes)
+    if not links.cluster.fabric.topology_aware:
+        for tier in links.cluster.fabric.tiers:
+            factor = np.where(group.nodes > tier.nodes, np.maximum(factor, tier.oversubscription), factor)
+    return factor
+
+
+def _tier_latency(links: Links, group: GroupPlacement) -> Floats:
+    """Latency that tiers add over one turn of a ring: once per switch group in network order, else at most hops."""
+    fabric = links.cluster.fabric
+    extra = np.zeros_like(group.nodes)
+    for tier in fabric.tiers:
+        crossings = group.nodes / tier.nodes if fabric.topology_aware else group.nodes - tier.nodes
+        extra = extra + np.where(group.nodes > tier.nodes, crossings * tier.hop_s, 0.0)
+    return extra
+
+
+def ring_turn_s(links: Links, group: GroupPlacement) -> Floats:
+    """Latency of one turn of the ring: ranks - 1 hops, of which nodes - 1 leave the node."""
+    inter = group.nodes - 1.0
+    intra = group.ranks - 1.0 - inter
+    hops = intra * links.cluster.node.hop_s + inter * links.cluster.fabric.hop_s
+    return links.hop_scale * (hops + _tier_latency(links, group))
+
+
+def gather_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """All-gather or reduce-scatter of a message (the whole, gathered size).
+
+    Formula: base + turn + S (N-1)/N / B     (ring; PAT where it is on and each node has one rank, if faster)
+    Source:  NCCL up to 2.30 has only Ring for these between nodes of several GPUs, so latency grows with N
+    """
+    ring = constant("collectives", "base_s") + ring_turn_s(links, group)
+    ring = ring + message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
+    if links.pat:
+        ring = np.where((group.per_node == 1) & (group.nodes > 2), np.minimum(ring, _pat_s(links, group, message_bytes)), ring)
+    return np.where(group.ranks > 1, ring, 0.0)
+
+
+def _pat_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """NCCL's PAT: logarithmic network steps, but still a small linear term.
+
+    Formula: 8 us + log2(n) * hop / 3.5 + 2.8 us * N + S (N-1)/N / (0.75 B)
+    Source:  NVIDIA/nccl v2.23 and later, src/graph/tuning.cc
+    """
+    steps = np.floor(np.log2(np.maximum(group.nodes, 1.0))) * links.cluster.fabric.hop_s / 3.5
+    latency = constant("collectives", "pat_base_s") + steps + constant("collectives", "pat_rank_s") * group.ranks
+    bandwidth = ring_bandwidth(links, group) * constant("collectives", "pat_bandwidth_frac")
+    return links.hop_scale * latency + message_bytes * (group.ranks - 1) / group.ranks / bandwidth
+
+
+def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """All-reduce by the fastest of ring, tree (NVLSTree where the node has it) and NVLS.
+
+    Formula: ring  base + 2 turns + 2 S (N-1)/N / B
+             tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + 2 S (N-1)/N / B
+             nvls  23 us + S / (0.719 * 2 * ...)  one node only
+    Source:  NCCL's algorithms; level from a fit of the paper's Figure 2a (16 MiB to 16 GiB, 4 to 512 nodes, 3.1% error)
+    """
+    base = constant("collectives", "base_s")
+    wire = 2.0 * message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
+    ring = base + 2.0 * ring_turn_s(links, group) + wire
+    levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
+    inside = 0.0 if links.cluster.node.nvls else 2.0 * (group.per_node - 1.0) * links.cluster.node.hop_s
+    tree = base + links.hop_scale * (inside + 2.0 * levels * links.cluster.fabric.tree_level_s) + wire
+    best = np.where(group.nodes > 1, np.minimum(ring, tree), ring)
+    if links.cluster.node.nvls:
+        best = np.where(group.nodes == 1, np.minimum(best, _nvls_s(links, message_bytes)), best)
+    return np.where(group.ranks > 1, best, 0.0)
+
+
+def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
+    """All-reduce in the NVLink switch: its rate does not depend on the number of ranks."""
+    node = links.cluster.node
+    rate = node.link_bytes_per_s * node.link_frac * constant("collectives", "nvls_ratio_frac") * links.bandwidth_scale
+    return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
+
+
+def send_s(links: Links, same_node: Bools, message_bytes: Floats, nodes: Floats) -> Floats:
+    """One send/receive between neighbours, all GPUs of a node sending at once.
+
+    Formula: base + S / pair inside a node; base + tiers + S / (nic * p2p_frac / oversubscription) between nodes
+    Source:  nccl-tests sendrecv on H100: 15 to 25 GB/s of a 50 GB/s NIC, 79 to 367 GB/s over NVLink
+    """
+    node, fabric = links.cluster.node, links.cluster.fabric
+    inside = message_bytes / (node.pair_bytes_per_s * node.link_frac * links.bandwidth_scale)
+    over, extra = np.ones_like(nodes), np.zeros_like(nodes)
+    for tier in fabric.tiers:
+        crosses = nodes > tier.nodes
+        over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
+        extra = extra + np.where(crosses, tier.hop_s, 0.0)
+    rate = fabric.nic_bytes_per_s * fabric.p2p_frac * links.bandwidth_scale / over
+    outside = links.hop_scale * extra + message_bytes / rate
+    return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)

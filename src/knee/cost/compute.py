@@ -1,0 +1,108 @@
+"""Operation -> seconds on one GPU: matrix products, attention, memory-bound kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.constants import constant
+from knee.specs.hardware import Gpu
+from knee.specs.profile import Profile
+from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
+
+Floats = NDArray[np.float64]
+
+_SPLITS = (1, 2, 4, 8)
+_TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a list of operations takes."""
+
+    time_s: Floats
+    flop: Floats
+    """Tensor-core operations, for the energy model."""
+    moved_bytes: Floats
+    """HBM traffic, for the energy model."""
+    kernels: Floats
+    """Launches, for the host."""
+
+
+def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
+    """Seconds of an (m x k)(k x n) product.
+
+    Formula: max( waves * tile_flop * sms / rate , (mk + kn + mn) bytes / hbm ), the best of a few tiles and k-splits
+    Where:   waves = ceil(tiles * split / sms); rate = peak * gemm_frac * k/(k + half_k) * intensity of the tile
+    Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; gemm_frac per GPU
+    Valid:   dense 16-bit and fp8 products of training; not for tiny k
+    """
+    hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
+    operand_bytes = BYTES * (m * k + k * n + m * n)
+    half = constant("gemm", "half_intensity")
+    full = gpu.gemm_tile_m * gpu.gemm_tile_n / (gpu.gemm_tile_m + gpu.gemm_tile_n)
+    best = np.full(np.broadcast(m, n, k).shape, np.inf)
+    for fm, fn in _TILES:
+        tm, tn = gpu.gemm_tile_m * fm, gpu.gemm_tile_n * fn
+        intensity = tm * tn / (tm + tn)
+        # smaller tiles load more operands per FLOP; relative to the largest tile, which gemm_frac describes
+        quality = (intensity / (intensity + half)) / (full / (full + half))
+        tiles = np.ceil(m / tm) * np.ceil(n / tn)
+        for split in _SPLITS:
+            depth = k / split
+            waves = np.ceil(tiles * split / gpu.sms)
+            rate = peak_flop_per_s * gpu.gemm_frac * quality / gpu.sms
+            math = waves * 2.0 * tm * tn * (depth + gpu.gemm_half_k) / rate
+            # partial sums go through memory in fp32, written and read once
+            partial = 0.0 if split == 1 else 8.0 * split * m * n
+            best = np.minimum(best, np.maximum(math, (operand_bytes + partial) / hbm))
+    return best
+
+
+def attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
+    """Seconds of a causal attention kernel.
+
+    Formula: flop / (peak16 * frac * seq/(seq + half_seq) * min(1, head_dim/128))
+    Source:  rates per kernel and GPU in the catalogue
+    """
+    rate = gpu.attention[profile.attention]
+    frac = rate.forward_frac if op.forward else rate.backward_frac
+    peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    ramp = op.seq_len / (op.seq_len + rate.half_seq_len)
+    return op.flop / (peak * frac * ramp * min(1.0, op.head_dim / 128.0))
+
+
+def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
+    """Seconds of memory-bound kernels: bytes over the rate they stream at."""
+    share = {"hbm": 1.0, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}[op.rate]
+    return op.moved_bytes / (gpu.hbm_bytes_per_s * gpu.hbm_frac * share)
+
+
+def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation) -> Floats:
+    """Seconds of any operation."""
+    if isinstance(op, Gemm):
+        return gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, op.m, op.n, op.k)
+    if isinstance(op, Attention):
+        return attention_s(gpu, profile, op)
+    return stream_s(gpu, profile, op)
+
+
+def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[Operation]) -> Cost:
+    """Time, energy-relevant work and launches of operations that run one after another."""
+    time_s, flop, moved, kernels = (np.zeros_like(peak_flop_per_s) for _ in range(4))
+    for op in ops:
+        time_s = time_s + operation_s(gpu, profile, peak_flop_per_s, op)
+        if isinstance(op, Gemm):
+            flop = flop + 2.0 * op.m * op.n * op.k
+            moved = moved + BYTES * (op.m * op.k + op.k * op.n + op.m * op.n)
+            kernels = kernels + 1
+        elif isinstance(op, Attention):
+            flop = flop + op.flop
+            kernels = kernels + (1 if op.forward else 3)
+        else:
+            moved = moved + op.moved_bytes
+            kernels = kernels + op.kernels
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernels)

@@ -1,0 +1,138 @@
+"""Many plans as columns: what the engine evaluates at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.job import Job
+from knee.specs.plan import (
+    AXES,
+    CP_METHODS,
+    PRECISIONS,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    SCHEDULES,
+    SHARDINGS,
+    Plan,
+)
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTable:
+    """Plans of one model on one cluster under one profile; words are codes into the tuples of ``specs.plan``.
+
+    Rows are taken to be valid: whoever makes a table generates valid plans or goes through ``Job``, which
+    checks them.
+    """
+
+    gpus: Ints
+    global_batch: Ints
+    seq_len: Ints
+    dp_shard: Ints
+    dp_replicate: Ints
+    tp: Ints
+    pp: Ints
+    cp: Ints
+    micro_batch: Ints
+    virtual_stages: Ints
+    prefetch: Ints
+    sharding: Ints
+    schedule: Ints
+    recompute: Ints
+    cp_method: Ints
+    precision: Ints
+    reduce_dtype: Ints
+    sequence_parallel: Bools
+    tp_overlap_frac: Floats
+    """NaN where the profile decides."""
+    placement: tuple[str, ...] = AXES
+    """One for the whole table."""
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def dp(self) -> Ints:
+        """Data-parallel ranks."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def microbatches(self) -> Ints:
+        """Microbatches per data-parallel rank and step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def micro_tokens(self) -> Ints:
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.micro_batch * self.seq_len // self.cp
+
+    def rows(self, index: slice | Ints) -> PlanTable:
+        """Some of the rows."""
+        columns = {
+            f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"
+        }
+        return PlanTable(placement=self.placement, **columns)
+
+    def plan(self, row: int) -> Plan:
+        """One row as a plan."""
+        overlap = float(self.tp_overlap_frac[row])
+        return Plan(
+            dp_shard=int(self.dp_shard[row]),
+            dp_replicate=int(self.dp_replicate[row]),
+            tp=int(self.tp[row]),
+            pp=int(self.pp[row]),
+            cp=int(self.cp[row]),
+            sharding=SHARDINGS[self.sharding[row]],
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            tp_overlap_frac=None if np.isnan(overlap) else overlap,
+            schedule=SCHEDULES[self.schedule[row]],
+            virtual_stages=int(self.virtual_stages[row]),
+            cp_method=CP_METHODS[self.cp_method[row]],
+            micro_batch=int(self.micro_batch[row]),
+            recompute=RECOMPUTES[self.recompute[row]],
+            precision=PRECISIONS[self.precision[row]],
+            prefetch=int(self.prefetch[row]),
+            reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
+            placement=self.placement,
+        )
+
+
+def table_of(jobs: Sequence[Job]) -> PlanTable:
+    """Jobs of one model, cluster and profile as a table."""
+    plans = [job.plan for job in jobs]
+
+    def ints(values: Sequence[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    return PlanTable(
+        gpus=ints([job.gpus for job in jobs]),
+        global_batch=ints([job.global_batch for job in jobs]),
+        seq_len=ints([job.seq_len for job in jobs]),
+        dp_shard=ints([p.dp_shard for p in plans]),
+        dp_replicate=ints([p.dp_replicate for p in plans]),
+        tp=ints([p.tp for p in plans]),
+        pp=ints([p.pp for p in plans]),
+        cp=ints([p.cp for p in plans]),
+        micro_batch=ints([p.micro_batch for p in plans]),
+        virtual_stages=ints([p.virtual_stages for p in plans]),
+        prefetch=ints([p.prefetch for p in plans]),
+        sharding=ints([SHARDINGS.index(p.sharding) for p in plans]),
+        schedule=ints([SCHEDULES.index(p.schedule) for p in plans]),
+        recompute=ints([RECOMPUTES.index(p.recompute) for p in plans]),
+        cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
+        precision=ints([PRECISIONS.index(p.precision) for p in plans]),
+        reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
+        sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
+        tp_overlap_frac=np.array(
+            [np.nan if p.tp_overlap_frac is None else p.tp_overlap_frac for p in plans], dtype=np.float64
+        ),
+        placement=plans[0].placement if plans else AXES,
+    )

@@ -1,0 +1,248 @@
+"""The passes of a step: what each chunk does in its first, middle and last microbatch, as columns over plans.
+
+A plan has few kinds of chunks (first, last, and two sizes of middle ones), and each kind few actions; those are the
+columns that ``timeline.passes`` walks, not stages or microbatches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.cost.compute import Cost, stream_s
+from knee.cost.step import CommCosts, ComputeCosts
+from knee.specs.hardware import Gpu
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
+from knee.specs.profile import Profile
+from knee.specs.table import PlanTable
+from knee.timeline.passes import Pass, Segment
+from knee.workload.operations import Stream
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last")
+"""Kinds of chunks: short ones lack a layer; early ones end their backward before the rank's last chunk does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalComm:
+    """TP and CP communication of one segment, split into what hides and what blocks."""
+
+    hidden_s: Floats
+    blocking_s: Floats
+
+    def plus(self, other: LocalComm) -> LocalComm:
+        """Both, one after the other."""
+        return LocalComm(hidden_s=self.hidden_s + other.hidden_s, blocking_s=self.blocking_s + other.blocking_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalComms:
+    """Per segment."""
+
+    embedding_forward: LocalComm
+    embedding_backward: LocalComm
+    layer_forward: LocalComm
+    layer_backward: LocalComm
+    head_forward: LocalComm
+    head_backward: LocalComm
+
+
+def local_comms(profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts) -> LocalComms:
+    """TP: two gathers and two scatters (or two all-reduces) a layer and direction. CP: keys and values."""
+    share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
+    sp = table.sequence_parallel
+
+    def tp(gathers: float, all_reduces: float) -> LocalComm:
+        total = np.where(sp, gathers * comm.tp_gather, all_reduces * comm.tp_all_reduce)
+        return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total)
+
+    def blocking(seconds: Floats) -> LocalComm:
+        return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds)
+
+    forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
+    loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
+    again = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
+    repeat = tp(4, 2).plus(forward_cp)
+    backward = tp(4, 2).plus(backward_cp)
+    return LocalComms(
+        embedding_forward=tp(1, 1),
+        embedding_backward=tp(1, 0),
+        layer_forward=tp(4, 2).plus(forward_cp),
+        layer_backward=LocalComm(hidden_s=backward.hidden_s + again * repeat.hidden_s,
+                                 blocking_s=backward.blocking_s + again * repeat.blocking_s),
+        head_forward=tp(1, 0).plus(loss),
+        head_backward=tp(1, 1),
+    )
+
+
+def _context_parallel(profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts
+                      ) -> tuple[LocalComm, LocalComm]:
+    """All-gather blocks: KV forward, KV again and the scatter of their gradients backward. A ring sends a block while
+    attention works on the one before; a step hides no more than its own compute."""
+    ring = table.cp_method == CP_METHODS.index("ring")
+    steps = np.maximum(table.cp - 1.0, 0.0)
+    step_forward = profile.cp_overlap_frac * compute.attention_forward_s / table.cp
+
+    def ring_steps(send_s: Floats, cover_s: Floats) -> LocalComm:
+        hidden = steps * np.minimum(send_s, cover_s)
+        return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden)
+
+    forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
+    zero = np.zeros(len(table))
+    return (
+        LocalComm(hidden_s=np.where(ring, forward.hidden_s, zero), blocking_s=np.where(ring, forward.blocking_s, comm.cp_gather)),
+        LocalComm(hidden_s=np.where(ring, backward.hidden_s, zero), blocking_s=np.where(ring, backward.blocking_s, 2.0 * comm.cp_gather)),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkRows:
+    """One row for each kind of chunk of each plan."""
+
+    plan: Ints
+    layers: Ints
+    embedding: Bools
+    head: Bools
+    early: Bools
+    """Its reductions are carried on to the rank's last chunk."""
+    carries: Floats
+    """Chunks whose left-over reductions this one takes over."""
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepParts:
+    """Everything the passes of a step are made of."""
+
+    gpu: Gpu
+    profile: Profile
+    table: PlanTable
+    modes: Modes
+    traffic: Traffic
+    compute: ComputeCosts
+    comm: CommCosts
+    local: LocalComms
+
+    def copies(self, elements: Floats) -> tuple[Floats, Floats]:
+        """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
+        out = Stream(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
+        back = Stream(name="copy_in", moved_bytes=(PARAMETER_BYTES + self.traffic.reduce_bytes) * elements, kernels=1,
+                      rate="copy_in")
+        gathers = self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
+        return (np.where(gathers, stream_s(self.gpu, self.profile, out), 0.0),
+                np.where(gathers, stream_s(self.gpu, self.profile, back), 0.0))
+
+
+def _segment(parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows,
+             there: Bools | None = None) -> Segment:
+    """A segment of the rows' plans; nothing where the chunk lacks it."""
+    keep = np.ones(len(rows)) if there is None else there.astype(np.float64)
+    i = rows.plan
+    return Segment(compute_s=cost_s[i] * keep, hidden_s=local.hidden_s[i] * keep, blocking_s=local.blocking_s[i] * keep,
+                   host_s=parts.profile.launch_s * kernels[i] * keep)
+
+
+def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Floats:
+    """The message of a chunk's root group: embedding, head, both in one, or none."""
+    i = rows.plan
+    single = np.where(rows.embedding, embedding[i], 0.0) + np.where(rows.head, head[i], 0.0)
+    return np.where(rows.embedding & rows.head, both[i], single)
+
+
+def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
+    """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
+    c, comm, i = parts.compute, parts.comm, rows.plan
+    out, _ = parts.copies(parts.traffic.layer.moved)
+    # ZeRO-1's gather beside forward writes in place: nothing is copied out
+    out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
+    zero = np.zeros(len(rows))
+    gather = np.where(gathers, comm.gather_layer, 0.0)[i]
+    root = np.where(gathers[i], _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
+    return Pass(
+        layers=rows.layers,
+        lead=_segment(parts, c.embedding_forward.time_s, c.embedding_forward.kernels, parts.local.embedding_forward, rows, rows.embedding),
+        layer=_segment(parts, c.layer_forward.time_s + out, c.layer_forward.kernels, parts.local.layer_forward, rows),
+        tail=_segment(parts, c.head_forward.time_s, c.head_forward.kernels, parts.local.head_forward, rows, rows.head),
+        root_gather_s=root,
+        gather_s=gather,
+        # a gather may start once the one before has ended and the copy-out two layers back is done
+        ahead=parts.table.prefetch[i] + 1,
+        reduce_s=zero, reduces_in_flight=zero + np.inf, root_reduce_s=zero, replicate_s=zero, root_replicate_s=zero,
+        carried_reduce_s=zero, carried_replicate_s=zero, waits_at_end=np.ones(len(rows), dtype=np.bool_),
+    )
+
+
+def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
+    """Forward work that backward does again: seconds and kernels per layer."""
+    c, recompute = parts.compute, parts.table.recompute
+    full, selective = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
+    seconds = np.select([recompute == full, recompute == selective], [c.layer_forward.time_s, c.attention_forward_s], 0.0)
+    kernels = np.select([recompute == full, recompute == selective], [c.layer_forward.kernels, np.ones(len(recompute))], 0.0)
+    return seconds, kernels
+
+
+def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: str = "both",
+                  left_reduce_s: Floats | None = None, left_replicate_s: Floats | None = None) -> Pass:
+    """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
+
+    ``reduces`` says, per plan, whether this one sends its gradients off.
+    """
+    c, comm, i = parts.compute, parts.comm, rows.plan
+    _, back = parts.copies(parts.traffic.layer.moved)
+    again_s, again_kernels = _recomputed(parts)
+    cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
+    local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s)
+    if what != "weight":
+        cost_s = cost_s + c.layer_backward_input.time_s + again_s
+        kernels = kernels + c.layer_backward_input.kernels + again_kernels
+        local = parts.local.layer_backward
+    if what != "input":
+        cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
+    zero = np.zeros(len(rows))
+    ends = rows.embedding & (what != "weight"), rows.head & (what != "weight")
+    sends = reduces[i]
+    reshards = (parts.modes.reshards & (what != "weight"))[i]
+    in_flight = float(parts.profile.reduces_in_flight) or np.inf
+    return Pass(
+        layers=rows.layers,
+        lead=_segment(parts, c.head_backward.time_s, c.head_backward.kernels, parts.local.head_backward, rows, ends[1]),
+        layer=_segment(parts, cost_s, kernels, local, rows),
+        tail=_segment(parts, c.embedding_backward.time_s, c.embedding_backward.kernels, parts.local.embedding_backward, rows, ends[0]),
+        root_gather_s=zero,
+        gather_s=np.where(reshards, comm.gather_layer[i], 0.0),
+        ahead=np.maximum(parts.table.prefetch[i], 0),
+        # DDP's all-reduce needs no scatter before it: it stands in the queue
+        reduce_s=np.where(sends, (comm.reduce_layer + _ddp(parts, comm.replicate_layer))[i], 0.0),
+        reduces_in_flight=np.where(parts.modes.gathers[i], in_flight, np.inf),
+        root_reduce_s=np.where(sends, _root(
+            rows, comm.reduce_embedding + _ddp(parts, comm.replicate_embedding),
+            comm.reduce_head + _ddp(parts, comm.replicate_head), comm.reduce_root + _ddp(parts, comm.replicate_root)), 0.0),
+        replicate_s=np.where(sends & ~parts.modes.ddp[i], comm.replicate_layer[i], 0.0),
+        root_replicate_s=np.where(sends & ~parts.modes.ddp[i], _root(
+            rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root), 0.0),
+        carried_reduce_s=zero if left_reduce_s is None else left_reduce_s,
+        carried_replicate_s=zero if left_replicate_s is None else left_replicate_s,
+        waits_at_end=~rows.early,
+    )
+
+
+def _ddp(parts: StepParts, seconds: Floats) -> Floats:
+    return np.where(parts.modes.ddp, seconds, 0.0)
+
+
+def is_zero_bubble(table: PlanTable) -> Bools:
+    """Plans whose backward is split in two."""
+    return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
+
+
+def total(*costs: Cost) -> Cost:
+    """Sum of costs."""
+    return Cost(**{f.name: np.sum([getattr(c, f.name) for c in costs], axis=0) for f in fields(Cost)})

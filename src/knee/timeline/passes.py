@@ -1,0 +1,316 @@
+"""One microbatch through one model chunk: the layer recurrence, with overlap and contention.
+
+A pass is a lead segment (embedding or loss), identical layers, and a tail segment (loss or embedding). Each segment
+computes, may block on communication of its own (TP, CP), and runs beside a queue of gathers and reduces (FSDP, DDP,
+ZeRO). Everything is a column over passes; the loop is over layers, so a batch of plans costs one walk.
+
+Three channels carry communication, each in order, all at the same time:
+    local     communication that belongs to a segment (TP, CP): a hidden part and a blocking part
+    queue     gathers and reduces of the sharded group; one communicator, so they serialise, reduces first
+    replicas  all-reduces between replicas (HSDP, DDP of a sharded group), each after its reduce-scatter
+
+Contention: compute beside communication takes 1 + kappa times as long, communication beside compute gamma times.
+For compute c beside a backlog q the overlap lasts o = min(c (1 + kappa), q gamma), the segment o + c - o / (1 + kappa).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """One stretch of compute with its own communication."""
+
+    compute_s: Floats
+    hidden_s: Floats
+    """Local communication that may run beside the compute."""
+    blocking_s: Floats
+    """Local communication that the compute waits for."""
+    host_s: Floats
+    """Host time to launch it; the segment lasts no less."""
+
+    def rows(self, index: Ints) -> Segment:
+        """Some of the columns."""
+        return Segment(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One microbatch through one chunk, forward or backward."""
+
+    layers: Ints
+    lead: Segment
+    layer: Segment
+    tail: Segment
+    root_gather_s: Floats
+    """Gather of the root group before anything can start (FSDP's embedding, norm and head)."""
+    gather_s: Floats
+    """Gather that each layer needs before it starts; 0 where nothing is gathered."""
+    ahead: Ints
+    """Gathers that may be done or under way beyond the layer that computes."""
+    reduce_s: Floats
+    """Reduction queued after each layer."""
+    reduces_in_flight: Floats
+    """Reductions that may be outstanding before compute waits (inf: no limit)."""
+    root_reduce_s: Floats
+    """Reduction of the root group, after the tail."""
+    replicate_s: Floats
+    """All-reduce between replicas after each layer's reduction."""
+    root_replicate_s: Floats
+    carried_reduce_s: Floats
+    """Reductions left over from the chunk before, already queued when this pass starts."""
+    carried_replicate_s: Floats
+    waits_at_end: NDArray[np.bool_]
+    """Whether the pass ends only when its reductions have ended (the last of the step)."""
+
+    def rows(self, index: Ints) -> Pass:
+        """Some of the columns."""
+        return Pass(**{
+            f.name: getattr(self, f.name).rows(index)
+            if isinstance(getattr(self, f.name), Segment)
+            else getattr(self, f.name)[index]
+            for f in fields(self)
+        })
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """What a pass adds up to. ``duration = compute + exposed + idle``, column by column."""
+
+    duration_s: Floats
+    compute_s: Floats
+    exposed_s: Floats
+    overlapped_s: Floats
+    """Time with both compute and communication (of the unions)."""
+    idle_s: Floats
+    gather_load_s: Floats
+    reduce_load_s: Floats
+    replicate_load_s: Floats
+    local_load_s: Floats
+    left_reduce_s: Floats
+    """Reductions still queued when the pass ends, for the next chunk to carry."""
+    left_replicate_s: Floats
+
+    @classmethod
+    def zeros(cls, n: int) -> Sums:
+        """Nothing yet."""
+        return cls(**{f.name: np.zeros(n) for f in fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A stretch of a recorded pass: what ran, from its start, on each channel. Times in seconds of column 0."""
+
+    segment: str
+    """"lead", "layer" or "tail"."""
+    layer: int
+    duration_s: float
+    compute_s: float
+    """0 where nothing computes; else the compute work, whose slowed part lasts ``overlap_s``."""
+    overlap_s: float
+    local_s: float
+    reduce_s: float
+    gather_s: float
+    """Starts when the phase's ``reduce_s`` ends."""
+    replicate_s: float
+    speed: float
+    """Communication done per second: 1 alone, 1/gamma beside compute."""
+
+
+Recorder = Callable[[Phase], None]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """The state of all passes between two segments."""
+
+    sums: Sums
+    kappa: float
+    gamma: float
+    lead_s: Floats
+    """Gather work done beyond what the next layer needs."""
+    reduces_s: Floats
+    """Reduce work outstanding."""
+    replicas_s: Floats
+    """Replica all-reduce work outstanding."""
+    record: Recorder | None = None
+    place: tuple[str, int] = ("lead", 0)
+
+    def head(self, n: int) -> _Walk:
+        """The first n columns, as views: what is added there is added here."""
+        sums = Sums(**{f.name: getattr(self.sums, f.name)[:n] for f in fields(Sums)})
+        return _Walk(sums=sums, kappa=self.kappa, gamma=self.gamma, lead_s=self.lead_s[:n],
+                     reduces_s=self.reduces_s[:n], replicas_s=self.replicas_s[:n], record=self.record)
+
+    def progress(self, span_s: Floats, window_s: Floats) -> tuple[Floats, Floats, Floats]:
+        """Let the queue and the replicas run for a span without compute; returns how long each part was busy."""
+        reduce = np.minimum(span_s, self.reduces_s)
+        gather = np.minimum(span_s - reduce, np.maximum(window_s - self.lead_s, 0.0))
+        replicas = np.minimum(span_s, self.replicas_s)
+        self.reduces_s -= reduce
+        self.lead_s += gather
+        self.replicas_s -= replicas
+        self.sums.reduce_load_s += reduce
+        self.sums.gather_load_s += gather
+        self.sums.replicate_load_s += replicas
+        return reduce, gather, replicas
+
+    def wait(self, span_s: Floats, window_s: Floats) -> None:
+        """Compute waits while communication runs: exposed."""
+        parts = self.progress(span_s, window_s)
+        self.sums.exposed_s += span_s
+        self.sums.duration_s += span_s
+        self._note(span_s, parts)
+
+    def run(self, seg: Segment, window_s: Floats) -> None:
+        """One segment: compute beside the queue, then its blocking communication, then a late host."""
+        s, k, g = self.sums, 1.0 + self.kappa, self.gamma
+        queue = self.reduces_s + np.maximum(window_s - self.lead_s, 0.0)
+        backlog = np.maximum(np.maximum(seg.hidden_s, queue), self.replicas_s)
+        overlap = np.minimum(seg.compute_s * k, backlog * g)
+        elapsed = overlap + seg.compute_s - overlap / k
+        queue_time = np.minimum(overlap, queue * g)
+        reduce_time = np.minimum(queue_time, self.reduces_s * g)
+        gather_time = queue_time - reduce_time
+        replica_time = np.minimum(overlap, self.replicas_s * g)
+        local_time = np.minimum(overlap, seg.hidden_s * g)
+        self.reduces_s -= reduce_time / g
+        self.lead_s += gather_time / g
+        self.replicas_s -= replica_time / g
+        s.compute_s += elapsed
+        s.overlapped_s += overlap
+        s.reduce_load_s += reduce_time
+        s.gather_load_s += gather_time
+        s.replicate_load_s += replica_time
+        s.local_load_s += local_time
+        s.duration_s += elapsed
+        self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, local_time)
+        blocked = seg.blocking_s + seg.hidden_s - local_time / g
+        self._block(blocked, window_s)
+        self._late_host(seg.host_s - elapsed - blocked, window_s)
+
+    def _block(self, span_s: Floats, window_s: Floats) -> None:
+        parts = self.progress(span_s, window_s)
+        self.sums.local_load_s += span_s
+        self.sums.exposed_s += span_s
+        self.sums.duration_s += span_s
+        self._note(span_s, parts, local=span_s)
+
+    def _late_host(self, missing_s: Floats, window_s: Floats) -> None:
+        gap = np.maximum(missing_s, 0.0)
+        reduce, gather, replicas = self.progress(gap, window_s)
+        busy = np.maximum(reduce + gather, replicas)
+        self.sums.exposed_s += busy
+        self.sums.idle_s += gap - busy
+        self.sums.duration_s += gap
+        self._note(gap, (reduce, gather, replicas))
+
+    def _note(self, duration: Floats, parts: tuple[Floats, Floats, Floats], compute: Floats | None = None,
+              overlap: Floats | None = None, local: Floats | None = None) -> None:
+        """Hand column 0 of a phase to the recorder."""
+        if self.record is None or not duration[0] > 0:
+            return
+        reduce, gather, replicas = parts
+        self.record(Phase(
+            segment=self.place[0], layer=self.place[1], duration_s=float(duration[0]),
+            compute_s=0.0 if compute is None else float(compute[0]),
+            overlap_s=0.0 if overlap is None else float(overlap[0]),
+            local_s=0.0 if local is None else float(local[0]),
+            reduce_s=float(reduce[0]), gather_s=float(gather[0]), replicate_s=float(replicas[0]),
+            speed=1.0 if compute is None else 1.0 / self.gamma,
+        ))
+
+
+def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = None) -> Sums:
+    """Walk all passes, layer by layer.
+
+    Passes are walked deepest first, so that each layer's columns are a prefix and nothing is masked.
+    """
+    size = len(p.layers)
+    order = np.argsort(-p.layers, kind="stable")
+    q = p.rows(order)
+    sums = Sums.zeros(size)
+    walk = _Walk(sums=sums, kappa=kappa, gamma=gamma, lead_s=-q.root_gather_s, reduces_s=q.carried_reduce_s.copy(),
+                 replicas_s=q.carried_replicate_s.copy(), record=record)
+    # nothing can start before the root group is gathered, and it is gathered alone
+    walk.wait(q.root_gather_s, np.zeros(size))
+    walk.run(q.lead, np.minimum(q.ahead, q.layers) * q.gather_s)
+    limit = np.full(size, np.inf)
+    bounded = np.isfinite(q.reduces_in_flight)
+    limit[bounded] = (q.reduces_in_flight[bounded] - 1.0) * q.reduce_s[bounded]
+    for i in range(int(q.layers[0]) if size else 0):
+        n = int(np.searchsorted(-q.layers, -i, side="left"))
+        _layer(walk.head(n), q, limit[:n], i)
+    walk.place = ("tail", 0)
+    walk.reduces_s += q.reduce_s
+    walk.run(q.tail, np.zeros(size))
+    _finish(walk, q)
+    inverse = np.empty_like(order)
+    inverse[order] = np.arange(size)
+    return Sums(**{f.name: getattr(sums, f.name)[inverse] for f in fields(Sums)})
+
+
+def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
+    """Passes without a queue: every layer is like the first, so one stands for all."""
+    walks = [_Walk(sums=Sums.zeros(len(p.layers)), kappa=kappa, gamma=gamma, lead_s=np.zeros(len(p.layers)),
+                   reduces_s=np.zeros(len(p.layers)), replicas_s=np.zeros(len(p.layers))) for _ in range(3)]
+    for walk, segment in zip(walks, (p.lead, p.layer, p.tail), strict=True):
+        walk.run(segment, np.zeros(len(p.layers)))
+    lead, layer, tail = (walk.sums for walk in walks)
+    return Sums(**{
+        f.name: getattr(lead, f.name) + p.layers * getattr(layer, f.name) + getattr(tail, f.name) for f in fields(Sums)
+    })
+
+
+def _layer(walk: _Walk, q: Pass, limit_s: Floats, i: int) -> None:
+    """Layer i of the passes that have one: wait for its gather, compute, wait for reductions beyond the limit."""
+    n = len(limit_s)
+    gather = q.gather_s[:n]
+    walk.place = ("layer", i)
+    missing = gather - walk.lead_s
+    # the gather stands in the queue behind the reductions issued before it
+    walk.wait(np.where(missing > 0, walk.reduces_s + missing, 0.0), gather)
+    walk.lead_s -= gather
+    if i > 0:
+        # issued after this layer's gather, so it stands behind it
+        walk.reduces_s += q.reduce_s[:n]
+    window = np.minimum(q.ahead[:n], q.layers[:n] - 1 - i) * gather
+    walk.run(_prefix(q.layer, n), window)
+    walk.wait(np.maximum(walk.reduces_s - limit_s, 0.0), np.zeros(n))
+    if i > 0:
+        # the layer before has been reduced by now: its shard goes on to the replicas
+        walk.replicas_s += q.replicate_s[:n]
+
+
+def _prefix(seg: Segment, n: int) -> Segment:
+    return Segment(compute_s=seg.compute_s[:n], hidden_s=seg.hidden_s[:n], blocking_s=seg.blocking_s[:n],
+                   host_s=seg.host_s[:n])
+
+
+def _finish(walk: _Walk, q: Pass) -> None:
+    """Drain what is queued: the last reduce-scatter, the root's, and the replicas' all-reduces behind them."""
+    s = walk.sums
+    last = walk.reduces_s
+    queue_end = last + q.root_reduce_s
+    # the last layer's all-reduce follows its reduce-scatter, the root's follows the root's
+    replicas_end = np.maximum(np.maximum(walk.replicas_s, last) + q.replicate_s, queue_end) + q.root_replicate_s
+    replicas_work = walk.replicas_s + q.replicate_s + q.root_replicate_s
+    drain = np.where(replicas_work > 0, replicas_end, queue_end) * q.waits_at_end
+    s.left_reduce_s += np.where(q.waits_at_end, 0.0, queue_end)
+    s.left_replicate_s += np.where(q.waits_at_end, 0.0, replicas_work)
+    s.exposed_s += drain
+    s.duration_s += drain
+    s.reduce_load_s += queue_end * q.waits_at_end
+    s.replicate_load_s += replicas_work * q.waits_at_end
+    if walk.record is not None and drain[0] > 0:
+        walk.record(Phase(segment="drain", layer=0, duration_s=float(drain[0]), compute_s=0.0, overlap_s=0.0,
+                          local_s=0.0, reduce_s=float(queue_end[0]), gather_s=0.0,
+                          replicate_s=float(replicas_work[0]), speed=1.0))

@@ -1,0 +1,261 @@
+"""From priced parts to the duration of a step and what it was made of, as columns over plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.plan import SCHEDULES
+from knee.specs.table import PlanTable
+from knee.timeline import pipeline
+from knee.timeline.actions import CHUNKS, ChunkRows, StepParts, backward_pass, forward_pass, is_zero_bubble
+from knee.timeline.passes import Pass, Sums, run_passes, run_repeated
+from knee.workload.stages import chunk_layers
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The chunks of a pipeline: which kind each one is."""
+
+    kinds: tuple[int, ...]
+    """Kind (index into CHUNKS) of chunk v * ranks + rank."""
+    layers: dict[int, int]
+    """Layers of each kind."""
+    counts: dict[int, int]
+
+
+def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
+    """Sort the chunks of a pipeline into kinds."""
+    dealt = chunk_layers(layers, ranks * virtual)
+    full = max(dealt)
+    kinds = []
+    for chunk, count in enumerate(dealt):
+        if len(dealt) == 1:
+            name = "only"
+        elif chunk == 0:
+            name = "first"
+        elif chunk == len(dealt) - 1:
+            name = "last"
+        else:
+            name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
+        kinds.append(CHUNKS.index(name))
+    return Layout(kinds=tuple(kinds), layers=dict(zip(kinds, dealt, strict=True)),
+                  counts={k: kinds.count(k) for k in set(kinds)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """Sums of every action of every chunk kind: ``sums[action][field]`` is indexed by row of ``rows``."""
+
+    rows: ChunkRows
+    row_of: Ints
+    """Row of (kind, plan), or -1."""
+    count: Floats
+    """Chunks of the row's kind in its plan."""
+    passes: dict[str, Pass]
+    sums: dict[str, Sums]
+
+
+def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints, Floats]:
+    """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
+    n = len(table)
+    row_of = np.full((len(CHUNKS), n), -1)
+    layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
+    count = np.zeros((len(CHUNKS), n))
+    for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
+        plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
+        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]))
+        for kind, number in layout.counts.items():
+            layer_count[kind, plans] = layout.layers[kind]
+            count[kind, plans] = number
+    kind, plan = np.nonzero(count)
+    row_of[kind, plan] = np.arange(len(kind))
+    name = np.array(CHUNKS)[kind]
+    early = np.char.endswith(name, "_early")
+    last_of_rank = (name == "first") | (name == "middle") | (name == "short")
+    rows = ChunkRows(
+        plan=plan, layers=layer_count[kind, plan],
+        embedding=(name == "first") | (name == "only"), head=(name == "last") | (name == "only"),
+        early=early, carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
+    )
+    return rows, row_of, count[kind, plan]
+
+
+def run_actions(parts: StepParts, layers: int) -> Actions:
+    """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
+    table, modes = parts.table, parts.modes
+    rows, row_of, count = chunk_rows(layers, table)
+    overlaps = modes.zero1 & parts.profile.gather_overlap
+    every = np.ones(len(table), dtype=np.bool_)
+    never = ~every
+    split = is_zero_bubble(table)
+    passes = {
+        "F_first": forward_pass(parts, rows, gathers=modes.gathers | overlaps),
+        "F": forward_pass(parts, rows, gathers=modes.reshards),
+        "B": backward_pass(parts, rows, reduces=modes.reshards),
+        "B_last": backward_pass(parts, rows, reduces=every),
+    }
+    if split.any():
+        halves = split[rows.plan]
+        for name, reduces in (("B", never), ("B_last", never)):
+            passes[name] = _choose(halves, backward_pass(parts, rows, reduces=reduces, what="input"), passes[name])
+        passes["W"] = backward_pass(parts, rows, reduces=never, what="weight")
+        passes["W_last"] = backward_pass(parts, rows, reduces=every, what="weight")
+    return _walk(parts, Actions(rows=rows, row_of=row_of, count=count, passes=passes, sums={}))
+
+
+def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
+    """Columns of one pass or the other."""
+    chosen = {}
+    for f in fields(Pass):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if hasattr(x, "compute_s"):
+            chosen[f.name] = type(x)(**{g.name: np.where(where, getattr(x, g.name), getattr(y, g.name)) for g in fields(x)})
+        else:
+            chosen[f.name] = np.where(where, x, y)
+    return Pass(**chosen)
+
+
+def _walk(parts: StepParts, a: Actions) -> Actions:
+    """Run each pass: with a queue layer by layer, without one in closed form."""
+    kappa, gamma = parts.profile.compute_slowdown_frac, parts.profile.comm_slowdown
+    many = parts.table.microbatches[a.rows.plan] > 1
+    reshards = parts.modes.reshards[a.rows.plan]
+    sums, passes = {}, dict(a.passes)
+    for name, p in a.passes.items():
+        if name in ("B_last", "W_last"):
+            passes[name] = p = _carry(p, a, kappa, gamma)
+        if name in ("F", "B") and len(a.rows):
+            # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
+            whole = sums["F_first"] if name == "F" else run_passes(passes["B_last"], kappa, gamma) if reshards.any() else None
+            plain = run_repeated(p, kappa, gamma)
+            sums[name] = plain if whole is None else Sums(**{
+                f.name: np.where(many & reshards, getattr(whole, f.name), getattr(plain, f.name)) for f in fields(Sums)
+            })
+        elif name == "W":
+            sums[name] = run_repeated(p, kappa, gamma)
+        else:
+            sums[name] = run_passes(p, kappa, gamma)
+    return Actions(rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
+
+
+def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
+    """Hand what early chunks leave in the queue to the last chunk of their rank."""
+    if not a.rows.early.any():
+        return p
+    early = np.flatnonzero(a.rows.early)
+    left = run_passes(p.rows(early), kappa, gamma)
+    by_plan_reduce, by_plan_replicate = (np.zeros(a.row_of.shape[1]) for _ in range(2))
+    by_plan_reduce[a.rows.plan[early]] = left.left_reduce_s
+    by_plan_replicate[a.rows.plan[early]] = left.left_replicate_s
+    columns = {f.name: getattr(p, f.name) for f in fields(Pass)}
+    columns["carried_reduce_s"] = a.rows.carries * by_plan_reduce[a.rows.plan]
+    columns["carried_replicate_s"] = a.rows.carries * by_plan_replicate[a.rows.plan]
+    return Pass(**columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """A step of every plan, means over its GPUs: what the metrics are read from."""
+
+    pipeline_s: Floats
+    """Until the last stage has finished its last backward."""
+    compute_s: Floats
+    exposed_s: Floats
+    overlapped_s: Floats
+    idle_s: Floats
+    bubble_s: Floats
+    gather_load_s: Floats
+    reduce_load_s: Floats
+    replicate_load_s: Floats
+    local_load_s: Floats
+    p2p_load_s: Floats
+
+
+def transfers(parts: StepParts) -> Floats:
+    """Time a rank waits for an input from its neighbour, every time; the hidden share is charged to nobody's time."""
+    return (1.0 - parts.profile.p2p_overlap_frac) * parts.comm.pp_send
+
+
+def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
+    """Compose the actions over microbatches and stages."""
+    table = parts.table
+    m = table.microbatches.astype(np.float64)
+    n = len(table)
+    sums = {}
+    for f in fields(Sums):
+        first, middle = getattr(a.sums["F_first"], f.name), getattr(a.sums["F"], f.name)
+        back, last = getattr(a.sums["B"], f.name), getattr(a.sums["B_last"], f.name)
+        per_row = first + last + (m[a.rows.plan] - 1.0) * (middle + back)
+        if "W" in a.sums:
+            weights = getattr(a.sums["W_last"], f.name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], f.name)
+            per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
+        sums[f.name] = np.bincount(a.rows.plan, weights=per_row * a.count, minlength=n) / table.pp
+    # every chunk boundary is crossed once forward and once backward by each microbatch
+    chunks = table.pp * table.virtual_stages
+    waits = 2.0 * (chunks - 1.0) * m / table.pp
+    p2p = transfers(parts) * waits
+    span = np.where(table.pp > 1, 0.0, sums["duration_s"])
+    _pipelines(parts, a, span, fold)
+    return StepColumns(
+        pipeline_s=span, compute_s=sums["compute_s"], exposed_s=sums["exposed_s"] + p2p,
+        overlapped_s=sums["overlapped_s"], idle_s=sums["idle_s"], bubble_s=span - sums["duration_s"] - p2p,
+        gather_load_s=sums["gather_load_s"], reduce_load_s=sums["reduce_load_s"],
+        replicate_load_s=sums["replicate_load_s"], local_load_s=sums["local_load_s"], p2p_load_s=p2p,
+    )
+
+
+def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
+    """Fill in the span of plans with a pipeline, grouped by the shape of their schedule."""
+    table = parts.table
+    piped = np.flatnonzero(table.pp > 1)
+    if not len(piped):
+        return
+    walked = np.array([
+        pipeline.folded_microbatches(SCHEDULES[s], int(p), int(m)) if fold else int(m)
+        for s, p, m in zip(table.schedule[piped], table.pp[piped], table.microbatches[piped], strict=True)
+    ])
+    key = ((table.schedule[piped] * 4096 + table.pp[piped]) * 4096 + table.virtual_stages[piped]) * 65536 + walked
+    for group in np.unique(key):
+        at = key == group
+        plans = piped[at]
+        durations, cycle = duration_table(parts, a, plans)
+        p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+        count = int(walked[at][0])
+        g = pipeline.graph(SCHEDULES[table.schedule[plans[0]]], p, v, count)
+        ends = pipeline.run(g, durations)
+        span[plans] = ends.max(axis=0) + (table.microbatches[plans] - count) * cycle
+
+
+def duration_table(parts: StepParts, a: Actions, plans: Ints) -> tuple[Floats, Floats]:
+    """Durations for ``pipeline.run`` (all plans cut alike), and the cycle: the busiest rank's time per microbatch."""
+    table = parts.table
+    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+    layout = layout_of(sum_of_layers(a, plans[0]), p, v)
+    wait = transfers(parts)[plans]
+    durations = np.zeros((p * v * len(pipeline.KINDS), len(plans)))
+    per_rank = np.zeros((p, len(plans)))
+    for chunk, kind in enumerate(layout.kinds):
+        rank, virtual = chunk % p, chunk // p
+        at = a.row_of[kind, plans]
+        for k, name in enumerate(pipeline.KINDS):
+            if name not in a.sums:
+                continue
+            receives = (chunk > 0) if name[0] == "F" else (chunk < p * v - 1) if name[0] == "B" else False
+            row = pipeline.duration_row(rank, virtual, v, k)
+            durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
+            if name in ("F", "B", "W") and (name != "W" or is_zero_bubble(table)[plans[0]]):
+                per_rank[rank] += durations[row]
+    return durations, per_rank.max(axis=0)
+
+
+def sum_of_layers(a: Actions, plan: int) -> int:
+    """Layers of the model, counted over a plan's chunks."""
+    rows = a.rows.plan == plan
+    return int(round(float((a.rows.layers[rows] * a.count[rows]).sum())))

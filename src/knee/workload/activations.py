@@ -1,0 +1,43 @@
+"""Bytes that forward keeps for backward, per layer and token."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.hardware import AttentionKernel
+from knee.specs.model import Model
+from knee.specs.profile import Kernels
+from knee.workload.operations import Shapes
+
+Floats = NDArray[np.float64]
+
+
+def layer_saved_bytes(model: Model, s: Shapes, kernels: Kernels, attention: AttentionKernel, recompute: Floats) -> Floats:
+    """What one layer keeps of one microbatch.
+
+    Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp
+    Where:   recompute 0 none, 1 selective (the attention core is run again), 2 full (only the layer's input is kept)
+    Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
+    """
+    h, tokens_tp = model.hidden, s.tokens / s.tp
+    # input and output of each norm; eager RMSNorm also keeps two fp32 intermediates
+    norm = 2 * (4.0 + (8.0 if kernels == "eager" and model.norm == "rmsnorm" else 0.0)) * h
+    # queries, keys, values and the attention output, which is also the input of the output projection
+    attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
+    # gate, up, activation and product in eager; fused kernels recompute the activation
+    mlp_tensors = {"swiglu": 4 if kernels == "eager" else 3, "gelu": 2, "relu2": 3 if kernels == "eager" else 2}[model.mlp]
+    mlp = 2.0 * mlp_tensors * model.ffn
+    scores = np.zeros_like(s.tokens)
+    if attention == "unfused":
+        # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)
+        scores = 5.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 / s.cp
+    kept = norm * s.norm_tokens + (attention_core + mlp) * tokens_tp
+    layer_input = 2.0 * h * s.norm_tokens
+    return np.where(recompute == 2, layer_input, kept + np.where(recompute == 1, 0.0, scores))
+
+
+def logits_bytes(model: Model, s: Shapes, kernels: Kernels) -> Floats:
+    """Logits and what the loss keeps of them: 16-bit logits, fp32 copy, log-probabilities and their gradient."""
+    per_logit = 2.0 + 4.0 + 4.0 + 4.0 if kernels == "eager" else 2.0 + 4.0
+    return per_logit * s.tokens * model.vocab / s.tp

@@ -1,0 +1,38 @@
+"""Model FLOP per token under the conventions people use; MFU means nothing without one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.errors import InputError
+from knee.specs.model import Model
+from knee.workload.parameters import parameter_count
+
+
+def _attention(model: Model, seq_len: NDArray[np.int64]) -> NDArray[np.float64]:
+    """L * d * s: one multiply-add column of attention over all layers."""
+    return model.layers * model.q_width * seq_len.astype(np.float64)
+
+
+# Each is FLOP per trained token, forward and backward; recomputation never counts.
+CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]] = {
+    # PaLM, appendix B (arXiv 2204.02311): 6N + 12 L d s, attention in full although the mask halves it
+    "palm": lambda m, s: 6.0 * parameter_count(m) + 12.0 * _attention(m, s),
+    # Kaplan et al. 2020: parameters only
+    "6n": lambda m, s: 6.0 * parameter_count(m) + 0.0 * s,
+    # as PaLM, with the causal half of the square
+    "causal": lambda m, s: 6.0 * parameter_count(m) + 6.0 * _attention(m, s),
+    # torchtitan: the input embedding is a lookup, not a product
+    "torchtitan": lambda m, s: 6.0 * (parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
+}
+DEFAULT_CONVENTION = "palm"
+
+
+def model_flop_per_token(model: Model, seq_len: NDArray[np.int64], convention: str) -> NDArray[np.float64]:
+    """FLOP that training on one token takes, by a named convention."""
+    if convention not in CONVENTIONS:
+        raise InputError(f"no FLOP convention named {convention!r}", hint=f"one of {', '.join(CONVENTIONS)}")
+    return CONVENTIONS[convention](model, seq_len)

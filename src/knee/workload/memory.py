@@ -1,0 +1,134 @@
+"""Bytes per GPU, by part, at the worst moment of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.model import Model
+from knee.specs.plan import RECOMPUTES, SCHEDULES
+from knee.specs.profile import Profile
+from knee.specs.table import PlanTable
+from knee.workload.activations import layer_saved_bytes, logits_bytes
+from knee.workload.operations import Shapes
+from knee.workload.stages import chunk_layers, stage_layers
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
+
+Floats = NDArray[np.float64]
+
+MASTER_BYTES = 4.0  # fp32 copy that the optimizer updates
+MOMENT_BYTES = 8.0  # AdamW's two fp32 moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryColumns:
+    """Parts of the memory, as ``record.Memory`` names them, on each plan's fullest GPU."""
+
+    weights_bytes: Floats
+    gradients_bytes: Floats
+    optimizer_bytes: Floats
+    activations_bytes: Floats
+    logits_bytes: Floats
+    comm_buffers_bytes: Floats
+    context_bytes: Floats
+
+    @property
+    def total_bytes(self) -> Floats:
+        """All parts together."""
+        return np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stage:
+    """One pipeline rank of every plan."""
+
+    layers: Floats
+    chunk: Floats
+    """Layers of its largest chunk."""
+    in_flight: Floats
+    """Microbatch-chunks whose activations it holds."""
+    first: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+
+
+def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
+    """Most microbatch-chunks held at once by a rank.
+
+    Formula: gpipe M; 1f1b min(M, P - r); zero_bubble min(M, P); interleaved min(M V, 2 (P - r - 1) + (V - 1) P + 1)
+    Source:  counted from the orders in ``timeline.schedules`` (a test compares them)
+    """
+    p, v, m = table.pp, table.virtual_stages, table.microbatches
+    held = {
+        "gpipe": m,
+        "1f1b": np.minimum(m, p - rank),
+        "zero_bubble": np.minimum(m, p),
+        "interleaved": np.minimum(m * v, 2 * (p - rank - 1) + (v - 1) * p + 1),
+    }
+    chosen = np.select([table.schedule == i for i in range(len(SCHEDULES))], [held[name] for name in SCHEDULES])
+    # without a pipeline a microbatch is finished before the next one starts
+    return np.where(p > 1, chosen, 1).astype(np.float64)
+
+
+def _stage(model: Model, table: PlanTable, rank: NDArray[np.int64]) -> _Stage:
+    layers, chunk = np.empty(len(table)), np.empty(len(table))
+    cuts = table.pp * 1_000_000 + table.virtual_stages * 1_000 + np.minimum(rank, 999)
+    for cut in np.unique(cuts):
+        rows = np.flatnonzero(cuts == cut)
+        p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
+        layers[rows] = stage_layers(model.layers, p, v)[r]
+        chunk[rows] = max(chunk_layers(model.layers, p * v)[r::p])
+    return _Stage(layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0,
+                  last=rank == table.pp - 1)
+
+
+def _stage_memory(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic,
+                  stage: _Stage) -> MemoryColumns:
+    """The parts on one pipeline rank."""
+    shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
+    ends = stage.first * t.embedding.elements + stage.last * t.head.elements
+    own = stage.layers * t.layer.elements + ends
+    sharded = own / np.where(modes.ddp, 1.0, shards)
+
+    whole = ~modes.gathers | ~modes.reshards  # every parameter is on the GPU in 16 bit
+    weights = MASTER_BYTES * sharded + np.where(whole, PARAMETER_BYTES * own, 0.0)
+    # gradients stay whole where they are reduced once, after the last microbatch
+    keeps = ~modes.gathers | (~modes.reshards & (table.microbatches > 1))
+    gradients = np.where(keeps, t.reduce_bytes * own, 0.0) + np.where(modes.gathers, 4.0 * sharded, 0.0)
+    optimizer = MOMENT_BYTES * sharded
+
+    recompute = table.recompute.astype(np.float64)
+    full = table.recompute == RECOMPUTES.index("full")
+    saved = layer_saved_bytes(model, s, profile.kernels, profile.attention, recompute)
+    working = np.where(full, layer_saved_bytes(model, s, profile.kernels, profile.attention, 0.0 * recompute), 0.0)
+    activations = stage.in_flight * stage.chunk * saved + working
+    logits = stage.last * logits_bytes(model, s, profile.kernels)
+
+    # the layer that computes, its gathered neighbours, and one whole gradient on its way out
+    gathered = PARAMETER_BYTES * t.layer.moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
+    no_reshard = modes.gathers & ~modes.reshards
+    gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer.moved * (1.0 + table.prefetch), gathered)
+    reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer.moved
+    buffers = np.where(modes.gathers, gathered + reduced, 0.0)
+    allocated = weights + gradients + optimizer + activations + logits + buffers
+    context = profile.context_bytes + profile.allocator_frac * allocated
+    return MemoryColumns(weights_bytes=weights, gradients_bytes=gradients, optimizer_bytes=optimizer,
+                         activations_bytes=activations, logits_bytes=logits, comm_buffers_bytes=buffers,
+                         context_bytes=context)
+
+
+def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic) -> MemoryColumns:
+    """The fullest GPU of each plan: the first rank (embedding, most microbatches), the second (no layer short) or the
+    last (logits)."""
+    zero = np.zeros(len(table), dtype=np.int64)
+    best = _stage_memory(model, profile, table, s, modes, t, _stage(model, table, zero))
+    if not (table.pp > 1).any():
+        return best
+    for rank in (np.minimum(zero + 1, table.pp - 1), table.pp - 1):
+        other = _stage_memory(model, profile, table, s, modes, t, _stage(model, table, rank))
+        more = other.total_bytes > best.total_bytes
+        best = MemoryColumns(**{
+            f.name: np.where(more, getattr(other, f.name), getattr(best, f.name)) for f in fields(MemoryColumns)
+        })
+    return best

@@ -1,0 +1,108 @@
+"""How many parameters a model has, and what FSDP2 really moves for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.specs.model import Model
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A weight: rows (its dimension 0, the one FSDP2 cuts), columns, and how TP cuts it."""
+
+    name: str
+    rows: int
+    cols: int
+    tp: str
+    """"rows", "cols" or "none" (replicated)."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.rows * self.cols
+
+
+def layer_tensors(model: Model) -> tuple[Tensor, ...]:
+    """The weights of one decoder layer, as torch stores them (out_features first)."""
+    h, f = model.hidden, model.ffn
+    tensors = [
+        Tensor(name="wq", rows=model.q_width, cols=h, tp="rows"),
+        Tensor(name="wk", rows=model.kv_width, cols=h, tp="rows"),
+        Tensor(name="wv", rows=model.kv_width, cols=h, tp="rows"),
+        Tensor(name="wo", rows=h, cols=model.q_width, tp="cols"),
+        *(Tensor(name=n, rows=f, cols=h, tp="rows") for n in (("w1", "w3") if model.mlp == "swiglu" else ("w1",))),
+        Tensor(name="w2", rows=h, cols=f, tp="cols"),
+        Tensor(name="attention_norm", rows=h, cols=1, tp="none"),
+        Tensor(name="mlp_norm", rows=h, cols=1, tp="none"),
+    ]
+    if model.biases:
+        tensors += [
+            Tensor(name="bq", rows=model.q_width, cols=1, tp="rows"),
+            Tensor(name="bk", rows=model.kv_width, cols=1, tp="rows"),
+            Tensor(name="bv", rows=model.kv_width, cols=1, tp="rows"),
+            Tensor(name="bo", rows=h, cols=1, tp="none"),
+            Tensor(name="b1", rows=f, cols=1, tp="rows"),
+            Tensor(name="b2", rows=h, cols=1, tp="none"),
+            Tensor(name="attention_norm_bias", rows=h, cols=1, tp="none"),
+            Tensor(name="mlp_norm_bias", rows=h, cols=1, tp="none"),
+        ]
+    return tuple(tensors)
+
+
+def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What stands before the first layer."""
+    tensors = [Tensor(name="embedding", rows=model.vocab, cols=model.hidden, tp="rows")]
+    if model.positions == "learned":
+        tensors.append(Tensor(name="positions", rows=model.max_seq_len, cols=model.hidden, tp="none"))
+    return tuple(tensors)
+
+
+def head_tensors(model: Model) -> tuple[Tensor, ...]:
+    """What stands after the last layer. A tied output projection is counted with the embedding."""
+    tensors = [Tensor(name="norm", rows=model.hidden, cols=1, tp="none")]
+    if model.biases:
+        tensors.append(Tensor(name="norm_bias", rows=model.hidden, cols=1, tp="none"))
+    if not model.tied_embeddings:
+        tensors.append(Tensor(name="output", rows=model.vocab, cols=model.hidden, tp="rows"))
+    return tuple(tensors)
+
+
+def parameter_count(model: Model) -> int:
+    """Parameters of the whole model, as torch counts them."""
+    layer = sum(t.size for t in layer_tensors(model))
+    ends = sum(t.size for t in embedding_tensors(model) + head_tensors(model))
+    return model.layers * layer + ends
+
+
+def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
+    """Elements of these tensors on one tensor-parallel rank.
+
+    Key and value projections are kept whole heads: where tp exceeds the key-value heads they are replicated.
+    """
+    total = np.zeros(len(tp))
+    for t in tensors:
+        total += t.size if t.tp == "none" else t.size / tp
+    return total
+
+
+def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Floats:
+    """Elements one all-gather of these tensors moves under FSDP2, padding included.
+
+    Formula: sum over tensors of ranks * ceil(rows / ranks) * cols
+    Where:   rows, cols are the tensor-parallel rank's part; FSDP2 cuts dimension 0 and pads it
+    Source:  torch.distributed.fsdp.fully_shard, dim-0 sharding (torch 2.3 and later)
+    Valid:   any group size; beyond the rows of a tensor every extra rank only adds padding
+    """
+    total = np.zeros(len(tp))
+    for t in tensors:
+        rows = np.ceil(t.rows / tp) if t.tp == "rows" else float(t.rows)
+        cols = t.cols / tp if t.tp == "cols" else float(t.cols)
+        total += ranks * np.ceil(rows / ranks) * cols
+    return total
