@@ -70,26 +70,21 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
-
-
-def _unreadable(path: Path, error: Exception) -> InputError:
-    if isinstance(error, FileNotFoundError):
-        return InputError(f"there is no file {str(path)!r}")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8 text"
-    return InputError(f"{path} cannot be read: {reason}")
 
 
 def read_text(path: Path) -> str:
     """A text file, or one sentence about why it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
+    except FileNotFoundError:
+        raise InputError(f"there is no file {str(path)!r}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} cannot be read: it is not UTF-8 text") from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from knee import units
 from knee.errors import SpecError
-from knee.specs.catalog import Leaf, Source, Tree, did_you_mean, walk
+from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
 from knee.specs.fields import SPECS, fields_of, known_keys, unit_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SET = "--set"
+_ABOUT_ONE_FIELD = re.compile(r"^[a-z]+\.(\w+) (is .+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,8 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
         only = mistakes[0]
         where = only.place if only.place.startswith(SET) else f"{label}: {only.place}".removesuffix(": ")
         raise SpecError(f"{where}: {only.text}", hint=only.hint)
-    lines = "".join(f"\n  {m.place + ': ' if m.place else ''}{m.text}" for m in mistakes)
-    raise SpecError(f"{label} has {len(mistakes)} mistakes:{lines}")
+    lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
+    raise SpecError("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]))
 
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
@@ -43,15 +45,16 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     from pydantic import ValidationError
 
     before = len(mistakes)
-    bad_units: dict[str, Mistake] = {}
-    plain = _plain(tree, "", bad_units)
-    mistakes += [_moved(mistake, tree, prefix) for mistake in bad_units.values()]
+    bad: dict[str, Mistake] = {}
+    plain = _plain(tree, "", bad)
+    bad |= _flags_as_numbers(kind, tree)
+    mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
     try:
         spec = _adapter(kind).validate_python(plain)
     except ValidationError as error:
         for item in error.errors(include_url=False):
             mistake = _worded(kind, item)
-            if mistake.place not in bad_units:
+            if mistake.place not in bad:
                 mistakes.append(_moved(mistake, tree, prefix))
         return None
     return spec if len(mistakes) == before else None
@@ -91,8 +94,12 @@ def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
 
 def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     unit = unit_of(path)
-    if isinstance(value, str) and value.lower() == "none":
+    word = str(value).lower()
+    if isinstance(value, str) and word == "none":
         return None
+    if word.lstrip("+-") in ("inf", "nan", "infinity"):
+        bad[path] = Mistake(place=path, text=f"{word} is not a finite number")
+        return value
     if unit is None or not isinstance(value, str):
         return value
     try:
@@ -100,6 +107,16 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     except ValueError as error:
         bad[path] = Mistake(place=path, text=str(error))
         return value
+
+
+def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
+    """true and false where a number belongs: Python would take them for 1 and 0."""
+    flags = {path: field.type is bool for path, field in fields_of(kind).items()}
+    return {
+        path: Mistake(place=path, text=f"should not be {str(leaf.value).lower()}")
+        for path, leaf in walk(tree)
+        if isinstance(leaf.value, bool) and not flags.get(path, True)
+    }
 
 
 def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:
@@ -117,7 +134,7 @@ def _worded(kind: str, item: Any) -> Mistake:
     table, _, key = place.rpartition(".")
     error = item.get("ctx", {}).get("error")
     if isinstance(error, SpecError):
-        return Mistake(place=place, text=error.message, hint=error.hint)
+        return _in_place(place, error)
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return Mistake(place=place, text="is missing")
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -133,7 +150,17 @@ def _worded(kind: str, item: Any) -> Mistake:
     return Mistake(place=place, text=f"should be {wanted}, not {item['input']!r}")
 
 
+def _in_place(table: str, error: SpecError) -> Mistake:
+    """A spec's own complaint; one about a single field ("gpu.sms is 0; ...") moves to that field's place."""
+    match = _ABOUT_ONE_FIELD.match(error.message)
+    if match is None:
+        return Mistake(place=table, text=error.message, hint=error.hint)
+    return Mistake(place=f"{table}.{match[1]}".lstrip("."), text=match[2], hint=error.hint)
+
+
 def _unknown_key(kind: str, table: str, key: str) -> str:
+    if key == "kind":
+        return f"is not a field, nor one of the kinds of source: {', '.join(SOURCE_KINDS)}"
     known = known_keys(kind, table)
     close = did_you_mean(key, known)
     return "is not a field; " + (f"did you mean {close}?" if close else f"known are {', '.join(known)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
@@ -72,7 +73,7 @@ def known_keys(kind: str, table: str) -> list[str]:
 Overrides = tuple[tuple[str, str], ...]
 
 
-def split_overrides(pairs: Any) -> tuple[Overrides, Overrides, Overrides, Overrides]:
+def split_overrides(pairs: Iterable[tuple[str, str]]) -> tuple[Overrides, Overrides, Overrides, Overrides]:
     """``--set`` pairs sorted into those of the model, the cluster, the profile and the plan.
 
     A key may start with ``model.``, ``cluster.``, ``profile.`` or ``plan.``; without it the key must fit one

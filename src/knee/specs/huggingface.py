@@ -27,6 +27,8 @@ def read_config(path: Path) -> dict[str, Any]:
         shape = reader(path, config)
     except KeyError as error:
         raise InputError(f"{path}: {error.args[0]} is missing, which a {kind} config needs") from None
+    except (TypeError, ValueError, AttributeError):
+        raise InputError(f"{path}: a value is not of the type that a {kind} config has there") from None
     return {"name": _name(path, config), **shape}
 
 
@@ -48,7 +50,7 @@ def _name(path: Path, config: dict[str, Any]) -> str:
 def _refuse_experts(path: Path, config: dict[str, Any]) -> None:
     """Experts change FLOP, memory and communication, and none of it is modelled."""
     for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
-        if (config.get(key) or 0) > 1:
+        if isinstance(config.get(key), int) and config[key] > 1:
             raise InputError(
                 f"{path}: {config[key]} experts ({key}): mixture-of-experts models are not modelled",
                 hint="knee answers for dense decoders",
@@ -60,7 +62,8 @@ def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     if attention != mlp:
         raise InputError(
-            f"{path}: attention_bias {attention}, mlp_bias {mlp}: biases in some layers only are not modelled",
+            f"{path}: attention_bias {attention} with mlp_bias {mlp} is not modelled: all linear layers have "
+            "biases or none",
             hint="describe the model in a TOML file, with biases = false",
         )
     if config.get("hidden_act", "silu") != "silu":

@@ -21,14 +21,11 @@ from knee.specs.catalog import (
     read_toml,
 )
 from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
-from knee.specs.fields import fields_of, resolve_key, split_overrides, unit_of
+from knee.specs.fields import fields_of, resolve_key, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.huggingface import read_config
 from knee.specs.model import Model
 from knee.specs.profile import Profile
-
-__all__ = ["Loaded", "Source", "catalog_entries", "describe", "load_cluster", "load_model", "load_profile",
-           "split_overrides"]
 
 T = TypeVar("T")
 
@@ -40,6 +37,8 @@ class Loaded(Generic[T]):
     spec: T
     sources: dict[str, Source]
     """Dotted field path, such as ``gpu.hbm_bytes_per_s``, to its source."""
+    assumptions: tuple[str, ...] = ()
+    """Sentences about what was not given and how it was chosen."""
 
 
 def load_model(ref: str, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Model]:

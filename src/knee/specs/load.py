@@ -1,0 +1,21 @@
+"""Everything that turns names, files and options into specs: the door to the modules beside this one."""
+
+from knee.specs.catalog import Source
+from knee.specs.fields import split_overrides
+from knee.specs.make import DEFAULT_PROFILE, DEFAULT_SEQ_LEN, load_job, make_job
+from knee.specs.read import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
+
+__all__ = [
+    "DEFAULT_PROFILE",
+    "DEFAULT_SEQ_LEN",
+    "Loaded",
+    "Source",
+    "catalog_entries",
+    "describe",
+    "load_cluster",
+    "load_job",
+    "load_model",
+    "load_profile",
+    "make_job",
+    "split_overrides",
+]

@@ -1,0 +1,221 @@
+"""A job from its parts: the defaults that fill what was not said, and job files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from knee.errors import InputError, SpecError
+from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, read_table, read_toml
+from knee.specs.check import Mistake, build, raise_mistakes, sources_of
+from knee.specs.fields import fields_of, split_overrides
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+from knee.specs.profile import Profile
+from knee.specs.read import Loaded, apply_overrides, read_tree
+
+DEFAULT_PROFILE = "eager"
+DEFAULT_SEQ_LEN = 4096
+_COUNTS = ("gpus", "global_batch", "seq_len")
+_JOB_KEYS = ("model", "cluster", "profile", *_COUNTS, "local_batch", "plan")
+_USER = Source(value=None, kind="user", text="the plan's options")
+
+
+def make_job(
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    gpus: int,
+    global_batch: int | None = None,
+    local_batch: float | None = None,
+    seq_len: int | None = None,
+    plan_options: Mapping[str, Any] | None = None,
+) -> tuple[Job, tuple[str, ...]]:
+    """A job, and sentences about the defaults that completed it. A plan option of None was not given."""
+    notes: list[str] = []
+    if gpus < 1:
+        raise SpecError(f"gpus is {gpus}; it must be at least 1")
+    if seq_len is None:
+        seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
+        notes.append(f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest")
+    batch = _global_batch(gpus, global_batch, local_batch)
+    options = {name: value for name, value in (plan_options or {}).items() if value is not None}
+    _fill_degrees(options, gpus, notes)
+    _fill_micro_batch(options, batch, notes)
+    _fill_precision(options, cluster, notes)
+    job = Job(
+        model=model, cluster=cluster, profile=profile, plan=_plan(options),
+        gpus=gpus, global_batch=batch, seq_len=seq_len,
+    )
+    return job, tuple(notes)
+
+
+def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None) -> int:
+    if global_batch is not None and local_batch is not None:
+        raise SpecError(f"global_batch {global_batch} and local_batch {local_batch} are both given",
+                        hint="give one of them: global = local * gpus")
+    if global_batch is not None:
+        return global_batch
+    if local_batch is None:
+        raise SpecError("the batch is missing", hint="give global_batch (sequences a step) or local_batch")
+    total = local_batch * gpus
+    if not (math.isfinite(total) and total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
+        raise SpecError(
+            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
+            hint="local_batch is the global batch over all GPUs, so it may be a fraction such as 0.5",
+        )
+    return round(total)
+
+
+def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
+    """The data-parallel degree that was left out becomes whatever fills the GPUs."""
+    sharding = options.get("sharding", fields_of("plan")["sharding"].default)
+    # DDP shards nothing, so its ranks are replicas; HSDP with a shard size given needs the number of copies.
+    copies = sharding == "ddp" or (sharding == "hsdp" and "dp_shard" in options)
+    open_axis = "dp_replicate" if copies else "dp_shard"
+    if open_axis in options:
+        return
+    other = "dp_shard" if open_axis == "dp_replicate" else "dp_replicate"
+    factors = {axis: _degree(options, axis) for axis in (other, "tp", "pp", "cp")}
+    used = math.prod(factors.values())
+    if gpus % used:
+        shown = " * ".join(f"{axis}({size})" for axis, size in factors.items())
+        raise SpecError(f"{shown} does not divide gpus({gpus})", hint=f"make the product a divisor of {gpus}")
+    options[open_axis] = gpus // used
+    notes.append(f"{open_axis} {gpus // used:,} was not given: it fills the {gpus:,} GPUs")
+
+
+def _degree(options: Mapping[str, Any], axis: str) -> int:
+    value = options.get(axis, 1)
+    try:
+        size = int(value)
+    except (TypeError, ValueError):
+        raise SpecError(f"plan.{axis}: should be a whole number, not {value!r}") from None
+    if size < 1:
+        raise SpecError(f"plan.{axis} is {size}; it must be at least 1")
+    return size
+
+
+def _fill_micro_batch(options: dict[str, Any], global_batch: int, notes: list[str]) -> None:
+    if "micro_batch" in options:
+        return
+    if _degree(options, "pp") > 1:
+        options["micro_batch"] = 1
+        notes.append("micro_batch 1 was not given: the most microbatches fill a pipeline best")
+        return
+    per_rank = global_batch // (_degree(options, "dp_replicate") * _degree(options, "dp_shard"))
+    options["micro_batch"] = size = max(1, per_rank)
+    notes.append(f"micro_batch {size} was not given: all sequences of a data-parallel rank at once")
+
+
+def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str]) -> None:
+    if "precision" not in options and cluster.gpu.bf16_flop_per_s is None:
+        options["precision"] = "fp16"
+        notes.append(f"precision fp16 was not given: {cluster.gpu.name} has no bf16 tensor cores")
+
+
+def _plan(options: Mapping[str, Any]) -> Plan:
+    mistakes: list[Mistake] = []
+    plan = build("plan", _plan_tree(options), mistakes)
+    raise_mistakes("plan", mistakes)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _plan_tree(options: Mapping[str, Any]) -> Tree:
+    placement = options.get("placement")
+    if isinstance(placement, str):
+        options = {**options, "placement": placement.replace("-", ",").split(",")}
+    return {name: Leaf(value, _USER) for name, value in options.items()}
+
+
+def load_job(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Job]:
+    """A job file: ``model``, ``cluster``, ``profile`` by name, path or table, the sizes, and ``[plan]``."""
+    path = Path(path)
+    raw = read_toml(path)
+    model, cluster, profile, plan = split_overrides(overrides)
+    mistakes = _unknown_keys(raw)
+    parts: dict[str, Any] = {}
+    sources: dict[str, Source] = {}
+    for kind, changes in (("model", model), ("cluster", cluster), ("profile", profile)):
+        parts[kind] = _part(kind, raw, path, changes, sources, mistakes)
+    sizes = _sizes(raw, mistakes)
+    options = _options(raw, plan, mistakes)
+    raise_mistakes(path.name, mistakes)
+    notes = [] if "profile" in raw else [f"profile {DEFAULT_PROFILE} was not given"]
+    try:
+        job, more = make_job(**parts, **sizes, plan_options=options)
+    except SpecError as error:
+        raise SpecError(f"{path.name}: {error.message}", hint=error.hint) from None
+    said = {key: raw[key] for key in raw if key in sizes} | {f"plan.{key}": options[key] for key in options}
+    sources |= {key: Source(value=value, kind="user", text=path.name) for key, value in said.items()}
+    return Loaded(spec=job, sources=sources, assumptions=(*notes, *more))
+
+
+def _unknown_keys(raw: Mapping[str, Any]) -> list[Mistake]:
+    mistakes = []
+    for key in raw:
+        if key not in _JOB_KEYS:
+            close = did_you_mean(key, _JOB_KEYS) or did_you_mean(key, fields_of("plan"))
+            guess = f"did you mean {'plan.' if close not in _JOB_KEYS else ''}{close}?" if close else ""
+            mistakes.append(Mistake(place=key, text=f"is not a key of a job; {guess}".removesuffix("; ")))
+    return mistakes
+
+
+def _part(kind: str, raw: Mapping[str, Any], path: Path, changes: Sequence[tuple[str, str]],
+          sources: dict[str, Source], mistakes: list[Mistake]) -> Any:
+    """The model, cluster or profile of a job file; None with its mistakes noted."""
+    name = _kind(kind)
+    given = raw.get(kind, DEFAULT_PROFILE if kind == "profile" else None)
+    try:
+        if isinstance(given, str):
+            tree = read_tree(name, given, path.parent)
+        elif isinstance(given, dict):
+            tree = read_table(name, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
+        else:
+            text = "is missing" if given is None else f"should be a name, a path or a table, not {given!r}"
+            mistakes.append(Mistake(place=kind, text=text))
+            return None
+        apply_overrides(kind, tree, changes)
+    except InputError as error:
+        mistakes.append(Mistake(place=kind, text=error.message, hint=error.hint))
+        return None
+    sources |= {f"{kind}.{field}": source for field, source in sources_of(kind, tree).items()}
+    return build(kind, tree, mistakes, f"{kind}.")
+
+
+def _kind(word: str) -> Kind:
+    return next(kind for kind in KINDS if kind == word)
+
+
+def _sizes(raw: Mapping[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
+    for key in _COUNTS:
+        value = raw.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool):
+            mistakes.append(Mistake(place=key, text=f"should be a whole number, not {value!r}"))
+    local = raw.get("local_batch", 1.0)
+    if not isinstance(local, (int, float)) or isinstance(local, bool):
+        mistakes.append(Mistake(place="local_batch", text=f"should be a number, not {local!r}"))
+    if "gpus" not in raw:
+        mistakes.append(Mistake(place="gpus", text="is missing"))
+    return {key: raw.get(key) for key in (*_COUNTS, "local_batch")}
+
+
+def _options(raw: Mapping[str, Any], changes: Sequence[tuple[str, str]],
+             mistakes: list[Mistake]) -> dict[str, Any]:
+    """Options of the plan as given; only their shape is checked here, as the degrees are not complete yet."""
+    given = raw.get("plan", {})
+    if not isinstance(given, dict):
+        mistakes.append(Mistake(place="plan", text=f"should be a table, not {given!r}"))
+        return {}
+    options = {**given, **dict(changes)}
+    found: list[Mistake] = []
+    build("plan", _plan_tree(options), found, "plan.")
+    # What concerns the plan as a whole is said again, and rightly, once it is complete.
+    mistakes += [mistake for mistake in found if mistake.place != "plan"]
+    return options
