@@ -9,7 +9,7 @@ from typing import Any
 
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, read_table, read_toml
-from knee.specs.check import Mistake, build, raise_mistakes, sources_of
+from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
 from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -153,7 +153,9 @@ def load_job(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Loa
     except SpecError as error:
         raise SpecError(f"{path.name}: {error.message}", hint=error.hint) from None
     said = {key: raw[key] for key in raw if key in sizes} | {f"plan.{key}": options[key] for key in options}
-    sources |= {key: Source(value=value, kind="user", text=path.name) for key, value in said.items()}
+    changed = {f"plan.{key}" for key, _ in plan}
+    sources |= {key: Source(value=value, kind="user", text=SET if key in changed else path.name)
+                for key, value in said.items()}
     return Loaded(spec=job, sources=sources, assumptions=(*notes, *more))
 
 

@@ -1,0 +1,123 @@
+"""The catalogue: every entry loads, every value says where it comes from."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from knee.specs import Model
+from knee.specs.catalog import KINDS, ROOT, SOURCE_KINDS, Kind, entry_names, read_entry, walk
+from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile
+
+ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_every_value_has_a_source(kind: Kind, name: str) -> None:
+    rows = describe(kind, name)
+    assert len(rows) > 8
+    for field, shown, source_kind, text in rows:
+        assert shown, field
+        assert source_kind in SOURCE_KINDS, field
+        assert source_kind != "user", field
+        assert len(text) > 10, field
+
+
+@pytest.mark.parametrize(("kind", "name"), ENTRIES)
+def test_no_value_is_left_without_a_source(kind: Kind, name: str) -> None:
+    bare = [path for path, leaf in walk(read_entry(kind, name)) if leaf.source.text == "no source given"]
+    assert bare == []
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*s/*.toml")), ids=lambda path: path.name)
+def test_files_name_no_path_of_any_machine(path: Path) -> None:
+    assert not re.search(r"(?<![\w.])/(work|home|tmp|root|usr)/|shared/", path.read_text(encoding="utf-8"))
+
+
+def test_names_are_listed_in_order() -> None:
+    assert catalog_entries("model")[:2] == ["gpt3-175b", "llama-1b"]
+    assert {"dgx-v100", "dgx-a100", "dgx-h100", "gb200-nvl72", "mi300x-8"} <= set(catalog_entries("cluster"))
+    assert {"eager", "compiled", "fused", "paper", "paper-v100"} <= set(catalog_entries("profile"))
+
+
+def parameters(model: Model) -> int:
+    """Counted by hand here, so that the catalogue is not checked against the code that uses it."""
+    attention = model.hidden * (2 * model.q_width + 2 * model.kv_width)
+    mlp = model.mlp_matrices * model.hidden * model.ffn
+    embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2)
+    return model.layers * (attention + mlp + 2 * model.hidden) + model.hidden + embeddings
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+    ],
+)
+def test_parameter_counts_of_torch(name: str, count: int) -> None:
+    assert parameters(load_model(name).spec) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("mpt-125m", 0.125), ("mpt-7b", 6.65), ("mpt-30b", 29.96), ("mpt-70b", 64.9), ("llama-1b", 1.4)],
+)
+def test_parameter_counts_are_near_their_names(name: str, billions: float) -> None:
+    assert parameters(load_model(name).spec) / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "ring_bytes_per_s"),
+    [("dgx-h100", 370.8e9), ("dgx-a100", 240e9), ("dgx-v100", 120e9), ("dgx-b200", 721.8e9)],
+)
+def test_nvlink_rates_are_those_that_nccl_assumes(name: str, ring_bytes_per_s: float) -> None:
+    node = load_cluster(name).spec.node
+    assert node.link_bytes_per_s * node.link_frac == pytest.approx(ring_bytes_per_s, rel=1e-3)
+
+
+def test_a_named_gpu_replaces_the_inherited_one() -> None:
+    kernels = load_cluster("dgx-b200").spec.gpu.attention
+    assert "flash3" not in kernels
+    assert load_cluster("gb200-nvl72").spec.node.gpus == 72
+
+
+def test_inherited_values_keep_their_own_source() -> None:
+    sources = load_cluster("dgx-h200").sources
+    assert sources["gpu.gemm_j_per_flop"].kind == "measured"
+    assert "H100" in sources["fabric.nic_bytes_per_s"].text
+
+
+def test_volta_has_no_bf16_and_no_flash_attention() -> None:
+    gpu = load_cluster("dgx-v100").spec.gpu
+    assert gpu.bf16_flop_per_s is None
+    assert set(gpu.attention) == {"cutlass", "unfused"}
+
+
+def test_the_papers_stack() -> None:
+    profile = load_profile("paper").spec
+    assert (profile.kernels, profile.attention) == ("eager", "flash2")
+    assert load_profile("paper-v100").spec.attention == "cutlass"
+
+
+def test_prices_are_dated_and_may_be_unknown() -> None:
+    loaded = load_cluster("dgx-h100")
+    assert loaded.spec.usd_per_gpu_h == pytest.approx(2.95)
+    assert "2026" in loaded.sources["usd_per_gpu_h"].text
+    assert load_cluster("gb200-nvl72").spec.usd_per_gpu_h is None
+    assert load_cluster("mi300x-8").spec.usd_per_gpu_h is None
+
+
+def test_values_are_shown_as_people_read_them() -> None:
+    rows = {field: shown for field, shown, _, _ in describe("cluster", "dgx-h100")}
+    assert rows["gpu.hbm_bytes_per_s"] == "3.35 TB/s"
+    assert rows["node.hop_s"] == "3.40 µs"
+    assert rows["node.nvls"] == "true"
+    assert rows["fabric.tiers.0.nodes"] == "32"
+    assert rows["gpu.gemm_frac"] == f"{load_cluster('dgx-h100').spec.gpu.gemm_frac:g}"
