@@ -55,6 +55,8 @@ class Profile:
     """ZeRO-1 gathers parameters beside the next forward, not after the optimizer."""
     ddp_bucket_bytes: float = 25 * 2.0**20
     """Gradient bucket of DDP."""
+    pat: bool = False
+    """NCCL 2.23 and later: logarithmic all-gather and reduce-scatter in groups with one GPU per node."""
 
     context_bytes: float
     """GPU memory outside the allocator: CUDA context, NCCL buffers."""

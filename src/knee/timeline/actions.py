@@ -6,7 +6,7 @@ columns that ``timeline.passes`` walks, not stages or microbatches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,13 +141,20 @@ class StepParts:
                 np.where(gathers, stream_s(self.gpu, self.profile, back), 0.0))
 
 
-def _segment(parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows,
-             there: Bools | None = None) -> Segment:
-    """A segment of the rows' plans; nothing where the chunk lacks it."""
-    keep = np.ones(len(rows)) if there is None else there.astype(np.float64)
+def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows, there: Bools) -> Segment:
+    """Embedding or head of the rows' plans; nothing where the chunk lacks it."""
     i = rows.plan
-    return Segment(compute_s=cost_s[i] * keep, hidden_s=local.hidden_s[i] * keep, blocking_s=local.blocking_s[i] * keep,
-                   host_s=parts.profile.launch_s * kernels[i] * keep)
+    return Segment(compute_s=cost.time_s[i] * there, hidden_s=local.hidden_s[i] * there,
+                   blocking_s=local.blocking_s[i] * there, host_s=parts.profile.launch_s * cost.kernels[i] * there)
+
+
+def _layer_segment(parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows,
+                   receives: Bools) -> Segment:
+    """A layer of the rows' plans. The share of a transfer that hides does so beside the chunk's layers, evenly."""
+    i = rows.plan
+    hidden_send = np.where(receives, parts.profile.p2p_overlap_frac * parts.comm.pp_send[i] / rows.layers, 0.0)
+    return Segment(compute_s=cost_s[i], hidden_s=local.hidden_s[i] + hidden_send, blocking_s=local.blocking_s[i],
+                   host_s=parts.profile.launch_s * kernels[i])
 
 
 def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Floats:
@@ -168,14 +175,15 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     root = np.where(gathers[i], _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
     return Pass(
         layers=rows.layers,
-        lead=_segment(parts, c.embedding_forward.time_s, c.embedding_forward.kernels, parts.local.embedding_forward, rows, rows.embedding),
-        layer=_segment(parts, c.layer_forward.time_s + out, c.layer_forward.kernels, parts.local.layer_forward, rows),
-        tail=_segment(parts, c.head_forward.time_s, c.head_forward.kernels, parts.local.head_forward, rows, rows.head),
+        lead=_end_segment(parts, c.embedding_forward, parts.local.embedding_forward, rows, rows.embedding),
+        layer=_layer_segment(parts, c.layer_forward.time_s + out, c.layer_forward.kernels, parts.local.layer_forward,
+                             rows, ~rows.embedding),
+        tail=_end_segment(parts, c.head_forward, parts.local.head_forward, rows, rows.head),
         root_gather_s=root,
         gather_s=gather,
         # a gather may start once the one before has ended and the copy-out two layers back is done
         ahead=parts.table.prefetch[i] + 1,
-        reduce_s=zero, reduces_in_flight=zero + np.inf, root_reduce_s=zero, replicate_s=zero, root_replicate_s=zero,
+        reduce_s=zero, reduce_limit_s=zero + np.inf, root_reduce_s=zero, replicate_s=zero, root_replicate_s=zero,
         carried_reduce_s=zero, carried_replicate_s=zero, waits_at_end=np.ones(len(rows), dtype=np.bool_),
     )
 
@@ -207,21 +215,25 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
     if what != "input":
         cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
     zero = np.zeros(len(rows))
-    ends = rows.embedding & (what != "weight"), rows.head & (what != "weight")
+    whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
     sends = reduces[i]
-    reshards = (parts.modes.reshards & (what != "weight"))[i]
-    in_flight = float(parts.profile.reduces_in_flight) or np.inf
+    reshards = parts.modes.reshards[i] & whole
+    # DDP's all-reduce needs no scatter before it: it stands in the queue
+    reduce = np.where(sends, (comm.reduce_layer + _ddp(parts, comm.replicate_layer))[i], 0.0)
+    # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued
+    limit = zero + np.inf
+    if parts.profile.reduces_in_flight:
+        limit = np.where(parts.modes.gathers[i], (parts.profile.reduces_in_flight - 1) * reduce, np.inf)
     return Pass(
         layers=rows.layers,
-        lead=_segment(parts, c.head_backward.time_s, c.head_backward.kernels, parts.local.head_backward, rows, ends[1]),
-        layer=_segment(parts, cost_s, kernels, local, rows),
-        tail=_segment(parts, c.embedding_backward.time_s, c.embedding_backward.kernels, parts.local.embedding_backward, rows, ends[0]),
+        lead=_end_segment(parts, c.head_backward, parts.local.head_backward, rows, rows.head & whole),
+        layer=_layer_segment(parts, cost_s, kernels, local, rows, ~rows.head & whole),
+        tail=_end_segment(parts, c.embedding_backward, parts.local.embedding_backward, rows, rows.embedding & whole),
         root_gather_s=zero,
         gather_s=np.where(reshards, comm.gather_layer[i], 0.0),
         ahead=np.maximum(parts.table.prefetch[i], 0),
-        # DDP's all-reduce needs no scatter before it: it stands in the queue
-        reduce_s=np.where(sends, (comm.reduce_layer + _ddp(parts, comm.replicate_layer))[i], 0.0),
-        reduces_in_flight=np.where(parts.modes.gathers[i], in_flight, np.inf),
+        reduce_s=reduce,
+        reduce_limit_s=limit,
         root_reduce_s=np.where(sends, _root(
             rows, comm.reduce_embedding + _ddp(parts, comm.replicate_embedding),
             comm.reduce_head + _ddp(parts, comm.replicate_head), comm.reduce_root + _ddp(parts, comm.replicate_root)), 0.0),
@@ -230,7 +242,8 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
             rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root), 0.0),
         carried_reduce_s=zero if left_reduce_s is None else left_reduce_s,
         carried_replicate_s=zero if left_replicate_s is None else left_replicate_s,
-        waits_at_end=~rows.early,
+        # resharding plans reduce in every microbatch and hand nothing on
+        waits_at_end=~rows.early | parts.modes.reshards[i],
     )
 
 
@@ -241,8 +254,3 @@ def _ddp(parts: StepParts, seconds: Floats) -> Floats:
 def is_zero_bubble(table: PlanTable) -> Bools:
     """Plans whose backward is split in two."""
     return np.asarray((table.schedule == SCHEDULES.index("zero_bubble")) & (table.pp > 1), dtype=np.bool_)
-
-
-def total(*costs: Cost) -> Cost:
-    """Sum of costs."""
-    return Cost(**{f.name: np.sum([getattr(c, f.name) for c in costs], axis=0) for f in fields(Cost)})

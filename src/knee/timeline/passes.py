@@ -58,8 +58,8 @@ class Pass:
     """Gathers that may be done or under way beyond the layer that computes."""
     reduce_s: Floats
     """Reduction queued after each layer."""
-    reduces_in_flight: Floats
-    """Reductions that may be outstanding before compute waits (inf: no limit)."""
+    reduce_limit_s: Floats
+    """Reductions that may be outstanding before the next is issued, in seconds of them (inf: no limit)."""
     root_reduce_s: Floats
     """Reduction of the root group, after the tail."""
     replicate_s: Floats
@@ -128,6 +128,29 @@ class Phase:
 Recorder = Callable[[Phase], None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Sums and queues at one moment, or the difference of two."""
+
+    sums: dict[str, Floats]
+    lead_s: Floats
+    reduces_s: Floats
+    replicas_s: Floats
+
+    def _columns(self) -> list[Floats]:
+        return [*self.sums.values(), self.lead_s, self.reduces_s, self.replicas_s]
+
+    def minus(self, other: Snapshot) -> Snapshot:
+        """What was added since."""
+        return Snapshot(sums={k: v - other.sums[k] for k, v in self.sums.items()}, lead_s=self.lead_s - other.lead_s,
+                        reduces_s=self.reduces_s - other.reduces_s, replicas_s=self.replicas_s - other.replicas_s)
+
+    def equals(self, other: Snapshot, scale: Floats) -> NDArray[np.bool_]:
+        """Passes whose every column agrees, up to rounding."""
+        worst = np.max([np.abs(a - b) for a, b in zip(self._columns(), other._columns(), strict=True)], axis=0)
+        return np.asarray(worst <= 1e-12 * scale, dtype=np.bool_)
+
+
 @dataclass(slots=True)
 class _Walk:
     """The state of all passes between two segments."""
@@ -149,6 +172,16 @@ class _Walk:
         sums = Sums(**{f.name: getattr(self.sums, f.name)[:n] for f in fields(Sums)})
         return _Walk(sums=sums, kappa=self.kappa, gamma=self.gamma, lead_s=self.lead_s[:n],
                      reduces_s=self.reduces_s[:n], replicas_s=self.replicas_s[:n], record=self.record)
+
+    def snapshot(self) -> Snapshot:
+        """The state and the sums, copied."""
+        return Snapshot(sums={f.name: getattr(self.sums, f.name).copy() for f in fields(Sums)},
+                        lead_s=self.lead_s.copy(), reduces_s=self.reduces_s.copy(), replicas_s=self.replicas_s.copy())
+
+    def reorder(self, order: Ints) -> None:
+        """Permute the passes."""
+        self.sums = Sums(**{f.name: getattr(self.sums, f.name)[order] for f in fields(Sums)})
+        self.lead_s, self.reduces_s, self.replicas_s = (x[order] for x in (self.lead_s, self.reduces_s, self.replicas_s))
 
     def progress(self, span_s: Floats, window_s: Floats) -> tuple[Floats, Floats, Floats]:
         """Let the queue and the replicas run for a span without compute; returns how long each part was busy."""
@@ -229,33 +262,76 @@ class _Walk:
         ))
 
 
-def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = None) -> Sums:
+EXPLICIT_LAYERS = 3
+"""Layers walked before asking whether the rest repeats: the third must equal the second."""
+
+
+def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = None, *, fold: bool = True) -> Sums:
     """Walk all passes, layer by layer.
 
-    Passes are walked deepest first, so that each layer's columns are a prefix and nothing is masked.
+    Layers are alike, so a pass soon repeats itself; those that do are folded: the layers between the first few and the
+    last few (whose gathers run out) are counted, not walked. Passes are kept deepest first, so that the ones still
+    under way are a prefix and nothing is masked.
     """
     size = len(p.layers)
     order = np.argsort(-p.layers, kind="stable")
     q = p.rows(order)
-    sums = Sums.zeros(size)
-    walk = _Walk(sums=sums, kappa=kappa, gamma=gamma, lead_s=-q.root_gather_s, reduces_s=q.carried_reduce_s.copy(),
-                 replicas_s=q.carried_replicate_s.copy(), record=record)
+    walk = _Walk(sums=Sums.zeros(size), kappa=kappa, gamma=gamma, lead_s=-q.root_gather_s,
+                 reduces_s=q.carried_reduce_s.copy(), replicas_s=q.carried_replicate_s.copy(), record=record)
     # nothing can start before the root group is gathered, and it is gathered alone
     walk.wait(q.root_gather_s, np.zeros(size))
     walk.run(q.lead, np.minimum(q.ahead, q.layers) * q.gather_s)
-    limit = np.full(size, np.inf)
-    bounded = np.isfinite(q.reduces_in_flight)
-    limit[bounded] = (q.reduces_in_flight[bounded] - 1.0) * q.reduce_s[bounded]
-    for i in range(int(q.layers[0]) if size else 0):
-        n = int(np.searchsorted(-q.layers, -i, side="left"))
-        _layer(walk.head(n), q, limit[:n], i)
+    deepest = int(q.layers[0]) if size else 0
+    history = []
+    for i in range(min(deepest, EXPLICIT_LAYERS)):
+        history.append(walk.snapshot())
+        n = _prefix_length(q.layers, i)
+        _layer(walk.head(n), q, q.layers[:n] - 1 - i, i)
+    history.append(walk.snapshot())
+    if deepest > EXPLICIT_LAYERS:
+        left = q.layers - EXPLICIT_LAYERS
+        if fold:
+            left = _fold(walk, q, history)
+        again = np.argsort(-left, kind="stable")
+        order, left, q = order[again], left[again], q.rows(again)
+        walk.reorder(again)
+        for remaining in range(int(left[0]) - 1, -1, -1):
+            n = _prefix_length(left, remaining)
+            _layer(walk.head(n), q, np.full(n, remaining), deepest - 1 - remaining)
     walk.place = ("tail", 0)
     walk.reduces_s += q.reduce_s
     walk.run(q.tail, np.zeros(size))
     _finish(walk, q)
-    inverse = np.empty_like(order)
-    inverse[order] = np.arange(size)
-    return Sums(**{f.name: getattr(sums, f.name)[inverse] for f in fields(Sums)})
+    walk.reorder(np.argsort(order, kind="stable"))
+    return walk.sums
+
+
+def _prefix_length(descending: Ints, above: int) -> int:
+    """How many leading entries exceed a bound."""
+    return int(np.searchsorted(-descending, -above, side="left"))
+
+
+def _fold(walk: _Walk, q: Pass, history: list[Snapshot]) -> Ints:
+    """Count the layers that repeat; returns how many are left to walk for each pass.
+
+    A pass repeats when its last two layers added the same to every sum and to its queues, and will go on to: either
+    the queues stand still, or they only grow while compute is already overlapped from end to end.
+    """
+    before, middle, now = history[-3:]
+    last, previous = now.minus(middle), middle.minus(before)
+    same = last.equals(previous, scale=np.maximum(last.sums["duration_s"], 1e-12))
+    tiny = 1e-12 * np.maximum(last.sums["duration_s"], 1e-12)
+    still = (np.abs(last.reduces_s) <= tiny) & (np.abs(last.replicas_s) <= tiny)
+    covered = last.sums["overlapped_s"] >= last.sums["compute_s"] - tiny
+    growing = covered & (last.reduces_s >= -tiny) & (last.replicas_s >= -tiny)
+    repeats = same & (np.abs(last.lead_s) <= tiny) & (still | growing)
+    left = q.layers - EXPLICIT_LAYERS
+    skip = np.where(repeats, np.maximum(left - q.ahead - 1, 0), 0)
+    for name, added in last.sums.items():
+        getattr(walk.sums, name)[:] += skip * added
+    walk.reduces_s += skip * last.reduces_s
+    walk.replicas_s += skip * last.replicas_s
+    return left - skip
 
 
 def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
@@ -270,9 +346,9 @@ def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
     })
 
 
-def _layer(walk: _Walk, q: Pass, limit_s: Floats, i: int) -> None:
-    """Layer i of the passes that have one: wait for its gather, compute, wait for reductions beyond the limit."""
-    n = len(limit_s)
+def _layer(walk: _Walk, q: Pass, remaining: Ints, i: int) -> None:
+    """One layer of the leading passes: wait for its gather, compute, wait for reductions beyond the limit."""
+    n = len(remaining)
     gather = q.gather_s[:n]
     walk.place = ("layer", i)
     missing = gather - walk.lead_s
@@ -282,9 +358,9 @@ def _layer(walk: _Walk, q: Pass, limit_s: Floats, i: int) -> None:
     if i > 0:
         # issued after this layer's gather, so it stands behind it
         walk.reduces_s += q.reduce_s[:n]
-    window = np.minimum(q.ahead[:n], q.layers[:n] - 1 - i) * gather
+    window = np.minimum(q.ahead[:n], remaining) * gather
     walk.run(_prefix(q.layer, n), window)
-    walk.wait(np.maximum(walk.reduces_s - limit_s, 0.0), np.zeros(n))
+    walk.wait(np.maximum(walk.reduces_s - q.reduce_limit_s[:n], 0.0), np.zeros(n))
     if i > 0:
         # the layer before has been reduced by now: its shard goes on to the replicas
         walk.replicas_s += q.replicate_s[:n]
@@ -311,6 +387,20 @@ def _finish(walk: _Walk, q: Pass) -> None:
     s.reduce_load_s += queue_end * q.waits_at_end
     s.replicate_load_s += replicas_work * q.waits_at_end
     if walk.record is not None and drain[0] > 0:
-        walk.record(Phase(segment="drain", layer=0, duration_s=float(drain[0]), compute_s=0.0, overlap_s=0.0,
-                          local_s=0.0, reduce_s=float(queue_end[0]), gather_s=0.0,
-                          replicate_s=float(replicas_work[0]), speed=1.0))
+        _record_drain(walk.record, q, float(walk.replicas_s[0]), float(last[0]), float(queue_end[0]))
+
+
+def _record_drain(record: Recorder, q: Pass, replicas_s: float, last_s: float, queue_s: float) -> None:
+    """The drain of pass 0 in stretches at whose start the replicas' channel has work, if it has any."""
+    layer, root = float(q.replicate_s[0]), float(q.root_replicate_s[0])
+    if replicas_s + layer + root <= 0:
+        stretches = [(queue_s, 0.0)]
+    else:
+        layer_starts = max(replicas_s, last_s)
+        root_starts = max(layer_starts + layer, queue_s)
+        stretches = [(layer_starts, replicas_s), (root_starts - layer_starts, layer), (root, root)]
+    for duration, busy in stretches:
+        reduce = min(duration, queue_s)
+        queue_s -= reduce
+        record(Phase(segment="drain", layer=0, duration_s=duration, compute_s=0.0, overlap_s=0.0, local_s=0.0,
+                     reduce_s=reduce, gather_s=0.0, replicate_s=busy, speed=1.0))

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.specs.plan import Schedule
+from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline.schedules import orders
 
 Floats = NDArray[np.float64]
@@ -45,8 +45,10 @@ class Graph:
     kind_of: Ints
     chunk_of: Ints
     microbatch_of: Ints
+    needs: Ints
+    """The action whose output each one needs; ``size`` where there is none."""
     receives: NDArray[np.bool_]
-    """Whether the action waits for a transfer from another rank."""
+    """Whether that is on another rank, so that a transfer comes first."""
     size: int
 
 
@@ -55,18 +57,14 @@ def duration_row(rank: int, chunk: int, chunks: int, kind: int) -> int:
     return (rank * chunks + chunk) * len(KINDS) + kind
 
 
-def folded_microbatches(schedule: Schedule, ranks: int, microbatches: int) -> int:
+def folded_microbatches(schedule: Ints, ranks: Ints, microbatches: Ints) -> Ints:
     """Microbatches to walk; those beyond repeat the schedule's cycle.
 
-    The order is periodic once the pipeline is full: two fills of it, plus what is left over of a group.
+    An order is periodic once the pipeline is full: two fills of it are walked. GPipe's two halves repeat from the
+    second microbatch on. Interleaved orders run in groups of ranks, so they are folded by whole groups.
     """
-    if schedule == "gpipe":
-        base = 2
-    else:
-        base = 2 * ranks
-    if microbatches <= base + ranks:
-        return microbatches
-    return base + microbatches % ranks if schedule == "interleaved" else base
+    base = np.where(schedule == SCHEDULES.index("gpipe"), 2, 2 * ranks)
+    return np.minimum(microbatches, base)
 
 
 @lru_cache(maxsize=512)
@@ -99,7 +97,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     columns = [np.array(c, dtype=np.int64) for c in (rank_of, kind_of, chunk_of, micro_of)]
     rows = (columns[0] * chunks + columns[2]) * len(KINDS) + columns[1]
     return Graph(wavefronts=_wavefronts(before, needs, rows), rank_of=columns[0], kind_of=columns[1],
-                 chunk_of=columns[2], microbatch_of=columns[3], receives=receives, size=nothing)
+                 chunk_of=columns[2], microbatch_of=columns[3], needs=needs, receives=receives, size=nothing)
 
 
 def _kind(kind: str, micro: int, microbatches: int) -> int:

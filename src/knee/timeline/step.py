@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ class Layout:
     counts: dict[int, int]
 
 
+@cache
 def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
     """Sort the chunks of a pipeline into kinds."""
     dealt = chunk_layers(layers, ranks * virtual)
@@ -53,6 +55,8 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
 class Actions:
     """Sums of every action of every chunk kind: ``sums[action][field]`` is indexed by row of ``rows``."""
 
+    layers: int
+    """Of the model."""
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
@@ -107,7 +111,7 @@ def run_actions(parts: StepParts, layers: int) -> Actions:
             passes[name] = _choose(halves, backward_pass(parts, rows, reduces=reduces, what="input"), passes[name])
         passes["W"] = backward_pass(parts, rows, reduces=never, what="weight")
         passes["W_last"] = backward_pass(parts, rows, reduces=every, what="weight")
-    return _walk(parts, Actions(rows=rows, row_of=row_of, count=count, passes=passes, sums={}))
+    return _walk(parts, Actions(layers=layers, rows=rows, row_of=row_of, count=count, passes=passes, sums={}))
 
 
 def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
@@ -142,7 +146,7 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
             sums[name] = run_repeated(p, kappa, gamma)
         else:
             sums[name] = run_passes(p, kappa, gamma)
-    return Actions(rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
+    return Actions(layers=a.layers, rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
 
 
 def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
@@ -179,7 +183,7 @@ class StepColumns:
 
 
 def transfers(parts: StepParts) -> Floats:
-    """Time a rank waits for an input from its neighbour, every time; the hidden share is charged to nobody's time."""
+    """Time a rank waits for an input from its neighbour, every time; the rest hides beside the chunk's layers."""
     return (1.0 - parts.profile.p2p_overlap_frac) * parts.comm.pp_send
 
 
@@ -217,10 +221,9 @@ def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     piped = np.flatnonzero(table.pp > 1)
     if not len(piped):
         return
-    walked = np.array([
-        pipeline.folded_microbatches(SCHEDULES[s], int(p), int(m)) if fold else int(m)
-        for s, p, m in zip(table.schedule[piped], table.pp[piped], table.microbatches[piped], strict=True)
-    ])
+    walked = table.microbatches[piped]
+    if fold:
+        walked = pipeline.folded_microbatches(table.schedule[piped], table.pp[piped], walked)
     key = ((table.schedule[piped] * 4096 + table.pp[piped]) * 4096 + table.virtual_stages[piped]) * 65536 + walked
     for group in np.unique(key):
         at = key == group
@@ -237,7 +240,8 @@ def duration_table(parts: StepParts, a: Actions, plans: Ints) -> tuple[Floats, F
     """Durations for ``pipeline.run`` (all plans cut alike), and the cycle: the busiest rank's time per microbatch."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
-    layout = layout_of(sum_of_layers(a, plans[0]), p, v)
+    layout = layout_of(a.layers, p, v)
+    split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
     wait = transfers(parts)[plans]
     durations = np.zeros((p * v * len(pipeline.KINDS), len(plans)))
     per_rank = np.zeros((p, len(plans)))
@@ -245,17 +249,11 @@ def duration_table(parts: StepParts, a: Actions, plans: Ints) -> tuple[Floats, F
         rank, virtual = chunk % p, chunk // p
         at = a.row_of[kind, plans]
         for k, name in enumerate(pipeline.KINDS):
-            if name not in a.sums:
+            if name not in a.sums or (name[0] == "W" and not split):
                 continue
             receives = (chunk > 0) if name[0] == "F" else (chunk < p * v - 1) if name[0] == "B" else False
             row = pipeline.duration_row(rank, virtual, v, k)
             durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
-            if name in ("F", "B", "W") and (name != "W" or is_zero_bubble(table)[plans[0]]):
+            if name in ("F", "B", "W"):
                 per_rank[rank] += durations[row]
     return durations, per_rank.max(axis=0)
-
-
-def sum_of_layers(a: Actions, plan: int) -> int:
-    """Layers of the model, counted over a plan's chunks."""
-    rows = a.rows.plan == plan
-    return int(round(float((a.rows.layers[rows] * a.count[rows]).sum())))

@@ -21,8 +21,8 @@ def layer_saved_bytes(model: Model, s: Shapes, kernels: Kernels, attention: Atte
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
     h, tokens_tp = model.hidden, s.tokens / s.tp
-    # input and output of each norm; eager RMSNorm also keeps two fp32 intermediates
-    norm = 2 * (4.0 + (8.0 if kernels == "eager" and model.norm == "rmsnorm" else 0.0)) * h
+    # a fused norm keeps its input and output; eager RMSNorm its fp32 input, the unscaled and the scaled output
+    norm = 2 * (8.0 if kernels == "eager" and model.norm == "rmsnorm" else 4.0) * h
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
     # gate, up, activation and product in eager; fused kernels recompute the activation
@@ -38,6 +38,7 @@ def layer_saved_bytes(model: Model, s: Shapes, kernels: Kernels, attention: Atte
 
 
 def logits_bytes(model: Model, s: Shapes, kernels: Kernels) -> Floats:
-    """Logits and what the loss keeps of them: 16-bit logits, fp32 copy, log-probabilities and their gradient."""
-    per_logit = 2.0 + 4.0 + 4.0 + 4.0 if kernels == "eager" else 2.0 + 4.0
+    """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
+    losses keep 16-bit logits and one fp32 copy."""
+    per_logit = 4.0 + 4.0 + 2.0 if kernels == "eager" else 2.0 + 4.0
     return per_logit * s.tokens * model.vocab / s.tp

@@ -1,0 +1,300 @@
+"""The kernels of one plan's step, for every pipeline stage: what a profiler would have seen.
+
+The same passes and the same recurrence as the metrics, walked unfolded with a recorder; nothing is modelled again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from knee.record.events import COMM_STREAM, EventLog, Events, Group
+from knee.specs.plan import AXES, SCHEDULES
+from knee.timeline import pipeline
+from knee.timeline.actions import StepParts
+from knee.timeline.passes import Phase, run_passes
+from knee.timeline.step import Actions, duration_table, layout_of, transfers
+from knee.workload.traffic import PARAMETER_BYTES
+
+_QUEUE, _REPLICAS, _LOCAL, _P2P, _SYNC = range(COMM_STREAM, COMM_STREAM + 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A named share of a segment's compute."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective as the trace shows it."""
+
+    collective: str
+    group: Group
+    message_bytes: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the phases of one action are made of."""
+
+    kernels: dict[str, tuple[Kernel, ...]]
+    """Per segment (lead, layer, tail)."""
+    gather: Message
+    root_gather: Message
+    reduce: Message
+    root_reduce: Message
+    replicate: Message
+    local: dict[str, tuple[tuple[Message, float], ...]]
+    """Per segment: its own collectives, each with its share of their time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What ends the step on every stage, in order."""
+
+    norm_s: float
+    optimizer_s: float
+    late_gather_s: float
+    straggler_s: float
+    overhead_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One action of one chunk kind, walked layer by layer, and the work in its queues."""
+
+    phases: tuple[Phase, ...]
+    layers: int
+    root_gather_s: float
+    gather_s: float
+    carried_reduce_s: float
+    reduce_s: float
+    root_reduce_s: float
+    carried_replicate_s: float
+    replicate_s: float
+    root_replicate_s: float
+
+
+def record_action(parts: StepParts, a: Actions, action: str, row: int) -> Recorded:
+    """Walk one action with a recorder."""
+    phases: list[Phase] = []
+    one = a.passes[action].rows(np.array([row]))
+    run_passes(one, parts.profile.compute_slowdown_frac, parts.profile.comm_slowdown, phases.append, fold=False)
+    queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(Recorded) if f.name.endswith("_s")}
+    return Recorded(phases=tuple(phases), layers=int(one.layers[0]), **queues)
+
+
+class _Channel:
+    """Turns busy stretches of a queue into kernels: each has so much work, and stretches are cut at their ends."""
+
+    def __init__(self, log: EventLog, stream: int, works: Sequence[tuple[Message, float]]) -> None:
+        self.log, self.stream = log, stream
+        self.todo: deque[tuple[Message, float]] = deque((m, w) for m, w in works if w > 0)
+        self.total = sum(w for _, w in self.todo)
+        self.started: float | None = None
+        self.left = self.todo[0][1] if self.todo else 0.0
+
+    def busy(self, start_s: float, duration_s: float, speed: float) -> None:
+        """The channel works for a while at a speed (work per second)."""
+        now, end = start_s, start_s + duration_s
+        while self.todo and end - now > 1e-15 * max(end, 1.0):
+            if self.started is None:
+                self.started = now
+            take = min(end - now, self.left / speed)
+            now += take
+            self.left -= take * speed
+            if self.left <= 1e-12 * self.total:
+                self._finish(now)
+
+    def _finish(self, end_s: float) -> None:
+        message, _ = self.todo.popleft()
+        started = self.started if self.started is not None else end_s
+        self.log.comm(message.collective, message.group, started, end_s - started, message.message_bytes,
+                      message.dtype, self.stream)
+        self.started = None
+        self.left = self.todo[0][1] if self.todo else 0.0
+
+    def close(self, end_s: float) -> None:
+        """End a kernel that rounding left a hair short."""
+        if self.started is not None:
+            self._finish(end_s)
+
+
+def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:
+    """Write one action from a start time; returns when it ends."""
+    gathers = _Channel(log, _QUEUE, [(script.root_gather, recorded.root_gather_s), *recorded.layers * [(script.gather, recorded.gather_s)]])
+    reduces = _Channel(log, _QUEUE, [(script.reduce, recorded.carried_reduce_s), *recorded.layers * [(script.reduce, recorded.reduce_s)],
+                                     (script.root_reduce, recorded.root_reduce_s)])
+    replicas = _Channel(log, _REPLICAS, [(script.replicate, recorded.carried_replicate_s),
+                                         *recorded.layers * [(script.replicate, recorded.replicate_s)],
+                                         (script.replicate, recorded.root_replicate_s)])
+    now = start_s
+    for phase in recorded.phases:
+        _compute(log, phase, script, now)
+        _local(log, phase, script, now)
+        reduces.busy(now, phase.reduce_s, phase.speed)
+        gathers.busy(now + phase.reduce_s, phase.gather_s, phase.speed)
+        replicas.busy(now, phase.replicate_s, phase.speed)
+        now += phase.duration_s
+    for channel in (gathers, reduces, replicas):
+        channel.close(now)
+    return now
+
+
+def _compute(log: EventLog, phase: Phase, script: Script, now: float) -> None:
+    """A segment's kernels in order; those beside communication are slowed."""
+    if phase.compute_s <= 0:
+        return
+    # work done per second: slowed while both run, full afterwards
+    slowed = phase.compute_s - (phase.duration_s - phase.overlap_s)
+    rate = slowed / phase.overlap_s if phase.overlap_s > 0 else 1.0
+
+    def time_at(work: float) -> float:
+        return work / rate if work <= slowed and phase.overlap_s > 0 else phase.overlap_s + work - slowed
+
+    done, start = 0.0, 0.0
+    for kernel in script.kernels[phase.segment]:
+        done += kernel.share * phase.compute_s
+        end = min(time_at(done), phase.duration_s)
+        log.compute(kernel.name, now + start, end - start)
+        start = end
+
+
+def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
+    """TP and CP collectives of the segment, back to back."""
+    if phase.local_s <= 0:
+        return
+    for message, share in script.local[phase.segment]:
+        log.comm(message.collective, message.group, now, share * phase.local_s, message.message_bytes, message.dtype, _LOCAL)
+        now += share * phase.local_s
+
+
+def group(parts: StepParts, name: str, size: float, axes: tuple[str, ...], stage: int) -> Group:
+    """The group of the stage's first rank over some axes (cp and dp_shard lie side by side in the default placement)."""
+    table = parts.table
+    stride, found = 1, None
+    for axis in table.placement:
+        if axis in axes and found is None:
+            found = stride
+        stride *= int(getattr(table, axis)[0])
+    return Group(name=name, size=max(int(size), 1), first_rank=stage_rank(parts, stage), stride=found or 1)
+
+
+def stage_rank(parts: StepParts, stage: int) -> int:
+    """Global rank of a stage's first GPU."""
+    stride = 1
+    for axis in parts.table.placement:
+        if axis == "pp":
+            return stage * stride
+        stride *= int(getattr(parts.table, axis)[0])
+    raise AssertionError(f"pp is not among {AXES}")
+
+
+def script_of(parts: StepParts, kernels: dict[str, tuple[Kernel, ...]], local: dict[str, tuple[tuple[Message, float], ...]],
+              row: int, a: Actions, stage: int) -> Script:
+    """Messages of one chunk kind on one stage."""
+    t, table, rows = parts.traffic, parts.table, a.rows
+    shard = group(parts, "dp_shard", table.dp_shard[0] * table.cp[0], ("dp_shard", "cp"), stage)
+    replicas = group(parts, "dp_replicate", table.dp_replicate[0] * (table.cp[0] if parts.modes.ddp[0] else 1),
+                     ("dp_replicate", "cp"), stage)
+    dtype = "fp32" if t.reduce_bytes[0] == 4 else "bf16"
+    root = (rows.embedding[row] * t.embedding.moved[0] + rows.head[row] * t.head.moved[0])
+    layer = float(t.layer.moved[0])
+    ddp = bool(parts.modes.ddp[0])
+    reduce, width = ("all_reduce" if ddp else "reduce_scatter"), float(t.reduce_bytes[0])
+    home = replicas if ddp else shard
+    return Script(
+        kernels=kernels, local=local,
+        gather=Message(collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * layer, dtype="bf16"),
+        root_gather=Message(collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * float(root), dtype="bf16"),
+        reduce=Message(collective=reduce, group=home, message_bytes=width * layer, dtype=dtype),
+        root_reduce=Message(collective=reduce, group=home, message_bytes=width * float(root), dtype=dtype),
+        replicate=Message(collective="all_reduce", group=replicas, message_bytes=width * layer / shard.size, dtype=dtype),
+    )
+
+
+Scripts = Sequence[dict[tuple[str, int], Script]]
+"""For each stage, keyed by (action, row)."""
+
+
+def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, step_s: float) -> list[Events]:
+    """The whole step of plan 0, a log for each pipeline stage."""
+    table = parts.table
+    logs = [EventLog() for _ in range(int(table.pp[0]))]
+    ends = _play_serial(logs[0], parts, a, scripts) if len(logs) == 1 else _play_pipeline(logs, parts, a, scripts)
+    world = Group(name="world", size=int(table.gpus[0]))
+    for stage, log in enumerate(logs):
+        _play_tail(log, tail, world, parts, stage, ends)
+    return [log.freeze(rank=stage_rank(parts, s), world_size=int(table.gpus[0]), step_s=step_s) for s, log in enumerate(logs)]
+
+
+class _Records:
+    """Every action, walked once."""
+
+    def __init__(self, parts: StepParts, a: Actions) -> None:
+        self.parts, self.actions = parts, a
+        self.known: dict[tuple[str, int], Recorded] = {}
+
+    def of(self, name: str, row: int) -> tuple[str, Recorded]:
+        """The action to play and its record: middle microbatches of resharding plans repeat the first or last."""
+        if bool(self.parts.modes.reshards[0]):
+            name = {"F": "F_first", "B": "B_last"}.get(name, name)
+        if (name, row) not in self.known:
+            self.known[(name, row)] = record_action(self.parts, self.actions, name, row)
+        return name, self.known[(name, row)]
+
+
+def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) -> float:
+    """Without a pipeline: microbatch after microbatch."""
+    known, now, row = _Records(parts, a), 0.0, int(a.row_of[0, 0])
+    m = int(parts.table.microbatches[0])
+    for micro in range(m):
+        for action in ("F_first" if micro == 0 else "F", "B_last" if micro == m - 1 else "B"):
+            name, recorded = known.of(action, row)
+            now = play(log, recorded, scripts[0][(name, row)], now)
+    return now
+
+
+def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: Scripts) -> float:
+    """With one: every action where the recurrence put it."""
+    table, known = parts.table, _Records(parts, a)
+    p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
+    g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
+    durations, _ = duration_table(parts, a, np.array([0]))
+    ends = pipeline.run(g, durations)[:, 0]
+    layout = layout_of(a.layers, p, v)
+    wait = float(transfers(parts)[0])
+    for i in range(g.size):
+        rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
+        row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
+        start = float(ends[i] - durations[pipeline.duration_row(rank, virtual, v, kind), 0])
+        if g.receives[i] and wait > 0:
+            here, there = stage_rank(parts, rank), stage_rank(parts, int(g.rank_of[g.needs[i]]))
+            pair = Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
+            logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
+            start += wait
+        name, recorded = known.of(pipeline.KINDS[kind], row)
+        play(logs[rank], recorded, scripts[rank][(name, row)], start)
+    return float(ends.max())
+
+
+def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage: int, now: float) -> None:
+    if tail.straggler_s > 0:
+        log.comm("all_reduce", world, now, tail.straggler_s, 4.0, "fp32", _SYNC)
+        now += tail.straggler_s
+    if tail.norm_s > 0:
+        log.comm("all_reduce", world, now, tail.norm_s, 4.0, "fp32", _SYNC)
+        now += tail.norm_s
+    log.compute("adamw", now, tail.optimizer_s)
+    now += tail.optimizer_s
+    if tail.late_gather_s > 0:
+        shard = group(parts, "dp_shard", parts.table.dp_shard[0] * parts.table.cp[0], ("dp_shard", "cp"), stage)
+        log.comm("all_gather", shard, now, tail.late_gather_s, PARAMETER_BYTES * float(parts.traffic.layer.moved[0]),
+                 "bf16", _QUEUE)
