@@ -1,0 +1,5 @@
+"""``python -m knee.cli`` is ``knee``."""
+
+from knee.cli import main
+
+main()

@@ -1,0 +1,179 @@
+"""``knee simulate``: one training step, answered and explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.cli.options import Option, Sectioned, Word
+from knee.errors import DoesNotFit, KneeError
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
+
+if TYPE_CHECKING:
+    from knee.cli.job import Asked
+    from knee.record.measurement import Measurement
+    from knee.specs import Job
+    from knee.why import WhyLine
+
+PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
+        "recompute", "precision", "prefetch", "reduce_dtype", "cp_method", "sequence_parallel", "tp_overlap",
+        "placement")
+
+
+def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """An option under a heading of ``--help``."""
+    return click.option(*names, cls=Option, section=section, **settings)
+
+
+@click.command("simulate", cls=Sectioned)
+@click.argument("model")
+@option("--cluster", section="What", metavar="NAME", help="Cluster: a name of `knee catalog`, or a TOML file.")
+@option("--gpus", section="What", type=int, metavar="N", help="GPUs in all.")
+@option("--local-batch", section="What", type=float, metavar="B",
+        help="Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction.")
+@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
+@option("--seq-len", section="What", type=int, metavar="S",
+        help="Tokens a sequence; 4,096 or the model's longest if left out.")
+@option("--profile", section="What", metavar="NAME",
+        help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.")
+@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
+        help="Change one value of the model, cluster, profile or plan, for example "
+             "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.")
+@option("--tp", section="Plan", type=int, metavar="N", help="Tensor-parallel degree.")
+@option("--pp", section="Plan", type=int, metavar="N", help="Pipeline stages.")
+@option("--cp", section="Plan", type=int, metavar="N", help="Context-parallel degree.")
+@option("--dp-shard", section="Plan", type=int, metavar="N",
+        help="Data-parallel ranks that share one sharded copy; fills the GPUs if left out.")
+@option("--dp-replicate", section="Plan", type=int, metavar="N", help="Copies of the sharded group (hsdp, ddp).")
+@option("--sharding", section="Plan", type=Word(SHARDINGS), help="What data parallelism shards; "
+        "fsdp gathers again in backward, fsdp_no_reshard (the default) keeps the parameters.")
+@option("--schedule", section="Plan", type=Word(SCHEDULES), help="Pipeline schedule; 1f1b if left out.")
+@option("--virtual-stages", section="Plan", type=int, metavar="N", help="Model chunks per stage (interleaved).")
+@option("--micro-batch", section="Plan", type=int, metavar="M",
+        help="Sequences per microbatch and data-parallel rank; if left out all of a rank's at once, 1 with a pipeline.")
+@option("--recompute", section="Plan", type=Word(RECOMPUTES), help="Activations recomputed in backward; none if "
+        "left out.")
+@option("--precision", section="Plan", type=Word(PRECISIONS), help="Type of the matrix products; bf16 if left out.")
+@option("--prefetch", section="Plan", type=int, metavar="N", help="Layers gathered ahead; 1 if left out.")
+@option("--reduce-dtype", section="Plan", type=Word(REDUCE_DTYPES), help="Type in which gradients are reduced; fp32 "
+        "if left out.")
+@option("--cp-method", section="Plan", type=Word(CP_METHODS), help="How context parallelism shares keys and values; "
+        "allgather if left out.")
+@option("--sequence-parallel/--no-sequence-parallel", section="Plan", default=None,
+        help="Split norms and residuals along the sequence inside the tensor-parallel group; on if left out.")
+@option("--tp-overlap", section="Plan", metavar="FRAC",
+        help="Share of tensor-parallel communication hidden beside GEMMs, 0 to 1; the profile's if left out.")
+@option("--placement", section="Plan", metavar="AXES",
+        help="Mesh axes from neighbouring GPUs outwards; tp-cp-dp_shard-dp_replicate-pp if left out.")
+@option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
+        help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
+@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@option("--trace", section="Output", metavar="FILE", type=click.Path(dir_okay=False),
+        help="Also write the step as Kineto traces (.json or .json.gz), one per pipeline stage.")
+@option("--why", section="Output", is_flag=True, help="Also print the formulas, constants and sources behind it.")
+def command(model: str, cluster: str | None, profile: str | None, sets: tuple[str, ...], flop_convention: str,
+            as_json: bool, trace: str | None, why: bool, **options: Any) -> None:
+    """Simulate one training step of MODEL under a parallel plan.
+
+    MODEL is a name of `knee catalog`, a model's TOML file, a Hugging Face config.json or the folder that holds
+    one, or a whole job as a TOML file:
+
+    \b
+        model = "llama2-7b"          # a name, a path or a table; so are cluster and profile
+        cluster = "dgx-h100"
+        gpus = 256
+        local_batch = 2              # or global_batch
+        [plan]
+        tp = 2
+
+    A job file needs no option; an option given besides replaces what the file says.
+
+    A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
+    """
+    from knee.cli.answer import as_data, print_answer
+    from knee.cli.job import ask, parse_sets
+    from knee.simulator import simulate
+
+    sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
+    plan = {name: options[name] for name in PLAN}
+    plan["tp_overlap_frac"] = plan.pop("tp_overlap")
+    asked = ask(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, sets=parse_sets(sets))
+    job = asked.job
+    measurement = simulate(job, convention=flop_convention, assumptions=asked.assumptions)
+    lines = _explain(asked, flop_convention) if why else []
+    if trace is not None:
+        _write_trace(job, trace)
+    if as_json:
+        data = as_data(job, measurement)
+        if why:
+            data["why"] = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
+                           for line in lines]
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
+    else:
+        print_answer(job, measurement, lines)
+    if not measurement.fits:
+        raise _does_not_fit(asked, measurement)
+
+
+def _explain(asked: Asked, convention: str) -> list[WhyLine]:
+    from knee.why import explain
+
+    return explain(asked.job, asked.sources, convention=convention)
+
+
+def _write_trace(job: Job, path: str) -> None:
+    from knee.record.kineto import write_kineto
+    from knee.simulator import events_of
+
+    for written in write_kineto(events_of(job), path, device=job.cluster.gpu.name):
+        click.echo(f"wrote {written}", err=True)
+
+
+def _does_not_fit(asked: Asked, measurement: Measurement) -> DoesNotFit:
+    """What it needs and has, and the fastest change of the plan that fits."""
+    from knee.units import show
+
+    has = show(asked.job.cluster.gpu.hbm_bytes, "bytes")
+    return DoesNotFit(
+        f"the plan does not fit: it needs {show(measurement.memory_bytes, 'bytes')} a GPU, and "
+        f"{asked.job.cluster.gpu.name} has {has}",
+        hint=_what_would_fit(asked) or "use more GPUs, a smaller model, or shorter sequences",
+    )
+
+
+def _what_would_fit(asked: Asked) -> str | None:
+    """The fastest of the simplest changes that fit."""
+    from knee.cli.job import flag
+    from knee.simulator import simulate
+
+    for group in _changes(asked.job):
+        fitting: dict[str, float] = {}
+        for changes in group:
+            with suppress(KneeError):
+                found = simulate(asked.with_options(**changes))
+                if found.fits:
+                    words = " ".join(f"{flag(name)} {value}" for name, value in changes.items())
+                    fitting[words] = found.tokens_per_s
+        if fitting:
+            return f"it would fit with {max(fitting, key=lambda words: fitting[words])}"
+    return None
+
+
+def _changes(job: Job) -> Iterator[list[dict[str, Any]]]:
+    """Changes of the plan that save memory: first within its degrees, then with more tp, then with more pp."""
+    plan = job.plan
+    micro: list[dict[str, Any]] = [{}, {"micro_batch": 1}] if plan.micro_batch > 1 else [{}]
+    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1:])]
+    shard: list[dict[str, Any]] = [{}, {"sharding": "fsdp"}] if plan.sharding != "fsdp" else [{}]
+    within = [{**a, **b, **c} for a in shard for b in micro for c in again]
+    yield within[1:]
+    for tp in (2, 4, 8):
+        if plan.tp < tp <= job.cluster.node.gpus:
+            yield [{"tp": tp, **changes} for changes in within]
+    for pp in (2, 4, 8, 16):
+        if plan.pp < pp:
+            yield [{"tp": max(plan.tp, 8), "pp": pp, **changes} for changes in within]
