@@ -113,7 +113,7 @@ def evaluate(model: Model, cluster: Cluster, profile: Profile, table: PlanTable,
     compute = compute_costs(model, cluster, profile, table)
     comm = comm_costs(cluster, profile, table, modes, traffic, groups)
     parts = StepParts(gpu=cluster.gpu, profile=profile, table=table, modes=modes, traffic=traffic, compute=compute,
-                      comm=comm, local=local_comms(profile, table, comm, compute))
+                      comm=comm, local=local_comms(profile, table, groups, comm, compute))
     actions = run_actions(parts, model.layers)
     step = run_step(parts, actions, fold=fold)
     optimizer = _optimizer(cluster, profile, model, parts)
@@ -278,7 +278,10 @@ def _results(model: Model, cluster: Cluster, profile: Profile, parts: StepParts,
     per_gpu = tokens / step_s / table.gpus
     loads = (step.gather_load_s + step.reduce_load_s + step.replicate_load_s + step.local_load_s + step.p2p_load_s
              + comm.norm + late + straggler)
-    watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=exposed + step.overlapped_s)
+    # beside compute, collectives are charged for the time they take from it
+    kappa = profile.compute_slowdown_frac
+    alone = exposed + step.overlapped_s * kappa / (1.0 + kappa)
+    watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
     price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
     total_bytes = memory.total_bytes
     return Results(

@@ -14,9 +14,11 @@ Floats = NDArray[np.float64]
 def power_w(gpu: Gpu, *, step_s: Floats, flop: Floats, moved_bytes: Floats, comm_s: Floats) -> Floats:
     """Mean draw of one GPU over a step.
 
-    Formula: demand = idle + (flop * J/FLOP + bytes * J/B + comm_s * W) / step;  P = demand / (1 + (demand/cap)^p)^(1/p)
-    Where:   flop, bytes and comm_s are one GPU's tensor-core work, HBM traffic and time in collectives per step; the
-             second form is a rounded minimum of demand and the board's cap
+    Formula: demand = idle + (flop * J/FLOP + bytes * J/B + comm_s * W) / step
+             P = demand / (1 + (demand/cap)^p)^(1/p)
+    Where:   flop and bytes are one GPU's tensor-core work and HBM traffic per step; comm_s is exposed communication
+             plus what overlapped communication takes from compute (kappa / (1 + kappa) of it); the second form is a
+             rounded minimum of demand and the board's cap
     Source:  energies per GPU in the catalogue; p from an H200's readings at five duty cycles around its cap
     Valid:   averages over many steps; the cap's effect on clocks is part of the GPU's sustained GEMM rate
     """

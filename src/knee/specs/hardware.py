@@ -80,7 +80,7 @@ class Gpu:
     hbm_j_per_byte: float
     """Dynamic energy of one byte of HBM traffic."""
     comm_w: float
-    """Dynamic draw while a collective kernel runs (SMs, NVLink, NIC path)."""
+    """Dynamic draw while collectives run alone: spinning SMs at full clocks, NVLink, the path to the NIC."""
 
     def __post_init__(self) -> None:
         _positive("gpu", self, ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w",

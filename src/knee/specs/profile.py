@@ -37,7 +37,7 @@ class Profile:
     bandwidth_scale_frac: float
     """In-training bandwidth of a collective over its idle bandwidth."""
     tp_overlap_frac: float
-    """Share of tensor-parallel communication that runs beside GEMMs."""
+    """Share of tensor-parallel communication that runs beside GEMMs; only inside a node."""
     p2p_overlap_frac: float
     """Share of pipeline transfers that runs beside compute."""
     cp_overlap_frac: float

@@ -2,7 +2,9 @@
 
 Assumptions where the paper is silent, written down before any result was seen:
 - plans are FSDP without resharding in forward, no recomputation, sequence parallelism inside TP, gradients reduced in
-  fp32, TP innermost and pipeline stages outermost; a plan must fit in memory to count;
+  fp32; a plan must fit in memory to count;
+- TP is innermost and PP next to it, so that groups of up to 8 stay inside a node: section 4.3 calls both kinds of
+  groups "across multiple nodes" only above 8 (a first run had stages outermost, which that sentence rules out);
 - a pipeline plan runs its best schedule (1F1B, zero bubble, interleaved with 2, 4 or 8 chunks) and micro-batch;
 - exposed communication of a pipeline counts its bubble, because in a Kineto trace a waiting stage sits in a receive
   kernel, which is how the paper measured it;
@@ -335,8 +337,10 @@ def t43(b: Bench) -> Finding:
 def t44(b: Bench) -> Finding:
     degrees = []
     for gpus in (256, 2048):
-        plan = b.best(gpus=gpus, global_batch=2 * gpus).job.plan
-        degrees.append(plan.tp * plan.pp)
+        best = _per_gpu(b.best(gpus=gpus, global_batch=2 * gpus))
+        runs = [b.weak(gpus, tp=t) for t in (1, 2, 4, 8)]
+        runs += [b.best(gpus=gpus, global_batch=2 * gpus, tp=(t,), pp=(p,)) for t in (1, 2, 4) for p in (2, 4)]
+        degrees.append(min(r.job.plan.tp * r.job.plan.pp for r in runs if _per_gpu(r) >= best * (1 - NOISE)))
     return Finding(holds=degrees[1] > degrees[0], value=f"{degrees[0]} at 256 GPUs, {degrees[1]} at 2,048")
 
 
@@ -547,7 +551,7 @@ CLAIMS: tuple[Claim, ...] = (
     _claim("T41", "throughput rises, then falls with model parallelism", "interior optimum", "TP 1 to 16 at 256 GPUs", t41),
     _claim("T42", "some plan is faster and exposes less, on both A100 and H100", "exists", "beyond 1% in both", t42),
     _claim("T43", "FSDP's group is GPUs over the total model-parallel degree", "n / m", "exact", t43),
-    _claim("T44", "the best total degree is larger at 2,048 GPUs than at 256", "larger", "larger", t44),
+    _claim("T44", "the best total degree is larger at 2,048 GPUs than at 256", "larger", "least degree within 1% of the best", t44),
     _claim("T47", "V100: the best plan has model parallelism", "higher", "beyond 1%", t47),
     _claim("T48", "V100's utilisation is below A100's", "below", "beyond 1%", t48),
     _claim("T49", "H100 over A100, tensor-core rate", "more than 3x", "more than 3x", t49),

@@ -16,6 +16,8 @@ from knee.specs.profile import Profile
 from knee.specs.table import table_of
 
 DEGREES = (1, 2, 4, 8, 16)
+PLACEMENT = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+"""The paper calls groups of more than 8 "across multiple nodes", pipelines included: model parallelism is innermost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,9 @@ class Bench:
 
     def job(self, *, model: str = "llama2-7b", cluster: str = "dgx-h100", profile: str = "paper", gpus: int,
             global_batch: int, seq_len: int = 4096, **plan: object) -> Job:
-        """A job; SpecError where the plan cannot be."""
+        """A job, model-parallel groups innermost; SpecError where the plan cannot be."""
         return make_job(self.model(model), self.cluster(cluster), self.profile(profile), gpus=gpus,
-                        global_batch=global_batch, seq_len=seq_len, plan_options=plan)[0]
+                        global_batch=global_batch, seq_len=seq_len, plan_options={"placement": PLACEMENT} | plan)[0]
 
     def run(self, *, gpus: int, global_batch: int, **options: object) -> Run:
         """Simulate one point."""

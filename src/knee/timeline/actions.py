@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.cost.compute import Cost, stream_s
-from knee.cost.step import CommCosts, ComputeCosts
+from knee.cost.step import CommCosts, ComputeCosts, Groups
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.profile import Profile
@@ -53,9 +53,11 @@ class LocalComms:
     head_backward: LocalComm
 
 
-def local_comms(profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts) -> LocalComms:
+def local_comms(profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts) -> LocalComms:
     """TP: two gathers and two scatters (or two all-reduces) a layer and direction. CP: keys and values."""
     share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
+    # products that overlap with their exchange write into each other's memory, which no network offers
+    share = np.where(groups.tp.nodes > 1, 0.0, share)
     sp = table.sequence_parallel
 
     def tp(gathers: float, all_reduces: float) -> LocalComm:
