@@ -95,7 +95,8 @@ def _plain(tree: Tree, prefix: str, bad: dict[str, Mistake]) -> dict[str, Any]:
 def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     unit = unit_of(path)
     word = str(value).lower()
-    if isinstance(value, str) and word == "none":
+    if unit is not None and word == "none":
+        # only a quantity can be left unset this way: among words, "none" is a choice (recompute)
         return None
     if word.lstrip("+-") in ("inf", "nan", "infinity"):
         bad[path] = Mistake(place=path, text=f"{word} is not a finite number")
