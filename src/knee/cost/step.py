@@ -185,7 +185,7 @@ def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Mode
         **over(gather, "gather"), **over(reduce, "reduce"), **over(replicate, "replicate"),
         tp_gather=gather_s(links, g.tp, t.tp_bytes),
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
-        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens),
+        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, g.cp.nodes), 0.0),
         pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, g.world.nodes), 0.0),

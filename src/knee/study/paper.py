@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -486,7 +487,7 @@ def t64(b: Bench) -> Finding:
 _NODES = np.array([4, 8, 16, 32, 64, 128, 256, 512])
 
 
-def _busbw(collective: str, size_bytes: float) -> list[float]:
+def _busbw(collective: Literal["all_reduce", "all_gather"], size_bytes: float) -> list[float]:
     seconds, _, _ = nccl.best(version="2.20", arch="hopper", collective=collective, message_bytes=np.full(8, size_bytes),
                               ranks=8 * _NODES, nodes=_NODES)
     return [float(x) / 1e9 for x in nccl.bus_bandwidth_bytes_per_s(collective, np.full(8, size_bytes), 8 * _NODES, seconds)]

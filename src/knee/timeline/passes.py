@@ -262,6 +262,19 @@ class _Walk:
         ))
 
 
+def run(p: Pass, kappa: float, gamma: float) -> Sums:
+    """All passes, each in the quickest way that is exact: those without a queue need no walk."""
+    queued = np.flatnonzero(p.root_gather_s + p.gather_s + p.reduce_s + p.root_reduce_s + p.replicate_s
+                            + p.root_replicate_s + p.carried_reduce_s + p.carried_replicate_s)
+    if len(queued) == len(p.layers):
+        return run_passes(p, kappa, gamma)
+    sums = run_repeated(p, kappa, gamma)
+    walked = run_passes(p.rows(queued), kappa, gamma)
+    for f in fields(Sums):
+        getattr(sums, f.name)[queued] = getattr(walked, f.name)
+    return sums
+
+
 EXPLICIT_LAYERS = 3
 """Layers walked before asking whether the rest repeats: the third must equal the second."""
 

@@ -71,8 +71,11 @@ def folded_microbatches(schedule: Ints, ranks: Ints, microbatches: Ints) -> Ints
 def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Graph:
     """Number the actions, link each to what it waits for, and cut them into wavefronts."""
     per_rank = orders(schedule, ranks, chunks, microbatches)
-    index = {}
-    rank_of, kind_of, chunk_of, micro_of = [], [], [], []
+    index: dict[tuple[str, int, int, int], int] = {}
+    rank_of: list[int] = []
+    kind_of: list[int] = []
+    chunk_of: list[int] = []
+    micro_of: list[int] = []
     for rank, actions in enumerate(per_rank):
         for kind, chunk, micro in actions:
             index[(kind, rank, chunk, micro)] = len(rank_of)

@@ -12,7 +12,7 @@ from knee.specs.plan import SCHEDULES
 from knee.specs.table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import CHUNKS, ChunkRows, StepParts, backward_pass, forward_pass, is_zero_bubble
-from knee.timeline.passes import Pass, Sums, run_passes, run_repeated
+from knee.timeline.passes import Pass, Sums, run, run_passes, run_repeated
 from knee.workload.stages import chunk_layers
 
 Floats = NDArray[np.float64]
@@ -78,17 +78,17 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints, Floats]:
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
             count[kind, plans] = number
-    kind, plan = np.nonzero(count)
-    row_of[kind, plan] = np.arange(len(kind))
-    name = np.array(CHUNKS)[kind]
+    kinds, plan = np.nonzero(count)
+    row_of[kinds, plan] = np.arange(len(kinds))
+    name = np.array(CHUNKS)[kinds]
     early = np.char.endswith(name, "_early")
     last_of_rank = (name == "first") | (name == "middle") | (name == "short")
     rows = ChunkRows(
-        plan=plan, layers=layer_count[kind, plan],
+        plan=plan, layers=layer_count[kinds, plan],
         embedding=(name == "first") | (name == "only"), head=(name == "last") | (name == "only"),
         early=early, carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
     )
-    return rows, row_of, count[kind, plan]
+    return rows, row_of, count[kinds, plan]
 
 
 def run_actions(parts: StepParts, layers: int) -> Actions:
@@ -129,23 +129,21 @@ def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
 def _walk(parts: StepParts, a: Actions) -> Actions:
     """Run each pass: with a queue layer by layer, without one in closed form."""
     kappa, gamma = parts.profile.compute_slowdown_frac, parts.profile.comm_slowdown
-    many = parts.table.microbatches[a.rows.plan] > 1
     reshards = parts.modes.reshards[a.rows.plan]
-    sums, passes = {}, dict(a.passes)
-    for name, p in a.passes.items():
-        if name in ("B_last", "W_last"):
-            passes[name] = p = _carry(p, a, kappa, gamma)
-        if name in ("F", "B") and len(a.rows):
-            # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
-            whole = sums["F_first"] if name == "F" else run_passes(passes["B_last"], kappa, gamma) if reshards.any() else None
-            plain = run_repeated(p, kappa, gamma)
-            sums[name] = plain if whole is None else Sums(**{
-                f.name: np.where(many & reshards, getattr(whole, f.name), getattr(plain, f.name)) for f in fields(Sums)
-            })
-        elif name == "W":
-            sums[name] = run_repeated(p, kappa, gamma)
-        else:
-            sums[name] = run_passes(p, kappa, gamma)
+    passes = dict(a.passes)
+    sums: dict[str, Sums] = {"F_first": run(passes["F_first"], kappa, gamma)}
+    for name in ("B_last", "W_last"):
+        if name in passes:
+            passes[name] = _carry(passes[name], a, kappa, gamma)
+            sums[name] = run(passes[name], kappa, gamma)
+    # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
+    for name, like in (("F", "F_first"), ("B", "B_last")):
+        plain = run_repeated(passes[name], kappa, gamma)
+        sums[name] = Sums(**{
+            f.name: np.where(reshards, getattr(sums[like], f.name), getattr(plain, f.name)) for f in fields(Sums)
+        })
+    if "W" in passes:
+        sums["W"] = run_repeated(passes["W"], kappa, gamma)
     return Actions(layers=a.layers, rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
 
 

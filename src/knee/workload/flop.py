@@ -22,7 +22,7 @@ CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]
     # PaLM, appendix B (arXiv 2204.02311): 6N + 12 L d s, attention in full although the mask halves it
     "palm": lambda m, s: 6.0 * parameter_count(m) + 12.0 * _attention(m, s),
     # Kaplan et al. 2020: parameters only
-    "6n": lambda m, s: 6.0 * parameter_count(m) + 0.0 * s,
+    "6n": lambda m, s: np.full(len(s), 6.0 * parameter_count(m)),
     # as PaLM, with the causal half of the square
     "causal": lambda m, s: 6.0 * parameter_count(m) + 6.0 * _attention(m, s),
     # torchtitan: the input embedding is a lookup, not a product

@@ -37,7 +37,7 @@ class MemoryColumns:
     @property
     def total_bytes(self) -> Floats:
         """All parts together."""
-        return np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+        return np.asarray(np.sum([getattr(self, f.name) for f in fields(self)], axis=0), dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

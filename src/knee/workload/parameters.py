@@ -22,6 +22,8 @@ class Tensor:
     cols: int
     tp: str
     """"rows", "cols" or "none" (replicated)."""
+    least_rows: int = 1
+    """Rows that a tensor-parallel rank keeps at least: a whole head, replicated where tp exceeds the heads."""
 
     @property
     def size(self) -> int:
@@ -34,8 +36,8 @@ def layer_tensors(model: Model) -> tuple[Tensor, ...]:
     h, f = model.hidden, model.ffn
     tensors = [
         Tensor(name="wq", rows=model.q_width, cols=h, tp="rows"),
-        Tensor(name="wk", rows=model.kv_width, cols=h, tp="rows"),
-        Tensor(name="wv", rows=model.kv_width, cols=h, tp="rows"),
+        Tensor(name="wk", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
+        Tensor(name="wv", rows=model.kv_width, cols=h, tp="rows", least_rows=model.head_dim),
         Tensor(name="wo", rows=h, cols=model.q_width, tp="cols"),
         *(Tensor(name=n, rows=f, cols=h, tp="rows") for n in (("w1", "w3") if model.mlp == "swiglu" else ("w1",))),
         Tensor(name="w2", rows=h, cols=f, tp="cols"),
@@ -82,13 +84,11 @@ def parameter_count(model: Model) -> int:
 
 
 def shard_elements(tensors: tuple[Tensor, ...], tp: Ints) -> Floats:
-    """Elements of these tensors on one tensor-parallel rank.
-
-    Key and value projections are kept whole heads: where tp exceeds the key-value heads they are replicated.
-    """
+    """Elements of these tensors on one tensor-parallel rank."""
     total = np.zeros(len(tp))
     for t in tensors:
-        total += t.size if t.tp == "none" else t.size / tp
+        rows = np.maximum(t.rows / tp, float(t.least_rows)) if t.tp == "rows" else float(t.rows)
+        total += rows * (t.cols / tp if t.tp == "cols" else float(t.cols))
     return total
 
 
@@ -102,7 +102,7 @@ def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Flo
     """
     total = np.zeros(len(tp))
     for t in tensors:
-        rows = np.ceil(t.rows / tp) if t.tp == "rows" else float(t.rows)
+        rows = np.ceil(np.maximum(t.rows / tp, float(t.least_rows))) if t.tp == "rows" else float(t.rows)
         cols = t.cols / tp if t.tp == "cols" else float(t.cols)
         total += ranks * np.ceil(rows / ranks) * cols
     return total
