@@ -27,8 +27,15 @@ from knee.study.runs import Bench
 
 Floats = NDArray[np.float64]
 
-NAMES = ("paper hop_scale", "paper compute_slowdown_frac", "paper tp_overlap_frac", "h100-sxm gemm_frac",
-         "a100-sxm-80 gemm_frac", "h100-sxm gemm_j_per_flop (pJ)", "h100-sxm comm_w (100 W)")
+NAMES = (
+    "paper hop_scale",
+    "paper compute_slowdown_frac",
+    "paper tp_overlap_frac",
+    "h100-sxm gemm_frac",
+    "a100-sxm-80 gemm_frac",
+    "h100-sxm gemm_j_per_flop (pJ)",
+    "h100-sxm comm_w (100 W)",
+)
 START = np.array([2.1, 0.17, 0.75, 0.64, 0.80, 1.55, 4.0])
 LOW = np.array([1.0, 0.01, 0.05, 0.4, 0.4, 0.5, 0.2])
 HIGH = np.array([4.0, 0.4, 0.95, 0.8, 0.87, 2.0, 6.0])
@@ -52,16 +59,18 @@ def outputs(x: Floats) -> Floats:
     b = bench(x)
     speed = {n: b.weak(n).result.tokens_per_s_per_gpu for n in (128, 2048)}
     tp = max(b.weak(2048, tp=t).result.tokens_per_s_per_gpu for t in (2, 4))
-    return np.array([
-        100 * (speed[2048] / speed[128] - 1),
-        100 * (tp / speed[2048] - 1),
-        100 * b.best(gpus=256, global_batch=512).result.mfu_frac,
-        100 * b.best(gpus=256, global_batch=512, cluster="dgx-a100").result.mfu_frac,
-        b.weak(128).result.power_w_per_gpu or np.nan,
-        b.weak(2048).result.power_w_per_gpu or np.nan,
-        x[1],
-        x[2],
-    ])
+    return np.array(
+        [
+            100 * (speed[2048] / speed[128] - 1),
+            100 * (tp / speed[2048] - 1),
+            100 * b.best(gpus=256, global_batch=512).result.mfu_frac,
+            100 * b.best(gpus=256, global_batch=512, cluster="dgx-a100").result.mfu_frac,
+            b.weak(128).result.power_w_per_gpu or np.nan,
+            b.weak(2048).result.power_w_per_gpu or np.nan,
+            x[1],
+            x[2],
+        ]
+    )
 
 
 def jacobian(x: Floats, y: Floats) -> Floats:
@@ -84,7 +93,9 @@ def main() -> None:
     for name, value in zip(NAMES, x, strict=True):
         print(f"{name:32} {value:.4f}")
     for row, target, value, tolerance in zip(ROWS, TARGETS, outputs(x), TOLERANCE, strict=True):
-        print(f"{row:18} wanted {target:8.2f}   simulated {value:8.2f}   off by {(value - target) / tolerance:+.2f} tolerances")
+        print(
+            f"{row:18} wanted {target:8.2f}   simulated {value:8.2f}   off by {(value - target) / tolerance:+.2f} tolerances"
+        )
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
-    from knee.simulator import events_of as events_of
-    from knee.simulator import simulate as simulate
+    from knee.single import events_of as events_of
+    from knee.single import simulate as simulate
     from knee.simulator import simulate_table as simulate_table
     from knee.simulator import simulate_tables as simulate_tables
     from knee.specs import Cluster as Cluster
@@ -33,10 +33,24 @@ if TYPE_CHECKING:
     from knee.specs.table import table_of as table_of
 
 _HOMES = {
-    "Cluster": "specs", "Job": "specs", "KneeError": "errors", "Measurement": "record.measurement", "Model": "specs",
-    "Plan": "specs", "PlanTable": "specs.table", "Profile": "specs", "Results": "simulator", "events_of": "simulator",
-    "load_cluster": "specs.load", "load_job": "specs.load", "load_model": "specs.load", "load_profile": "specs.load",
-    "make_job": "specs.load", "simulate": "simulator", "simulate_table": "simulator", "simulate_tables": "simulator",
+    "Cluster": "specs",
+    "Job": "specs",
+    "KneeError": "errors",
+    "Measurement": "record.measurement",
+    "Model": "specs",
+    "Plan": "specs",
+    "PlanTable": "specs.table",
+    "Profile": "specs",
+    "Results": "simulator",
+    "events_of": "single",
+    "load_cluster": "specs.load",
+    "load_job": "specs.load",
+    "load_model": "specs.load",
+    "load_profile": "specs.load",
+    "make_job": "specs.load",
+    "simulate": "single",
+    "simulate_table": "simulator",
+    "simulate_tables": "simulator",
     "table_of": "specs.table",
 }
 __version__ = "0.1.0"

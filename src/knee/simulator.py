@@ -21,31 +21,19 @@ from knee.cost.step import (
     shapes_of,
 )
 from knee.energy.power import power_w, usd_per_mtoken
-from knee.record.events import Events
-from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.specs.hardware import Cluster
-from knee.specs.job import Job
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, RECOMPUTES
+from knee.specs.plan import RECOMPUTES
 from knee.specs.profile import Profile
-from knee.specs.table import PlanTable, table_of
+from knee.specs.table import PlanTable
 from knee.timeline.actions import StepParts, local_comms
-from knee.timeline.events import Tail, stage_events
-from knee.timeline.scripts import scripts_of
 from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
+from knee.workload.traffic import Modes, Traffic, traffic_of
 
 Floats = NDArray[np.float64]
-
-ASSUMPTIONS = (
-    "attention respects the causal mask; sequences are packed to their full length",
-    "one GPU's kernels follow each other; the host runs ahead of them unless launches are too slow",
-    "rings follow the network's order unless the fabric says otherwise; groups of one kind run at the same time",
-    "checkpointing, evaluation and failures are left out",
-)
 
 CHUNK = 16384
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
@@ -104,16 +92,31 @@ class Working:
     results: Results
 
 
-def evaluate(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *,
-             convention: str = DEFAULT_CONVENTION, fold: bool = True) -> Working:
+def evaluate(
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    table: PlanTable,
+    *,
+    convention: str = DEFAULT_CONVENTION,
+    fold: bool = True,
+) -> Working:
     """Simulate one step of each plan of a table that fits in memory at once."""
     modes = Modes.of(table)
     traffic = traffic_of(model, table, modes)
     groups = groups_of(cluster, table, modes)
     compute = compute_costs(model, cluster, profile, table)
     comm = comm_costs(cluster, profile, table, modes, traffic, groups)
-    parts = StepParts(gpu=cluster.gpu, profile=profile, table=table, modes=modes, traffic=traffic, compute=compute,
-                      comm=comm, local=local_comms(profile, table, groups, comm, compute))
+    parts = StepParts(
+        gpu=cluster.gpu,
+        profile=profile,
+        table=table,
+        modes=modes,
+        traffic=traffic,
+        compute=compute,
+        comm=comm,
+        local=local_comms(profile, table, groups, comm, compute),
+    )
     actions = run_actions(parts, model.layers)
     step = run_step(parts, actions, fold=fold)
     optimizer = _optimizer(cluster, profile, model, parts)
@@ -122,97 +125,48 @@ def evaluate(model: Model, cluster: Cluster, profile: Profile, table: PlanTable,
     flop, moved = _work(model, parts)
     moved = moved + optimizer.moved_bytes
     results = _results(model, cluster, profile, parts, step, optimizer, late, memory, flop, moved, convention)
-    return Working(model=model, cluster=cluster, profile=profile, table=table, modes=modes, groups=groups,
-                   traffic=traffic, compute=compute, comm=comm, parts=parts, actions=actions, step=step, memory=memory,
-                   optimizer=optimizer, late_gather_s=late, flop=flop, moved_bytes=moved, results=results)
+    return Working(
+        model=model,
+        cluster=cluster,
+        profile=profile,
+        table=table,
+        modes=modes,
+        groups=groups,
+        traffic=traffic,
+        compute=compute,
+        comm=comm,
+        parts=parts,
+        actions=actions,
+        step=step,
+        memory=memory,
+        optimizer=optimizer,
+        late_gather_s=late,
+        flop=flop,
+        moved_bytes=moved,
+        results=results,
+    )
 
 
-def simulate_table(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *,
-                   convention: str = DEFAULT_CONVENTION) -> Results:
+def simulate_table(
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *, convention: str = DEFAULT_CONVENTION
+) -> Results:
     """Simulate a table of any length, chunk by chunk."""
     pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, max(len(table), 1), CHUNK))
     done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
     return Results(**{f.name: np.concatenate([getattr(r, f.name) for r in done]) for f in fields(Results)})
 
 
-def simulate_tables(model: Model, cluster: Cluster, profile: Profile, tables: Iterable[PlanTable], *,
-                    convention: str = DEFAULT_CONVENTION) -> Iterator[Results]:
+def simulate_tables(
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    tables: Iterable[PlanTable],
+    *,
+    convention: str = DEFAULT_CONVENTION,
+) -> Iterator[Results]:
     """Simulate tables one after another, holding one at a time: a million plans in bounded memory."""
     for table in tables:
         yield evaluate(model, cluster, profile, table, convention=convention).results
-
-
-def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tuple[str, ...] = ()) -> Measurement:
-    """Simulate one step of a job."""
-    working = evaluate(job.model, job.cluster, job.profile, table_of([job]), convention=convention)
-    r = {f.name: getattr(working.results, f.name)[0].item() for f in fields(Results)}
-    memory = Memory(**{f.name: float(getattr(working.memory, f.name)[0]) for f in fields(Memory)})
-    price = r.pop("usd_per_mtoken")
-    return Measurement(
-        kind="simulated", flop_convention=convention, compute_load_s=r["compute_s"], comm_loads=comm_loads(working),
-        memory=memory, usd_per_mtoken=None if np.isnan(price) else price,
-        assumptions=(*assumptions, *ASSUMPTIONS), **r,
-    )
-
-
-def events_of(job: Job) -> list[Events]:
-    """The kernels of one step, for one GPU of each pipeline stage; nothing folded."""
-    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
-    tail = Tail(norm_s=float(w.comm.norm[0]), optimizer_s=float(w.optimizer.time_s[0]),
-                late_gather_s=float(w.late_gather_s[0]), straggler_s=float(w.results.straggler_s[0]),
-                overhead_s=job.profile.step_overhead_s)
-    scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
-    return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
-
-
-def comm_loads(w: Working) -> tuple[CommLoad, ...]:
-    """Kernel time of each kind of collective in each kind of group, of plan 0, mean over its GPUs."""
-    table, step, t = w.table, w.step, w.traffic
-    m, per_stage = float(table.microbatches[0]), w.model.layers / float(table.pp[0])
-    every = bool(w.modes.reshards[0])
-    gathers = per_stage * (2.0 * m if every else 1.0) + 1.0
-    reduces = per_stage * (m if every else 1.0) + 1.0
-    ddp, width = bool(w.modes.ddp[0]), float(t.reduce_bytes[0])
-    shard, replicas = int(w.groups.shard.ranks[0]), int(w.groups.replicate.ranks[0])
-    layer = float(t.layer.moved[0])
-    sp = bool(table.sequence_parallel[0])
-    rows = [
-        ("all_gather", "dp_shard", shard, gathers, PARAMETER_BYTES * layer, step.gather_load_s[0] + w.late_gather_s[0]),
-        ("all_reduce" if ddp else "reduce_scatter", "dp_replicate" if ddp else "dp_shard", replicas if ddp else shard,
-         reduces, width * layer, step.reduce_load_s[0]),
-        ("all_reduce", "dp_replicate", replicas, reduces, width * layer / shard, step.replicate_load_s[0]),
-        *_local_loads(w, m * per_stage, sp),
-        ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0] + w.results.straggler_s[0]),
-    ]
-    return tuple(
-        CommLoad(collective=c, group=g, group_size=n, calls=calls, message_bytes=size, load_s=float(load))
-        for c, g, n, calls, size, load in rows if load > 0
-    )
-
-
-def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[tuple[str, str, int, float, float, float]]:
-    """TP, CP and pipeline transfers: their part of the time that segments spent in communication of their own."""
-    table, t = w.table, w.traffic
-    ring = bool(table.cp_method[0] == CP_METHODS.index("ring"))
-    cp, steps = int(table.cp[0]), float(table.cp[0] - 1)
-    again = 2.0 if table.recompute[0] == RECOMPUTES.index("full") else 1.0
-    sends = 2.0 * float(table.pp[0] * table.virtual_stages[0] - 1) * float(table.microbatches[0]) / float(table.pp[0])
-    tp_calls = (4.0 if sp else 2.0) * layer_passes * (1.0 + again)
-    cp_calls = layer_passes * ((steps if ring else 1.0) * again + 2.0 * (steps if ring else 1.0))
-    work = {
-        "tp": tp_calls * float(w.comm.tp_gather[0] if sp else w.comm.tp_all_reduce[0]),
-        "cp": cp_calls * float(w.comm.cp_send[0] if ring else w.comm.cp_gather[0]),
-        "pp": sends * w.profile.p2p_overlap_frac * float(w.comm.pp_send[0]),
-    }
-    # communication beside compute is slowed alike, so the segments' own time is shared out by work
-    scale = float(w.step.local_load_s[0]) / (sum(work.values()) or 1.0)
-    tp, size = int(table.tp[0]), float(t.tp_bytes[0])
-    halves = [("all_gather", 0.5), ("reduce_scatter", 0.5)] if sp else [("all_reduce", 1.0)]
-    return [
-        *[(name, "tp", tp, tp_calls * part, size, work["tp"] * scale * part) for name, part in halves],
-        ("send_recv" if ring else "all_gather", "cp", cp, cp_calls, float(t.cp_bytes[0]), work["cp"] * scale),
-        ("send_recv", "pp", 2, sends, float(t.pp_bytes[0]), work["pp"] * scale + float(w.step.p2p_load_s[0])),
-    ]
 
 
 def _stage_parameters(model: Model, parts: StepParts) -> Floats:
@@ -237,7 +191,9 @@ def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
     if profile.gather_overlap:
         return np.zeros(len(parts.table))
     layers = np.ceil(model.layers / parts.table.pp)
-    ends = np.where(parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root)
+    ends = np.where(
+        parts.table.pp > 1, np.maximum(parts.comm.gather_embedding, parts.comm.gather_head), parts.comm.gather_root
+    )
     return np.where(parts.modes.zero1, layers * parts.comm.gather_layer + ends, 0.0)
 
 
@@ -247,9 +203,14 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     again = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
     totals = []
     for field in ("flop", "moved_bytes"):
-        layer = (getattr(c.layer_forward, field) * (1.0 + again) + getattr(c.layer_backward_input, field)
-                 + getattr(c.layer_backward_weight, field))
-        ends = sum(getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward))
+        layer = (
+            getattr(c.layer_forward, field) * (1.0 + again)
+            + getattr(c.layer_backward_input, field)
+            + getattr(c.layer_backward_weight, field)
+        )
+        ends = sum(
+            getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
+        )
         totals.append((model.layers * layer + ends) * table.microbatches / table.pp)
     return totals[0], totals[1]
 
@@ -264,8 +225,19 @@ def expected_maximum(gpus: NDArray[np.int64]) -> Floats:
     return np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) for n in values.tolist()])[inverse]
 
 
-def _results(model: Model, cluster: Cluster, profile: Profile, parts: StepParts, step: StepColumns, optimizer: Cost,
-             late: Floats, memory: MemoryColumns, flop: Floats, moved: Floats, convention: str) -> Results:
+def _results(
+    model: Model,
+    cluster: Cluster,
+    profile: Profile,
+    parts: StepParts,
+    step: StepColumns,
+    optimizer: Cost,
+    late: Floats,
+    memory: MemoryColumns,
+    flop: Floats,
+    moved: Floats,
+    convention: str,
+) -> Results:
     """Add what happens once a step and read the metrics off."""
     table, comm = parts.table, parts.comm
     # the mean GPU waits in a collective for the slowest one
@@ -276,8 +248,16 @@ def _results(model: Model, cluster: Cluster, profile: Profile, parts: StepParts,
     step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)
     per_gpu = tokens / step_s / table.gpus
-    loads = (step.gather_load_s + step.reduce_load_s + step.replicate_load_s + step.local_load_s + step.p2p_load_s
-             + comm.norm + late + straggler)
+    loads = (
+        step.gather_load_s
+        + step.reduce_load_s
+        + step.replicate_load_s
+        + step.local_load_s
+        + step.p2p_load_s
+        + comm.norm
+        + late
+        + straggler
+    )
     # beside compute, collectives are charged for the time they take from it
     kappa = profile.compute_slowdown_frac
     alone = exposed + step.overlapped_s * kappa / (1.0 + kappa)
@@ -285,10 +265,21 @@ def _results(model: Model, cluster: Cluster, profile: Profile, parts: StepParts,
     price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
     total_bytes = memory.total_bytes
     return Results(
-        step_s=step_s, tokens_per_s=tokens / step_s, tokens_per_s_per_gpu=per_gpu,
+        step_s=step_s,
+        tokens_per_s=tokens / step_s,
+        tokens_per_s_per_gpu=per_gpu,
         mfu_frac=model_flop_per_token(model, table.seq_len, convention) * per_gpu / peak_column(cluster, table),
-        compute_s=compute, comm_s=exposed + step.overlapped_s, comm_load_s=loads, exposed_comm_s=exposed,
-        overlapped_comm_s=step.overlapped_s, bubble_s=step.bubble_s, idle_s=idle, straggler_s=straggler,
-        memory_bytes=total_bytes, fits=total_bytes <= cluster.gpu.hbm_bytes, power_w_per_gpu=watts,
-        tokens_per_j=per_gpu / watts, usd_per_mtoken=usd_per_mtoken(price, per_gpu),
+        compute_s=compute,
+        comm_s=exposed + step.overlapped_s,
+        comm_load_s=loads,
+        exposed_comm_s=exposed,
+        overlapped_comm_s=step.overlapped_s,
+        bubble_s=step.bubble_s,
+        idle_s=idle,
+        straggler_s=straggler,
+        memory_bytes=total_bytes,
+        fits=total_bytes <= cluster.gpu.hbm_bytes,
+        power_w_per_gpu=watts,
+        tokens_per_j=per_gpu / watts,
+        usd_per_mtoken=usd_per_mtoken(price, per_gpu),
     )

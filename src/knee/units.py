@@ -12,8 +12,20 @@ KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12
 KIB, MIB, GIB = 2.0**10, 2.0**20, 2.0**30
 US, MS = 1e-6, 1e-3
 
-_PREFIX = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "m": 1e-3, "k": 1e3, "K": 1e3,
-           "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "p": 1e-12}
+_PREFIX = {
+    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
+    "µ": 1e-6,
+    "m": 1e-3,
+    "k": 1e3,
+    "K": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    "p": 1e-12,
+}
 _BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2.0**40}
 
 # dimension -> {unit as written: factor to base SI}
@@ -61,9 +73,17 @@ def parse(text: str | float, unit: str) -> float:
 
 def example(unit: str) -> str:
     """How a value of this dimension is written."""
-    return {"s": "14 us", "bytes": "80 GB", "bytes_per_s": "3.35 TB/s or 400 Gbit/s", "flop_per_s": "989 TFLOP/s",
-            "w": "700 W", "j_per_flop": "1.2 pJ/FLOP", "j_per_byte": "70 pJ/B", "usd_per_h": "2.95 USD/h",
-            "frac": "0.85 or 85%"}[unit]
+    return {
+        "s": "14 us",
+        "bytes": "80 GB",
+        "bytes_per_s": "3.35 TB/s or 400 Gbit/s",
+        "flop_per_s": "989 TFLOP/s",
+        "w": "700 W",
+        "j_per_flop": "1.2 pJ/FLOP",
+        "j_per_byte": "70 pJ/B",
+        "usd_per_h": "2.95 USD/h",
+        "frac": "0.85 or 85%",
+    }[unit]
 
 
 _SCALES: dict[str, tuple[tuple[float, str], ...]] = {

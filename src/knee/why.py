@@ -66,31 +66,50 @@ def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAUL
 
 def _throughput(c: _Chain, job: Job, w: Working, convention: str) -> None:
     r = w.results
-    c.add(0, "tokens_per_s", f"{r.tokens_per_s[0]:,.0f}", f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,}) / step_s")
+    c.add(
+        0,
+        "tokens_per_s",
+        f"{r.tokens_per_s[0]:,.0f}",
+        f"global_batch({job.global_batch:,}) * seq_len({job.seq_len:,}) / step_s",
+    )
     c.add(0, "step_s", show(r.step_s[0], "s", 4), "compute + exposed communication + bubble + idle, mean over GPUs")
     for name in ("compute_s", "exposed_comm_s", "bubble_s", "idle_s"):
         value = float(getattr(r, name)[0])
         c.add(1, name, f"{show(value, 's')} ({value / r.step_s[0]:.1%})")
     flop = float(model_flop_per_token(job.model, np.array([job.seq_len]), convention)[0])
     peak = job.cluster.gpu.peak_flop_per_s(job.plan.precision)
-    c.add(0, "mfu_frac", f"{r.mfu_frac[0]:.2%}",
-          f"{flop / 1e9:.2f} GFLOP/token ({convention}) * tokens/s/GPU / {show(peak, 'flop_per_s')}")
+    c.add(
+        0,
+        "mfu_frac",
+        f"{r.mfu_frac[0]:.2%}",
+        f"{flop / 1e9:.2f} GFLOP/token ({convention}) * tokens/s/GPU / {show(peak, 'flop_per_s')}",
+    )
     c.add(1, "parameters", f"{parameter_count(job.model):,}", "embeddings included")
 
 
 def _compute(c: _Chain, job: Job, w: Working) -> None:
     one, gpu = w.table, job.cluster.gpu
     s, peak, kernels = shapes_of(one), peak_column(job.cluster, one), job.profile.kernels
-    c.add(0, "compute of one layer", show(float(w.compute.layer_forward.time_s[0]), "s") + " forward, "
-          + show(float(w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]), "s") + " backward",
-          "sum of its kernels, one microbatch, nothing beside it")
+    c.add(
+        0,
+        "compute of one layer",
+        show(float(w.compute.layer_forward.time_s[0]), "s")
+        + " forward, "
+        + show(float(w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]), "s")
+        + " backward",
+        "sum of its kernels, one microbatch, nothing beside it",
+    )
     for o in op.layer_forward(job.model, s, kernels):
         seconds = float(operation_s(gpu, job.profile, peak, o)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
     c.constant(1, "gpu.gemm_frac", f"{gpu.gemm_frac:.3f}")
     c.constant(1, "gpu.hbm_bytes_per_s", show(gpu.hbm_bytes_per_s, "bytes_per_s"))
     c.constant(1, "gpu.hbm_frac", f"{gpu.hbm_frac:.3f}")
-    c.constant(1, f"gpu.attention.{job.profile.attention}.forward_frac", f"{gpu.attention[job.profile.attention].forward_frac:.3f}")
+    c.constant(
+        1,
+        f"gpu.attention.{job.profile.attention}.forward_frac",
+        f"{gpu.attention[job.profile.attention].forward_frac:.3f}",
+    )
     c.constant(1, "launch_s", show(job.profile.launch_s, "s"))
 
 
@@ -106,55 +125,118 @@ def _formula(o: op.Operation, seconds: float) -> str:
 def _communication(c: _Chain, job: Job, w: Working) -> None:
     links = Links.in_training(job.cluster, job.profile)
     shard, t = w.groups.shard, w.traffic
-    c.add(0, "communication", f"{show(float(w.results.comm_s[0]), 's')} of the step, "
-          f"{show(float(w.results.exposed_comm_s[0]), 's')} exposed", "ring: base + hops + S (N-1)/N / B")
-    c.add(1, "shard group", f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes",
-          f"dp_shard({job.plan.dp_shard}) * cp({job.plan.cp}), {shard.per_node[0]:.0f} a node")
-    c.add(1, "ring turn", show(float(ring_turn_s(links, shard)[0]), "s"), "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
-    c.add(1, "ring bandwidth", show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s"), "min(link, ranks a node * NIC) * bandwidth_scale")
+    c.add(
+        0,
+        "communication",
+        f"{show(float(w.results.comm_s[0]), 's')} of the step, {show(float(w.results.exposed_comm_s[0]), 's')} exposed",
+        "ring: base + hops + S (N-1)/N / B",
+    )
+    c.add(
+        1,
+        "shard group",
+        f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes",
+        f"dp_shard({job.plan.dp_shard}) * cp({job.plan.cp}), {shard.per_node[0]:.0f} a node",
+    )
+    c.add(
+        1,
+        "ring turn",
+        show(float(ring_turn_s(links, shard)[0]), "s"),
+        "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)",
+    )
+    c.add(
+        1,
+        "ring bandwidth",
+        show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s"),
+        "min(link, ranks a node * NIC) * bandwidth_scale",
+    )
     layer = float(t.layer.moved[0])
-    c.add(1, "gather of a layer", show(float(w.comm.gather_layer[0]), "s"), f"{show(PARAMETER_BYTES * layer, 'bytes')}, dim-0 padding included")
-    c.add(1, "reduction of a layer", show(float((w.comm.reduce_layer + w.comm.replicate_layer)[0]), "s"),
-          f"{show(float(t.reduce_bytes[0]) * layer, 'bytes')} in {job.plan.reduce_dtype}")
+    c.add(
+        1,
+        "gather of a layer",
+        show(float(w.comm.gather_layer[0]), "s"),
+        f"{show(PARAMETER_BYTES * layer, 'bytes')}, dim-0 padding included",
+    )
+    c.add(
+        1,
+        "reduction of a layer",
+        show(float((w.comm.reduce_layer + w.comm.replicate_layer)[0]), "s"),
+        f"{show(float(t.reduce_bytes[0]) * layer, 'bytes')} in {job.plan.reduce_dtype}",
+    )
     if job.plan.tp > 1:
-        c.add(1, "tp exchange", show(float((w.comm.tp_gather if job.plan.sequence_parallel else w.comm.tp_all_reduce)[0]), "s"),
-              f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction (two all-reduces without sequence parallelism)")
+        c.add(
+            1,
+            "tp exchange",
+            show(float((w.comm.tp_gather if job.plan.sequence_parallel else w.comm.tp_all_reduce)[0]), "s"),
+            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction (two all-reduces without sequence parallelism)",
+        )
     if job.plan.pp > 1:
-        c.add(1, "pp transfer", show(float(w.comm.pp_send[0]), "s"), f"{show(float(t.pp_bytes[0]), 'bytes')} to the next stage")
-    for key, value in (("hop_scale", f"{job.profile.hop_scale:g}"), ("bandwidth_scale_frac", f"{job.profile.bandwidth_scale_frac:g}"),
-                       ("node.hop_s", show(job.cluster.node.hop_s, "s")), ("fabric.hop_s", show(job.cluster.fabric.hop_s, "s")),
-                       ("fabric.nic_bytes_per_s", show(job.cluster.fabric.nic_bytes_per_s, "bytes_per_s")),
-                       ("fabric.nic_frac", f"{job.cluster.fabric.nic_frac:g}"), ("tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")):
+        c.add(
+            1,
+            "pp transfer",
+            show(float(w.comm.pp_send[0]), "s"),
+            f"{show(float(t.pp_bytes[0]), 'bytes')} to the next stage",
+        )
+    for key, value in (
+        ("hop_scale", f"{job.profile.hop_scale:g}"),
+        ("bandwidth_scale_frac", f"{job.profile.bandwidth_scale_frac:g}"),
+        ("node.hop_s", show(job.cluster.node.hop_s, "s")),
+        ("fabric.hop_s", show(job.cluster.fabric.hop_s, "s")),
+        ("fabric.nic_bytes_per_s", show(job.cluster.fabric.nic_bytes_per_s, "bytes_per_s")),
+        ("fabric.nic_frac", f"{job.cluster.fabric.nic_frac:g}"),
+        ("tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}"),
+    ):
         c.constant(1, key, value)
 
 
 def _timeline(c: _Chain, job: Job, w: Working) -> None:
-    c.add(0, "overlap", show(float(w.results.overlapped_comm_s[0]), "s"),
-          "compute c beside a backlog q: o = min(c (1 + kappa), q gamma), elapsed o + c - o / (1 + kappa)")
+    c.add(
+        0,
+        "overlap",
+        show(float(w.results.overlapped_comm_s[0]), "s"),
+        "compute c beside a backlog q: o = min(c (1 + kappa), q gamma), elapsed o + c - o / (1 + kappa)",
+    )
     c.constant(1, "compute_slowdown_frac", f"{job.profile.compute_slowdown_frac:g}")
     c.constant(1, "comm_slowdown", f"{job.profile.comm_slowdown:g}")
-    c.add(1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s")
+    c.add(
+        1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s"
+    )
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
     if job.plan.pp > 1:
-        c.add(1, "pipeline", show(float(w.step.pipeline_s[0]), "s"),
-              f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; an action starts "
-              "when its rank is free and its input is there")
+        c.add(
+            1,
+            "pipeline",
+            show(float(w.step.pipeline_s[0]), "s"),
+            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; an action starts "
+            "when its rank is free and its input is there",
+        )
 
 
 def _memory(c: _Chain, job: Job, w: Working) -> None:
-    c.add(0, "memory_bytes", show(float(w.results.memory_bytes[0]), "bytes"),
-          f"of {show(job.cluster.gpu.hbm_bytes, 'bytes')} on the fullest GPU: {'fits' if w.results.fits[0] else 'does not fit'}")
+    c.add(
+        0,
+        "memory_bytes",
+        show(float(w.results.memory_bytes[0]), "bytes"),
+        f"of {show(job.cluster.gpu.hbm_bytes, 'bytes')} on the fullest GPU: {'fits' if w.results.fits[0] else 'does not fit'}",
+    )
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"))
 
 
 def _power(c: _Chain, job: Job, w: Working) -> None:
     gpu = job.cluster.gpu
-    c.add(0, "power_w_per_gpu", show(float(w.results.power_w_per_gpu[0]), "w"),
-          "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, rounded off at the board's limit")
+    c.add(
+        0,
+        "power_w_per_gpu",
+        show(float(w.results.power_w_per_gpu[0]), "w"),
+        "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, rounded off at the board's limit",
+    )
     c.add(1, "tensor-core work", f"{w.flop[0] / 1e12:,.1f} TFLOP a GPU and step")
     c.add(1, "HBM traffic", show(float(w.moved_bytes[0]), "bytes") + " a GPU and step")
-    for key, value in (("gpu.idle_w", show(gpu.idle_w, "w")), ("gpu.gemm_j_per_flop", show(gpu.gemm_j_per_flop, "j_per_flop")),
-                       ("gpu.hbm_j_per_byte", show(gpu.hbm_j_per_byte, "j_per_byte")), ("gpu.comm_w", show(gpu.comm_w, "w")),
-                       ("gpu.tdp_w", show(gpu.tdp_w, "w"))):
+    for key, value in (
+        ("gpu.idle_w", show(gpu.idle_w, "w")),
+        ("gpu.gemm_j_per_flop", show(gpu.gemm_j_per_flop, "j_per_flop")),
+        ("gpu.hbm_j_per_byte", show(gpu.hbm_j_per_byte, "j_per_byte")),
+        ("gpu.comm_w", show(gpu.comm_w, "w")),
+        ("gpu.tdp_w", show(gpu.tdp_w, "w")),
+    ):
         c.constant(1, key, value)

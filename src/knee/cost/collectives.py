@@ -33,8 +33,9 @@ class Links:
     @classmethod
     def in_training(cls, cluster: Cluster, profile: Profile) -> Links:
         """Beside a running training step."""
-        return cls(cluster=cluster, hop_scale=profile.hop_scale, bandwidth_scale=profile.bandwidth_scale_frac,
-                   pat=profile.pat)
+        return cls(
+            cluster=cluster, hop_scale=profile.hop_scale, bandwidth_scale=profile.bandwidth_scale_frac, pat=profile.pat
+        )
 
     @classmethod
     def idle(cls, cluster: Cluster) -> Links:
@@ -95,7 +96,9 @@ def gather_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floa
     ring = constant("collectives", "base_s") + ring_turn_s(links, group)
     ring = ring + message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
     if links.pat:
-        ring = np.where((group.per_node == 1) & (group.nodes > 2), np.minimum(ring, _pat_s(links, group, message_bytes)), ring)
+        ring = np.where(
+            (group.per_node == 1) & (group.nodes > 2), np.minimum(ring, _pat_s(links, group, message_bytes)), ring
+        )
     return np.where(group.ranks > 1, ring, 0.0)
 
 

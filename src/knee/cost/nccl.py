@@ -78,8 +78,16 @@ class Case:
 
     @classmethod
     def of(
-        cls, *, version: str, graph: Graph, collective: Collective, algorithm: Algorithm, protocol: Protocol,
-        ranks: ArrayLike, nodes: ArrayLike, cpu: Cpu = "intel",
+        cls,
+        *,
+        version: str,
+        graph: Graph,
+        collective: Collective,
+        algorithm: Algorithm,
+        protocol: Protocol,
+        ranks: ArrayLike,
+        nodes: ArrayLike,
+        cpu: Cpu = "intel",
     ) -> Case:
         """Check the words and the communicators, and bring the arrays to one shape."""
         known = constants(version)
@@ -93,8 +101,16 @@ class Case:
         n, k = np.broadcast_arrays(np.asarray(ranks, dtype=np.float64), np.asarray(nodes, dtype=np.float64))
         if np.any(k < 1) or np.any(n < k):
             raise InputError("a communicator needs at least one node, and one rank on each node")
-        return cls(constants=known, graph=graph, collective=collective, algorithm=algorithm,
-                   protocol=protocol, ranks=n, nodes=k, cpu=cpu)
+        return cls(
+            constants=known,
+            graph=graph,
+            collective=collective,
+            algorithm=algorithm,
+            protocol=protocol,
+            ranks=n,
+            nodes=k,
+            cpu=cpu,
+        )
 
     @property
     def p(self) -> int:
@@ -347,8 +363,17 @@ def _tree_correction(c: Case, message_bytes: Array) -> Array:
 
 
 def collective_s(
-    *, version: str, graph: Graph, collective: Collective, algorithm: Algorithm, protocol: Protocol,
-    message_bytes: ArrayLike, ranks: ArrayLike, nodes: ArrayLike, cpu: Cpu = "intel", sharp: bool = False,
+    *,
+    version: str,
+    graph: Graph,
+    collective: Collective,
+    algorithm: Algorithm,
+    protocol: Protocol,
+    message_bytes: ArrayLike,
+    ranks: ArrayLike,
+    nodes: ArrayLike,
+    cpu: Cpu = "intel",
+    sharp: bool = False,
 ) -> Array:
     """Seconds that NCCL's tuner expects of one collective; infinite where the case is not enabled.
 
@@ -357,8 +382,16 @@ def collective_s(
     Source:   NVIDIA/nccl src/graph/tuning.cc, ncclTopoGetAlgoTime; 86 069.97 us in NVIDIA/nccl#1453.
     Valid:    NVLink nodes, one operation per launch; the network is non-blocking and idle.
     """
-    c = Case.of(version=version, graph=graph, collective=collective, algorithm=algorithm, protocol=protocol,
-                ranks=ranks, nodes=nodes, cpu=cpu)
+    c = Case.of(
+        version=version,
+        graph=graph,
+        collective=collective,
+        algorithm=algorithm,
+        protocol=protocol,
+        ranks=ranks,
+        nodes=nodes,
+        cpu=cpu,
+    )
     size = np.asarray(message_bytes, dtype=np.float64)
     if np.any(size < 0):
         raise InputError("message_bytes cannot be negative")
@@ -372,8 +405,16 @@ def collective_s(
 
 
 def best(
-    *, version: str, arch: Arch, collective: Collective, message_bytes: ArrayLike, ranks: ArrayLike,
-    nodes: ArrayLike, cpu: Cpu = "intel", sharp: bool = False, algorithms: Collection[Algorithm] = ALGORITHMS,
+    *,
+    version: str,
+    arch: Arch,
+    collective: Collective,
+    message_bytes: ArrayLike,
+    ranks: ArrayLike,
+    nodes: ArrayLike,
+    cpu: Cpu = "intel",
+    sharp: bool = False,
+    algorithms: Collection[Algorithm] = ALGORITHMS,
     protocols: Collection[Protocol] = PROTOCOLS,
 ) -> tuple[Array, NDArray[np.int64], NDArray[np.int64]]:
     """What NCCL would run: seconds, and the indices of its choice in ``ALGORITHMS`` and ``PROTOCOLS``.
@@ -390,9 +431,17 @@ def best(
         for p, protocol in enumerate(PROTOCOLS):
             if algorithm in algorithms and protocol in protocols:
                 times[a, p] = collective_s(
-                    version=version, graph=found, collective=collective, algorithm=algorithm,
-                    protocol=protocol, message_bytes=message_bytes, ranks=ranks, nodes=nodes,
-                    cpu=cpu, sharp=sharp)
+                    version=version,
+                    graph=found,
+                    collective=collective,
+                    algorithm=algorithm,
+                    protocol=protocol,
+                    message_bytes=message_bytes,
+                    ranks=ranks,
+                    nodes=nodes,
+                    cpu=cpu,
+                    sharp=sharp,
+                )
     flat = times.reshape(-1, *shape)
     choice = np.asarray(flat.argmin(axis=0), dtype=np.int64)
     return np.asarray(flat.min(axis=0)), choice // len(PROTOCOLS), choice % len(PROTOCOLS)

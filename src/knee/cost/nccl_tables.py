@@ -27,7 +27,13 @@ Link = Literal["nvlink", "pci", "net"]
 
 COLLECTIVES: tuple[Collective, ...] = ("all_reduce", "all_gather", "reduce_scatter")
 ALGORITHMS: tuple[Algorithm, ...] = (
-    "tree", "ring", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat",
+    "tree",
+    "ring",
+    "collnet_direct",
+    "collnet_chain",
+    "nvls",
+    "nvls_tree",
+    "pat",
 )
 """In NCCL's own order, which settles ties."""
 PROTOCOLS: tuple[Protocol, ...] = ("ll", "ll128", "simple")

@@ -68,8 +68,16 @@ class ComputeCosts:
 
 def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Evaluate each segment once per distinct shape."""
-    first, kind = distinct(table.micro_tokens, table.micro_batch, table.seq_len, table.tp, table.cp, table.cp_method,
-                           table.sequence_parallel, table.precision)
+    first, kind = distinct(
+        table.micro_tokens,
+        table.micro_batch,
+        table.seq_len,
+        table.tp,
+        table.cp,
+        table.cp_method,
+        table.sequence_parallel,
+        table.precision,
+    )
     few = table.rows(first)
     s = shapes_of(few)
     peak = peak_column(cluster, few)
@@ -117,10 +125,12 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
     return Groups(
         shard=place(table, per_node, "dp_shard", "cp"),
-        replicate=GroupPlacement(**{
-            f.name: np.where(modes.ddp, getattr(copies, f.name), getattr(replicate, f.name))
-            for f in fields(GroupPlacement)
-        }),
+        replicate=GroupPlacement(
+            **{
+                f.name: np.where(modes.ddp, getattr(copies, f.name), getattr(replicate, f.name))
+                for f in fields(GroupPlacement)
+            }
+        ),
         tp=place(table, per_node, "tp"),
         cp=place(table, per_node, "cp"),
         world=place(table, per_node, *table.placement),
@@ -176,13 +186,19 @@ def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Mode
         return buckets * all_reduce_s(links, g.replicate, message / buckets)
 
     def over(price: Callable[[Floats], Floats], name: str) -> dict[str, Floats]:
-        return {f"{name}_layer": price(t.layer.moved), f"{name}_embedding": price(t.embedding.moved),
-                f"{name}_head": price(t.head.moved), f"{name}_root": price(root)}
+        return {
+            f"{name}_layer": price(t.layer.moved),
+            f"{name}_embedding": price(t.embedding.moved),
+            f"{name}_head": price(t.head.moved),
+            f"{name}_root": price(root),
+        }
 
     same_stage = neighbours_share_node(table, per_node, "pp")
     same_cp = neighbours_share_node(table, per_node, "cp")
     return CommCosts(
-        **over(gather, "gather"), **over(reduce, "reduce"), **over(replicate, "replicate"),
+        **over(gather, "gather"),
+        **over(reduce, "reduce"),
+        **over(replicate, "replicate"),
         tp_gather=gather_s(links, g.tp, t.tp_bytes),
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
         tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),

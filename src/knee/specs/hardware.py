@@ -83,8 +83,21 @@ class Gpu:
     """Dynamic draw while collectives run alone: spinning SMs at full clocks, NVLink, the path to the NIC."""
 
     def __post_init__(self) -> None:
-        _positive("gpu", self, ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w",
-                                "gemm_tile_m", "gemm_tile_n", "gemm_half_k"))
+        _positive(
+            "gpu",
+            self,
+            (
+                "sms",
+                "fp16_flop_per_s",
+                "hbm_bytes",
+                "hbm_bytes_per_s",
+                "tdp_w",
+                "idle_w",
+                "gemm_tile_m",
+                "gemm_tile_n",
+                "gemm_half_k",
+            ),
+        )
         _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
             value = getattr(self, name)

@@ -64,8 +64,15 @@ class Profile:
     """Memory lost to fragmentation, over what is allocated."""
 
     def __post_init__(self) -> None:
-        for name in ("compute_slowdown_frac", "launch_s", "step_overhead_s", "straggler_frac", "allocator_frac",
-                     "context_bytes", "reduces_in_flight"):
+        for name in (
+            "compute_slowdown_frac",
+            "launch_s",
+            "step_overhead_s",
+            "straggler_frac",
+            "allocator_frac",
+            "context_bytes",
+            "reduces_in_flight",
+        ):
             if getattr(self, name) < 0:
                 raise SpecError(f"profile.{name} is {getattr(self, name)}; it cannot be negative")
         for name in ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac"):

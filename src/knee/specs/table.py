@@ -76,9 +76,7 @@ class PlanTable:
 
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""
-        columns = {
-            f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"
-        }
+        columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"}
         return PlanTable(placement=self.placement, **columns)
 
     def plan(self, row: int) -> Plan:

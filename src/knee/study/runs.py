@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from knee.errors import SpecError
 from knee.record.measurement import Measurement
-from knee.simulator import evaluate, simulate
+from knee.simulator import evaluate
+from knee.single import simulate
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
@@ -65,11 +66,27 @@ class Bench:
             self.models[name] = load_model(name).spec
         return self.models[name]
 
-    def job(self, *, model: str = "llama2-7b", cluster: str = "dgx-h100", profile: str = "paper", gpus: int,
-            global_batch: int, seq_len: int = 4096, **plan: object) -> Job:
+    def job(
+        self,
+        *,
+        model: str = "llama2-7b",
+        cluster: str = "dgx-h100",
+        profile: str = "paper",
+        gpus: int,
+        global_batch: int,
+        seq_len: int = 4096,
+        **plan: object,
+    ) -> Job:
         """A job, model-parallel groups innermost; SpecError where the plan cannot be."""
-        return make_job(self.model(model), self.cluster(cluster), self.profile(profile), gpus=gpus,
-                        global_batch=global_batch, seq_len=seq_len, plan_options={"placement": PLACEMENT} | plan)[0]
+        return make_job(
+            self.model(model),
+            self.cluster(cluster),
+            self.profile(profile),
+            gpus=gpus,
+            global_batch=global_batch,
+            seq_len=seq_len,
+            plan_options={"placement": PLACEMENT} | plan,
+        )[0]
 
     def run(self, *, gpus: int, global_batch: int, **options: object) -> Run:
         """Simulate one point."""
@@ -92,8 +109,15 @@ class Bench:
                 if pp * virtual <= layers and per_rank // micro % pp == 0:
                     yield {"pp": pp, "schedule": "interleaved", "virtual_stages": virtual, "micro_batch": micro}
 
-    def candidates(self, *, gpus: int, global_batch: int, tp: Iterable[int] = DEGREES, pp: Iterable[int] = DEGREES,
-                   **options: object) -> list[Job]:
+    def candidates(
+        self,
+        *,
+        gpus: int,
+        global_batch: int,
+        tp: Iterable[int] = DEGREES,
+        pp: Iterable[int] = DEGREES,
+        **options: object,
+    ) -> list[Job]:
         """Every TP x PP plan of the paper's sweep that is valid, pipelines with all their schedules."""
         jobs = []
         for t in tp:

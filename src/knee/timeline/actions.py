@@ -53,7 +53,9 @@ class LocalComms:
     head_backward: LocalComm
 
 
-def local_comms(profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts) -> LocalComms:
+def local_comms(
+    profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts
+) -> LocalComms:
     """TP: two gathers and two scatters (or two all-reduces) a layer and direction. CP: keys and values."""
     share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
     # products that overlap with their exchange write into each other's memory, which no network offers
@@ -76,15 +78,18 @@ def local_comms(profile: Profile, table: PlanTable, groups: Groups, comm: CommCo
         embedding_forward=tp(1, 1),
         embedding_backward=tp(1, 0),
         layer_forward=tp(4, 2).plus(forward_cp),
-        layer_backward=LocalComm(hidden_s=backward.hidden_s + again * repeat.hidden_s,
-                                 blocking_s=backward.blocking_s + again * repeat.blocking_s),
+        layer_backward=LocalComm(
+            hidden_s=backward.hidden_s + again * repeat.hidden_s,
+            blocking_s=backward.blocking_s + again * repeat.blocking_s,
+        ),
         head_forward=tp(1, 0).plus(loss),
         head_backward=tp(1, 1),
     )
 
 
-def _context_parallel(profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts
-                      ) -> tuple[LocalComm, LocalComm]:
+def _context_parallel(
+    profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts
+) -> tuple[LocalComm, LocalComm]:
     """All-gather blocks: KV forward, KV again and the scatter of their gradients backward. A ring sends a block while
     attention works on the one before; a step hides no more than its own compute."""
     ring = table.cp_method == CP_METHODS.index("ring")
@@ -98,8 +103,14 @@ def _context_parallel(profile: Profile, table: PlanTable, comm: CommCosts, compu
     forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
     zero = np.zeros(len(table))
     return (
-        LocalComm(hidden_s=np.where(ring, forward.hidden_s, zero), blocking_s=np.where(ring, forward.blocking_s, comm.cp_gather)),
-        LocalComm(hidden_s=np.where(ring, backward.hidden_s, zero), blocking_s=np.where(ring, backward.blocking_s, 2.0 * comm.cp_gather)),
+        LocalComm(
+            hidden_s=np.where(ring, forward.hidden_s, zero),
+            blocking_s=np.where(ring, forward.blocking_s, comm.cp_gather),
+        ),
+        LocalComm(
+            hidden_s=np.where(ring, backward.hidden_s, zero),
+            blocking_s=np.where(ring, backward.blocking_s, 2.0 * comm.cp_gather),
+        ),
     )
 
 
@@ -136,27 +147,42 @@ class StepParts:
     def copies(self, elements: Floats) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
         out = Stream(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
-        back = Stream(name="copy_in", moved_bytes=(PARAMETER_BYTES + self.traffic.reduce_bytes) * elements, kernels=1,
-                      rate="copy_in")
+        back = Stream(
+            name="copy_in",
+            moved_bytes=(PARAMETER_BYTES + self.traffic.reduce_bytes) * elements,
+            kernels=1,
+            rate="copy_in",
+        )
         gathers = self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
-        return (np.where(gathers, stream_s(self.gpu, self.profile, out), 0.0),
-                np.where(gathers, stream_s(self.gpu, self.profile, back), 0.0))
+        return (
+            np.where(gathers, stream_s(self.gpu, self.profile, out), 0.0),
+            np.where(gathers, stream_s(self.gpu, self.profile, back), 0.0),
+        )
 
 
 def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows, there: Bools) -> Segment:
     """Embedding or head of the rows' plans; nothing where the chunk lacks it."""
     i = rows.plan
-    return Segment(compute_s=cost.time_s[i] * there, hidden_s=local.hidden_s[i] * there,
-                   blocking_s=local.blocking_s[i] * there, host_s=parts.profile.launch_s * cost.kernels[i] * there)
+    return Segment(
+        compute_s=cost.time_s[i] * there,
+        hidden_s=local.hidden_s[i] * there,
+        blocking_s=local.blocking_s[i] * there,
+        host_s=parts.profile.launch_s * cost.kernels[i] * there,
+    )
 
 
-def _layer_segment(parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows,
-                   receives: Bools) -> Segment:
+def _layer_segment(
+    parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows, receives: Bools
+) -> Segment:
     """A layer of the rows' plans. The share of a transfer that hides does so beside the chunk's layers, evenly."""
     i = rows.plan
     hidden_send = np.where(receives, parts.profile.p2p_overlap_frac * parts.comm.pp_send[i] / rows.layers, 0.0)
-    return Segment(compute_s=cost_s[i], hidden_s=local.hidden_s[i] + hidden_send, blocking_s=local.blocking_s[i],
-                   host_s=parts.profile.launch_s * kernels[i])
+    return Segment(
+        compute_s=cost_s[i],
+        hidden_s=local.hidden_s[i] + hidden_send,
+        blocking_s=local.blocking_s[i],
+        host_s=parts.profile.launch_s * kernels[i],
+    )
 
 
 def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Floats:
@@ -178,15 +204,27 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     return Pass(
         layers=rows.layers,
         lead=_end_segment(parts, c.embedding_forward, parts.local.embedding_forward, rows, rows.embedding),
-        layer=_layer_segment(parts, c.layer_forward.time_s + out, c.layer_forward.kernels, parts.local.layer_forward,
-                             rows, ~rows.embedding),
+        layer=_layer_segment(
+            parts,
+            c.layer_forward.time_s + out,
+            c.layer_forward.kernels,
+            parts.local.layer_forward,
+            rows,
+            ~rows.embedding,
+        ),
         tail=_end_segment(parts, c.head_forward, parts.local.head_forward, rows, rows.head),
         root_gather_s=root,
         gather_s=gather,
         # a gather may start once the one before has ended and the copy-out two layers back is done
         ahead=parts.table.prefetch[i] + 1,
-        reduce_s=zero, reduce_limit_s=zero + np.inf, root_reduce_s=zero, replicate_s=zero, root_replicate_s=zero,
-        carried_reduce_s=zero, carried_replicate_s=zero, waits_at_end=np.ones(len(rows), dtype=np.bool_),
+        reduce_s=zero,
+        reduce_limit_s=zero + np.inf,
+        root_reduce_s=zero,
+        replicate_s=zero,
+        root_replicate_s=zero,
+        carried_reduce_s=zero,
+        carried_replicate_s=zero,
+        waits_at_end=np.ones(len(rows), dtype=np.bool_),
     )
 
 
@@ -194,13 +232,24 @@ def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     """Forward work that backward does again: seconds and kernels per layer."""
     c, recompute = parts.compute, parts.table.recompute
     full, selective = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
-    seconds = np.select([recompute == full, recompute == selective], [c.layer_forward.time_s, c.attention_forward_s], 0.0)
-    kernels = np.select([recompute == full, recompute == selective], [c.layer_forward.kernels, np.ones(len(recompute))], 0.0)
+    seconds = np.select(
+        [recompute == full, recompute == selective], [c.layer_forward.time_s, c.attention_forward_s], 0.0
+    )
+    kernels = np.select(
+        [recompute == full, recompute == selective], [c.layer_forward.kernels, np.ones(len(recompute))], 0.0
+    )
     return seconds, kernels
 
 
-def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: str = "both",
-                  left_reduce_s: Floats | None = None, left_replicate_s: Floats | None = None) -> Pass:
+def backward_pass(
+    parts: StepParts,
+    rows: ChunkRows,
+    *,
+    reduces: Bools,
+    what: str = "both",
+    left_reduce_s: Floats | None = None,
+    left_replicate_s: Floats | None = None,
+) -> Pass:
     """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
 
     ``reduces`` says, per plan, whether this one sends its gradients off.
@@ -236,12 +285,22 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
         ahead=np.maximum(parts.table.prefetch[i], 0),
         reduce_s=reduce,
         reduce_limit_s=limit,
-        root_reduce_s=np.where(sends, _root(
-            rows, comm.reduce_embedding + _ddp(parts, comm.replicate_embedding),
-            comm.reduce_head + _ddp(parts, comm.replicate_head), comm.reduce_root + _ddp(parts, comm.replicate_root)), 0.0),
+        root_reduce_s=np.where(
+            sends,
+            _root(
+                rows,
+                comm.reduce_embedding + _ddp(parts, comm.replicate_embedding),
+                comm.reduce_head + _ddp(parts, comm.replicate_head),
+                comm.reduce_root + _ddp(parts, comm.replicate_root),
+            ),
+            0.0,
+        ),
         replicate_s=np.where(sends & ~parts.modes.ddp[i], comm.replicate_layer[i], 0.0),
-        root_replicate_s=np.where(sends & ~parts.modes.ddp[i], _root(
-            rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root), 0.0),
+        root_replicate_s=np.where(
+            sends & ~parts.modes.ddp[i],
+            _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root),
+            0.0,
+        ),
         carried_reduce_s=zero if left_reduce_s is None else left_reduce_s,
         carried_replicate_s=zero if left_replicate_s is None else left_replicate_s,
         # resharding plans reduce in every microbatch and hand nothing on

@@ -15,8 +15,9 @@ from knee.record.events import COMM_STREAM, EventLog, Events, Group
 from knee.specs.plan import AXES, SCHEDULES
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
-from knee.timeline.passes import Phase, run_passes
+from knee.timeline.passes import Phase
 from knee.timeline.step import Actions, duration_table, layout_of, transfers
+from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 
 _QUEUE, _REPLICAS, _LOCAL, _P2P, _SYNC = range(COMM_STREAM, COMM_STREAM + 5)
@@ -116,8 +117,15 @@ class _Channel:
     def _finish(self, end_s: float) -> None:
         message, _ = self.todo.popleft()
         started = self.started if self.started is not None else end_s
-        self.log.comm(message.collective, message.group, started, end_s - started, message.message_bytes,
-                      message.dtype, self.stream)
+        self.log.comm(
+            message.collective,
+            message.group,
+            started,
+            end_s - started,
+            message.message_bytes,
+            message.dtype,
+            self.stream,
+        )
         self.started = None
         self.left = self.todo[0][1] if self.todo else 0.0
 
@@ -129,12 +137,29 @@ class _Channel:
 
 def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:
     """Write one action from a start time; returns when it ends."""
-    gathers = _Channel(log, _QUEUE, [(script.root_gather, recorded.root_gather_s), *recorded.layers * [(script.gather, recorded.gather_s)]])
-    reduces = _Channel(log, _QUEUE, [(script.reduce, recorded.carried_reduce_s), *recorded.layers * [(script.reduce, recorded.reduce_s)],
-                                     (script.root_reduce, recorded.root_reduce_s)])
-    replicas = _Channel(log, _REPLICAS, [(script.replicate, recorded.carried_replicate_s),
-                                         *recorded.layers * [(script.replicate, recorded.replicate_s)],
-                                         (script.replicate, recorded.root_replicate_s)])
+    gathers = _Channel(
+        log,
+        _QUEUE,
+        [(script.root_gather, recorded.root_gather_s), *recorded.layers * [(script.gather, recorded.gather_s)]],
+    )
+    reduces = _Channel(
+        log,
+        _QUEUE,
+        [
+            (script.reduce, recorded.carried_reduce_s),
+            *recorded.layers * [(script.reduce, recorded.reduce_s)],
+            (script.root_reduce, recorded.root_reduce_s),
+        ],
+    )
+    replicas = _Channel(
+        log,
+        _REPLICAS,
+        [
+            (script.replicate, recorded.carried_replicate_s),
+            *recorded.layers * [(script.replicate, recorded.replicate_s)],
+            (script.replicate, recorded.root_replicate_s),
+        ],
+    )
     now = start_s
     for phase in recorded.phases:
         _compute(log, phase, script, now)
@@ -172,7 +197,9 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
     if phase.local_s <= 0:
         return
     for message, share in script.local[phase.segment]:
-        log.comm(message.collective, message.group, now, share * phase.local_s, message.message_bytes, message.dtype, _LOCAL)
+        log.comm(
+            message.collective, message.group, now, share * phase.local_s, message.message_bytes, message.dtype, _LOCAL
+        )
         now += share * phase.local_s
 
 
@@ -197,26 +224,42 @@ def stage_rank(parts: StepParts, stage: int) -> int:
     raise AssertionError(f"pp is not among {AXES}")
 
 
-def script_of(parts: StepParts, kernels: dict[str, tuple[Kernel, ...]], local: dict[str, tuple[tuple[Message, float], ...]],
-              row: int, a: Actions, stage: int) -> Script:
+def script_of(
+    parts: StepParts,
+    kernels: dict[str, tuple[Kernel, ...]],
+    local: dict[str, tuple[tuple[Message, float], ...]],
+    row: int,
+    a: Actions,
+    stage: int,
+) -> Script:
     """Messages of one chunk kind on one stage."""
     t, table, rows = parts.traffic, parts.table, a.rows
     shard = group(parts, "dp_shard", table.dp_shard[0] * table.cp[0], ("dp_shard", "cp"), stage)
-    replicas = group(parts, "dp_replicate", table.dp_replicate[0] * (table.cp[0] if parts.modes.ddp[0] else 1),
-                     ("dp_replicate", "cp"), stage)
+    replicas = group(
+        parts,
+        "dp_replicate",
+        table.dp_replicate[0] * (table.cp[0] if parts.modes.ddp[0] else 1),
+        ("dp_replicate", "cp"),
+        stage,
+    )
     dtype = "fp32" if t.reduce_bytes[0] == 4 else "bf16"
-    root = (rows.embedding[row] * t.embedding.moved[0] + rows.head[row] * t.head.moved[0])
+    root = rows.embedding[row] * t.embedding.moved[0] + rows.head[row] * t.head.moved[0]
     layer = float(t.layer.moved[0])
     ddp = bool(parts.modes.ddp[0])
     reduce, width = ("all_reduce" if ddp else "reduce_scatter"), float(t.reduce_bytes[0])
     home = replicas if ddp else shard
     return Script(
-        kernels=kernels, local=local,
+        kernels=kernels,
+        local=local,
         gather=Message(collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * layer, dtype="bf16"),
-        root_gather=Message(collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * float(root), dtype="bf16"),
+        root_gather=Message(
+            collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * float(root), dtype="bf16"
+        ),
         reduce=Message(collective=reduce, group=home, message_bytes=width * layer, dtype=dtype),
         root_reduce=Message(collective=reduce, group=home, message_bytes=width * float(root), dtype=dtype),
-        replicate=Message(collective="all_reduce", group=replicas, message_bytes=width * layer / shard.size, dtype=dtype),
+        replicate=Message(
+            collective="all_reduce", group=replicas, message_bytes=width * layer / shard.size, dtype=dtype
+        ),
     )
 
 
@@ -232,7 +275,10 @@ def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, ste
     world = Group(name="world", size=int(table.gpus[0]))
     for stage, log in enumerate(logs):
         _play_tail(log, tail, world, parts, stage, ends)
-    return [log.freeze(rank=stage_rank(parts, s), world_size=int(table.gpus[0]), step_s=step_s) for s, log in enumerate(logs)]
+    return [
+        log.freeze(rank=stage_rank(parts, s), world_size=int(table.gpus[0]), step_s=step_s)
+        for s, log in enumerate(logs)
+    ]
 
 
 class _Records:
@@ -296,5 +342,12 @@ def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage:
     now += tail.optimizer_s
     if tail.late_gather_s > 0:
         shard = group(parts, "dp_shard", parts.table.dp_shard[0] * parts.table.cp[0], ("dp_shard", "cp"), stage)
-        log.comm("all_gather", shard, now, tail.late_gather_s, PARAMETER_BYTES * float(parts.traffic.layer.moved[0]),
-                 "bf16", _QUEUE)
+        log.comm(
+            "all_gather",
+            shard,
+            now,
+            tail.late_gather_s,
+            PARAMETER_BYTES * float(parts.traffic.layer.moved[0]),
+            "bf16",
+            _QUEUE,
+        )

@@ -99,8 +99,16 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
                 receives[here] = from_rank != rank
     columns = [np.array(c, dtype=np.int64) for c in (rank_of, kind_of, chunk_of, micro_of)]
     rows = (columns[0] * chunks + columns[2]) * len(KINDS) + columns[1]
-    return Graph(wavefronts=_wavefronts(before, needs, rows), rank_of=columns[0], kind_of=columns[1],
-                 chunk_of=columns[2], microbatch_of=columns[3], needs=needs, receives=receives, size=nothing)
+    return Graph(
+        wavefronts=_wavefronts(before, needs, rows),
+        rank_of=columns[0],
+        kind_of=columns[1],
+        chunk_of=columns[2],
+        microbatch_of=columns[3],
+        needs=needs,
+        receives=receives,
+        size=nothing,
+    )
 
 
 def _kind(kind: str, micro: int, microbatches: int) -> int:

@@ -20,7 +20,9 @@ from knee.workload import operations as op
 Shares = tuple[tuple[Message, float], ...]
 
 
-def scripts_of(model: Model, cluster: Cluster, parts: StepParts, a: Actions, stage: int) -> dict[tuple[str, int], Script]:
+def scripts_of(
+    model: Model, cluster: Cluster, parts: StepParts, a: Actions, stage: int
+) -> dict[tuple[str, int], Script]:
     """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
     scripts = {}
     for action in a.sums:
@@ -72,24 +74,45 @@ def _local(parts: StepParts, stage: int, *, forward: bool) -> dict[str, Shares]:
     def exchange(gathers: int, all_reduces: int) -> list[tuple[Message, float]]:
         if sp:
             kinds = ("all_gather", "reduce_scatter")
-            return [(Message(collective=kinds[i % 2], group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_gather[0]))
-                    for i in range(gathers)]
-        return [(Message(collective="all_reduce", group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_all_reduce[0]))] * all_reduces
+            return [
+                (Message(collective=kinds[i % 2], group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_gather[0]))
+                for i in range(gathers)
+            ]
+        return [
+            (Message(collective="all_reduce", group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_all_reduce[0]))
+        ] * all_reduces
 
     ring = bool(table.cp_method[0] == CP_METHODS.index("ring"))
     times = 1 if forward else 2
     if ring:
-        kv = [(Message(collective="send_recv", group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"),
-               float(comm.cp_send[0]))] * (times * (int(table.cp[0]) - 1))
+        kv = [
+            (
+                Message(collective="send_recv", group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"),
+                float(comm.cp_send[0]),
+            )
+        ] * (times * (int(table.cp[0]) - 1))
     else:
         names = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
-        kv = [(Message(collective=n, group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"), float(comm.cp_gather[0]))
-              for n in names]
-    send = [(Message(collective="send_recv", group=pp, message_bytes=float(t.pp_bytes[0]), dtype="bf16"),
-             float(parts.profile.p2p_overlap_frac * comm.pp_send[0]))]
+        kv = [
+            (
+                Message(collective=n, group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"),
+                float(comm.cp_gather[0]),
+            )
+            for n in names
+        ]
+    send = [
+        (
+            Message(collective="send_recv", group=pp, message_bytes=float(t.pp_bytes[0]), dtype="bf16"),
+            float(parts.profile.p2p_overlap_frac * comm.pp_send[0]),
+        )
+    ]
     again = 2 if not forward and table.recompute[0] == RECOMPUTES.index("full") else 1
-    loss = [(Message(collective="all_reduce", group=tp, message_bytes=4.0 * float(table.micro_tokens[0]), dtype="fp32"),
-             float(comm.tp_loss[0]))] * 3
+    loss = [
+        (
+            Message(collective="all_reduce", group=tp, message_bytes=4.0 * float(table.micro_tokens[0]), dtype="fp32"),
+            float(comm.tp_loss[0]),
+        )
+    ] * 3
     layer = _normal([*exchange(4, 2) * again, *kv, *send])
     if forward:
         return {"lead": _normal(exchange(1, 1)), "layer": layer, "tail": _normal([*exchange(1, 0), *loss])}

@@ -12,7 +12,8 @@ from knee.specs.plan import SCHEDULES
 from knee.specs.table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import CHUNKS, ChunkRows, StepParts, backward_pass, forward_pass, is_zero_bubble
-from knee.timeline.passes import Pass, Sums, run, run_passes, run_repeated
+from knee.timeline.passes import Pass, Sums
+from knee.timeline.walk import run, run_passes, run_repeated
 from knee.workload.stages import chunk_layers
 
 Floats = NDArray[np.float64]
@@ -47,8 +48,9 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
         else:
             name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
         kinds.append(CHUNKS.index(name))
-    return Layout(kinds=tuple(kinds), layers=dict(zip(kinds, dealt, strict=True)),
-                  counts={k: kinds.count(k) for k in set(kinds)})
+    return Layout(
+        kinds=tuple(kinds), layers=dict(zip(kinds, dealt, strict=True)), counts={k: kinds.count(k) for k in set(kinds)}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +86,12 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints, Floats]:
     early = np.char.endswith(name, "_early")
     last_of_rank = (name == "first") | (name == "middle") | (name == "short")
     rows = ChunkRows(
-        plan=plan, layers=layer_count[kinds, plan],
-        embedding=(name == "first") | (name == "only"), head=(name == "last") | (name == "only"),
-        early=early, carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
+        plan=plan,
+        layers=layer_count[kinds, plan],
+        embedding=(name == "first") | (name == "only"),
+        head=(name == "last") | (name == "only"),
+        early=early,
+        carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
     )
     return rows, row_of, count[kinds, plan]
 
@@ -120,7 +125,9 @@ def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
     for f in fields(Pass):
         x, y = getattr(a, f.name), getattr(b, f.name)
         if hasattr(x, "compute_s"):
-            chosen[f.name] = type(x)(**{g.name: np.where(where, getattr(x, g.name), getattr(y, g.name)) for g in fields(x)})
+            chosen[f.name] = type(x)(
+                **{g.name: np.where(where, getattr(x, g.name), getattr(y, g.name)) for g in fields(x)}
+            )
         else:
             chosen[f.name] = np.where(where, x, y)
     return Pass(**chosen)
@@ -139,9 +146,9 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
     # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
     for name, like in (("F", "F_first"), ("B", "B_last")):
         plain = run_repeated(passes[name], kappa, gamma)
-        sums[name] = Sums(**{
-            f.name: np.where(reshards, getattr(sums[like], f.name), getattr(plain, f.name)) for f in fields(Sums)
-        })
+        sums[name] = Sums(
+            **{f.name: np.where(reshards, getattr(sums[like], f.name), getattr(plain, f.name)) for f in fields(Sums)}
+        )
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], kappa, gamma)
     return Actions(layers=a.layers, rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
@@ -206,10 +213,17 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     _pipelines(parts, a, span, fold)
     return StepColumns(
-        pipeline_s=span, compute_s=sums["compute_s"], exposed_s=sums["exposed_s"] + p2p,
-        overlapped_s=sums["overlapped_s"], idle_s=sums["idle_s"], bubble_s=span - sums["duration_s"] - p2p,
-        gather_load_s=sums["gather_load_s"], reduce_load_s=sums["reduce_load_s"],
-        replicate_load_s=sums["replicate_load_s"], local_load_s=sums["local_load_s"], p2p_load_s=p2p,
+        pipeline_s=span,
+        compute_s=sums["compute_s"],
+        exposed_s=sums["exposed_s"] + p2p,
+        overlapped_s=sums["overlapped_s"],
+        idle_s=sums["idle_s"],
+        bubble_s=span - sums["duration_s"] - p2p,
+        gather_load_s=sums["gather_load_s"],
+        reduce_load_s=sums["reduce_load_s"],
+        replicate_load_s=sums["replicate_load_s"],
+        local_load_s=sums["local_load_s"],
+        p2p_load_s=p2p,
     )
 
 

@@ -13,7 +13,9 @@ from knee.workload.operations import Shapes
 Floats = NDArray[np.float64]
 
 
-def layer_saved_bytes(model: Model, s: Shapes, kernels: Kernels, attention: AttentionKernel, recompute: Floats) -> Floats:
+def layer_saved_bytes(
+    model: Model, s: Shapes, kernels: Kernels, attention: AttentionKernel, recompute: Floats
+) -> Floats:
     """What one layer keeps of one microbatch.
 
     Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp
@@ -26,7 +28,9 @@ def layer_saved_bytes(model: Model, s: Shapes, kernels: Kernels, attention: Atte
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
     # gate, up, activation and product in eager; fused kernels recompute the activation
-    mlp_tensors = {"swiglu": 4 if kernels == "eager" else 3, "gelu": 2, "relu2": 3 if kernels == "eager" else 2}[model.mlp]
+    mlp_tensors = {"swiglu": 4 if kernels == "eager" else 3, "gelu": 2, "relu2": 3 if kernels == "eager" else 2}[
+        model.mlp
+    ]
     mlp = 2.0 * mlp_tensors * model.ffn
     scores = np.zeros_like(s.tokens)
     if attention == "unfused":

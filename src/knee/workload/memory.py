@@ -79,12 +79,14 @@ def _stage(model: Model, table: PlanTable, rank: NDArray[np.int64]) -> _Stage:
         p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
         layers[rows] = stage_layers(model.layers, p, v)[r]
         chunk[rows] = max(chunk_layers(model.layers, p * v)[r::p])
-    return _Stage(layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0,
-                  last=rank == table.pp - 1)
+    return _Stage(
+        layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0, last=rank == table.pp - 1
+    )
 
 
-def _stage_memory(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic,
-                  stage: _Stage) -> MemoryColumns:
+def _stage_memory(
+    model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic, stage: _Stage
+) -> MemoryColumns:
     """The parts on one pipeline rank."""
     shards = table.dp_shard * np.where(modes.ddp, 1, table.cp).astype(np.float64)
     ends = stage.first * t.embedding.elements + stage.last * t.head.elements
@@ -113,9 +115,15 @@ def _stage_memory(model: Model, profile: Profile, table: PlanTable, s: Shapes, m
     buffers = np.where(modes.gathers, gathered + reduced, 0.0)
     allocated = weights + gradients + optimizer + activations + logits + buffers
     context = profile.context_bytes + profile.allocator_frac * allocated
-    return MemoryColumns(weights_bytes=weights, gradients_bytes=gradients, optimizer_bytes=optimizer,
-                         activations_bytes=activations, logits_bytes=logits, comm_buffers_bytes=buffers,
-                         context_bytes=context)
+    return MemoryColumns(
+        weights_bytes=weights,
+        gradients_bytes=gradients,
+        optimizer_bytes=optimizer,
+        activations_bytes=activations,
+        logits_bytes=logits,
+        comm_buffers_bytes=buffers,
+        context_bytes=context,
+    )
 
 
 def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes: Modes, t: Traffic) -> MemoryColumns:
@@ -128,7 +136,7 @@ def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes
     for rank in (np.minimum(zero + 1, table.pp - 1), table.pp - 1):
         other = _stage_memory(model, profile, table, s, modes, t, _stage(model, table, rank))
         more = other.total_bytes > best.total_bytes
-        best = MemoryColumns(**{
-            f.name: np.where(more, getattr(other, f.name), getattr(best, f.name)) for f in fields(MemoryColumns)
-        })
+        best = MemoryColumns(
+            **{f.name: np.where(more, getattr(other, f.name), getattr(best, f.name)) for f in fields(MemoryColumns)}
+        )
     return best

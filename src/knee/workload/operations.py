@@ -122,7 +122,11 @@ def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, F
     kv = np.maximum(model.kv_width / s.tp, float(model.head_dim))
     hidden = np.full_like(s.tp, float(model.hidden))
     ffn = model.ffn / s.tp
-    qkv = [("qkv", q + 2 * kv, hidden)] if kernels == "fused" else [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden)]
+    qkv = (
+        [("qkv", q + 2 * kv, hidden)]
+        if kernels == "fused"
+        else [("q", q, hidden), ("k", kv, hidden), ("v", kv, hidden)]
+    )
     up = [("gate", ffn, hidden), ("up", ffn, hidden)] if model.mlp == "swiglu" else [("up", ffn, hidden)]
     return [*qkv, ("attention_out", hidden, q), *up, ("down", hidden, ffn)]
 
@@ -133,8 +137,12 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = s.tokens * model.ffn / s.tp * BYTES
-    parts = [("norm", model.norm, 2 * norm_bytes, 2), (model.positions, model.positions, qk_bytes, 2),
-             (model.mlp, model.mlp, ffn_bytes, 1), ("residual", "residual", 2 * norm_bytes, 2)]
+    parts = [
+        ("norm", model.norm, 2 * norm_bytes, 2),
+        (model.positions, model.positions, qk_bytes, 2),
+        (model.mlp, model.mlp, ffn_bytes, 1),
+        ("residual", "residual", 2 * norm_bytes, 2),
+    ]
     streams: list[Operation] = []
     for name, key, tensor_bytes, times in parts:
         passes = table[key]
@@ -154,13 +162,20 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     Source:  FlashAttention-2 (arXiv 2307.08691): the backward pass has five products for the forward's two
     """
     work = 2.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 * model.head_dim / s.cp
-    return Attention(name="attention", flop=work if forward else 2.5 * work, seq_len=s.kv_block,
-                     head_dim=model.head_dim, forward=forward)
+    return Attention(
+        name="attention",
+        flop=work if forward else 2.5 * work,
+        seq_len=s.kv_block,
+        head_dim=model.head_dim,
+        forward=forward,
+    )
 
 
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
-    gemms: list[Operation] = [Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)]
+    gemms: list[Operation] = [
+        Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
+    ]
     return [*gemms, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
