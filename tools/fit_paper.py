@@ -94,7 +94,8 @@ def main() -> None:
         print(f"{name:32} {value:.4f}")
     for row, target, value, tolerance in zip(ROWS, TARGETS, outputs(x), TOLERANCE, strict=True):
         print(
-            f"{row:18} wanted {target:8.2f}   simulated {value:8.2f}   off by {(value - target) / tolerance:+.2f} tolerances"
+            f"{row:18} wanted {target:8.2f}   simulated {value:8.2f}   "
+            f"off by {(value - target) / tolerance:+.2f} tolerances"
         )
 
 

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
-    from knee.single import events_of as events_of
-    from knee.single import simulate as simulate
     from knee.simulator import simulate_table as simulate_table
     from knee.simulator import simulate_tables as simulate_tables
+    from knee.single import events_of as events_of
+    from knee.single import simulate as simulate
     from knee.specs import Cluster as Cluster
     from knee.specs import Job as Job
     from knee.specs import Model as Model

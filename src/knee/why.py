@@ -167,7 +167,8 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
             1,
             "tp exchange",
             show(float((w.comm.tp_gather if job.plan.sequence_parallel else w.comm.tp_all_reduce)[0]), "s"),
-            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction (two all-reduces without sequence parallelism)",
+            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction "
+            "(two all-reduces without sequence parallelism)",
         )
     if job.plan.pp > 1:
         c.add(
@@ -206,18 +207,15 @@ def _timeline(c: _Chain, job: Job, w: Working) -> None:
             1,
             "pipeline",
             show(float(w.step.pipeline_s[0]), "s"),
-            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; an action starts "
-            "when its rank is free and its input is there",
+            f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; "
+            "an action starts when its rank is free and its input is there",
         )
 
 
 def _memory(c: _Chain, job: Job, w: Working) -> None:
-    c.add(
-        0,
-        "memory_bytes",
-        show(float(w.results.memory_bytes[0]), "bytes"),
-        f"of {show(job.cluster.gpu.hbm_bytes, 'bytes')} on the fullest GPU: {'fits' if w.results.fits[0] else 'does not fit'}",
-    )
+    verdict = "fits" if w.results.fits[0] else "does not fit"
+    limit = show(job.cluster.gpu.hbm_bytes, "bytes")
+    c.add(0, "memory_bytes", show(float(w.results.memory_bytes[0]), "bytes"), f"of {limit} on the fullest GPU: {verdict}")
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"))
 

@@ -92,7 +92,7 @@ class Job:
             )
         if self.seq_len % (2 * plan.cp) and plan.cp > 1:
             raise SpecError(
-                f"cp {plan.cp} cuts each sequence into {2 * plan.cp} blocks, which does not divide seq_len {self.seq_len}",
+                f"cp {plan.cp} cuts a sequence into {2 * plan.cp} equal blocks, but seq_len is {self.seq_len}",
                 hint=f"use a seq_len that is a multiple of {2 * plan.cp}",
             )
 

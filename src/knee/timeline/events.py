@@ -204,7 +204,7 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
 
 
 def group(parts: StepParts, name: str, size: float, axes: tuple[str, ...], stage: int) -> Group:
-    """The group of the stage's first rank over some axes (cp and dp_shard lie side by side in the default placement)."""
+    """The group of the stage's first rank over some axes, which lie side by side in the default placement."""
     table = parts.table
     stride, found = 1, None
     for axis in table.placement:
