@@ -6,6 +6,8 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 import click
@@ -25,16 +27,22 @@ INTERRUPTED = 130
 BROKEN_PIPE = 1
 
 
+@cache
+def available() -> list[str]:
+    """Commands whose module is installed."""
+    return [name for name, (module, _) in COMMANDS.items() if find_spec(module) is not None]
+
+
 class Commands(click.Group):
     """Commands that are imported when they are called, and errors in one form."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         """Names in the order of the table above."""
-        return list(COMMANDS)
+        return available()
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a command's module."""
-        if cmd_name not in COMMANDS:
+        if cmd_name not in available():
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
@@ -43,15 +51,15 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """The list in ``--help``, without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in available()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest command where there is none of that name."""
         name = args[0]
-        if name not in COMMANDS and not name.startswith("-"):
-            raise InputError(f"there is no command {name!r}", hint=nearest(name, COMMANDS) or _see_help(ctx))
+        if name not in available() and not name.startswith("-"):
+            raise InputError(f"there is no command {name!r}", hint=nearest(name, available()) or _see_help(ctx))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -95,11 +103,11 @@ def fail(error: KneeError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def nearest(word: str, known: Sequence[str] | dict[str, Any]) -> str | None:
+def nearest(word: str, known: Sequence[str]) -> str | None:
     """``did you mean ...?`` for a misspelt word, if one is close."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else None
 
 

@@ -102,7 +102,8 @@ def _print_memory(job: Job, m: Measurement) -> None:
     if m.memory is not None:
         for field in fields(m.memory):
             name = field.name.removesuffix("_bytes").replace("comm_buffers", "communication buffers")
-            rows.append([name, units.show(getattr(m.memory, field.name), "bytes")])
+            size = getattr(m.memory, field.name)
+            rows.append([name, units.show(size, "bytes") if size else "0 B"])
     has = units.show(job.cluster.gpu.hbm_bytes, "bytes")
     verdict = "fits" if m.fits else "does NOT fit"
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 import click
 
 import knee
+from knee.cli import available
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
@@ -70,7 +71,8 @@ def command(as_json: bool) -> None:
     """
     findings = [_find(need) for need in NEEDS]
     missing = {finding.name: finding.get for finding in findings if finding.found is None}
-    ready = {name: [need for need in needs if need in missing] for name, needs in COMMANDS.items()}
+    ready = {name: [need for need in needs if need in missing] for name, needs in COMMANDS.items()
+             if name in available()}
     if as_json:
         click.echo(json.dumps({
             "knee": knee.__version__, "python": platform.python_version(), "platform": platform.platform(),

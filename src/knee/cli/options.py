@@ -26,7 +26,7 @@ class Sectioned(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
-            if record is not None:
+            if record is not None and isinstance(param, click.Option):
                 sections.setdefault(getattr(param, "section", "Output"), []).append(record)
         for title, records in sections.items():
             with formatter.section(title):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.options import Option, Sectioned, Word
-from knee.errors import DoesNotFit, KneeError
+from knee.errors import DoesNotFit, InputError, KneeError
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
         "recompute", "precision", "prefetch", "reduce_dtype", "cp_method", "sequence_parallel", "tp_overlap",
         "placement")
+
+TRACED_PASSES = 2**16
+"""Most layers times microbatches of a trace: already gigabytes with eager kernels."""
 
 
 def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -96,14 +100,13 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
     """
     from knee.cli.answer import as_data, print_answer
     from knee.cli.job import ask, parse_sets
-    from knee.simulator import simulate
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
     plan = {name: options[name] for name in PLAN}
     plan["tp_overlap_frac"] = plan.pop("tp_overlap")
     asked = ask(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, sets=parse_sets(sets))
     job = asked.job
-    measurement = simulate(job, convention=flop_convention, assumptions=asked.assumptions)
+    measurement = _simulate(asked, flop_convention)
     lines = _explain(asked, flop_convention) if why else []
     if trace is not None:
         _write_trace(job, trace)
@@ -119,6 +122,24 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
         raise _does_not_fit(asked, measurement)
 
 
+def _simulate(asked: Asked, convention: str) -> Measurement:
+    """The answer; values that no computer can multiply are refused in words."""
+    import numpy as np
+
+    from knee.single import simulate
+
+    message = "a size or rate is so far from any real one that the step has no finite answer"
+    hint = "look at the values given by --set, in files and as sizes"
+    try:
+        with np.errstate(all="ignore"):
+            measurement = simulate(asked.job, convention=convention, assumptions=asked.assumptions)
+    except OverflowError:
+        raise InputError(message, hint=hint) from None
+    if not (0 < measurement.step_s < math.inf and math.isfinite(measurement.memory_bytes)):
+        raise InputError(message, hint=hint)
+    return measurement
+
+
 def _explain(asked: Asked, convention: str) -> list[WhyLine]:
     from knee.why import explain
 
@@ -127,8 +148,13 @@ def _explain(asked: Asked, convention: str) -> list[WhyLine]:
 
 def _write_trace(job: Job, path: str) -> None:
     from knee.record.kineto import write_kineto
-    from knee.simulator import events_of
+    from knee.single import events_of
 
+    passes = job.microbatches * job.model.layers
+    if passes > TRACED_PASSES:
+        raise InputError(f"--trace: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace that "
+                         "no viewer opens",
+                         hint="trace a smaller batch: the microbatches in the middle repeat each other")
     for written in write_kineto(events_of(job), path, device=job.cluster.gpu.name):
         click.echo(f"wrote {written}", err=True)
 
@@ -148,7 +174,7 @@ def _does_not_fit(asked: Asked, measurement: Measurement) -> DoesNotFit:
 def _what_would_fit(asked: Asked) -> str | None:
     """The fastest of the simplest changes that fit."""
     from knee.cli.job import flag
-    from knee.simulator import simulate
+    from knee.single import simulate
 
     for group in _changes(asked.job):
         fitting: dict[str, float] = {}

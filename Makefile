@@ -1,0 +1,65 @@
+# make study   the paper's experiments on the simulator, into out/
+# make test    everything that is checked before a change is accepted
+# make bench   speed of the engine
+# make docs    the pages that are made from the code
+# make clean   remove what the others made
+#
+# The first run makes .venv and installs what is needed into it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+OUT ?= out
+
+# Debian packages that a target needs (a browser, say). Empty: nothing so far does.
+APT_PACKAGES :=
+
+.PHONY: study test bench docs clean apt
+.DELETE_ON_ERROR:
+
+study: $(VENV)/.report
+	@echo "== knee study"
+	$(BIN)/knee study --out $(OUT)
+
+test: $(VENV)/.dev
+	@echo "== ruff"
+	$(BIN)/ruff check
+	@echo "== mypy"
+	$(BIN)/mypy
+	@echo "== import-linter"
+	$(BIN)/lint-imports
+	@echo "== pytest"
+	$(BIN)/pytest -n $(JOBS)
+
+bench: $(VENV)/.dev
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m knee.cli.docs docs/commands.md
+
+clean:
+	rm -rf $(VENV) $(OUT) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Environments. A stamp is as new as the pyproject.toml that it was installed from.
+
+$(BIN)/python:
+	@echo "== making $(VENV)"
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.report: pyproject.toml | $(BIN)/python apt
+	@echo "== installing knee with what the report needs"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(BIN)/python apt
+	@echo "== installing knee with what the checks need"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.report
+
+apt:
+	@if [ -n "$(APT_PACKAGES)" ]; then \
+	    echo "== apt packages: $(APT_PACKAGES)"; \
+	    dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 || apt-get install -y -q $(APT_PACKAGES); \
+	fi

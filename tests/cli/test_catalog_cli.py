@@ -1,0 +1,63 @@
+"""``knee catalog``: every name, every value, every source."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
+
+ENTRIES = [name for kind in KINDS for name in entry_names(kind)]
+
+
+def knee(*args: str) -> Result:
+    return CliRunner().invoke(main, ["catalog", *args])
+
+
+def test_every_name_has_a_line() -> None:
+    result = knee()
+    assert result.exit_code == 0
+    first_words = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
+    assert set(first_words) == {*ENTRIES, "constants"}
+    assert len(first_words) == len(ENTRIES) + 1
+
+
+def test_names_as_json() -> None:
+    data = json.loads(knee("--json").stdout)
+    assert data.keys() == {"models", "gpus", "clusters", "profiles", "constants"}
+    assert "llama2-7b" in data["models"]
+
+
+@pytest.mark.parametrize("name", [*ENTRIES, "constants"])
+def test_every_value_has_a_kind_and_a_source(name: str) -> None:
+    result = knee(name, "--json")
+    assert result.exit_code == 0
+    values = json.loads(result.stdout)["values"]
+    assert values
+    for value in values:
+        assert value.keys() == {"field", "value", "shown", "kind", "source"}
+        assert value["kind"] in SOURCE_KINDS
+        assert value["source"]
+
+
+def test_numbers_are_base_si_for_machines_and_words_for_people() -> None:
+    values = {value["field"]: value for value in json.loads(knee("h100-sxm", "--json").stdout)["values"]}
+    assert values["hbm_bytes_per_s"]["value"] == 3.35e12
+    assert values["hbm_bytes_per_s"]["shown"] == "3.35 TB/s"
+    assert "3.35 TB/s" in knee("h100-sxm").stdout
+
+
+@pytest.mark.parametrize(("name", "guess"), [("llama27b", "llama2-7b"), ("dgxh100", "dgx-h100"),
+                                             ("constant", "constants")])
+def test_an_unknown_name_gets_the_nearest(name: str, guess: str) -> None:
+    result = knee(name)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr == f"error: nothing named {name!r} is in the catalogue\nhint: did you mean {guess}?\n"
+
+
+def test_a_name_like_no_other() -> None:
+    assert "hint: `knee catalog` lists all" in knee("zzzzzz").stderr

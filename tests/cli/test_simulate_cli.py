@@ -1,0 +1,372 @@
+"""``knee simulate`` as a stranger uses it: answers, and words for every wrong question."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import available, main
+from knee.cli.docs import commands_page
+from knee.cli.simulate import PLAN
+from knee.specs.plan import Plan
+
+NAMES = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--profile", "paper")
+ASK = (*NAMES, "--local-batch", "2")
+KEYS = {
+    "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "flop_convention", "compute_load_s", "comm_load_s",
+    "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s", "memory_bytes", "fits", "power_w_per_gpu",
+    "tokens_per_j", "usd_per_mtoken", "assumptions",
+}
+ASKED_KEYS = {"model", "cluster", "profile", "gpus", "global_batch", "seq_len", "plan"}
+JOB = """
+model = "llama2-7b"
+cluster = "dgx-h100"
+profile = "paper"
+gpus = 16
+local_batch = 2
+[plan]
+tp = 2
+"""
+
+
+def knee(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def answer(*args: str) -> dict[str, Any]:
+    result = knee(*args, "--json")
+    assert result.exit_code == 0, result.stderr
+    data = json.loads(result.stdout)
+    assert isinstance(data, dict)
+    return data
+
+
+def refused(*args: str) -> str:
+    """What stderr says to a wrong question: one error, one hint, nothing else on stdout."""
+    result = knee(*args)
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("error:") == 1
+    assert result.stderr.count("hint:") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def write(folder: Path, text: str, name: str = "job.toml") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+# Answers.
+
+
+def test_json_has_the_promised_keys() -> None:
+    data = answer(*ASK)
+    assert data.keys() >= KEYS | ASKED_KEYS
+    assert (data["model"], data["cluster"], data["profile"], data["gpus"]) == ("llama2-7b", "dgx-h100", "paper", 16)
+    assert data["global_batch"] == 32
+    assert data["plan"]["dp_shard"] == 16
+    assert data["fits"] is True
+    assert data["flop_convention"] == "palm"
+    assert data["comm_s"] == pytest.approx(data["exposed_comm_s"] + data["overlapped_comm_s"])
+    assert data["assumptions"]
+
+
+def test_local_batch_is_over_all_gpus_not_over_data_parallel_ranks() -> None:
+    assert answer(*ASK, "--tp", "2") == answer(*NAMES, "--global-batch", "32", "--tp", "2")
+
+
+@pytest.mark.parametrize("heading", ["throughput", "time", "communication", "memory", "power and cost", "assumptions:"])
+def test_the_table_has_its_parts(heading: str) -> None:
+    assert any(line.startswith(heading) for line in knee(*ASK).stdout.splitlines())
+
+
+def test_the_table_ends_with_the_assumptions() -> None:
+    lines = knee(*ASK).stdout.splitlines()
+    below = lines[lines.index("assumptions:") + 1:]
+    assert below
+    assert all(line.startswith("  - ") for line in below)
+
+
+def test_what_is_not_known_is_said() -> None:
+    result = knee(*ASK, "--set", "usd_per_gpu_h=none")
+    assert "per million tokens  unknown" in result.stdout
+    assert answer(*ASK, "--set", "usd_per_gpu_h=none")["usd_per_mtoken"] is None
+
+
+def test_the_table_does_not_depend_on_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = knee(*ASK).stdout
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("FORCE_COLOR", "")
+    assert knee(*ASK).stdout == wide
+
+
+def test_a_convention_is_named_with_its_mfu() -> None:
+    data = answer(*ASK, "--flop-convention", "6n")
+    assert data["flop_convention"] == "6n"
+    assert data["mfu_frac"] < answer(*ASK)["mfu_frac"]
+
+
+def test_set_changes_one_value() -> None:
+    slow = answer(*ASK, "--set", "fabric.nic_bytes_per_s=50Gbit/s")
+    assert slow["step_s"] > answer(*ASK)["step_s"]
+
+
+def test_every_field_of_the_plan_has_an_option() -> None:
+    assert {name.replace("tp_overlap", "tp_overlap_frac") for name in PLAN} == {f.name for f in fields(Plan)}
+
+
+def test_every_option_of_the_plan_reaches_it() -> None:
+    plan = answer(
+        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "2", "--dp-replicate", "1",
+        "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2", "--micro-batch", "2",
+        "--recompute", "full", "--precision", "fp16", "--prefetch", "2", "--reduce-dtype", "fp32",
+        "--cp-method", "ring", "--no-sequence-parallel", "--tp-overlap", "25%", "--placement", "cp-tp-dp_shard-dp_replicate-pp",
+    )["plan"]
+    assert plan == {
+        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 2, "dp_replicate": 1, "sharding": "zero1", "schedule": "interleaved",
+        "virtual_stages": 2, "micro_batch": 2, "recompute": "full", "precision": "fp16", "prefetch": 2,
+        "reduce_dtype": "fp32", "cp_method": "ring", "sequence_parallel": False, "tp_overlap_frac": 0.25,
+        "placement": ["cp", "tp", "dp_shard", "dp_replicate", "pp"],
+    }
+
+
+def test_why_explains_and_the_assumptions_stay_last() -> None:
+    text = knee(*ASK, "--why").stdout
+    assert "\nwhy\n" in text
+    assert "step_s" in text.partition("\nwhy\n")[2]
+    assert text.index("\nwhy\n") < text.index("\nassumptions:\n")
+    assert {"name", "value", "formula", "source", "depth"} == answer(*ASK, "--why")["why"][0].keys()
+
+
+def test_trace_names_its_files_on_stderr(tmp_path: Path) -> None:
+    result = knee(*ASK, "--pp", "2", "--trace", str(tmp_path / "step.json"), "--json")
+    assert result.exit_code == 0
+    json.loads(result.stdout)
+    written = [line.removeprefix("wrote ") for line in result.stderr.splitlines()]
+    assert len(written) == 2
+    assert all("traceEvents" in json.loads(Path(name).read_text()) for name in written)
+
+
+# Files.
+
+
+def test_a_job_file(tmp_path: Path) -> None:
+    assert answer("simulate", write(tmp_path, JOB)) == answer(*ASK, "--tp", "2")
+
+
+def test_options_replace_what_a_job_file_says(tmp_path: Path) -> None:
+    path = write(tmp_path, JOB)
+    data = answer("simulate", path, "--gpus", "32", "--global-batch", "32", "--cluster", "dgx-a100", "--tp", "4",
+                  "--seq-len", "2048", "--profile", "fused", "--set", "attention=flash2", "--set", "model.layers=16")
+    assert (data["gpus"], data["global_batch"], data["cluster"], data["plan"]["tp"]) == (32, 32, "dgx-a100", 4)
+    assert (data["seq_len"], data["profile"], data["plan"]["dp_shard"]) == (2048, "fused", 8)
+
+
+def test_a_model_file_is_a_model(tmp_path: Path) -> None:
+    text = 'layers = 32\nhidden = 4096\nffn = 11008\nheads = 32\nkv_heads = 32\nvocab = 32000\n'
+    path = write(tmp_path, text, "mine.toml")
+    data = answer("simulate", path, *ASK[2:])
+    assert data["model"] == "mine"
+    assert data["step_s"] == answer(*ASK)["step_s"]
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my-llama").mkdir()
+    shape = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008,
+             "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}
+    write(tmp_path / "my-llama", json.dumps(shape), "config.json")
+    monkeypatch.chdir(tmp_path)
+    for ref in ("my-llama", "my-llama/config.json"):
+        assert answer("simulate", ref, *ASK[2:])["model"] == "my-llama"
+
+
+# Wrong questions.
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (("simulate", "lama2-7b", *ASK[2:]), "did you mean llama2-7b?"),
+    ((*ASK, "--cluster", "dgx-h10"), "did you mean dgx-h100?"),
+    ((*ASK, "--profile", "pper"), "did you mean paper?"),
+    ((*ASK, "--sharding", "fsp"), "did you mean fsdp?"),
+    ((*ASK, "--recompute", "some"), "is not one of none, selective, full"),
+    ((*ASK, "--flop-convention", "plam"), "palm"),
+    ((*ASK, "--gpu", "8"), "did you mean --gpus?"),
+    (("simulat",), "did you mean simulate?"),
+    (("zzz",), "there is no command 'zzz'"),
+    (("simulate",), "missing argument 'MODEL'"),
+    (("simulate", "llama2-7b"), "missing: --cluster, --gpus, --local-batch (or --global-batch)"),
+    ((*ASK, "--global-batch", "32"), "are both given"),
+    ((*ASK, "more"), "unexpected extra argument"),
+    ((*ASK, "--gpus", "many"), "'many' is not a valid integer"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_unknown_names_and_missing_options(args: tuple[str, ...], words: str) -> None:
+    assert words in refused(*args)
+
+
+def test_a_plan_that_does_not_fill_the_gpus_prints_every_factor() -> None:
+    text = refused(*ASK, "--dp-shard", "4", "--tp", "2")
+    assert "dp_replicate(1) * dp_shard(4) * tp(2) * pp(1) * cp(1) != gpus(16)" in text
+    assert "dp_replicate(1) * tp(3) * pp(1) * cp(1) does not divide gpus(16)" in refused(*ASK, "--tp", "3")
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (("--gpus", "48", "--tp", "3"), "32 heads, which tp 3 does not divide"),
+    (("--gpus", "48", "--pp", "48"), "48 stages, but llama2-7b has 32 layers"),
+    (("--micro-batch", "3"), "micro_batch 3 does not divide"),
+    (("--schedule", "interleaved", "--pp", "2"), "virtual"),
+    (("--placement", "tp-pp"), "must name each axis once"),
+    (("--precision", "fp8", "--cluster", "dgx-a100"), "no fp8 tensor cores"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_plans_that_cannot_be(args: tuple[str, ...], words: str) -> None:
+    assert words in refused(*ASK, *args)
+
+
+@pytest.mark.parametrize("args", [
+    ("--gpus", "-8"), ("--gpus", "0"), ("--gpus", "1000000000"), ("--gpus", "9" * 30), ("--seq-len", "-1"),
+    ("--seq-len", "0"), ("--seq-len", "99999999999"), ("--micro-batch", "0"), ("--micro-batch", "-2"),
+    ("--micro-batch", "9" * 30), ("--tp", "-1"), ("--tp", "0"), ("--pp", "-1"), ("--cp", "-4"), ("--dp-shard", "-1"),
+    ("--local-batch", "-2"), ("--local-batch", "nan"), ("--local-batch", "inf"), ("--local-batch", "0"),
+    ("--local-batch", "0.3"), ("--prefetch", "-1"), ("--prefetch", "9" * 30), ("--virtual-stages", "9" * 30),
+    ("--tp-overlap", "2"), ("--tp-overlap", "-1"), ("--tp-overlap", "much"), ("--set", "layers=-4"),
+    ("--set", "layers=" + "9" * 30), ("--set", "layers=many"), ("--set", "hbm_bytes=-1"), ("--set", "hbm_bytes=nan"),
+    ("--set", "fabric.nic_bytes_per_s=1e-300"), ("--set", "hbm_bytes_per_s=3GB"),
+], ids=" ".join)
+def test_negative_and_absurd_sizes(args: tuple[str, ...]) -> None:
+    refused(*ASK, *args)
+
+
+@pytest.mark.parametrize(("sets", "words"), [
+    (("gpus=8",), "use --gpus"),
+    (("seq_len=8",), "use --seq-len"),
+    (("cluster=dgx-a100",), "use --cluster"),
+    (("model=llama2-13b",), "the command's argument"),
+    (("hop_s=1us",), "cluster.node.hop_s, cluster.fabric.hop_s"),
+    (("layrs=3",), "did you mean"),
+    (("layers",), "is not key=value"),
+    (("=3",), "is not key=value"),
+    (("layers=",), "is not key=value"),
+    (("layers=3", "layers=4"), "given twice"),
+    (("sharding=fsdp",), "given twice"),
+], ids=lambda value: value if isinstance(value, str) else " ".join(value))
+def test_wrong_sets(sets: tuple[str, ...], words: str) -> None:
+    options = [word for text in sets for word in ("--set", text)]
+    assert words in refused(*ASK, "--sharding", "zero1", *options)
+
+
+def test_a_broken_file_is_placed(tmp_path: Path) -> None:
+    assert "line 2" in refused("simulate", write(tmp_path, 'gpus = 8\nmodel = "llama2-7b\n'))
+    assert "there is no file" in refused("simulate", "nothing.toml")
+
+
+def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
+    text = refused("simulate", write(tmp_path, """
+        model = "llama2-7"
+        clustr = "dgx-h100"
+        gpus = "many"
+        [plan]
+        tp = "x"
+        shardng = "fsdp"
+    """))
+    for words in ("6 mistakes", "llama2-7b", "did you mean cluster?", "gpus:", "plan.tp:", "plan.shardng:"):
+        assert words in text
+
+
+@pytest.mark.parametrize("file", ["step.txt", "no/such/folder/step.json"])
+def test_a_trace_that_cannot_be_written(file: str, tmp_path: Path) -> None:
+    refused(*ASK, "--trace", str(tmp_path / file))
+
+
+def test_a_trace_that_nothing_could_open(tmp_path: Path) -> None:
+    text = refused(*ASK, "--local-batch", "65536", "--micro-batch", "1", "--trace", str(tmp_path / "step.json"))
+    assert "65,536 microbatches" in text
+
+
+# A plan that does not fit.
+
+
+def test_a_plan_that_does_not_fit_is_answered_in_full() -> None:
+    result = knee("simulate", "llama2-70b", *ASK[2:], "--json")
+    assert result.exit_code == 3
+    data = json.loads(result.stdout)
+    assert data["fits"] is False
+    assert data.keys() >= KEYS
+    assert data["step_s"] > 0
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("error: the plan does not fit: it needs ")
+    assert "h100-sxm has 79.6 GiB" in error
+    assert hint.startswith("hint: ")
+
+
+def test_the_hint_fits() -> None:
+    asked = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--local-batch", "4")
+    result = knee(*asked)
+    assert result.exit_code == 3
+    assert "does NOT fit" in result.stdout
+    changes = result.stderr.splitlines()[1].removeprefix("hint: it would fit with ").split()
+    assert answer(*asked, *changes)["fits"] is True
+
+
+# The process itself.
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "knee.cli", *args], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("args", "code"), [
+    (("--version",), 0),
+    ((*ASK, "--json"), 0),
+    ((*ASK, "--tp", "3"), 2),
+    ((*ASK, "--nope"), 2),
+    (("simulate", "llama2-70b", *ASK[2:]), 3),
+], ids=["version", "answer", "wrong", "option", "does-not-fit"])
+def test_exit_codes(args: tuple[str, ...], code: int) -> None:
+    done = run(*args)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr
+    assert (done.stderr == "") == (code == 0)
+
+
+def test_a_reader_that_leaves_early_is_no_failure_to_report() -> None:
+    script = f"{sys.executable} -m knee.cli catalog | head -n 1"
+    done = subprocess.run(script, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout == "models\n"
+    assert done.stderr == ""
+
+
+def test_help_is_quick_and_imports_nothing_heavy() -> None:
+    code = "import sys, knee.cli; sys.argv = ['knee', '--help']\ntry: knee.cli.main()\nfinally: print(*sys.modules)"
+    text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert not {"numpy", "pydantic", "rich"} & set(text.splitlines()[-1].split())
+    best_s = min(_help_s() for _ in range(3))
+    assert best_s < 0.3
+
+
+def _help_s() -> float:
+    start_s = time.perf_counter()
+    assert run("--help").returncode == 0
+    return time.perf_counter() - start_s
+
+
+def test_help_lists_what_the_commands_say_of_themselves() -> None:
+    text = knee("--help").stdout
+    assert knee().stdout == text
+    for name in available():
+        assert f"\n  {name} " in text
+        assert knee(name, "--help").exit_code == 0
+
+
+def test_the_page_of_commands_is_up_to_date() -> None:
+    page = Path(__file__).parents[2] / "docs" / "commands.md"
+    assert page.read_text(encoding="utf-8") == commands_page(), "run python -m knee.cli.docs"
