@@ -215,7 +215,8 @@ def _timeline(c: _Chain, job: Job, w: Working) -> None:
 def _memory(c: _Chain, job: Job, w: Working) -> None:
     verdict = "fits" if w.results.fits[0] else "does not fit"
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
-    c.add(0, "memory_bytes", show(float(w.results.memory_bytes[0]), "bytes"), f"of {limit} on the fullest GPU: {verdict}")
+    needs = show(float(w.results.memory_bytes[0]), "bytes")
+    c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"))
 
