@@ -125,8 +125,8 @@ def _print_power(m: Measurement) -> None:
 def _print_why(lines: Sequence[WhyLine]) -> None:
     if lines:
         print_heading("why")
-        print_rows([["  " * line.depth + line.name, line.value, line.formula, line.source] for line in lines],
-                   right=(1,), dim=(3,))
+        print_rows([["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]
+                    for line in lines], right=(1,), dim=(2,))
 
 
 def _time(time_s: float) -> str:

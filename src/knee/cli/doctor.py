@@ -55,7 +55,7 @@ NEEDS = (
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
-    "study": ("numpy", "pydantic", "click", "rich"),
+    "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "catalog": ("numpy", "pydantic", "click", "rich"),
     "doctor": ("click", "rich"),
 }
