@@ -1,0 +1,97 @@
+"""Random valid jobs over a few models, clusters and stacks of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+from hypothesis import strategies as st
+
+from knee.specs import Cluster, Job, Model, Plan, Profile
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
+
+MODELS = ("llama-tiny", "llama-tiny", "llama2-7b", "llama3-8b", "llama3-8b", "llama3-405b")
+CLUSTERS = ("dgx-a100", "dgx-h100", "gb200-nvl72")
+PROFILES = ("eager", "fused", "paper")
+
+
+@cache
+def model(name: str) -> Model:
+    return load_model(name).spec
+
+
+@cache
+def cluster(name: str) -> Cluster:
+    return load_cluster(name).spec
+
+
+@cache
+def profile(name: str) -> Profile:
+    return load_profile(name).spec
+
+
+@st.composite
+def settings_of(draw: st.DrawFn) -> tuple[Model, Cluster, Profile, tuple[str, ...]]:
+    """What a table of plans shares; profiles get knobs that the catalogue leaves at their defaults."""
+    where = cluster(draw(st.sampled_from(CLUSTERS)))
+    names = [name for name in PROFILES if profile(name).attention in where.gpu.attention]
+    stack = replace(
+        profile(draw(st.sampled_from(names))),
+        reduces_in_flight=draw(st.sampled_from((0, 0, 1, 2))),
+        comm_slowdown=draw(st.sampled_from((1.0, 1.0, 1.3))),
+        gather_overlap=draw(st.booleans()),
+        p2p_overlap_frac=draw(st.sampled_from((0.0, 0.8, 1.0))),
+    )
+    placement = draw(st.one_of(st.just(AXES), st.permutations(AXES).map(tuple)))
+    return model(draw(st.sampled_from(MODELS))), where, stack, placement
+
+
+@st.composite
+def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatches: int = 12) -> tuple[Plan, int, int]:
+    """A valid plan, its number of microbatches and its sequence length."""
+    sharding = draw(st.sampled_from(SHARDINGS))
+    shard = 1 if sharding == "ddp" else draw(st.sampled_from((1, 2, 3, 8, 16, 64, 128)))
+    copies = 1 if sharding == "fsdp" else draw(st.sampled_from((1, 2, 4, 32)))
+    if sharding == "hsdp":
+        shard, copies = max(shard, 2), max(copies, 2)
+    tp = draw(st.sampled_from((1, 1, 2, 4, 8) if of.heads < 16 else (1, 1, 2, 4, 8, 16)))
+    pp = draw(st.sampled_from((1, 1, 2, 3, 4) if of.layers < 16 else (1, 1, 2, 3, 4, 8)))
+    schedules = [s for s in SCHEDULES if not (s == "zero_bubble" and sharding in ("fsdp", "hsdp"))]
+    chunks = [v for v in (2, 4) if pp > 1 and pp * v <= of.layers]
+    if pp > 1 and not chunks:
+        schedules.remove("interleaved")
+    schedule = draw(st.sampled_from(schedules)) if pp > 1 else "1f1b"
+    virtual = draw(st.sampled_from(chunks)) if schedule == "interleaved" else 1
+    rounds = draw(st.integers(1, most_microbatches))
+    microbatches = rounds if schedule != "interleaved" else pp * max(1, rounds // pp)
+    plan = Plan(
+        dp_shard=shard, dp_replicate=copies, tp=tp, pp=pp, cp=draw(st.sampled_from((1, 1, 2, 4))),
+        sharding=sharding, sequence_parallel=draw(st.booleans()),
+        tp_overlap_frac=draw(st.sampled_from((None, 0.0, 0.5, 1.0))), schedule=schedule, virtual_stages=virtual,
+        cp_method=draw(st.sampled_from(CP_METHODS)), micro_batch=draw(st.sampled_from((1, 2, 4))),
+        recompute=draw(st.sampled_from(RECOMPUTES)), prefetch=draw(st.integers(0, 3)),
+        reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)), placement=placement,
+    )
+    return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, most_microbatches: int = 12) -> Job:
+    """A valid job."""
+    of, where, stack, placement = draw(settings_of())
+    return job_of(of, where, stack, draw(plans(of, placement, most_microbatches)))
+
+
+@st.composite
+def job_tables(draw: st.DrawFn) -> list[Job]:
+    """Jobs that one table can hold: they differ in plan, batch and length."""
+    of, where, stack, placement = draw(settings_of())
+    drawn = draw(st.lists(plans(of, placement), min_size=2, max_size=12))
+    return [job_of(of, where, stack, cut) for cut in drawn]
+
+
+def job_of(of: Model, where: Cluster, stack: Profile, cut: tuple[Plan, int, int]) -> Job:
+    plan, microbatches, seq_len = cut
+    return Job(model=of, cluster=where, profile=stack, plan=plan, gpus=plan.gpus, seq_len=seq_len,
+               global_batch=plan.dp * plan.micro_batch * microbatches)
