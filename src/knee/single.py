@@ -38,9 +38,19 @@ def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tup
         comm_loads=comm_loads(working),
         memory=memory,
         usd_per_mtoken=None if np.isnan(price) else price,
-        assumptions=(*assumptions, *ASSUMPTIONS),
+        assumptions=(*assumptions, *_about(job), *ASSUMPTIONS),
         **r,
     )
+
+
+def _about(job: Job) -> tuple[str, ...]:
+    """What this plan's owner might not expect."""
+    notes = []
+    if job.plan.recompute == "selective" and job.profile.attention != "unfused":
+        notes.append(
+            f"selective recomputation saves nothing beside {job.profile.attention} attention, which keeps no scores"
+        )
+    return tuple(notes)
 
 
 def events_of(job: Job) -> list[Events]:
@@ -80,7 +90,8 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
         ),
         ("all_reduce", "dp_replicate", replicas, reduces, width * layer / shard, step.replicate_load_s[0]),
         *_local_loads(w, m * per_stage, sp),
-        ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0] + w.results.straggler_s[0]),
+        ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0]),
+        ("straggler_wait", "world", int(table.gpus[0]), 1.0, 0.0, w.results.straggler_s[0]),
     ]
     return tuple(
         CommLoad(collective=c, group=g, group_size=n, calls=calls, message_bytes=size, load_s=float(load))

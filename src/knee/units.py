@@ -102,6 +102,8 @@ _SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 def show(value: float, unit: str, digits: int = 3) -> str:
     """A value as people read it: ``show(0.00125, "s")`` is ``1.25 ms``."""
     scales = _SCALES[unit]
+    if value == 0:
+        return f"0 {next((n for f, n in scales if f == 1.0), scales[0][1])}".replace(" %", "%")
     factor, name = next(((f, n) for f, n in scales if abs(value) >= f), scales[-1])
     scaled = value / factor
     decimals = max(0, digits - len(str(int(abs(scaled)))))

@@ -59,6 +59,7 @@ def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAUL
     _timeline(chain, job, w)
     _memory(chain, job, w)
     _power(chain, job, w)
+    chain.add(0, "constants", f"{len(constant_rows())} that belong to no GPU, fabric or stack")
     for name, value, kind, source in constant_rows():
         chain.add(1, name, value, source=f"{kind}: {source}")
     return chain.lines

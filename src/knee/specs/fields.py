@@ -67,7 +67,7 @@ def find_field(kind: str, key: str) -> list[str]:
 def known_keys(kind: str, table: str) -> list[str]:
     """Keys that a table of a spec may hold: ``known_keys("cluster", "fabric")``."""
     prefix = table + "." if table else ""
-    return sorted({path[len(prefix):].split(".")[0] for path in fields_of(kind) if path.startswith(prefix)})
+    return sorted({path[len(prefix) :].split(".")[0] for path in fields_of(kind) if path.startswith(prefix)})
 
 
 Overrides = tuple[tuple[str, str], ...]

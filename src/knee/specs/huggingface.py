@@ -79,7 +79,9 @@ def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "max_seq_len": config.get("max_position_embeddings", 2048),
         "tied_embeddings": bool(config.get("tie_word_embeddings", False)),
         "biases": attention,
-        "mlp": "swiglu", "norm": "rmsnorm", "positions": "rope",
+        "mlp": "swiglu",
+        "norm": "rmsnorm",
+        "positions": "rope",
     }
 
 
@@ -97,7 +99,9 @@ def _gpt2(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "max_seq_len": config.get("n_positions", 1024),
         "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
         "biases": True,
-        "mlp": "gelu", "norm": "layernorm", "positions": "learned",
+        "mlp": "gelu",
+        "norm": "layernorm",
+        "positions": "learned",
     }
 
 
@@ -117,11 +121,15 @@ def _mpt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "max_seq_len": config.get("max_seq_len", 2048),
         "tied_embeddings": bool(config.get("tie_word_embeddings", True)),
         "biases": not config.get("no_bias", False),
-        "mlp": "gelu", "norm": "layernorm",
+        "mlp": "gelu",
+        "norm": "layernorm",
         "positions": "alibi" if attention.get("alibi") else "rope" if attention.get("rope") else "learned",
     }
 
 
 _READERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
-    "llama": _llama, "mistral": _llama, "gpt2": _gpt2, "mpt": _mpt,
+    "llama": _llama,
+    "mistral": _llama,
+    "gpt2": _gpt2,
+    "mpt": _mpt,
 }

@@ -119,6 +119,11 @@ class Job:
             )
 
     def _check_modelled(self) -> None:
+        if self.plan.prefetch > self.model.layers:
+            raise SpecError(
+                f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers",
+                hint="1 is what FSDP2 does; more only costs memory",
+            )
         self.cluster.gpu.peak_flop_per_s(self.plan.precision)
         if self.plan.precision == "fp16" and self.plan.reduce_dtype == "bf16":
             raise SpecError("fp16 training cannot reduce gradients in bf16", hint="use --reduce-dtype fp32")

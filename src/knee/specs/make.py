@@ -49,16 +49,23 @@ def make_job(
     _fill_micro_batch(options, batch, notes)
     _fill_precision(options, cluster, notes)
     job = Job(
-        model=model, cluster=cluster, profile=profile, plan=_plan(options),
-        gpus=gpus, global_batch=batch, seq_len=seq_len,
+        model=model,
+        cluster=cluster,
+        profile=profile,
+        plan=_plan(options),
+        gpus=gpus,
+        global_batch=batch,
+        seq_len=seq_len,
     )
     return job, tuple(notes)
 
 
 def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None) -> int:
     if global_batch is not None and local_batch is not None:
-        raise SpecError(f"global_batch {global_batch} and local_batch {local_batch} are both given",
-                        hint="give one of them: global = local * gpus")
+        raise SpecError(
+            f"global_batch {global_batch} and local_batch {local_batch} are both given",
+            hint="give one of them: global = local * gpus",
+        )
     if global_batch is not None:
         return global_batch
     if local_batch is None:
@@ -154,8 +161,9 @@ def load_job(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Loa
         raise SpecError(f"{path.name}: {error.message}", hint=error.hint) from None
     said = {key: raw[key] for key in raw if key in sizes} | {f"plan.{key}": options[key] for key in options}
     changed = {f"plan.{key}" for key, _ in plan}
-    sources |= {key: Source(value=value, kind="user", text=SET if key in changed else path.name)
-                for key, value in said.items()}
+    sources |= {
+        key: Source(value=value, kind="user", text=SET if key in changed else path.name) for key, value in said.items()
+    }
     return Loaded(spec=job, sources=sources, assumptions=(*notes, *more))
 
 
@@ -169,8 +177,14 @@ def _unknown_keys(raw: Mapping[str, Any]) -> list[Mistake]:
     return mistakes
 
 
-def _part(kind: str, raw: Mapping[str, Any], path: Path, changes: Sequence[tuple[str, str]],
-          sources: dict[str, Source], mistakes: list[Mistake]) -> Any:
+def _part(
+    kind: str,
+    raw: Mapping[str, Any],
+    path: Path,
+    changes: Sequence[tuple[str, str]],
+    sources: dict[str, Source],
+    mistakes: list[Mistake],
+) -> Any:
     """The model, cluster or profile of a job file; None with its mistakes noted."""
     name = _kind(kind)
     given = raw.get(kind, DEFAULT_PROFILE if kind == "profile" else None)
@@ -208,8 +222,7 @@ def _sizes(raw: Mapping[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
     return {key: raw.get(key) for key in (*_COUNTS, "local_batch")}
 
 
-def _options(raw: Mapping[str, Any], changes: Sequence[tuple[str, str]],
-             mistakes: list[Mistake]) -> dict[str, Any]:
+def _options(raw: Mapping[str, Any], changes: Sequence[tuple[str, str]], mistakes: list[Mistake]) -> dict[str, Any]:
     """Options of the plan as given; only their shape is checked here, as the degrees are not complete yet."""
     given = raw.get("plan", {})
     if not isinstance(given, dict):

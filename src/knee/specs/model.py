@@ -7,6 +7,9 @@ from typing import ClassVar, Literal
 
 from knee.errors import SpecError
 
+MOST = 10_000_000
+"""Beyond any model anyone trains; larger sizes are typing mistakes."""
+
 Mlp = Literal["swiglu", "gelu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
 Positions = Literal["rope", "learned", "alibi"]
@@ -46,6 +49,8 @@ class Model:
         for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):
             if getattr(self, field) < 1:
                 raise SpecError(f"model.{field} is {getattr(self, field)}; it must be at least 1")
+            if getattr(self, field) > MOST:
+                raise SpecError(f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered")
         if self.head_size == 0 and self.hidden % self.heads:
             raise SpecError(
                 f"model.hidden {self.hidden} is not divisible by model.heads {self.heads}",

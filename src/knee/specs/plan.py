@@ -20,6 +20,7 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+MOST = 16_777_216
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 
 
@@ -50,7 +51,7 @@ class Plan:
     recompute: Recompute = "none"
     precision: Precision = "bf16"
     prefetch: int = 1
-    """Layers whose parameters are gathered ahead of the one that computes."""
+    """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
     reduce_dtype: ReduceDtype = "fp32"
     """Type in which gradients are reduced."""
     placement: tuple[str, ...] = AXES
@@ -60,6 +61,8 @@ class Plan:
         for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch"):
             if getattr(self, name) < 1:
                 raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1")
+            if getattr(self, name) > MOST:
+                raise SpecError(f"plan.{name} is {getattr(self, name)}; more than {MOST:,} is not answered")
         if self.prefetch < 0:
             raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:

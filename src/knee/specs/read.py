@@ -67,8 +67,10 @@ def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
     mistakes: list[Mistake] = []
     spec = build(kind, tree, mistakes)
     raise_mistakes(name, mistakes)
-    return [(path, _shown(path, _at(spec, path)), source.kind, source.text)
-            for path, source in sources_of(kind, tree).items()]
+    return [
+        (path, _shown(path, _at(spec, path)), source.kind, source.text)
+        for path, source in sources_of(kind, tree).items()
+    ]
 
 
 def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:

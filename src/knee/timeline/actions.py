@@ -126,6 +126,10 @@ class ChunkRows:
     """Its reductions are carried on to the rank's last chunk."""
     carries: Floats
     """Chunks whose left-over reductions this one takes over."""
+    count: Floats
+    """Chunks of this kind in the plan."""
+    elsewhere: Floats
+    """Those of them that are not on rank 0."""
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -192,6 +196,19 @@ def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Flo
     return np.where(rows.embedding & rows.head, both[i], single)
 
 
+def gathers_while_filling(parts: StepParts, rows: ChunkRows) -> Bools:
+    """Chunks whose parameters ZeRO-1 gathers while the pipeline fills: all but the first, which cannot wait."""
+    overlaps = parts.modes.zero1 & parts.profile.gather_overlap
+    return np.asarray(overlaps[rows.plan] & ~rows.embedding, dtype=np.bool_)
+
+
+def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
+    """Seconds of those gathers, per row."""
+    comm = parts.comm
+    root = _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root)
+    return np.where(gathers_while_filling(parts, rows), rows.layers * comm.gather_layer[rows.plan] + root, 0.0)
+
+
 def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
     c, comm, i = parts.compute, parts.comm, rows.plan
@@ -199,8 +216,9 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     # ZeRO-1's gather beside forward writes in place: nothing is copied out
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
     zero = np.zeros(len(rows))
-    gather = np.where(gathers, comm.gather_layer, 0.0)[i]
-    root = np.where(gathers[i], _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
+    here = gathers[i] & ~gathers_while_filling(parts, rows)
+    gather = np.where(here, comm.gather_layer[i], 0.0)
+    root = np.where(here, _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
     return Pass(
         layers=rows.layers,
         lead=_end_segment(parts, c.embedding_forward, parts.local.embedding_forward, rows, rows.embedding),
@@ -215,8 +233,8 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
         tail=_end_segment(parts, c.head_forward, parts.local.head_forward, rows, rows.head),
         root_gather_s=root,
         gather_s=gather,
-        # a gather may start once the one before has ended and the copy-out two layers back is done
-        ahead=parts.table.prefetch[i] + 1,
+        # FSDP2: a gather may start once the one before has ended and the copy-out two layers back is done
+        ahead=np.where(parts.table.prefetch[i] > 0, parts.table.prefetch[i] + 1, 0),
         reduce_s=zero,
         reduce_limit_s=zero + np.inf,
         root_reduce_s=zero,
@@ -282,7 +300,7 @@ def backward_pass(
         tail=_end_segment(parts, c.embedding_backward, parts.local.embedding_backward, rows, rows.embedding & whole),
         root_gather_s=zero,
         gather_s=np.where(reshards, comm.gather_layer[i], 0.0),
-        ahead=np.maximum(parts.table.prefetch[i], 0),
+        ahead=parts.table.prefetch[i],
         reduce_s=reduce,
         reduce_limit_s=limit,
         root_reduce_s=np.where(

@@ -16,7 +16,7 @@ from knee.specs.plan import AXES, SCHEDULES
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
 from knee.timeline.passes import Phase
-from knee.timeline.step import Actions, duration_table, layout_of, transfers
+from knee.timeline.step import Actions, layout_of, pipeline_times, transfers
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 
@@ -313,14 +313,16 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     table, known = parts.table, _Records(parts, a)
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
-    durations, _ = duration_table(parts, a, np.array([0]))
-    ends = pipeline.run(g, durations)[:, 0]
+    times = pipeline_times(parts, a, np.array([0]))
+    ends = pipeline.run(g, times.durations, times.drains, times.ready)[:, 0]
     layout = layout_of(a.layers, p, v)
+    for rank in range(1, p):
+        _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
     wait = float(transfers(parts)[0])
     for i in range(g.size):
         rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
         row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
-        start = float(ends[i] - durations[pipeline.duration_row(rank, virtual, v, kind), 0])
+        start = float(ends[i] - times.durations[pipeline.duration_row(rank, virtual, v, kind), 0])
         if g.receives[i] and wait > 0:
             here, there = stage_rank(parts, rank), stage_rank(parts, int(g.rank_of[g.needs[i]]))
             pair = Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
@@ -329,6 +331,23 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
         name, recorded = known.of(pipeline.KINDS[kind], row)
         play(logs[rank], recorded, scripts[rank][(name, row)], start)
     return float(ends.max())
+
+
+def _play_filling(
+    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: list[int]
+) -> None:
+    """ZeRO-1's gathers of a rank's chunks, back to back from the start of the step."""
+    now = 0.0
+    for row in rows:
+        script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
+        layer = float(parts.comm.gather_layer[0])
+        pieces = [(script.gather, layer)] * layers + [
+            (script.root_gather, float(a.filling_gather_s[row]) - layers * layer)
+        ]
+        for message, seconds in pieces if a.filling_gather_s[row] > 0 else []:
+            if seconds > 0:
+                log.comm(message.collective, message.group, now, seconds, message.message_bytes, message.dtype, _QUEUE)
+            now += seconds
 
 
 def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage: int, now: float) -> None:

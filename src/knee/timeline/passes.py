@@ -88,6 +88,8 @@ class Sums:
     reduce_load_s: Floats
     replicate_load_s: Floats
     local_load_s: Floats
+    drain_s: Floats
+    """The end of it: compute is done and its output gone, only reductions are waited for."""
     left_reduce_s: Floats
     """Reductions still queued when the pass ends, for the next chunk to carry."""
     left_replicate_s: Floats

@@ -29,9 +29,9 @@ class Wavefront:
 
     action: Ints
     before: Ints
-    """The action before it on its rank (the last index is "nothing")."""
+    """The action before it on its rank; for the first one ``size + rank``, the moment its rank is ready."""
     needs: Ints
-    """The action whose output it needs."""
+    """The action whose output it needs; ``size + ranks`` where there is none: the start of the step."""
     duration: Ints
     """Its row in the table of durations."""
 
@@ -46,7 +46,7 @@ class Graph:
     chunk_of: Ints
     microbatch_of: Ints
     needs: Ints
-    """The action whose output each one needs; ``size`` where there is none."""
+    """The action whose output each one needs; beyond ``size`` where there is none."""
     receives: NDArray[np.bool_]
     """Whether that is on another rank, so that a transfer comes first."""
     size: int
@@ -83,12 +83,12 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
             kind_of.append(_kind(kind, micro, microbatches))
             chunk_of.append(chunk)
             micro_of.append(micro)
-    nothing = len(rank_of)
-    before = np.full(nothing, nothing)
-    needs = np.full(nothing, nothing)
-    receives = np.zeros(nothing, dtype=np.bool_)
+    size = len(rank_of)
+    before = np.zeros(size, dtype=np.int64)
+    needs = np.full(size, size + ranks)
+    receives = np.zeros(size, dtype=np.bool_)
     for rank, actions in enumerate(per_rank):
-        previous = nothing
+        previous = size + rank
         for kind, chunk, micro in actions:
             here = index[(kind, rank, chunk, micro)]
             before[here], previous = previous, here
@@ -100,14 +100,14 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     columns = [np.array(c, dtype=np.int64) for c in (rank_of, kind_of, chunk_of, micro_of)]
     rows = (columns[0] * chunks + columns[2]) * len(KINDS) + columns[1]
     return Graph(
-        wavefronts=_wavefronts(before, needs, rows),
+        wavefronts=_wavefronts(before, needs, rows, ranks),
         rank_of=columns[0],
         kind_of=columns[1],
         chunk_of=columns[2],
         microbatch_of=columns[3],
         needs=needs,
         receives=receives,
-        size=nothing,
+        size=size,
     )
 
 
@@ -130,11 +130,11 @@ def _source(kind: str, rank: int, chunk: int, ranks: int, chunks: int) -> tuple[
     return ("B", 0, chunk + 1) if chunk < chunks - 1 else ("F", rank, chunk)
 
 
-def _wavefronts(before: Ints, needs: Ints, rows: Ints) -> tuple[Wavefront, ...]:
+def _wavefronts(before: Ints, needs: Ints, rows: Ints, ranks: int) -> tuple[Wavefront, ...]:
     """Longest-path levels by sweeping until every action has one."""
     size = len(before)
-    level = np.full(size + 1, -1)
-    level[size] = 0
+    level = np.full(size + ranks + 1, -1)
+    level[size:] = 0
     todo = np.arange(size)
     while len(todo):
         ready = (level[before[todo]] >= 0) & (level[needs[todo]] >= 0)
@@ -150,13 +150,17 @@ def _wavefronts(before: Ints, needs: Ints, rows: Ints) -> tuple[Wavefront, ...]:
     return tuple(fronts)
 
 
-def run(g: Graph, durations: Floats) -> Floats:
-    """End of every action, a column per plan; row ``g.size`` is the start of the step.
+def run(g: Graph, durations: Floats, drains: Floats, ready: Floats) -> Floats:
+    """End of every action, a column per plan.
 
-    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included.
+    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included. ``drains`` is the
+    part of each at whose start its output is on its way already. ``ready`` is when each rank can start.
     """
-    ends = np.zeros((g.size + 1, durations.shape[1]))
+    ends = np.concatenate([np.zeros((g.size, durations.shape[1])), ready, np.zeros((1, durations.shape[1]))])
+    sent = ends.copy()
     for front in g.wavefronts:
-        start = np.maximum(ends[front.before], ends[front.needs])
-        ends[front.action] = start + durations[front.duration]
-    return ends
+        start = np.maximum(ends[front.before], sent[front.needs])
+        end = start + durations[front.duration]
+        ends[front.action] = end
+        sent[front.action] = end - drains[front.duration]
+    return ends[: g.size]

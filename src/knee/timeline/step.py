@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 from knee.specs.plan import SCHEDULES
 from knee.specs.table import PlanTable
 from knee.timeline import pipeline
-from knee.timeline.actions import CHUNKS, ChunkRows, StepParts, backward_pass, forward_pass, is_zero_bubble
+from knee.timeline.actions import (
+    CHUNKS,
+    ChunkRows,
+    StepParts,
+    backward_pass,
+    filling_gather_s,
+    forward_pass,
+    is_zero_bubble,
+)
 from knee.timeline.passes import Pass, Sums
 from knee.timeline.walk import run, run_passes, run_repeated
 from knee.workload.stages import chunk_layers
@@ -30,6 +38,8 @@ class Layout:
     layers: dict[int, int]
     """Layers of each kind."""
     counts: dict[int, int]
+    elsewhere: dict[int, int]
+    """Chunks of each kind that are not on rank 0."""
 
 
 @cache
@@ -48,8 +58,12 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
         else:
             name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
         kinds.append(CHUNKS.index(name))
+    away = [kind for chunk, kind in enumerate(kinds) if chunk % ranks]
     return Layout(
-        kinds=tuple(kinds), layers=dict(zip(kinds, dealt, strict=True)), counts={k: kinds.count(k) for k in set(kinds)}
+        kinds=tuple(kinds),
+        layers=dict(zip(kinds, dealt, strict=True)),
+        counts={k: kinds.count(k) for k in set(kinds)},
+        elsewhere={k: away.count(k) for k in set(kinds)},
     )
 
 
@@ -62,24 +76,25 @@ class Actions:
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
-    count: Floats
-    """Chunks of the row's kind in its plan."""
+    filling_gather_s: Floats
+    """ZeRO-1's gather of a chunk while the pipeline fills. Rank 0's chunks come due during its first work and hide."""
     passes: dict[str, Pass]
     sums: dict[str, Sums]
 
 
-def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints, Floats]:
+def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
     """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
     n = len(table)
     row_of = np.full((len(CHUNKS), n), -1)
     layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
-    count = np.zeros((len(CHUNKS), n))
+    count, elsewhere = (np.zeros((len(CHUNKS), n)) for _ in range(2))
     for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
         plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
         layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]))
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
             count[kind, plans] = number
+            elsewhere[kind, plans] = layout.elsewhere[kind]
     kinds, plan = np.nonzero(count)
     row_of[kinds, plan] = np.arange(len(kinds))
     name = np.array(CHUNKS)[kinds]
@@ -92,14 +107,16 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints, Floats]:
         head=(name == "last") | (name == "only"),
         early=early,
         carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
+        count=count[kinds, plan],
+        elsewhere=elsewhere[kinds, plan],
     )
-    return rows, row_of, count[kinds, plan]
+    return rows, row_of
 
 
 def run_actions(parts: StepParts, layers: int) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
     table, modes = parts.table, parts.modes
-    rows, row_of, count = chunk_rows(layers, table)
+    rows, row_of = chunk_rows(layers, table)
     overlaps = modes.zero1 & parts.profile.gather_overlap
     every = np.ones(len(table), dtype=np.bool_)
     never = ~every
@@ -116,7 +133,17 @@ def run_actions(parts: StepParts, layers: int) -> Actions:
             passes[name] = _choose(halves, backward_pass(parts, rows, reduces=reduces, what="input"), passes[name])
         passes["W"] = backward_pass(parts, rows, reduces=never, what="weight")
         passes["W_last"] = backward_pass(parts, rows, reduces=every, what="weight")
-    return _walk(parts, Actions(layers=layers, rows=rows, row_of=row_of, count=count, passes=passes, sums={}))
+    return _walk(
+        parts,
+        Actions(
+            layers=layers,
+            rows=rows,
+            row_of=row_of,
+            filling_gather_s=filling_gather_s(parts, rows),
+            passes=passes,
+            sums={},
+        ),
+    )
 
 
 def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
@@ -151,7 +178,7 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
         )
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], kappa, gamma)
-    return Actions(layers=a.layers, rows=a.rows, row_of=a.row_of, count=a.count, passes=passes, sums=sums)
+    return replace(a, passes=passes, sums=sums)
 
 
 def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
@@ -205,21 +232,22 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
         if "W" in a.sums:
             weights = getattr(a.sums["W_last"], f.name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], f.name)
             per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
-        sums[f.name] = np.bincount(a.rows.plan, weights=per_row * a.count, minlength=n) / table.pp
+        sums[f.name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
     # every chunk boundary is crossed once forward and once backward by each microbatch
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp
     p2p = transfers(parts) * waits
+    filling = np.bincount(a.rows.plan, weights=a.filling_gather_s * a.rows.elsewhere, minlength=n) / table.pp
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     _pipelines(parts, a, span, fold)
     return StepColumns(
         pipeline_s=span,
         compute_s=sums["compute_s"],
-        exposed_s=sums["exposed_s"] + p2p,
+        exposed_s=sums["exposed_s"] + p2p + filling,
         overlapped_s=sums["overlapped_s"],
         idle_s=sums["idle_s"],
-        bubble_s=span - sums["duration_s"] - p2p,
-        gather_load_s=sums["gather_load_s"],
+        bubble_s=span - sums["duration_s"] - p2p - filling,
+        gather_load_s=sums["gather_load_s"] + filling,
         reduce_load_s=sums["reduce_load_s"],
         replicate_load_s=sums["replicate_load_s"],
         local_load_s=sums["local_load_s"],
@@ -240,32 +268,46 @@ def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     for group in np.unique(key):
         at = key == group
         plans = piped[at]
-        durations, cycle = duration_table(parts, a, plans)
+        times = pipeline_times(parts, a, plans)
         p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
         count = int(walked[at][0])
         g = pipeline.graph(SCHEDULES[table.schedule[plans[0]]], p, v, count)
-        ends = pipeline.run(g, durations)
-        span[plans] = ends.max(axis=0) + (table.microbatches[plans] - count) * cycle
+        ends = pipeline.run(g, times.durations, times.drains, times.ready)
+        span[plans] = ends.max(axis=0) + (table.microbatches[plans] - count) * times.cycle
 
 
-def duration_table(parts: StepParts, a: Actions, plans: Ints) -> tuple[Floats, Floats]:
-    """Durations for ``pipeline.run`` (all plans cut alike), and the cycle: the busiest rank's time per microbatch."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """What ``pipeline.run`` needs of plans that are cut alike."""
+
+    durations: Floats
+    drains: Floats
+    ready: Floats
+    cycle: Floats
+    """The busiest rank's time per microbatch."""
+
+
+def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
+    """Durations of every rank, chunk and kind of action."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = layout_of(a.layers, p, v)
     split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
     wait = transfers(parts)[plans]
-    durations = np.zeros((p * v * len(pipeline.KINDS), len(plans)))
-    per_rank = np.zeros((p, len(plans)))
+    durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))
+    ready, per_rank = (np.zeros((p, len(plans))) for _ in range(2))
     for chunk, kind in enumerate(layout.kinds):
         rank, virtual = chunk % p, chunk // p
         at = a.row_of[kind, plans]
+        if rank > 0:
+            ready[rank] += a.filling_gather_s[at]
         for k, name in enumerate(pipeline.KINDS):
             if name not in a.sums or (name[0] == "W" and not split):
                 continue
             receives = (chunk > 0) if name[0] == "F" else (chunk < p * v - 1) if name[0] == "B" else False
             row = pipeline.duration_row(rank, virtual, v, k)
             durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
+            drains[row] = a.sums[name].drain_s[at]
             if name in ("F", "B", "W"):
                 per_rank[rank] += durations[row]
-    return durations, per_rank.max(axis=0)
+    return PipelineTimes(durations=durations, drains=drains, ready=ready, cycle=per_rank.max(axis=0))

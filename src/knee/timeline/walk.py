@@ -348,6 +348,7 @@ def _finish(walk: _Walk, q: Pass) -> None:
     s.left_replicate_s += np.where(q.waits_at_end, 0.0, replicas_work)
     s.exposed_s += drain
     s.duration_s += drain
+    s.drain_s += drain
     s.reduce_load_s += queue_end * q.waits_at_end
     s.replicate_load_s += replicas_work * q.waits_at_end
     if walk.record is not None and drain[0] > 0:
