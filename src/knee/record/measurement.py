@@ -32,7 +32,7 @@ class CommLoad:
     """One kind of collective in one kind of group, per GPU and step."""
 
     collective: str
-    """all_gather, reduce_scatter, all_reduce, send_recv; or straggler_wait, time spent in them waiting for slow GPUs."""
+    """all_gather, reduce_scatter, all_reduce, send_recv; straggler_wait is time in them spent waiting for slow GPUs."""
     group: str
     """The mesh axes it runs over: dp_shard, dp_replicate, tp, cp, pp or world."""
     group_size: int
