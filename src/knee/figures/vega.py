@@ -1,0 +1,41 @@
+"""altair and vl-convert, the extra ``report``: loaded when something is drawn, and told how to get where missing."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from knee.errors import MissingExtra
+from knee.figures.palette import GRID, INK, MUTED
+
+INSTALL = "pip install 'knee[report]'"
+FONT = "Helvetica, Arial, sans-serif"
+
+Spec = dict[str, Any]
+
+CONFIG: Spec = {
+    "background": "transparent",
+    "font": FONT,
+    "aria": False,  # the page labels the picture and has its table; a label on every mark would drown both
+    "view": {"stroke": None},
+    "axis": {"labelColor": MUTED.light, "titleColor": MUTED.light, "gridColor": GRID.light, "domainColor": GRID.light,
+             "tickColor": GRID.light, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
+             "titlePadding": 6, "labelPadding": 4},
+    "header": {"labelColor": INK.light, "labelFontSize": 12, "labelFontWeight": "bold"},
+    "legend": {"labelColor": INK.light, "labelFontSize": 12, "title": None, "orient": "top", "direction": "horizontal",
+               "columnPadding": 12, "symbolSize": 120, "symbolStrokeWidth": 2, "offset": 8, "padding": 0,
+               "layout": {"top": {"anchor": "start", "direction": "horizontal", "margin": 10}}},
+}
+
+
+def load(name: str) -> Any:
+    """A module of the extra, or one sentence with the command that installs it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(f"figures need {name.replace('_', '-')}, which is not installed: {INSTALL}") from error
+
+
+def to_svg(spec: Spec) -> str:
+    """A Vega-Lite spec as SVG, without a network or a browser."""
+    return str(load("vl_convert").vegalite_to_svg(spec, allowed_base_urls=[]))
