@@ -76,7 +76,8 @@ def power(rows: Sequence[Row], points: Sequence[PaperPoint]) -> Figure:
     """Watts of one GPU."""
     return Figure(
         id="power", title="Power per GPU",
-        caption="The axis starts at 560 W, to show a change of a few per cent. Diamonds: the paper's watts, for TP its 620 W plus 30 W.",
+        caption="The axis starts at 560 W, to show a change of a few per cent. Diamonds: the paper's watts, "
+                "for TP its 620 W plus 30 W.",
         columns=("plan", "gpus", "power_w_per_gpu"),
         spec=_against_gpus(rows, points, "power_w_per_gpu", y={
             "scale": {"domain": [560, 700], "nice": False},
