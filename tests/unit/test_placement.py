@@ -1,0 +1,63 @@
+"""Where the ranks of a group sit, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from knee.cost.placement import neighbours_share_node, place
+from knee.specs.plan import AXES
+
+from .tables import job, table
+
+INNER_PP = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+OUTER_TP = ("dp_shard", "cp", "dp_replicate", "pp", "tp")
+
+CASES = {
+    # plan, gpus per node, axes -> ranks, ranks per node, nodes
+    "fsdp alone": ({"dp_shard": 64}, 8, ("dp_shard",), (64, 8, 8)),
+    "fsdp inside a node": ({"dp_shard": 4}, 8, ("dp_shard",), (4, 4, 1)),
+    "tp 2 leaves 4 ranks of dp a node": ({"tp": 2, "dp_shard": 32}, 8, ("dp_shard",), (32, 4, 8)),
+    "tp 8 leaves one": ({"tp": 8, "dp_shard": 16}, 8, ("dp_shard",), (16, 1, 16)),
+    "tp 16 spans two nodes": ({"tp": 16, "dp_shard": 4}, 8, ("tp",), (16, 8, 2)),
+    "tp 16 on a rack": ({"tp": 16, "dp_shard": 4}, 72, ("tp",), (16, 16, 1)),
+    "tp 4 in a node": ({"tp": 4, "dp_shard": 4}, 8, ("tp",), (4, 4, 1)),
+    "cp next to tp": ({"tp": 2, "cp": 4, "dp_shard": 8}, 8, ("cp",), (4, 4, 1)),
+    "cp across nodes": ({"tp": 4, "cp": 4, "dp_shard": 8}, 8, ("cp",), (4, 2, 2)),
+    "shards over dp and cp": ({"tp": 2, "cp": 2, "dp_shard": 8}, 8, ("dp_shard", "cp"), (16, 4, 4)),
+    "hsdp: shards fill a node": ({"sharding": "hsdp", "dp_shard": 8, "dp_replicate": 4}, 8, ("dp_shard",), (8, 8, 1)),
+    "hsdp: replicas one a node": (
+        {"sharding": "hsdp", "dp_shard": 8, "dp_replicate": 4}, 8, ("dp_replicate",), (4, 1, 4)),
+    "hsdp: half a node of shards": (
+        {"sharding": "hsdp", "dp_shard": 4, "dp_replicate": 4}, 8, ("dp_replicate",), (4, 2, 2)),
+    "pp outermost": ({"pp": 4, "dp_shard": 8}, 8, ("pp",), (4, 1, 4)),
+    "pp innermost": ({"pp": 4, "dp_shard": 8, "placement": INNER_PP}, 8, ("pp",), (4, 4, 1)),
+    "pp innermost pushes dp out": ({"pp": 4, "dp_shard": 8, "placement": INNER_PP}, 8, ("dp_shard",), (8, 2, 4)),
+    "pp outermost keeps dp in": ({"pp": 4, "dp_shard": 8}, 8, ("dp_shard",), (8, 8, 1)),
+    "tp outermost": ({"tp": 2, "dp_shard": 8, "placement": OUTER_TP}, 8, ("tp",), (2, 1, 2)),
+    "the world": ({"tp": 2, "pp": 2, "dp_shard": 8}, 8, AXES, (32, 8, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_place(name: str) -> None:
+    plan, per_node, axes, expected = CASES[name]
+    group = place(table(job(**plan)), per_node, *axes)
+    assert (group.ranks[0], group.per_node[0], group.nodes[0]) == expected
+
+
+def test_plans_of_one_table_are_placed_apart() -> None:
+    group = place(table(job(dp_shard=64), job(tp=8, dp_shard=8), job(tp=16, dp_shard=4)), 8, "tp")
+    assert group.nodes.tolist() == [1, 1, 2]
+    assert group.per_node.tolist() == [1, 8, 8]
+
+
+@pytest.mark.parametrize(("placement", "shared"), [(AXES, False), (INNER_PP, True)])
+def test_neighbouring_stages(placement: tuple[str, ...], shared: bool) -> None:
+    plans = table(job(pp=4, tp=2, dp_shard=8, placement=placement))
+    assert bool(neighbours_share_node(plans, 8, "pp")[0]) is shared
+
+
+def test_ranks_never_exceed_nodes_times_ranks_per_node() -> None:
+    """Sizes that do not divide a node are cut as evenly as they can be."""
+    group = place(table(job(tp=2, dp_shard=3), job(dp_shard=12), job(tp=4, dp_shard=9)), 8, "dp_shard")
+    assert (group.ranks <= group.nodes * group.per_node).all()

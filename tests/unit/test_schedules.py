@@ -1,0 +1,128 @@
+"""Pipeline schedules: valid orders, textbook bubbles, microbatches in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knee.simulator import evaluate
+from knee.specs.plan import SCHEDULES
+from knee.timeline import pipeline
+from knee.timeline.schedules import in_flight, orders
+from knee.workload import memory
+
+from .tables import job, table
+
+CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES}
+SHAPES = [(schedule, ranks, chunks, microbatches)
+          for schedule in SCHEDULES for ranks in (2, 3, 4, 8) for chunks in CHUNKS[schedule]
+          for microbatches in (ranks, 2 * ranks, 4 * ranks)]
+FEW = [(s, r, 1, m) for s in SCHEDULES if s != "interleaved" for r in (2, 4, 8) for m in (1, 2, 3)]
+
+F, B, W = 1.0, 1.25, 0.75
+"""Forward, backward of the input, backward of the weights, of a rank's whole share of one microbatch."""
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW)
+def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
+    kinds = ("F", "B", "W") if schedule == "zero_bubble" else ("F", "B")
+    everything = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
+    for order in orders(schedule, ranks, chunks, microbatches):
+        assert len(order) == len(everything)
+        assert set(order) == everything
+        place = {action: i for i, action in enumerate(order)}
+        for c in range(chunks):
+            for m in range(microbatches):
+                assert place[("F", c, m)] < place[("B", c, m)]
+                if "W" in kinds:
+                    assert place[("B", c, m)] < place[("W", c, m)]
+
+
+def span(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
+    """Time of a pipeline of equal stages without transfers; a chunk has its share of the rank's work."""
+    split = schedule == "zero_bubble"
+    work = {"F": F, "B": B if split else B + W, "W": W if split else 0.0}
+    durations = np.zeros((ranks * chunks * len(pipeline.KINDS), 1))
+    for rank in range(ranks):
+        for chunk in range(chunks):
+            for k, kind in enumerate(pipeline.KINDS):
+                durations[pipeline.duration_row(rank, chunk, chunks, k)] = work[kind[0]] / chunks
+    return ends(schedule, ranks, chunks, microbatches, durations)
+
+
+def ends(schedule: str, ranks: int, chunks: int, microbatches: int, durations: np.ndarray,
+         drains: np.ndarray | None = None) -> float:
+    """When the last action ends, all ranks ready from the start."""
+    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    drains = np.zeros_like(durations) if drains is None else drains
+    return float(pipeline.run(graph, durations, drains, np.zeros((ranks, 1))).max())
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES)
+def test_bubbles_are_the_textbooks(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
+    """GPipe and 1F1B (P-1)(F+B+W); interleaved that over V; ZB-H1 (P-1)(F+B-W) (arXiv 2401.10241, table 1)."""
+    bubble = {
+        "gpipe": (ranks - 1) * (F + B + W),
+        "1f1b": (ranks - 1) * (F + B + W),
+        "interleaved": (ranks - 1) * (F + B + W) / chunks,
+        "zero_bubble": (ranks - 1) * (F + B - W),
+    }[schedule]
+    found = span(schedule, ranks, chunks, microbatches) - microbatches * (F + B + W)
+    assert found == pytest.approx(bubble, abs=1e-9)
+
+
+@pytest.mark.parametrize(("schedule", "ranks", "chunks", "microbatches"), SHAPES + FEW)
+def test_memory_counts_what_the_order_holds(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
+    shape = table(job(pp=ranks, schedule=schedule, virtual_stages=chunks, microbatches=microbatches))
+    for rank in range(ranks):
+        counted = in_flight(schedule, rank, ranks, chunks, microbatches)
+        assert memory.in_flight(shape, np.array([rank]))[0] == counted
+
+
+def test_without_a_pipeline_one_microbatch_is_held() -> None:
+    assert memory.in_flight(table(job(microbatches=8)), np.array([0]))[0] == 1
+
+
+def test_durations_may_differ_by_stage() -> None:
+    """One slow stage of a 1F1B pipeline: everybody waits for it, M times."""
+    ranks, microbatches, slow = 4, 16, 2
+    durations = np.zeros((ranks * len(pipeline.KINDS), 1))
+    for rank in range(ranks):
+        for k, kind in enumerate(pipeline.KINDS):
+            work = {"F": F, "B": B + W, "W": 0.0}[kind[0]]
+            durations[pipeline.duration_row(rank, 0, 1, k)] = work * (1.5 if rank == slow else 1.0)
+    end = ends("1f1b", ranks, 1, microbatches, durations)
+    least = microbatches * 1.5 * (F + B + W)
+    assert least < end <= least + (ranks - 1) * (F + B + W)
+
+
+def test_a_gradient_is_handed_on_before_the_reductions_drain() -> None:
+    """Every stage drains for D after its last backward; the stages drain beside each other, so D counts once."""
+    ranks, microbatches, drain = 8, 16, 3.0
+    durations, drains = np.zeros((ranks * len(pipeline.KINDS), 1)), np.zeros((ranks * len(pipeline.KINDS), 1))
+    for rank in range(ranks):
+        for k, kind in enumerate(pipeline.KINDS):
+            row = pipeline.duration_row(rank, 0, 1, k)
+            durations[row] = {"F": F, "B": B + W, "W": 0.0}[kind[0]]
+            if kind == "B_last":
+                durations[row] += drain
+                drains[row] = drain
+    plain = (microbatches + ranks - 1) * (F + B + W)
+    assert ends("1f1b", ranks, 1, microbatches, durations, drains) == pytest.approx(plain + drain)
+
+
+@pytest.mark.parametrize("schedule", [s for s in SCHEDULES if s != "gpipe"])
+def test_folding_walks_two_fills_and_no_more_than_there_are(schedule: str) -> None:
+    code, ranks, count = (np.array([x]) for x in (SCHEDULES.index(schedule), 8, 512))
+    walked = pipeline.folded_microbatches(code, ranks, count)[0]
+    assert 16 <= walked < 512
+    assert pipeline.folded_microbatches(code, ranks, np.array([5]))[0] == 5
+
+
+def test_a_plan_without_stages_ignores_its_schedule() -> None:
+    one = job(dp_shard=8, microbatches=4)
+    other = replace(one, plan=replace(one.plan, schedule="gpipe"))
+    steps = [float(evaluate(j.model, j.cluster, j.profile, table(j)).results.step_s[0]) for j in (one, other)]
+    assert steps[0] == steps[1]
