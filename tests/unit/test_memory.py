@@ -1,0 +1,144 @@
+"""Bytes per GPU by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from knee.cost.step import shapes_of
+from knee.specs import Job
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.workload.memory import MemoryColumns, _stage, _stage_memory, memory_of
+from knee.workload.stages import chunk_layers
+from knee.workload.traffic import Modes, traffic_of
+
+from .tables import EAGER, LLAMA_7B, job, table
+
+N = 6_738_415_616
+LAYER = 202_383_360
+ENDS = N - 32 * LAYER
+TOKENS = 4096
+SAVED = (2 * 8 * 4096 + 8 * 4096 + 8 * 11008) * TOKENS
+"""Eager, per layer: two norms of 8 bytes, attention of 8, four MLP tensors of 2, over 4,096 tokens."""
+
+
+def memory(j: Job) -> MemoryColumns:
+    plans = table(j)
+    modes = Modes.of(plans)
+    return memory_of(j.model, j.profile, plans, shapes_of(plans), modes, traffic_of(j.model, plans, modes))
+
+
+def check(m: MemoryColumns, **expected: float) -> None:
+    for name, value in expected.items():
+        assert getattr(m, f"{name}_bytes")[0] == pytest.approx(value, rel=1e-12), name
+
+
+def test_ddp() -> None:
+    """18 bytes a parameter: fp32 master, bf16 copy, fp32 gradient, two fp32 moments."""
+    m = memory(job(sharding="ddp", dp_replicate=8))
+    check(m, weights=6 * N, gradients=4 * N, optimizer=8 * N, activations=32 * SAVED, logits=10 * TOKENS * 32000,
+          comm_buffers=0)
+    allocated = 18 * N + 32 * SAVED + 10 * TOKENS * 32000
+    check(m, context=EAGER.context_bytes + EAGER.allocator_frac * allocated)
+    check(m, total=allocated + EAGER.context_bytes + EAGER.allocator_frac * allocated)
+
+
+def test_fsdp() -> None:
+    """Everything over 64; three gathered layers, the ends, and a layer's gradient in two types."""
+    m = memory(job(sharding="fsdp", dp_shard=64))
+    check(m, weights=4 * N / 64, gradients=4 * N / 64, optimizer=8 * N / 64, activations=32 * SAVED,
+          comm_buffers=2 * LAYER * 3 + 2 * ENDS + 6 * LAYER)
+
+
+def test_fsdp_without_resharding_keeps_the_weights() -> None:
+    m = memory(job(sharding="fsdp_no_reshard", dp_shard=64))
+    check(m, weights=4 * N / 64 + 2 * N, gradients=4 * N / 64, optimizer=8 * N / 64)
+
+
+def test_accumulating_without_resharding_keeps_the_gradients() -> None:
+    m = memory(job(sharding="fsdp_no_reshard", dp_shard=64, microbatches=4))
+    check(m, gradients=4 * N + 4 * N / 64)
+
+
+def test_zero_1_shards_master_and_moments_only() -> None:
+    m = memory(job(sharding="zero1", dp_shard=64))
+    check(m, weights=2 * N + 4 * N / 64, gradients=4 * N, optimizer=8 * N / 64, comm_buffers=0)
+
+
+def test_shardings_in_order_of_what_they_shard() -> None:
+    plans = [{"sharding": "ddp", "dp_replicate": 64}, {"sharding": "zero1", "dp_shard": 64},
+             {"sharding": "fsdp_no_reshard", "dp_shard": 64}, {"sharding": "fsdp", "dp_shard": 64}]
+    totals = [float(memory(job(**plan)).total_bytes[0]) for plan in plans]
+    assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "fsdp", "fsdp_no_reshard"])
+def test_more_shards_need_less(sharding: str) -> None:
+    totals = [float(memory(job(sharding=sharding, dp_shard=n)).total_bytes[0]) for n in (2, 8, 64, 512)]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_recomputation_keeps_less() -> None:
+    none, selective, full = (memory(job(dp_shard=8, recompute=how)) for how in ("none", "selective", "full"))
+    assert full.activations_bytes[0] == pytest.approx(32 * 2 * 4096 * TOKENS + SAVED)  # inputs, and one layer at work
+    assert selective.activations_bytes[0] == none.activations_bytes[0]  # flash attention keeps no scores
+
+
+def test_selective_recomputation_drops_the_scores_of_unfused_attention() -> None:
+    old = load_profile("megatron-2021").spec
+    a100 = load_cluster("dgx-a100").spec
+    none, selective = (memory(job(profile=old, cluster=a100, tp=8, recompute=how)) for how in ("none", "selective"))
+    scores = 32 * 5 * (32 / 8) * TOKENS**2  # layers, bytes, heads of a rank, seq squared
+    assert none.activations_bytes[0] - selective.activations_bytes[0] == pytest.approx(scores)
+
+
+def test_tensor_parallelism_divides() -> None:
+    one, eight = memory(job()), memory(job(tp=8))
+    assert eight.activations_bytes[0] == pytest.approx(one.activations_bytes[0] / 8)
+    assert eight.logits_bytes[0] == pytest.approx(one.logits_bytes[0] / 8)
+    replicated = memory(job(tp=8, sequence_parallel=False))
+    norms = 32 * 2 * 8 * 4096 * TOKENS
+    assert replicated.activations_bytes[0] - eight.activations_bytes[0] == pytest.approx(norms * 7 / 8)
+
+
+def test_a_pipeline_holds_what_is_in_flight() -> None:
+    """1F1B: the first of four stages holds four microbatches of eight layers, as GPipe holds all sixteen."""
+    first = memory(job(pp=4, microbatches=16))
+    all_of_them = memory(job(pp=4, microbatches=16, schedule="gpipe"))
+    assert first.activations_bytes[0] == pytest.approx(4 * 8 * SAVED)
+    assert all_of_them.activations_bytes[0] == pytest.approx(16 * 8 * SAVED)
+
+
+def test_llama_3_405b_is_dealt_as_meta_dealt_it() -> None:
+    assert chunk_layers(126, 16) == (7, *[8] * 14, 7)
+
+
+def test_llama_3_405b_on_16_stages_holds_8_layers_where_it_is_fullest() -> None:
+    big = load_model("llama3-405b").spec
+    m = memory(job(model=big, tp=8, pp=16, dp_shard=128, sharding="zero1", microbatches=16, seq_len=8192))
+    h, f, tp = 16384, 53248, 8
+    layer = (h * h + 2 * h * 1024 + h * h + 3 * h * f) / tp + 2 * h
+    embedding = 128256 * h / tp
+    stages = [7 * layer + embedding, 8 * layer]  # the first, and the second where no layer is missing
+    assert min(abs(float(m.gradients_bytes[0]) / (4 * own) - 1) for own in stages) < 1e-9
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
+    """The three ranks that are looked at cover the fullest one."""
+    for layers_of in ("llama2-7b", "llama3-405b"):
+        for pp in (3, 4, 16):
+            virtual = 2 if schedule == "interleaved" else 1
+            j = job(model=load_model(layers_of).spec, pp=pp, tp=8, dp_shard=2, sharding="zero1", schedule=schedule,
+                    virtual_stages=virtual, microbatches=2 * pp)
+            plans = table(j)
+            modes, shapes = Modes.of(plans), shapes_of(plans)
+            traffic = traffic_of(j.model, plans, modes)
+            stages = [_stage_memory(j.model, j.profile, plans, shapes, modes, traffic,
+                                    _stage(j.model, plans, np.array([rank]))) for rank in range(pp)]
+            most = max(float(s.total_bytes[0]) for s in stages)
+            assert float(memory(j).total_bytes[0]) == pytest.approx(most, rel=1e-12)
+
+
+def test_the_models_shape_is_what_the_hand_counts_assume() -> None:
+    assert (LLAMA_7B.hidden, LLAMA_7B.ffn, LLAMA_7B.layers, LLAMA_7B.vocab) == (4096, 11008, 32, 32000)
