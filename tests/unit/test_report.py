@@ -13,7 +13,7 @@ from knee.errors import InputError
 from knee.report.files import csv_text, make_folder, write_text
 from knee.report.html import heading, shown, table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
-from knee.report.verdict import Tally, Verdict
+from knee.study.verdict import Tally, Verdict
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'

@@ -12,20 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.errors import KneeError
-
 if TYPE_CHECKING:
-    from knee.report.verdict import Verdict
-    from knee.study.claim import Claim
     from knee.study.runs import Bench
+    from knee.study.verdict import Verdict
     from knee.study.weak_scaling import Row
 
 DEFAULT_OUT = "out"
 
 
 @click.command("study")
-@click.option("--out", metavar="DIR", default=DEFAULT_OUT, show_default=True,
-              type=click.Path(path_type=Path), help="Folder for the page and the tables.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    default=DEFAULT_OUT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="Folder for the page and the tables.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 def study(out: Path, as_json: bool) -> None:
     """Run the paper's weak scaling and test its claims, on the simulator.
@@ -33,28 +36,38 @@ def study(out: Path, as_json: bool) -> None:
     Writes DIR/index.html, a page that needs no network, and DIR/weak_scaling.csv and DIR/claims.csv.
     """
     from knee.report.files import csv_text, make_folder, write_text
-    from knee.report.verdict import Tally
-    from knee.study.paper import CLAIMS
+    from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
+    from knee.study.verdict import Tally, judge
     from knee.study.weak_scaling import GPUS, PLANS, findings, paper_points, weak_scaling
 
     make_folder(out)
     bench = Bench()
     rows = list(_progress(weak_scaling(bench), "weak scaling", len(GPUS) * len(PLANS)))
-    verdicts = list(_progress(_judge(CLAIMS, bench), "claims", len(CLAIMS)))
+    verdicts = list(_progress(judge(CLAIMS, bench, EXPLAINED), "claims", len(CLAIMS)))
     found, points, said = findings(rows), paper_points(rows), _assumptions(bench)
     write_text(out / "weak_scaling.csv", csv_text([asdict(row) for row in rows]))
     write_text(out / "claims.csv", csv_text([asdict(v) for v in verdicts]))
     tally = Tally.of(verdicts)
     if as_json:
-        click.echo(json.dumps({
-            "weak_scaling": [asdict(row) for row in rows], "published": [asdict(p) for p in points],
-            "findings": asdict(found), "claims": [asdict(v) for v in verdicts], "tally": asdict(tally),
-            "assumptions": list(said),
-        }, indent=2, allow_nan=False))
+        click.echo(
+            json.dumps(
+                {
+                    "weak_scaling": [asdict(row) for row in rows],
+                    "published": [asdict(p) for p in points],
+                    "findings": asdict(found),
+                    "claims": [asdict(v) for v in verdicts],
+                    "tally": asdict(tally),
+                    "assumptions": list(said),
+                },
+                indent=2,
+                allow_nan=False,
+            )
+        )
     else:
         _print_weak_scaling(rows)
         _print_claims(verdicts)
+        _print_failures(verdicts)
         _print_assumptions(said)
     click.echo(f"claims: {tally}", err=as_json)
 
@@ -75,29 +88,12 @@ def _progress(items: Iterator[Any], label: str, length: int) -> Iterator[Any]:
         yield from bar
 
 
-def _judge(claims: Sequence[Claim], bench: Bench) -> Iterator[Verdict]:
-    """Test claim by claim; one whose runs cannot be is not testable, and says why."""
-    from knee.report.verdict import Outcome, Verdict
-
-    for claim in claims:
-        outcome: Outcome
-        try:
-            finding = claim.test(bench)
-            outcome, value = ("reproduced" if finding.holds else "failed"), finding.value
-        except KneeError as error:
-            outcome, value = "not testable", error.message
-        yield Verdict(id=claim.id, statement=claim.statement, paper=claim.paper, bar=claim.bar, simulated=value,
-                      verdict=outcome, fitted=claim.fitted)
-
-
 def _assumptions(bench: Bench) -> tuple[str, ...]:
-    """Of the weak scaling, of the claims (the list at the top of their module) and of the simulator."""
+    """Of the weak scaling, of the claims and of the simulator."""
     from knee.study import paper
     from knee.study.weak_scaling import ASSUMPTIONS, GPUS
 
-    listed = (paper.__doc__ or "").split("\n- ")[1:]
-    claims = (" ".join(item.split()).rstrip(";.") for item in listed)
-    return (*ASSUMPTIONS, *claims, *bench.weak(GPUS[0]).result.assumptions)
+    return (*ASSUMPTIONS, *paper.ASSUMPTIONS, *bench.weak(GPUS[0]).result.assumptions)
 
 
 def _command(out: Path) -> str:
@@ -109,12 +105,25 @@ def _print_weak_scaling(rows: Sequence[Row]) -> None:
     from knee.cli.table import print_heading, print_rows
 
     first = rows[0]
-    print_heading(f"weak scaling: {first.model} on {first.cluster}, profile {first.profile}, "
-                  f"{first.global_batch // first.gpus} sequences of {first.seq_len:,} tokens per GPU")
+    print_heading(
+        f"weak scaling: {first.model} on {first.cluster}, profile {first.profile}, "
+        f"{first.global_batch // first.gpus} sequences of {first.seq_len:,} tokens per GPU"
+    )
     cells = [["plan", "GPUs", "step", "tokens/s", "per GPU", "MFU", "exposed", "power", "tokens/J"]]
-    cells += [[row.plan, f"{row.gpus:,}", units.show(row.step_s, "s"), f"{row.tokens_per_s:,.0f}",
-               f"{row.tokens_per_s_per_gpu:,.0f}", f"{row.mfu_frac:.1%}", f"{row.exposed_frac:.1%}",
-               units.show(row.power_w_per_gpu, "w"), f"{row.tokens_per_j:.2f}"] for row in rows]
+    cells += [
+        [
+            row.plan,
+            f"{row.gpus:,}",
+            units.show(row.step_s, "s"),
+            f"{row.tokens_per_s:,.0f}",
+            f"{row.tokens_per_s_per_gpu:,.0f}",
+            f"{row.mfu_frac:.1%}",
+            f"{row.exposed_frac:.1%}",
+            units.show(row.power_w_per_gpu, "w"),
+            f"{row.tokens_per_j:.2f}",
+        ]
+        for row in rows
+    ]
     print_rows(cells, right=range(1, 9))
 
 
@@ -123,9 +132,19 @@ def _print_claims(verdicts: Sequence[Verdict]) -> None:
 
     print_heading("claims of arXiv 2411.13055")
     cells = [["id", "verdict", "fitted", "statement", "paper", "bar", "simulated"]]
-    cells += [[v.id, v.verdict, "yes" if v.fitted else "no", v.statement, v.paper, v.bar, v.simulated]
-              for v in verdicts]
+    cells += [
+        [v.id, v.verdict, "yes" if v.fitted else "no", v.statement, v.paper, v.bar, v.simulated] for v in verdicts
+    ]
     print_rows(cells)
+
+
+def _print_failures(verdicts: Sequence[Verdict]) -> None:
+    from knee.cli.table import print_heading
+
+    print_heading("why claims failed:")
+    for v in verdicts:
+        if v.note:
+            click.echo(f"  - {v.id}: {v.note}")
 
 
 def _print_assumptions(said: Sequence[str]) -> None:

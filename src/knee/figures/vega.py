@@ -18,13 +18,32 @@ CONFIG: Spec = {
     "font": FONT,
     "aria": False,  # the page labels the picture and has its table; a label on every mark would drown both
     "view": {"stroke": None},
-    "axis": {"labelColor": MUTED.light, "titleColor": MUTED.light, "gridColor": GRID.light, "domainColor": GRID.light,
-             "tickColor": GRID.light, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal",
-             "titlePadding": 6, "labelPadding": 4},
+    "axis": {
+        "labelColor": MUTED.light,
+        "titleColor": MUTED.light,
+        "gridColor": GRID.light,
+        "domainColor": GRID.light,
+        "tickColor": GRID.light,
+        "labelFontSize": 12,
+        "titleFontSize": 12,
+        "titleFontWeight": "normal",
+        "titlePadding": 6,
+        "labelPadding": 4,
+    },
     "header": {"labelColor": INK.light, "labelFontSize": 12, "labelFontWeight": "bold"},
-    "legend": {"labelColor": INK.light, "labelFontSize": 12, "title": None, "orient": "top", "direction": "horizontal",
-               "columnPadding": 12, "symbolSize": 120, "symbolStrokeWidth": 2, "offset": 8, "padding": 0,
-               "layout": {"top": {"anchor": "start", "direction": "horizontal", "margin": 10}}},
+    "legend": {
+        "labelColor": INK.light,
+        "labelFontSize": 12,
+        "title": None,
+        "orient": "top",
+        "direction": "horizontal",
+        "columnPadding": 12,
+        "symbolSize": 120,
+        "symbolStrokeWidth": 2,
+        "offset": 8,
+        "padding": 0,
+        "layout": {"top": {"anchor": "start", "direction": "horizontal", "margin": 10}},
+    },
 }
 
 

@@ -21,8 +21,9 @@ def make_folder(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(f"{path} cannot be a folder: a file of that name is in the way",
-                         hint="name another folder") from error
+        raise InputError(
+            f"{path} cannot be a folder: a file of that name is in the way", hint="name another folder"
+        ) from error
     except OSError as error:
         raise _cannot(path, error) from error
     return path
@@ -61,5 +62,7 @@ def _umask() -> int:
 
 
 def _cannot(path: Path, error: OSError) -> InputError:
-    return InputError(f"{path} cannot be written: {error.strerror or error}",
-                      hint="name a folder that can be written to, with space left")
+    return InputError(
+        f"{path} cannot be written: {error.strerror or error}",
+        hint="name a folder that can be written to, with space left",
+    )

@@ -31,12 +31,22 @@ def tag(name: str, *content: str | Markup, raw: bool = False, **attributes: str 
 
 def _attributes(attributes: Mapping[str, str | bool | None]) -> str:
     named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    return "".join(f" {name}" if value is True else f' {name}="{escape(str(value))}"'
-                   for name, value in named.items() if value is not None and value is not False)
+    return "".join(
+        f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+        for name, value in named.items()
+        if value is not None and value is not False
+    )
 
 
-UNITS = {"_s_per_gpu": "tokens/s per GPU", "_w_per_gpu": "W per GPU", "_per_s": "tokens/s", "_per_j": "tokens/J",
-         "_frac": "%", "_bytes": "GiB", "_s": "s"}
+UNITS = {
+    "_s_per_gpu": "tokens/s per GPU",
+    "_w_per_gpu": "W per GPU",
+    "_per_s": "tokens/s",
+    "_per_j": "tokens/J",
+    "_frac": "%",
+    "_bytes": "GiB",
+    "_s": "s",
+}
 
 
 def heading(column: str) -> str:
@@ -68,12 +78,16 @@ def shown(column: str, value: Any) -> str:
 def table(caption: str, columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Markup:
     """Records as a table that scrolls sideways where it is too wide; every number also in full, as ``<data>``."""
     head = join(tag("th", heading(column), scope="col", class_=_kind(records, column)) for column in columns)
-    body = join(tag("tr", join(_cell(column, record, first=i == 0) for i, column in enumerate(columns)), raw=True)
-                for record in records)
-    inner = join([tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True),
-                  tag("tbody", body, raw=True)])
-    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region",
-               aria_label=caption)
+    body = join(
+        tag("tr", join(_cell(column, record, first=i == 0) for i, column in enumerate(columns)), raw=True)
+        for record in records
+    )
+    inner = join(
+        [tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True), tag("tbody", body, raw=True)]
+    )
+    return tag(
+        "div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region", aria_label=caption
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -20,6 +20,8 @@ class Profile:
     name: str
     kernels: Kernels
     """Memory-bound kernels: eager pays each of them, compiled and fused pay what is left after fusion."""
+    saves: Kernels | None = None
+    """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
     attention: AttentionKernel
     launch_s: float
     """Host time to launch one kernel: a step cannot be shorter than its launches."""
@@ -62,6 +64,11 @@ class Profile:
     """GPU memory outside the allocator: CUDA context, NCCL buffers."""
     allocator_frac: float
     """Memory lost to fragmentation, over what is allocated."""
+
+    @property
+    def saved(self) -> Kernels:
+        """Kernels whose saved tensors count towards memory."""
+        return self.saves or self.kernels
 
     def __post_init__(self) -> None:
         for name in (

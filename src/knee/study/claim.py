@@ -52,8 +52,9 @@ def falling(values: list[float], noise: float = 0.0) -> bool:
     return all(b < a * (1.0 - noise) for a, b in pairwise(values))
 
 
-def listed(values: list[float], form: str = ".3g") -> str:
-    return ", ".join(format(v, form) for v in values)
+def listed(values: list[float], form: str = "") -> str:
+    """Values as people read them: three digits, thousands apart."""
+    return ", ".join(format(v, form or (",.0f" if abs(v) >= 1000 else ".3g")) for v in values)
 
 
 def weak(b: Bench, get: Callable[[Run], float], counts: tuple[int, ...] = WEAK) -> list[float]:

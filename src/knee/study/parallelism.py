@@ -63,7 +63,7 @@ def t40(b: Bench) -> Finding:
 def t41(b: Bench) -> Finding:
     speeds = [per_gpu(b.weak(256, tp=t)) for t in (1, 2, 4, 8, 16)]
     peak = int(np.argmax(speeds))
-    return Finding(holds=0 < peak < 4 and speeds[-1] < max(speeds) * (1 - NOISE), value=listed(speeds, ".0f"))
+    return Finding(holds=0 < peak < 4 and speeds[-1] < max(speeds) * (1 - NOISE), value=listed(speeds, ",.0f"))
 
 
 def t42(b: Bench) -> Finding:

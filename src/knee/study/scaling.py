@@ -86,7 +86,7 @@ def t12(b: Bench) -> Finding:
 
 def t13(b: Bench) -> Finding:
     value = 100 * b.best(gpus=256, global_batch=32).result.mfu_frac
-    return within(value, 0.0, 15.0, f"{value:.1f}%")
+    return within(value, 0.0, 15.0, f"{value:.2f}%")
 
 
 # ---- weak scaling, Figures 3 and 4 ---------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ def t19(b: Bench) -> Finding:
 def t20(b: Bench) -> Finding:
     values = weak(b, per_gpu)
     flat = all(y <= x * (1 + NOISE) for x, y in pairwise(values))
-    return Finding(holds=flat and falling(values[4:]), value=listed(values, ".0f"))
+    return Finding(holds=flat and falling(values[4:]), value=listed(values, ",.0f"))
 
 
 def t21(b: Bench) -> Finding:
@@ -173,7 +173,7 @@ def t30(b: Bench) -> Finding:
 
 def t31(b: Bench) -> Finding:
     values = strong(b, per_gpu)
-    return Finding(holds=falling(values, NOISE), value=listed(values, ".0f"))
+    return Finding(holds=falling(values, NOISE), value=listed(values, ",.0f"))
 
 
 def t32(b: Bench) -> Finding:

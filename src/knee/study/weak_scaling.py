@@ -218,8 +218,7 @@ def findings(rows: Sequence[Row]) -> Findings:
     small, large, largest = fsdp[0], at(rows, FSDP, LARGE), at(rows, FSDP, LARGEST)
     best = max((at(rows, plan, LARGEST) for plan in PLANS if plan != FSDP), key=lambda row: row.tokens_per_s)
     doublings = tuple(
-        Doubling(from_gpus=a.gpus, to_gpus=b.gpus, speedup=b.tokens_per_s / a.tokens_per_s)
-        for a, b in pairwise(fsdp)
+        Doubling(from_gpus=a.gpus, to_gpus=b.gpus, speedup=b.tokens_per_s / a.tokens_per_s) for a, b in pairwise(fsdp)
     )
     return Findings(
         small_change_frac=large.tokens_per_s_per_gpu / small.tokens_per_s_per_gpu - 1.0,

@@ -112,7 +112,7 @@ def t59(b: Bench) -> Finding:
 
 def t60(b: Bench) -> Finding:
     values = _lengths(b, per_gpu)
-    return Finding(holds=rising(values, NOISE), value=listed(values, ".0f"))
+    return Finding(holds=rising(values, NOISE), value=listed(values, ",.0f"))
 
 
 def t61(b: Bench) -> Finding:
@@ -170,7 +170,7 @@ def t65(b: Bench) -> Finding:
 def t66(b: Bench) -> Finding:
     del b
     values = _busbw("all_gather", 2.0**30)
-    return Finding(holds=falling(values, NOISE), value=listed(values, ".0f") + " GB/s at 1 GiB")
+    return Finding(holds=falling(values, NOISE), value=listed(values, ",.0f") + " GB/s at 1 GiB")
 
 
 def t67(b: Bench) -> Finding:

@@ -102,10 +102,10 @@ def _stage_memory(
 
     recompute = table.recompute.astype(np.float64)
     full = table.recompute == RECOMPUTES.index("full")
-    saved = layer_saved_bytes(model, s, profile.kernels, profile.attention, recompute)
-    working = np.where(full, layer_saved_bytes(model, s, profile.kernels, profile.attention, 0.0 * recompute), 0.0)
+    saved = layer_saved_bytes(model, s, profile.saved, profile.attention, recompute)
+    working = np.where(full, layer_saved_bytes(model, s, profile.saved, profile.attention, 0.0 * recompute), 0.0)
     activations = stage.in_flight * stage.chunk * saved + working
-    logits = stage.last * logits_bytes(model, s, profile.kernels)
+    logits = stage.last * logits_bytes(model, s, profile.saved)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
     gathered = PARAMETER_BYTES * t.layer.moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends
