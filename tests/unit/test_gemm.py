@@ -28,8 +28,9 @@ def test_one_tile_by_hand() -> None:
 
 
 def test_a_wave_too_many_costs_a_wave() -> None:
+    """0.8% more work, a second wave: smaller tiles soften it, but do not remove it."""
     full, more = seconds(128 * 132, 256, 8192), seconds(128 * 133, 256, 8192)
-    assert more > 1.3 * full
+    assert 1.1 * full < more < 2.1 * full
 
 
 def test_wide_products_are_more_efficient_than_narrow_ones() -> None:
