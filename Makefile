@@ -46,6 +46,8 @@ clean:
 
 $(BIN)/python:
 	@echo "== making $(VENV)"
+	@# Debian keeps ensurepip, which venv needs, in a package of its own
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || apt-get install -y -q python3-venv
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.report: pyproject.toml | $(BIN)/python apt

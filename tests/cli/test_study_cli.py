@@ -12,11 +12,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli.study import _judge, study
+from knee.cli.study import study
 from knee.errors import InputError, MissingExtra, SpecError
 from knee.figures import vega
 from knee.study import paper
 from knee.study.runs import Bench
+from knee.study.verdict import judge
 
 LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"
 
@@ -137,7 +138,7 @@ def test_a_claim_whose_run_cannot_be_is_not_testable() -> None:
         raise SpecError("the plan does not fill the GPUs")
 
     claim = paper.Claim(id="X", statement="s", paper="p", bar="b", test=impossible)
-    [verdict] = _judge([claim], Bench())
+    [verdict] = judge([claim], Bench(), {})
     assert (verdict.verdict, verdict.simulated) == ("not testable", "the plan does not fill the GPUs")
 
 
