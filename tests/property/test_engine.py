@@ -217,7 +217,7 @@ def check_folding(job: Job) -> None:
 @given(job=jobs(most_microbatches=64))
 @settings(steady, max_examples=80)
 def test_folding_changes_next_to_nothing(job: Job) -> None:
-    assume(job.plan.pp == 1 or job.plan.schedule != "gpipe")  # see the next two tests
+    assume(job.plan.pp == 1 or job.plan.schedule != "gpipe")  # see the next three tests
     assume(job.plan.schedule != "interleaved" or job.model.layers % (job.plan.pp * job.plan.virtual_stages) == 0)
     check_folding(job)
 
@@ -235,6 +235,15 @@ def test_folding_interleaved_with_uneven_chunks() -> None:
                 schedule="interleaved", virtual_stages=2, micro_batch=4, recompute="full", prefetch=0,
                 reduce_dtype="bf16", placement=("pp", "dp_replicate", "tp", "dp_shard", "cp"))
     check_folding(job_of(model("llama3-405b"), cluster("dgx-a100"), profile("eager"), (plan, 44, 1024)))
+
+
+@pytest.mark.xfail(strict=True, reason="two fills of a 1F1B pipeline whose stages differ are not always its cycle")
+def test_folding_1f1b_with_uneven_stages() -> None:
+    """A rare one, about 1 job in 500 of this file's strategy: 11, 11 and 10 layers, the loss on the last stage."""
+    plan = Plan(dp_shard=2, dp_replicate=2, tp=2, pp=3, cp=4, sharding="hsdp", sequence_parallel=False,
+                tp_overlap_frac=0.5, cp_method="ring", micro_batch=4, prefetch=2)
+    stack = replace(profile("eager"), reduces_in_flight=2, comm_slowdown=1.3, p2p_overlap_frac=1.0)
+    check_folding(job_of(model("llama3-8b"), cluster("gb200-nvl72"), stack, (plan, 13, 1024)))
 
 
 @given(table=job_tables())
