@@ -151,7 +151,9 @@ def simulate_table(
     model: Model, cluster: Cluster, profile: Profile, table: PlanTable, *, convention: str = DEFAULT_CONVENTION
 ) -> Results:
     """Simulate a table of any length, chunk by chunk."""
-    pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, max(len(table), 1), CHUNK))
+    if len(table) == 0:
+        return Results(**{f.name: np.zeros(0, dtype=bool if f.name == "fits" else float) for f in fields(Results)})
+    pieces = (table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK))
     done = list(simulate_tables(model, cluster, profile, pieces, convention=convention))
     return Results(**{f.name: np.concatenate([getattr(r, f.name) for r in done]) for f in fields(Results)})
 

@@ -300,7 +300,8 @@ def backward_pass(
         tail=_end_segment(parts, c.embedding_backward, parts.local.embedding_backward, rows, rows.embedding & whole),
         root_gather_s=zero,
         gather_s=np.where(reshards, comm.gather_layer[i], 0.0),
-        ahead=parts.table.prefetch[i],
+        # layers are alike, so gathering more than one ahead changes memory, not time
+        ahead=np.minimum(parts.table.prefetch[i], 1),
         reduce_s=reduce,
         reduce_limit_s=limit,
         root_reduce_s=np.where(

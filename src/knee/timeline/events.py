@@ -105,7 +105,7 @@ class _Channel:
     def busy(self, start_s: float, duration_s: float, speed: float) -> None:
         """The channel works for a while at a speed (work per second)."""
         now, end = start_s, start_s + duration_s
-        while self.todo and end - now > 1e-15 * max(end, 1.0):
+        while self.todo and end - now > 1e-12 * max(end, self.total):
             if self.started is None:
                 self.started = now
             take = min(end - now, self.left / speed)
@@ -314,7 +314,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
     times = pipeline_times(parts, a, np.array([0]))
-    ends = pipeline.run(g, times.durations, times.drains, times.ready)[:, 0]
+    _, ends = pipeline.run(g, times.durations, times.drains, times.ready)
     layout = layout_of(a.layers, p, v)
     for rank in range(1, p):
         _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
@@ -322,7 +322,8 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     for i in range(g.size):
         rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
         row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
-        start = float(ends[i] - times.durations[pipeline.duration_row(rank, virtual, v, kind), 0])
+        at = pipeline.duration_row(rank, virtual, v, kind)
+        start = float(ends[i, 0] - times.durations[at, 0])
         if g.receives[i] and wait > 0:
             here, there = stage_rank(parts, rank), stage_rank(parts, int(g.rank_of[g.needs[i]]))
             pair = Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))

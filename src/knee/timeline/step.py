@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.specs.plan import SCHEDULES
+from knee.specs.plan import SCHEDULES, Schedule
 from knee.specs.table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import (
@@ -261,19 +261,76 @@ def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     piped = np.flatnonzero(table.pp > 1)
     if not len(piped):
         return
-    walked = table.microbatches[piped]
-    if fold:
-        walked = pipeline.folded_microbatches(table.schedule[piped], table.pp[piped], walked)
-    key = ((table.schedule[piped] * 4096 + table.pp[piped]) * 4096 + table.virtual_stages[piped]) * 65536 + walked
-    for group in np.unique(key):
-        at = key == group
-        plans = piped[at]
-        times = pipeline_times(parts, a, plans)
-        p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
-        count = int(walked[at][0])
-        g = pipeline.graph(SCHEDULES[table.schedule[plans[0]]], p, v, count)
-        ends = pipeline.run(g, times.durations, times.drains, times.ready)
-        span[plans] = ends.max(axis=0) + (table.microbatches[plans] - count) * times.cycle
+    key = (table.schedule[piped] * 65536 + table.pp[piped]) * 65536 + table.virtual_stages[piped]
+    # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
+    walked = np.minimum(table.microbatches[piped], 3 * table.pp[piped]) if fold else table.microbatches[piped]
+    for group in np.unique(key * 2**24 + walked):
+        plans = piped[key * 2**24 + walked == group]
+        span[plans] = _spans(parts, a, plans, fold)
+
+
+FOLD_ERROR = 1e-3
+"""Folding is accepted when its two bounds lie this close, over the span; their middle is then within half of it."""
+
+
+def _spans(parts: StepParts, a: Actions, plans: Ints, fold: bool) -> Floats:
+    """Spans of plans cut alike: walk, and count the microbatches that only repeat.
+
+    The span is convex in the number of microbatches: each one adds at least what the last one walked added, and at
+    most the schedule's cycle. Where the two differ too much, more is walked.
+    """
+    table = parts.table
+    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+    schedule = SCHEDULES[table.schedule[plans[0]]]
+    micro = table.microbatches[plans]
+    times = pipeline_times(parts, a, plans)
+    spans = np.empty(len(plans))
+    open_ = np.arange(len(plans))
+    even = a.layers % (p * v) == 0
+    walk = pipeline.first_walk(schedule, p, int(micro.max()), even=even) if fold else int(micro.max())
+    while len(open_):
+        whole = open_[micro[open_] <= walk]
+        for count in np.unique(micro[whole]):
+            at = whole[micro[whole] == count]
+            spans[at], _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
+        open_ = open_[micro[open_] > walk]
+        if len(open_):
+            spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
+            open_ = open_[~good]
+            walk = 2 * walk - walk % pipeline.period(schedule, p)
+    return spans
+
+
+def _count_on(
+    schedule: Schedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
+) -> tuple[Floats, Bools]:
+    """Spans from a walk of fewer microbatches, and which of them are good enough."""
+    end, distance = _walk_pipeline(schedule, ranks, chunks, walk, times)
+    beyond = micro - walk
+    spans = end + beyond * times.cycle
+    settled = np.abs(distance - times.cycle) <= 1e-9 * times.cycle
+    rest = np.flatnonzero(~settled)
+    if len(rest):
+        some, step = times.rows(rest), pipeline.period(schedule, ranks)
+        before, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
+        least = (end[rest] - before) / step
+        low = end[rest] + beyond[rest] * least
+        high = end[rest] + beyond[rest] * np.maximum(some.cycle, least)
+        spans[rest] = 0.5 * (low + high)
+        settled[rest] = high - low <= FOLD_ERROR * low
+    return spans, settled
+
+
+def _walk_pipeline(
+    schedule: Schedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
+) -> tuple[Floats, Floats]:
+    """When the last rank is done, and what a microbatch added late in the walk."""
+    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    sent, ends = pipeline.run(graph, times.durations, times.drains, times.ready)
+    distance = np.zeros(sent.shape[1])
+    for late, early in graph.repeats:
+        distance += (sent[late] - sent[early]) / pipeline.period(schedule, ranks)
+    return np.asarray(ends.max(axis=0), dtype=np.float64), distance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +341,18 @@ class PipelineTimes:
     drains: Floats
     ready: Floats
     cycle: Floats
-    """The busiest rank's time per microbatch."""
+    """What a microbatch adds once the pipeline has settled: the busiest rank's time."""
+
+    def rows(self, index: Ints) -> PipelineTimes:
+        """Some of the plans."""
+        if len(index) == len(self.cycle):
+            return self
+        return PipelineTimes(
+            durations=self.durations[:, index],
+            drains=self.drains[:, index],
+            ready=self.ready[:, index],
+            cycle=self.cycle[index],
+        )
 
 
 def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
@@ -295,7 +363,8 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
     wait = transfers(parts)[plans]
     durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))
-    ready, per_rank = (np.zeros((p, len(plans))) for _ in range(2))
+    ready = np.zeros((p, len(plans)))
+    forward, backward = (np.zeros((p, len(plans))) for _ in range(2))
     for chunk, kind in enumerate(layout.kinds):
         rank, virtual = chunk % p, chunk // p
         at = a.row_of[kind, plans]
@@ -308,6 +377,11 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
             row = pipeline.duration_row(rank, virtual, v, k)
             durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
             drains[row] = a.sums[name].drain_s[at]
-            if name in ("F", "B", "W"):
-                per_rank[rank] += durations[row]
-    return PipelineTimes(durations=durations, drains=drains, ready=ready, cycle=per_rank.max(axis=0))
+            if name == "F":
+                forward[rank] += durations[row]
+            elif name in ("B", "W"):
+                backward[rank] += durations[row]
+    # GPipe's two halves have a busiest rank each
+    apart = SCHEDULES[table.schedule[plans[0]]] == "gpipe"
+    cycle = forward.max(axis=0) + backward.max(axis=0) if apart else (forward + backward).max(axis=0)
+    return PipelineTimes(durations=durations, drains=drains, ready=ready, cycle=cycle)
