@@ -23,7 +23,7 @@ from knee.cost.step import (
 from knee.energy.power import power_w, usd_per_mtoken
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import RECOMPUTES
+from knee.specs.plan import PRECISIONS, RECOMPUTES
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.timeline.actions import StepParts, local_comms
@@ -31,7 +31,7 @@ from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import Modes, Traffic, traffic_of
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 Floats = NDArray[np.float64]
 
@@ -116,6 +116,8 @@ def evaluate(
         compute=compute,
         comm=comm,
         local=local_comms(profile, table, groups, comm, compute),
+        shares_wire=(groups.shard.nodes > 1) & ((groups.tp.nodes > 1) | (groups.cp.nodes > 1)),
+        serial_replicas=(groups.shard.nodes > 1) & (groups.replicate.nodes > 1) & ~modes.ddp,
     )
     actions = run_actions(parts, model.layers)
     step = run_step(parts, actions, fold=fold)
@@ -200,21 +202,29 @@ def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
 
 
 def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
-    """Tensor-core operations and HBM traffic of one GPU in one step, mean over stages."""
-    c, table = parts.compute, parts.table
-    again = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
-    totals = []
+    """Tensor-core operations (in 16-bit ones) and HBM traffic of one GPU in one step, mean over stages."""
+    c, table, t = parts.compute, parts.table, parts.traffic
+    full = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
+    selective = np.where(table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
+    passes = model.layers * table.microbatches / table.pp
+    totals = {}
     for field in ("flop", "moved_bytes"):
         layer = (
-            getattr(c.layer_forward, field) * (1.0 + again)
+            getattr(c.layer_forward, field) * (1.0 + full)
             + getattr(c.layer_backward_input, field)
             + getattr(c.layer_backward_weight, field)
         )
         ends = sum(
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         )
-        totals.append((model.layers * layer + ends) * table.microbatches / table.pp)
-    return totals[0], totals[1]
+        totals[field] = passes * layer + ends * table.microbatches / table.pp
+    totals["flop"] = totals["flop"] + selective * passes * c.attention_forward_flop
+    # fp8 halves the bits that a product moves and multiplies
+    totals["flop"] = totals["flop"] * np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 1.0)
+    # FSDP's copies: out of the gather's buffer, into the reduction's
+    copied = model.layers / table.pp * t.layer.moved * (3.0 * PARAMETER_BYTES + t.reduce_bytes)
+    often = np.where(parts.modes.reshards, table.microbatches, 1)
+    return totals["flop"], totals["moved_bytes"] + np.where(parts.modes.gathers, copied * often, 0.0)
 
 
 def expected_maximum(gpus: NDArray[np.int64]) -> Floats:

@@ -50,6 +50,11 @@ def _about(job: Job) -> tuple[str, ...]:
         notes.append(
             f"selective recomputation saves nothing beside {job.profile.attention} attention, which keeps no scores"
         )
+    if job.microbatches > 1 and job.plan.sharding in ("fsdp_no_reshard", "zero1", "ddp") and job.plan.dp > 1:
+        kept = "gathered parameters are kept and " if job.plan.sharding == "fsdp_no_reshard" else ""
+        notes.append(f"{kept}gradients are reduced once a step, after the last of {job.microbatches} microbatches")
+    if job.model.tied_embeddings and job.plan.pp > 1:
+        notes.append("the exchange of a tied embedding's gradient between the first and the last stage is left out")
     return tuple(notes)
 
 
@@ -61,7 +66,6 @@ def events_of(job: Job) -> list[Events]:
         optimizer_s=float(w.optimizer.time_s[0]),
         late_gather_s=float(w.late_gather_s[0]),
         straggler_s=float(w.results.straggler_s[0]),
-        overhead_s=job.profile.step_overhead_s,
     )
     scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
     return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
@@ -78,6 +82,13 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     shard, replicas = int(w.groups.shard.ranks[0]), int(w.groups.replicate.ranks[0])
     layer = float(t.layer.moved[0])
     sp = bool(table.sequence_parallel[0])
+    # all-reduces of replicas that share the wire stand in the queue of reductions
+    both = float(w.comm.reduce_layer[0] + w.comm.replicate_layer[0])
+    queued = float(w.comm.replicate_layer[0]) / both if w.parts.serial_replicas[0] and both > 0 else 0.0
+    reduced, replicated = (
+        (1.0 - queued) * step.reduce_load_s[0],
+        queued * step.reduce_load_s[0] + step.replicate_load_s[0],
+    )
     rows = [
         ("all_gather", "dp_shard", shard, gathers, PARAMETER_BYTES * layer, step.gather_load_s[0] + w.late_gather_s[0]),
         (
@@ -86,9 +97,9 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
             replicas if ddp else shard,
             reduces,
             width * layer,
-            step.reduce_load_s[0],
+            reduced,
         ),
-        ("all_reduce", "dp_replicate", replicas, reduces, width * layer / shard, step.replicate_load_s[0]),
+        ("all_reduce", "dp_replicate", replicas, reduces, width * layer / shard, replicated),
         *_local_loads(w, m * per_stage, sp),
         ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0]),
         ("straggler_wait", "world", int(table.gpus[0]), 1.0, 0.0, w.results.straggler_s[0]),
@@ -107,7 +118,8 @@ def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[tuple[str, s
     cp, steps = int(table.cp[0]), float(table.cp[0] - 1)
     again = 2.0 if table.recompute[0] == RECOMPUTES.index("full") else 1.0
     sends = 2.0 * float(table.pp[0] * table.virtual_stages[0] - 1) * float(table.microbatches[0]) / float(table.pp[0])
-    tp_calls = (4.0 if sp else 2.0) * layer_passes * (1.0 + again)
+    # per layer: forward (again where recomputed) and backward, which gathers twice more under sequence parallelism
+    tp_calls = layer_passes * ((4.0 * again + 6.0) if sp else (2.0 * again + 2.0))
     cp_calls = layer_passes * ((steps if ring else 1.0) * again + 2.0 * (steps if ring else 1.0))
     work = {
         "tp": tp_calls * float(w.comm.tp_gather[0] if sp else w.comm.tp_all_reduce[0]),
@@ -117,7 +129,8 @@ def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[tuple[str, s
     # communication beside compute is slowed alike, so the segments' own time is shared out by work
     scale = float(w.step.local_load_s[0]) / (sum(work.values()) or 1.0)
     tp, size = int(table.tp[0]), float(t.tp_bytes[0])
-    halves = [("all_gather", 0.5), ("reduce_scatter", 0.5)] if sp else [("all_reduce", 1.0)]
+    gathers = (2.0 * again + 4.0) / (4.0 * again + 6.0)
+    halves = [("all_gather", gathers), ("reduce_scatter", 1.0 - gathers)] if sp else [("all_reduce", 1.0)]
     return [
         *[(name, "tp", tp, tp_calls * part, size, work["tp"] * scale * part) for name, part in halves],
         ("send_recv" if ring else "all_gather", "cp", cp, cp_calls, float(t.cp_bytes[0]), work["cp"] * scale),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
 from knee.specs.job import Job
 from knee.specs.table import table_of
-from knee.units import show
+from knee.units import dimension, show
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.parameters import parameter_count
@@ -103,15 +104,13 @@ def _compute(c: _Chain, job: Job, w: Working) -> None:
     for o in op.layer_forward(job.model, s, kernels):
         seconds = float(operation_s(gpu, job.profile, peak, o)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
-    c.constant(1, "gpu.gemm_frac", f"{gpu.gemm_frac:.3f}")
-    c.constant(1, "gpu.hbm_bytes_per_s", show(gpu.hbm_bytes_per_s, "bytes_per_s"))
-    c.constant(1, "gpu.hbm_frac", f"{gpu.hbm_frac:.3f}")
-    c.constant(
-        1,
-        f"gpu.attention.{job.profile.attention}.forward_frac",
-        f"{gpu.attention[job.profile.attention].forward_frac:.3f}",
+    kernel = f"gpu.attention.{job.profile.attention}"
+    _constants(
+        c,
+        job,
+        f"gpu.gemm_frac gpu.gemm_half_k gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac {kernel}.backward_frac "
+        f"{kernel}.half_seq_len gemm_scale launch_s step_overhead_s copy_frac reduce_copy_frac",
     )
-    c.constant(1, "launch_s", show(job.profile.launch_s, "s"))
 
 
 def _formula(o: op.Operation, seconds: float) -> str:
@@ -171,6 +170,14 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
             f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction "
             "(two all-reduces without sequence parallelism)",
         )
+    if job.plan.cp > 1:
+        ring = job.plan.cp_method == "ring"
+        c.add(
+            1,
+            "cp transfer",
+            show(float((w.comm.cp_send if ring else w.comm.cp_gather)[0]), "s"),
+            f"{show(float(t.cp_bytes[0]), 'bytes')} of keys and values, {job.plan.cp_method} over cp {job.plan.cp}",
+        )
     if job.plan.pp > 1:
         c.add(
             1,
@@ -178,16 +185,28 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
             show(float(w.comm.pp_send[0]), "s"),
             f"{show(float(t.pp_bytes[0]), 'bytes')} to the next stage",
         )
-    for key, value in (
-        ("hop_scale", f"{job.profile.hop_scale:g}"),
-        ("bandwidth_scale_frac", f"{job.profile.bandwidth_scale_frac:g}"),
-        ("node.hop_s", show(job.cluster.node.hop_s, "s")),
-        ("fabric.hop_s", show(job.cluster.fabric.hop_s, "s")),
-        ("fabric.nic_bytes_per_s", show(job.cluster.fabric.nic_bytes_per_s, "bytes_per_s")),
-        ("fabric.nic_frac", f"{job.cluster.fabric.nic_frac:g}"),
-        ("tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}"),
-    ):
-        c.constant(1, key, value)
+    _constants(
+        c,
+        job,
+        "hop_scale bandwidth_scale_frac node.hop_s node.link_bytes_per_s node.link_frac fabric.hop_s "
+        "fabric.nic_bytes_per_s fabric.nic_frac fabric.tree_level_s fabric.p2p_frac cp_overlap_frac p2p_overlap_frac",
+    )
+    for i, tier in enumerate(job.cluster.fabric.tiers):
+        c.constant(1, f"fabric.tiers.{i}.hop_s", f"{show(tier.hop_s, 's')} above {tier.nodes} nodes")
+    if job.plan.tp_overlap_frac is not None:
+        c.add(1, "tp_overlap_frac", f"{job.plan.tp_overlap_frac:g}", source="user: the plan's own")
+    else:
+        c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
+
+
+def _constants(c: _Chain, job: Job, keys: str) -> None:
+    """Catalogue values by their dotted names, shown in the unit that the name carries."""
+    for key in keys.split():
+        holder: Any = job.cluster if key.partition(".")[0] in ("gpu", "node", "fabric") else job.profile
+        for part in key.split("."):
+            holder = holder[part] if isinstance(holder, dict) else getattr(holder, part)
+        unit = dimension(key.rpartition(".")[2])
+        c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
 
 
 def _timeline(c: _Chain, job: Job, w: Working) -> None:
@@ -220,6 +239,7 @@ def _memory(c: _Chain, job: Job, w: Working) -> None:
     c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"))
+    _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 
 def _power(c: _Chain, job: Job, w: Working) -> None:

@@ -61,11 +61,13 @@ def ring_bandwidth(links: Links, group: GroupPlacement) -> Floats:
 
 
 def _oversubscription(links: Links, group: GroupPlacement) -> Floats:
-    """What a tier takes from a ring: nothing in network order, where one flow per rail crosses it."""
+    """What a tier takes from a ring. In network order one flow per rail leaves a switch group, so that the uplinks of
+    all its nodes serve it; at random every flow may cross."""
     factor = np.ones_like(group.nodes)
-    if not links.cluster.fabric.topology_aware:
-        for tier in links.cluster.fabric.tiers:
-            factor = np.where(group.nodes > tier.nodes, np.maximum(factor, tier.oversubscription), factor)
+    for tier in links.cluster.fabric.tiers:
+        share = tier.nodes if links.cluster.fabric.topology_aware else 1
+        slower = max(tier.oversubscription / share, 1.0)
+        factor = np.where(group.nodes > tier.nodes, np.maximum(factor, slower), factor)
     return factor
 
 
@@ -119,7 +121,7 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
 
     Formula: ring  base + 2 turns + 2 S (N-1)/N / B
              tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + 2 S (N-1)/N / B
-             nvls  23 us + S / (0.719 * 2 * ...)  one node only
+             nvls  23 us + S / (0.719 link)  one node only
     Source:  NCCL's algorithms; level from a fit of the paper's Figure 2a (16 MiB to 16 GiB, 4 to 512 nodes, 3.1% error)
     """
     base = constant("collectives", "base_s")
@@ -141,17 +143,17 @@ def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
     return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
 
 
-def send_s(links: Links, same_node: Bools, message_bytes: Floats, nodes: Floats) -> Floats:
-    """One send/receive between neighbours, all GPUs of a node sending at once.
+def send_s(links: Links, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
+    """One send/receive between neighbours that many nodes apart, all GPUs of a node sending at once.
 
     Formula: base + S / pair inside a node; base + tiers + S / (nic * p2p_frac / oversubscription) between nodes
     Source:  nccl-tests sendrecv on H100: 15 to 25 GB/s of a 50 GB/s NIC, 79 to 367 GB/s over NVLink
     """
     node, fabric = links.cluster.node, links.cluster.fabric
     inside = message_bytes / (node.pair_bytes_per_s * node.link_frac * links.bandwidth_scale)
-    over, extra = np.ones_like(nodes), np.zeros_like(nodes)
+    over, extra = np.ones_like(apart), np.zeros_like(apart)
     for tier in fabric.tiers:
-        crosses = nodes > tier.nodes
+        crosses = apart >= tier.nodes
         over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
         extra = extra + np.where(crosses, tier.hop_s, 0.0)
     rate = fabric.nic_bytes_per_s * fabric.p2p_frac * links.bandwidth_scale / over

@@ -24,21 +24,31 @@ class GroupPlacement:
 
 
 def place(table: PlanTable, gpus_per_node: int, *axes: str) -> GroupPlacement:
-    """The group over some mesh axes.
+    """The group over some mesh axes, the worst placed one where groups do not divide nodes.
 
-    Formula: per_node = product over the axes of clamp(gpus_per_node / stride, 1, size); nodes = ceil(ranks / per_node)
-    Where:   an axis' stride is the product of the axes placed inside it
-    Valid:   exact when strides and sizes divide the node; otherwise a group is cut as evenly as it can be
+    Formula: an axis of size n and stride s spans floor((o + s (n - 1)) / g) + 1 nodes of g GPUs from offset o
+    Where:   groups start at multiples of s n; the worst offset in a node is g - gcd(s n, g)
     """
-    stride = np.ones(len(table))
+    stride = np.ones(len(table), dtype=np.int64)
     per_node, ranks = np.ones(len(table)), np.ones(len(table))
     for axis in table.placement:
-        size = getattr(table, axis).astype(np.float64)
+        size = getattr(table, axis)
         if axis in axes:
-            per_node = per_node * np.clip(np.floor(gpus_per_node / stride), 1.0, size)
+            block = stride * size
+            offset = np.where(table.gpus > gpus_per_node, gpus_per_node - np.gcd(block, gpus_per_node), 0)
+            nodes = np.minimum((offset + stride * (size - 1)) // gpus_per_node + 1, size)
+            per_node = per_node * size / nodes
             ranks = ranks * size
         stride = stride * size
-    return GroupPlacement(ranks=ranks, per_node=per_node, nodes=np.ceil(ranks / per_node))
+    return GroupPlacement(ranks=ranks, per_node=per_node, nodes=np.ceil(ranks / per_node - 1e-9))
+
+
+def nodes_apart(table: PlanTable, gpus_per_node: int, axis: str) -> Floats:
+    """Nodes between neighbours along an axis: below 1 where most of them share one."""
+    stride = np.ones(len(table))
+    for inner in table.placement[: table.placement.index(axis)]:
+        stride = stride * getattr(table, inner)
+    return stride / gpus_per_node
 
 
 def neighbours_share_node(table: PlanTable, gpus_per_node: int, axis: str) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from knee.cost.collectives import Links, all_reduce_s, gather_s, send_s
 from knee.cost.compute import Cost, cost_of
-from knee.cost.placement import GroupPlacement, neighbours_share_node, place
+from knee.cost.placement import GroupPlacement, neighbours_share_node, nodes_apart, place
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS
@@ -38,6 +38,7 @@ def shapes_of(table: PlanTable) -> op.Shapes:
         cp=table.cp.astype(np.float64),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
+        eight_bit=np.where(table.precision == PRECISIONS.index("fp8"), 1.0, 0.0),
     )
 
 
@@ -64,6 +65,7 @@ class ComputeCosts:
     head_backward: Cost
     attention_forward_s: Floats
     """Of the layer's forward, for selective recomputation and for ring steps."""
+    attention_forward_flop: Floats
 
 
 def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
@@ -82,20 +84,24 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
     s = shapes_of(few)
     peak = peak_column(cluster, few)
 
-    def cost(ops: list[op.Operation]) -> Cost:
-        found = cost_of(cluster.gpu, profile, peak, ops)
+    half = np.where(s.eight_bit > 0, cluster.gpu.bf16_flop_per_s or cluster.gpu.fp16_flop_per_s, peak)
+
+    def cost(ops: list[op.Operation], rate: Floats = peak) -> Cost:
+        found = cost_of(cluster.gpu, profile, rate, ops)
         return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
 
     forward = op.layer_forward(model, s, profile.kernels)
+    attention = cost([o for o in forward if isinstance(o, op.Attention)])
     return ComputeCosts(
         embedding_forward=cost(op.embedding_forward(model, s)),
         embedding_backward=cost(op.embedding_backward(model, s)),
         layer_forward=cost(forward),
         layer_backward_input=cost(op.layer_backward_input(model, s, profile.kernels)),
         layer_backward_weight=cost(op.layer_backward_weight(model, s, profile.kernels)),
-        head_forward=cost(op.head_forward(model, s, profile.kernels)),
-        head_backward=cost(op.head_backward(model, s, profile.kernels)),
-        attention_forward_s=cost([o for o in forward if isinstance(o, op.Attention)]).time_s,
+        head_forward=cost(op.head_forward(model, s, profile.kernels), half),
+        head_backward=cost(op.head_backward(model, s, profile.kernels), half),
+        attention_forward_s=attention.time_s,
+        attention_forward_flop=attention.flop,
     )
 
 
@@ -203,7 +209,7 @@ def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Mode
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
         tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
-        cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, g.cp.nodes), 0.0),
-        pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, g.world.nodes), 0.0),
+        cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, nodes_apart(table, per_node, "cp")), 0.0),
+        pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, nodes_apart(table, per_node, "pp")), 0.0),
         norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
     )

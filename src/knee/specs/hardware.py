@@ -7,6 +7,8 @@ from typing import ClassVar, Literal
 
 from knee.errors import SpecError
 
+SLOWEST_FLOP_PER_S = 1e9
+
 Precision = Literal["bf16", "fp16", "fp8"]
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "cutlass", "unfused"]
 
@@ -16,6 +18,13 @@ def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
         value = getattr(spec, name)
         if not value > 0:
             raise SpecError(f"{where}.{name} is {value}; it must be positive")
+
+
+def _not_negative(where: str, spec: object, fields: tuple[str, ...]) -> None:
+    for name in fields:
+        value = getattr(spec, name)
+        if value is not None and value < 0:
+            raise SpecError(f"{where}.{name} is {value}; it cannot be negative")
 
 
 def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
@@ -42,6 +51,7 @@ class AttentionRate:
 
     def __post_init__(self) -> None:
         _fraction("attention", self, ("forward_frac", "backward_frac"))
+        _not_negative("attention", self, ("half_seq_len",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +109,15 @@ class Gpu:
             ),
         )
         _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
+        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w"))
+        if self.idle_w >= self.tdp_w:
+            raise SpecError(f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit")
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise SpecError(f"gpu.{name} is {value}; it must be positive, or left out where the chip has none")
+            if value is not None and not value >= SLOWEST_FLOP_PER_S:
+                raise SpecError(
+                    f"gpu.{name} is {value}; it must be at least 1 GFLOP/s, or left out where the chip has none"
+                )
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Dense peak at a precision; refused where the chip has none."""
@@ -137,8 +152,7 @@ class Node:
     def __post_init__(self) -> None:
         _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
         _fraction("node", self, ("link_frac",))
-        if self.hop_s < 0:
-            raise SpecError(f"node.hop_s is {self.hop_s}; it cannot be negative")
+        _not_negative("node", self, ("hop_s",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +173,7 @@ class Tier:
         _positive("tier", self, ("nodes",))
         if self.oversubscription < 1:
             raise SpecError(f"tier.oversubscription is {self.oversubscription}; 1 is non-blocking, more is slower")
-        if self.hop_s < 0:
-            raise SpecError(f"tier.hop_s is {self.hop_s}; it cannot be negative")
+        _not_negative("tier", self, ("hop_s",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,9 +200,7 @@ class Fabric:
     def __post_init__(self) -> None:
         _positive("fabric", self, ("nic_bytes_per_s",))
         _fraction("fabric", self, ("nic_frac", "p2p_frac"))
-        for name in ("hop_s", "tree_level_s"):
-            if getattr(self, name) < 0:
-                raise SpecError(f"fabric.{name} is {getattr(self, name)}; it cannot be negative")
+        _not_negative("fabric", self, ("hop_s", "tree_level_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,3 +217,7 @@ class Cluster:
     """Rental price; None where it is not known."""
     max_gpus: int = field(default=1_000_000)
     """Largest number of GPUs that an answer is given for."""
+
+    def __post_init__(self) -> None:
+        _not_negative("cluster", self, ("usd_per_gpu_h",))
+        _positive("cluster", self, ("max_gpus",))

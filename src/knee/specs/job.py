@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from knee.errors import SpecError
 from knee.specs.hardware import Cluster
@@ -137,7 +137,3 @@ class Job:
             raise SpecError(
                 f"{self.model.name} has {self.model.max_seq_len} learned positions; seq_len is {self.seq_len}",
             )
-
-    def with_plan(self, **changes: object) -> Job:
-        """The same job under a changed plan."""
-        return replace(self, plan=replace(self.plan, **changes))  # type: ignore[arg-type]

@@ -51,6 +51,8 @@ class Model:
                 raise SpecError(f"model.{field} is {getattr(self, field)}; it must be at least 1")
             if getattr(self, field) > MOST:
                 raise SpecError(f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered")
+        if not 0 <= self.head_size <= MOST:
+            raise SpecError(f"model.head_size is {self.head_size}; it must be between 0 (hidden / heads) and {MOST:,}")
         if self.head_size == 0 and self.hidden % self.heads:
             raise SpecError(
                 f"model.hidden {self.hidden} is not divisible by model.heads {self.heads}",
@@ -73,8 +75,3 @@ class Model:
     def kv_width(self) -> int:
         """Columns of the key projection (and of the value projection)."""
         return self.kv_heads * self.head_dim
-
-    @property
-    def mlp_matrices(self) -> int:
-        """Weight matrices in the MLP: a gated MLP has a third one."""
-        return 3 if self.mlp == "swiglu" else 2

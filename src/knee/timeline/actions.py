@@ -56,7 +56,8 @@ class LocalComms:
 def local_comms(
     profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts
 ) -> LocalComms:
-    """TP: two gathers and two scatters (or two all-reduces) a layer and direction. CP: keys and values."""
+    """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and under sequence parallelism two
+    more gathers backward. CP: keys and values."""
     share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
     # products that overlap with their exchange write into each other's memory, which no network offers
     share = np.where(groups.tp.nodes > 1, 0.0, share)
@@ -73,7 +74,8 @@ def local_comms(
     loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
     again = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
     repeat = tp(4, 2).plus(forward_cp)
-    backward = tp(4, 2).plus(backward_cp)
+    # what sequence parallelism kept cut is gathered once more for the weight gradients
+    backward = tp(6, 2).plus(backward_cp)
     return LocalComms(
         embedding_forward=tp(1, 1),
         embedding_backward=tp(1, 0),
@@ -124,12 +126,10 @@ class ChunkRows:
     head: Bools
     early: Bools
     """Its reductions are carried on to the rank's last chunk."""
-    carries: Floats
-    """Chunks whose left-over reductions this one takes over."""
+    ends_rank: Bools
+    """The last chunk of its rank to end, which takes over what early ones left."""
     count: Floats
     """Chunks of this kind in the plan."""
-    elsewhere: Floats
-    """Those of them that are not on rank 0."""
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -147,6 +147,10 @@ class StepParts:
     compute: ComputeCosts
     comm: CommCosts
     local: LocalComms
+    shares_wire: Bools
+    """TP or CP and the sharded group both cross nodes, and so the same NICs."""
+    serial_replicas: Bools
+    """So do the sharded group and the replicas: their all-reduces stand in the queue."""
 
     def copies(self, elements: Floats) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
@@ -242,6 +246,7 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
         root_replicate_s=zero,
         carried_reduce_s=zero,
         carried_replicate_s=zero,
+        shares_wire=parts.shares_wire[i],
         waits_at_end=np.ones(len(rows), dtype=np.bool_),
     )
 
@@ -265,20 +270,18 @@ def backward_pass(
     *,
     reduces: Bools,
     what: str = "both",
-    left_reduce_s: Floats | None = None,
-    left_replicate_s: Floats | None = None,
 ) -> Pass:
     """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
 
     ``reduces`` says, per plan, whether this one sends its gradients off.
     """
     c, comm, i = parts.compute, parts.comm, rows.plan
-    _, back = parts.copies(parts.traffic.layer.moved)
+    out, back = parts.copies(parts.traffic.layer.moved)
     again_s, again_kernels = _recomputed(parts)
     cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
     local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s)
     if what != "weight":
-        cost_s = cost_s + c.layer_backward_input.time_s + again_s
+        cost_s = cost_s + c.layer_backward_input.time_s + again_s + np.where(parts.modes.reshards, out, 0.0)
         kernels = kernels + c.layer_backward_input.kernels + again_kernels
         local = parts.local.layer_backward
     if what != "input":
@@ -287,8 +290,8 @@ def backward_pass(
     whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
     sends = reduces[i]
     reshards = parts.modes.reshards[i] & whole
-    # DDP's all-reduce needs no scatter before it: it stands in the queue
-    reduce = np.where(sends, (comm.reduce_layer + _ddp(parts, comm.replicate_layer))[i], 0.0)
+    # DDP's all-reduce needs no scatter before it, and one that shares the wire waits its turn: both are queued
+    reduce = np.where(sends, (comm.reduce_layer + _queued(parts, comm.replicate_layer))[i], 0.0)
     # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued
     limit = zero + np.inf
     if parts.profile.reduces_in_flight:
@@ -308,27 +311,29 @@ def backward_pass(
             sends,
             _root(
                 rows,
-                comm.reduce_embedding + _ddp(parts, comm.replicate_embedding),
-                comm.reduce_head + _ddp(parts, comm.replicate_head),
-                comm.reduce_root + _ddp(parts, comm.replicate_root),
+                comm.reduce_embedding + _queued(parts, comm.replicate_embedding),
+                comm.reduce_head + _queued(parts, comm.replicate_head),
+                comm.reduce_root + _queued(parts, comm.replicate_root),
             ),
             0.0,
         ),
-        replicate_s=np.where(sends & ~parts.modes.ddp[i], comm.replicate_layer[i], 0.0),
+        replicate_s=np.where(sends & ~(parts.modes.ddp | parts.serial_replicas)[i], comm.replicate_layer[i], 0.0),
         root_replicate_s=np.where(
-            sends & ~parts.modes.ddp[i],
+            sends & ~(parts.modes.ddp | parts.serial_replicas)[i],
             _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root),
             0.0,
         ),
-        carried_reduce_s=zero if left_reduce_s is None else left_reduce_s,
-        carried_replicate_s=zero if left_replicate_s is None else left_replicate_s,
+        carried_reduce_s=zero,
+        carried_replicate_s=zero,
+        shares_wire=parts.shares_wire[i],
         # resharding plans reduce in every microbatch and hand nothing on
         waits_at_end=~rows.early | parts.modes.reshards[i],
     )
 
 
-def _ddp(parts: StepParts, seconds: Floats) -> Floats:
-    return np.where(parts.modes.ddp, seconds, 0.0)
+def _queued(parts: StepParts, seconds: Floats) -> Floats:
+    """All-reduces of replicas that stand in the queue: DDP's, and those that share the wire with it."""
+    return np.where(parts.modes.ddp | parts.serial_replicas, seconds, 0.0)
 
 
 def is_zero_bubble(table: PlanTable) -> Bools:

@@ -52,6 +52,9 @@ class Script:
     reduce: Message
     root_reduce: Message
     replicate: Message
+    root_replicate: Message
+    replicate_share: float
+    """Share of a queued reduction that is the replicas' all-reduce, where both share the wire."""
     local: dict[str, tuple[tuple[Message, float], ...]]
     """Per segment: its own collectives, each with its share of their time."""
 
@@ -64,7 +67,6 @@ class Tail:
     optimizer_s: float
     late_gather_s: float
     straggler_s: float
-    overhead_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,40 +139,30 @@ class _Channel:
 
 def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:
     """Write one action from a start time; returns when it ends."""
-    gathers = _Channel(
-        log,
-        _QUEUE,
-        [(script.root_gather, recorded.root_gather_s), *recorded.layers * [(script.gather, recorded.gather_s)]],
-    )
-    reduces = _Channel(
-        log,
-        _QUEUE,
-        [
-            (script.reduce, recorded.carried_reduce_s),
-            *recorded.layers * [(script.reduce, recorded.reduce_s)],
-            (script.root_reduce, recorded.root_reduce_s),
-        ],
-    )
-    replicas = _Channel(
-        log,
-        _REPLICAS,
-        [
-            (script.replicate, recorded.carried_replicate_s),
-            *recorded.layers * [(script.replicate, recorded.replicate_s)],
-            (script.replicate, recorded.root_replicate_s),
-        ],
-    )
+    r, n = recorded, recorded.layers
+    gathers = _Channel(log, _QUEUE, [(script.root_gather, r.root_gather_s), *n * [(script.gather, r.gather_s)]])
+    layer = _queued(script.reduce, script.replicate, r.reduce_s, script.replicate_share)
+    root = _queued(script.root_reduce, script.root_replicate, r.root_reduce_s, script.replicate_share)
+    reduces = _Channel(log, _QUEUE, [(script.reduce, r.carried_reduce_s), *n * layer, *root])
+    replicated = [(script.replicate, r.carried_replicate_s), *n * [(script.replicate, r.replicate_s)]]
+    replicas = _Channel(log, _REPLICAS, [*replicated, (script.root_replicate, r.root_replicate_s)])
     now = start_s
     for phase in recorded.phases:
         _compute(log, phase, script, now)
         _local(log, phase, script, now)
-        reduces.busy(now, phase.reduce_s, phase.speed)
-        gathers.busy(now + phase.reduce_s, phase.gather_s, phase.speed)
+        wire = now + phase.queue_after_s
+        reduces.busy(wire, phase.reduce_s, phase.speed)
+        gathers.busy(wire + phase.reduce_s, phase.gather_s, phase.speed)
         replicas.busy(now, phase.replicate_s, phase.speed)
         now += phase.duration_s
     for channel in (gathers, reduces, replicas):
         channel.close(now)
     return now
+
+
+def _queued(reduce: Message, replicate: Message, seconds: float, share: float) -> list[tuple[Message, float]]:
+    """A reduction in the queue, with the replicas' all-reduce behind it where that shares the wire."""
+    return [(reduce, seconds * (1.0 - share)), (replicate, seconds * share)]
 
 
 def _compute(log: EventLog, phase: Phase, script: Script, now: float) -> None:
@@ -203,15 +195,17 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
         now += share * phase.local_s
 
 
-def group(parts: StepParts, name: str, size: float, axes: tuple[str, ...], stage: int) -> Group:
+def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Group:
     """The group of the stage's first rank over some axes, which lie side by side in the default placement."""
     table = parts.table
-    stride, found = 1, None
+    stride, found, size = 1, None, 1
     for axis in table.placement:
-        if axis in axes and found is None:
-            found = stride
-        stride *= int(getattr(table, axis)[0])
-    return Group(name=name, size=max(int(size), 1), first_rank=stage_rank(parts, stage), stride=found or 1)
+        degree = int(getattr(table, axis)[0])
+        if axis in axes and degree > 1:
+            found = found or stride
+            size *= degree
+        stride *= degree
+    return Group(name=name, size=size, first_rank=stage_rank(parts, stage), stride=found or 1)
 
 
 def stage_rank(parts: StepParts, stage: int) -> int:
@@ -224,6 +218,12 @@ def stage_rank(parts: StepParts, stage: int) -> int:
     raise AssertionError(f"pp is not among {AXES}")
 
 
+def neighbours(parts: StepParts, stage: int, other: int) -> Group:
+    """The pair of ranks between two stages."""
+    here, there = stage_rank(parts, stage), stage_rank(parts, other)
+    return Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
+
+
 def script_of(
     parts: StepParts,
     kernels: dict[str, tuple[Kernel, ...]],
@@ -233,33 +233,36 @@ def script_of(
     stage: int,
 ) -> Script:
     """Messages of one chunk kind on one stage."""
-    t, table, rows = parts.traffic, parts.table, a.rows
-    shard = group(parts, "dp_shard", table.dp_shard[0] * table.cp[0], ("dp_shard", "cp"), stage)
-    replicas = group(
-        parts,
-        "dp_replicate",
-        table.dp_replicate[0] * (table.cp[0] if parts.modes.ddp[0] else 1),
-        ("dp_replicate", "cp"),
-        stage,
-    )
-    dtype = "fp32" if t.reduce_bytes[0] == 4 else "bf16"
-    root = rows.embedding[row] * t.embedding.moved[0] + rows.head[row] * t.head.moved[0]
+    t, ddp = parts.traffic, bool(parts.modes.ddp[0])
+    shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+    replicas = group(parts, "dp_replicate", ("dp_replicate", "cp") if ddp else ("dp_replicate",), stage)
+    dtype, width = ("fp32" if t.reduce_bytes[0] == 4 else "bf16"), float(t.reduce_bytes[0])
     layer = float(t.layer.moved[0])
-    ddp = bool(parts.modes.ddp[0])
-    reduce, width = ("all_reduce" if ddp else "reduce_scatter"), float(t.reduce_bytes[0])
-    home = replicas if ddp else shard
+    root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
+    reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
+    both = float(parts.comm.reduce_layer[0] + parts.comm.replicate_layer[0])
+
+    def gather(elements: float) -> Message:
+        size = PARAMETER_BYTES * elements
+        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
+
+    def reduction(elements: float) -> Message:
+        return Message(collective=reduce, group=home, message_bytes=width * elements, dtype=dtype)
+
+    def replication(elements: float) -> Message:
+        size = width * elements / shard.size
+        return Message(collective="all_reduce", group=replicas, message_bytes=size, dtype=dtype)
+
     return Script(
         kernels=kernels,
         local=local,
-        gather=Message(collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * layer, dtype="bf16"),
-        root_gather=Message(
-            collective="all_gather", group=shard, message_bytes=PARAMETER_BYTES * float(root), dtype="bf16"
-        ),
-        reduce=Message(collective=reduce, group=home, message_bytes=width * layer, dtype=dtype),
-        root_reduce=Message(collective=reduce, group=home, message_bytes=width * float(root), dtype=dtype),
-        replicate=Message(
-            collective="all_reduce", group=replicas, message_bytes=width * layer / shard.size, dtype=dtype
-        ),
+        gather=gather(layer),
+        root_gather=gather(root),
+        reduce=reduction(layer),
+        root_reduce=reduction(root),
+        replicate=replication(layer),
+        root_replicate=replication(root),
+        replicate_share=float(parts.comm.replicate_layer[0]) / both if parts.serial_replicas[0] and both > 0 else 0.0,
     )
 
 
@@ -316,7 +319,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     times = pipeline_times(parts, a, np.array([0]))
     _, ends = pipeline.run(g, times.durations, times.drains, times.ready)
     layout = layout_of(a.layers, p, v)
-    for rank in range(1, p):
+    for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
     wait = float(transfers(parts)[0])
     for i in range(g.size):
@@ -325,8 +328,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
         at = pipeline.duration_row(rank, virtual, v, kind)
         start = float(ends[i, 0] - times.durations[at, 0])
         if g.receives[i] and wait > 0:
-            here, there = stage_rank(parts, rank), stage_rank(parts, int(g.rank_of[g.needs[i]]))
-            pair = Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
+            pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))
             logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
             start += wait
         name, recorded = known.of(pipeline.KINDS[kind], row)
@@ -361,7 +363,7 @@ def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage:
     log.compute("adamw", now, tail.optimizer_s)
     now += tail.optimizer_s
     if tail.late_gather_s > 0:
-        shard = group(parts, "dp_shard", parts.table.dp_shard[0] * parts.table.cp[0], ("dp_shard", "cp"), stage)
+        shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
         log.comm(
             "all_gather",
             shard,

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +60,9 @@ class Pass:
     carried_reduce_s: Floats
     """Reductions left over from the chunk before, already queued when this pass starts."""
     carried_replicate_s: Floats
-    waits_at_end: NDArray[np.bool_]
+    shares_wire: Bools
+    """Local communication and the queue cross the same network, so one waits for the other."""
+    waits_at_end: Bools
     """Whether the pass ends only when its reductions have ended (the last of the step)."""
 
     def rows(self, index: Ints) -> Pass:
@@ -115,6 +118,8 @@ class Phase:
     reduce_s: float
     gather_s: float
     """Starts when the phase's ``reduce_s`` ends."""
+    queue_after_s: float
+    """The queue's share of the phase starts this late: local communication has the wire."""
     replicate_s: float
     speed: float
     """Communication done per second: 1 alone, 1/gamma beside compute."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,14 @@ class Wavefront:
     """Its row in the table of durations."""
 
 
+class Repeat(NamedTuple):
+    """The same action in three microbatches, a period apart each."""
+
+    now: int
+    before: int
+    earlier: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
     """A schedule ready to be walked: actions numbered by wavefront."""
@@ -50,8 +59,8 @@ class Graph:
     """The action whose output each one needs; beyond ``size`` where there is none."""
     receives: NDArray[np.bool_]
     """Whether that is on another rank, so that a transfer comes first."""
-    repeats: tuple[tuple[int, int], ...]
-    """Pairs of actions one period apart, late enough that their distance is the cycle if the pipeline has settled."""
+    repeats: tuple[Repeat, ...]
+    """Late enough that their distances are equal if the pipeline has settled."""
     size: int
 
 
@@ -70,7 +79,7 @@ def first_walk(schedule: Schedule, ranks: int, microbatches: int, *, even: bool)
 
     Interleaved chunks of different sizes take longer to settle.
     """
-    fills = 2 if even or schedule != "interleaved" else 5
+    fills = 2 if even or schedule != "interleaved" else 3
     return min(microbatches, fills * ranks + period(schedule, ranks))
 
 
@@ -102,7 +111,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         chunk_of=chunk_of,
         needs=needs,
         receives=(needs < size) & (senders != rank_of),
-        repeats=tuple((int(place[a]), int(place[b])) for a, b in _repeats(schedule, ranks, microbatches, index)),
+        repeats=tuple(Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, index)),
         size=size,
     )
 
@@ -140,14 +149,14 @@ def _levels(before: Ints, needs: Ints, size: int) -> Ints:
     return level[:size]
 
 
-def _repeats(schedule: Schedule, ranks: int, microbatches: int, index: dict[Step, int]) -> tuple[tuple[int, int], ...]:
+def _repeats(schedule: Schedule, ranks: int, microbatches: int, index: dict[Step, int]) -> tuple[Repeat, ...]:
     """Backwards of rank 0 before the drain; GPipe's two halves settle apart, each at its end."""
     apart = period(schedule, ranks)
     late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
-    if late - apart < 0:
+    if late - 2 * apart < 0:
         return ()
     kinds = (("F", ranks - 1), ("B", 0)) if schedule == "gpipe" else (("B", 0),)
-    return tuple((index[(kind, rank, 0, late)], index[(kind, rank, 0, late - apart)]) for kind, rank in kinds)
+    return tuple(Repeat(*(index[(kind, rank, 0, late - back * apart)] for back in (0, 1, 2))) for kind, rank in kinds)
 
 
 def _kind(kind: str, micro: int, microbatches: int) -> int:

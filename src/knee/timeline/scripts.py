@@ -8,15 +8,15 @@ import numpy as np
 
 from knee.cost.compute import operation_s
 from knee.cost.step import peak_column, shapes_of
-from knee.record.events import Group
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
 from knee.timeline.actions import StepParts, is_zero_bubble
-from knee.timeline.events import Kernel, Message, Script, group, script_of
+from knee.timeline.events import Kernel, Message, Script, group, neighbours, script_of
 from knee.timeline.step import Actions
 from knee.workload import operations as op
 
+Timed = list[tuple[Message, float]]
 Shares = tuple[tuple[Message, float], ...]
 
 
@@ -27,9 +27,13 @@ def scripts_of(
     scripts = {}
     for action in a.sums:
         kernels = _kernels(model, cluster, parts, action)
-        local = _local(parts, stage, forward=action[0] == "F")
         for row in range(len(a.rows)):
-            scripts[(action, row)] = script_of(parts, kernels, local, row, a, stage)
+            forward = action[0] == "F"
+            receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
+            send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
+            scripts[(action, row)] = script_of(
+                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage
+            )
     return scripts
 
 
@@ -50,10 +54,12 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     if action[0] != "F":
         ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
+    reshards = bool(parts.modes.reshards[0])
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]
-        extra = [(name, float(parts.copies(parts.traffic.layer.moved)[which][0]))]
+        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
+        extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action == "B_last" else [])
 
     def named(ops: Sequence[op.Operation], more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
         seconds = [(o.name, float(operation_s(cluster.gpu, parts.profile, peak, o)[0])) for o in ops] + list(more)
@@ -63,60 +69,62 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     return {"lead": named(ends[0]), "layer": named(layer, extra), "tail": named(ends[1])}
 
 
-def _local(parts: StepParts, stage: int, *, forward: bool) -> dict[str, Shares]:
+def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:
+    """A layer's part of the transfer that hides beside the chunk."""
+    stages = int(parts.table.pp[0])
+    pair = neighbours(parts, stage, (stage - 1 if forward else stage + 1) % stages)
+    share = parts.profile.p2p_overlap_frac / layers
+    size = float(parts.traffic.pp_bytes[0]) * share
+    message = Message(collective="send_recv", group=pair, message_bytes=size, dtype="bf16")
+    return [(message, float(parts.comm.pp_send[0]) * share)]
+
+
+def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[str, Shares]:
     """TP and CP messages of each segment, with their shares of its own communication."""
-    table, comm, t = parts.table, parts.comm, parts.traffic
-    tp = group(parts, "tp", table.tp[0], ("tp",), stage)
-    cp = group(parts, "cp", table.cp[0], ("cp",), stage)
-    pp = Group(name="pp", size=2, first_rank=0)
-    sp, size = bool(table.sequence_parallel[0]), float(t.tp_bytes[0])
+    table, comm = parts.table, parts.comm
+    tp = group(parts, "tp", ("tp",), stage)
+    sp, size = bool(table.sequence_parallel[0]), float(parts.traffic.tp_bytes[0])
 
-    def exchange(gathers: int, all_reduces: int) -> list[tuple[Message, float]]:
-        if sp:
-            kinds = ("all_gather", "reduce_scatter")
-            return [
-                (Message(collective=kinds[i % 2], group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_gather[0]))
-                for i in range(gathers)
-            ]
-        return [
-            (Message(collective="all_reduce", group=tp, message_bytes=size, dtype="bf16"), float(comm.tp_all_reduce[0]))
-        ] * all_reduces
+    def message(collective: str, message_bytes: float, dtype: str = "bf16") -> Message:
+        return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
-    ring = bool(table.cp_method[0] == CP_METHODS.index("ring"))
-    times = 1 if forward else 2
-    if ring:
-        kv = [
-            (
-                Message(collective="send_recv", group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"),
-                float(comm.cp_send[0]),
-            )
-        ] * (times * (int(table.cp[0]) - 1))
-    else:
-        names = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
-        kv = [
-            (
-                Message(collective=n, group=cp, message_bytes=float(t.cp_bytes[0]), dtype="bf16"),
-                float(comm.cp_gather[0]),
-            )
-            for n in names
-        ]
-    send = [
-        (
-            Message(collective="send_recv", group=pp, message_bytes=float(t.pp_bytes[0]), dtype="bf16"),
-            float(parts.profile.p2p_overlap_frac * comm.pp_send[0]),
-        )
-    ]
-    again = 2 if not forward and table.recompute[0] == RECOMPUTES.index("full") else 1
-    loss = [
-        (
-            Message(collective="all_reduce", group=tp, message_bytes=4.0 * float(table.micro_tokens[0]), dtype="fp32"),
-            float(comm.tp_loss[0]),
-        )
-    ] * 3
-    layer = _normal([*exchange(4, 2) * again, *kv, *send])
+    def exchange(gathers: int, scatters: int, all_reduces: int) -> Timed:
+        if not sp:
+            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * all_reduces
+        seconds = float(comm.tp_gather[0])
+        return [(message("all_gather", size), seconds)] * gathers + [
+            (message("reduce_scatter", size), seconds)
+        ] * scatters
+
+    kv = _keys_and_values(parts, stage, forward)
     if forward:
-        return {"lead": _normal(exchange(1, 1)), "layer": layer, "tail": _normal([*exchange(1, 0), *loss])}
-    return {"lead": _normal(exchange(1, 1)), "layer": layer, "tail": _normal(exchange(1, 0))}
+        loss = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_loss[0]))] * 3
+        return {
+            "lead": _normal(exchange(0, 1, 1)),
+            "layer": _normal([*exchange(2, 2, 2), *kv, *send]),
+            "tail": _normal([*exchange(1, 0, 0), *loss]),
+        }
+    again = table.recompute[0] == RECOMPUTES.index("full")
+    repeated = [*exchange(2, 2, 2), *_keys_and_values(parts, stage, True)] if again else []
+    return {
+        "lead": _normal(exchange(0, 1, 1)),
+        "layer": _normal([*repeated, *exchange(4, 2, 2), *kv, *send]),
+        "tail": _normal(exchange(1, 0, 0)),
+    }
+
+
+def _keys_and_values(parts: StepParts, stage: int, forward: bool) -> Timed:
+    """CP's messages of a layer: ring steps, or gathers (and the scatter of their gradients)."""
+    table, comm = parts.table, parts.comm
+    cp, size = group(parts, "cp", ("cp",), stage), float(parts.traffic.cp_bytes[0])
+    if table.cp_method[0] == CP_METHODS.index("ring"):
+        send = Message(collective="send_recv", group=cp, message_bytes=size, dtype="bf16")
+        return [(send, float(comm.cp_send[0]))] * ((1 if forward else 2) * (int(table.cp[0]) - 1))
+    names = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
+    return [
+        (Message(collective=name, group=cp, message_bytes=size, dtype="bf16"), float(comm.cp_gather[0]))
+        for name in names
+    ]
 
 
 def _normal(messages: list[tuple[Message, float]]) -> Shares:

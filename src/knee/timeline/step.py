@@ -38,8 +38,6 @@ class Layout:
     layers: dict[int, int]
     """Layers of each kind."""
     counts: dict[int, int]
-    elsewhere: dict[int, int]
-    """Chunks of each kind that are not on rank 0."""
 
 
 @cache
@@ -58,12 +56,10 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
         else:
             name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
         kinds.append(CHUNKS.index(name))
-    away = [kind for chunk, kind in enumerate(kinds) if chunk % ranks]
     return Layout(
         kinds=tuple(kinds),
         layers=dict(zip(kinds, dealt, strict=True)),
         counts={k: kinds.count(k) for k in set(kinds)},
-        elsewhere={k: away.count(k) for k in set(kinds)},
     )
 
 
@@ -76,8 +72,10 @@ class Actions:
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
+    ranks: Ints
+    """Pipeline ranks of each plan."""
     filling_gather_s: Floats
-    """ZeRO-1's gather of a chunk while the pipeline fills. Rank 0's chunks come due during its first work and hide."""
+    """ZeRO-1's gather of a chunk before its rank starts; the filling of the pipeline hides it on later ranks."""
     passes: dict[str, Pass]
     sums: dict[str, Sums]
 
@@ -87,28 +85,26 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
     n = len(table)
     row_of = np.full((len(CHUNKS), n), -1)
     layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
-    count, elsewhere = (np.zeros((len(CHUNKS), n)) for _ in range(2))
+    count = np.zeros((len(CHUNKS), n))
     for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
         plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
         layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]))
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
             count[kind, plans] = number
-            elsewhere[kind, plans] = layout.elsewhere[kind]
     kinds, plan = np.nonzero(count)
     row_of[kinds, plan] = np.arange(len(kinds))
     name = np.array(CHUNKS)[kinds]
     early = np.char.endswith(name, "_early")
-    last_of_rank = (name == "first") | (name == "middle") | (name == "short")
+    ends_rank = (name == "first") | (name == "middle") | (name == "short")
     rows = ChunkRows(
         plan=plan,
         layers=layer_count[kinds, plan],
         embedding=(name == "first") | (name == "only"),
         head=(name == "last") | (name == "only"),
         early=early,
-        carries=np.where(last_of_rank, table.virtual_stages[plan] - 1.0, 0.0),
+        ends_rank=ends_rank,
         count=count[kinds, plan],
-        elsewhere=elsewhere[kinds, plan],
     )
     return rows, row_of
 
@@ -139,6 +135,7 @@ def run_actions(parts: StepParts, layers: int) -> Actions:
             layers=layers,
             rows=rows,
             row_of=row_of,
+            ranks=table.pp,
             filling_gather_s=filling_gather_s(parts, rows),
             passes=passes,
             sums={},
@@ -182,18 +179,20 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
 
 
 def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
-    """Hand what early chunks leave in the queue to the last chunk of their rank."""
+    """Hand what early chunks leave in the queue to the chunks that end their ranks' work, evenly over the ranks."""
     if not a.rows.early.any():
         return p
     early = np.flatnonzero(a.rows.early)
     left = run_passes(p.rows(early), kappa, gamma)
-    by_plan_reduce, by_plan_replicate = (np.zeros(a.row_of.shape[1]) for _ in range(2))
-    by_plan_reduce[a.rows.plan[early]] = left.left_reduce_s
-    by_plan_replicate[a.rows.plan[early]] = left.left_replicate_s
-    columns = {f.name: getattr(p, f.name) for f in fields(Pass)}
-    columns["carried_reduce_s"] = a.rows.carries * by_plan_reduce[a.rows.plan]
-    columns["carried_replicate_s"] = a.rows.carries * by_plan_replicate[a.rows.plan]
-    return Pass(**columns)
+    plans, ranks = a.rows.plan[early], a.row_of.shape[1]
+
+    def per_rank(seconds: Floats) -> Floats:
+        total = np.bincount(plans, weights=seconds * a.rows.count[early], minlength=ranks)
+        return np.where(a.rows.ends_rank, total[a.rows.plan] / a.ranks[a.rows.plan], 0.0)
+
+    return replace(
+        p, carried_reduce_s=per_rank(left.left_reduce_s), carried_replicate_s=per_rank(left.left_replicate_s)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,7 +236,7 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp
     p2p = transfers(parts) * waits
-    filling = np.bincount(a.rows.plan, weights=a.filling_gather_s * a.rows.elsewhere, minlength=n) / table.pp
+    filling = np.bincount(a.rows.plan, weights=a.filling_gather_s * a.rows.count, minlength=n) / table.pp
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     _pipelines(parts, a, span, fold)
     return StepColumns(
@@ -292,7 +291,7 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, fold: bool) -> Floats:
         whole = open_[micro[open_] <= walk]
         for count in np.unique(micro[whole]):
             at = whole[micro[whole] == count]
-            spans[at], _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
+            spans[at], _, _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
         open_ = open_[micro[open_] > walk]
         if len(open_):
             spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
@@ -305,15 +304,16 @@ def _count_on(
     schedule: Schedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
 ) -> tuple[Floats, Bools]:
     """Spans from a walk of fewer microbatches, and which of them are good enough."""
-    end, distance = _walk_pipeline(schedule, ranks, chunks, walk, times)
+    end, distance, before = _walk_pipeline(schedule, ranks, chunks, walk, times)
     beyond = micro - walk
-    spans = end + beyond * times.cycle
-    settled = np.abs(distance - times.cycle) <= 1e-9 * times.cycle
+    same = np.abs(distance - before) <= 1e-6 * times.cycle
+    settled = same | (np.abs(distance - times.cycle) <= 1e-9 * times.cycle)
+    spans = end + beyond * np.where(same, distance, times.cycle)
     rest = np.flatnonzero(~settled)
     if len(rest):
         some, step = times.rows(rest), pipeline.period(schedule, ranks)
-        before, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
-        least = (end[rest] - before) / step
+        shorter, _, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
+        least = (end[rest] - shorter) / step
         low = end[rest] + beyond[rest] * least
         high = end[rest] + beyond[rest] * np.maximum(some.cycle, least)
         spans[rest] = 0.5 * (low + high)
@@ -323,14 +323,15 @@ def _count_on(
 
 def _walk_pipeline(
     schedule: Schedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
-) -> tuple[Floats, Floats]:
-    """When the last rank is done, and what a microbatch added late in the walk."""
+) -> tuple[Floats, Floats, Floats]:
+    """When the last rank is done, and what a microbatch added late in the walk and a period before."""
     graph = pipeline.graph(schedule, ranks, chunks, microbatches)
     sent, ends = pipeline.run(graph, times.durations, times.drains, times.ready)
-    distance = np.zeros(sent.shape[1])
-    for late, early in graph.repeats:
-        distance += (sent[late] - sent[early]) / pipeline.period(schedule, ranks)
-    return np.asarray(ends.max(axis=0), dtype=np.float64), distance
+    late, early = np.zeros(sent.shape[1]), np.full(sent.shape[1], np.inf if not graph.repeats else 0.0)
+    for repeat in graph.repeats:
+        late += (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks)
+        early += (sent[repeat.before] - sent[repeat.earlier]) / pipeline.period(schedule, ranks)
+    return np.asarray(ends.max(axis=0), dtype=np.float64), late, early
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,8 +369,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     for chunk, kind in enumerate(layout.kinds):
         rank, virtual = chunk % p, chunk // p
         at = a.row_of[kind, plans]
-        if rank > 0:
-            ready[rank] += a.filling_gather_s[at]
+        ready[rank] += a.filling_gather_s[at]
         for k, name in enumerate(pipeline.KINDS):
             if name not in a.sums or (name[0] == "W" and not split):
                 continue

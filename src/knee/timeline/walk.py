@@ -19,7 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.timeline.passes import Floats, Ints, Pass, Phase, Recorder, Segment, Sums
+from knee.timeline.passes import Bools, Floats, Ints, Pass, Phase, Recorder, Segment, Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +114,19 @@ class _Walk:
         self.sums.duration_s += span_s
         self._note(span_s, parts)
 
-    def run(self, seg: Segment, window_s: Floats) -> None:
+    def run(self, seg: Segment, window_s: Floats, shares: Bools) -> None:
         """One segment: compute beside the queue, then its blocking communication, then a late host."""
         s, k, g = self.sums, 1.0 + self.kappa, self.gamma
         queue = self.reduces_s + np.maximum(window_s - self.lead_s, 0.0)
-        backlog = np.maximum(np.maximum(seg.hidden_s, queue), self.replicas_s)
+        wire = np.where(shares, seg.hidden_s, 0.0)
+        backlog = np.maximum(np.maximum(seg.hidden_s, wire + queue), self.replicas_s)
         overlap = np.minimum(seg.compute_s * k, backlog * g)
         elapsed = overlap + seg.compute_s - overlap / k
-        queue_time = np.minimum(overlap, queue * g)
+        local_time = np.minimum(overlap, seg.hidden_s * g)
+        queue_time = np.minimum(overlap - np.where(shares, local_time, 0.0), queue * g)
         reduce_time = np.minimum(queue_time, self.reduces_s * g)
         gather_time = queue_time - reduce_time
         replica_time = np.minimum(overlap, self.replicas_s * g)
-        local_time = np.minimum(overlap, seg.hidden_s * g)
         self.reduces_s -= reduce_time / g
         self.lead_s += gather_time / g
         self.replicas_s -= replica_time / g
@@ -136,13 +137,14 @@ class _Walk:
         s.replicate_load_s += replica_time
         s.local_load_s += local_time
         s.duration_s += elapsed
-        self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, local_time)
+        after = np.where(shares, local_time, 0.0)
+        self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, local_time, after)
         blocked = seg.blocking_s + seg.hidden_s - local_time / g
-        self._block(blocked, window_s)
+        self._block(blocked, window_s, shares)
         self._late_host(seg.host_s - elapsed - blocked, window_s)
 
-    def _block(self, span_s: Floats, window_s: Floats) -> None:
-        parts = self.progress(span_s, window_s)
+    def _block(self, span_s: Floats, window_s: Floats, shares: Bools) -> None:
+        parts = self.progress(np.where(shares, 0.0, span_s), window_s)
         self.sums.local_load_s += span_s
         self.sums.exposed_s += span_s
         self.sums.duration_s += span_s
@@ -164,6 +166,7 @@ class _Walk:
         compute: Floats | None = None,
         overlap: Floats | None = None,
         local: Floats | None = None,
+        after: Floats | None = None,
     ) -> None:
         """Hand column 0 of a phase to the recorder."""
         if self.record is None or not duration[0] > 0:
@@ -180,6 +183,7 @@ class _Walk:
                 reduce_s=float(reduce[0]),
                 gather_s=float(gather[0]),
                 replicate_s=float(replicas[0]),
+                queue_after_s=0.0 if after is None else float(after[0]),
                 speed=1.0 if compute is None else 1.0 / self.gamma,
             )
         )
@@ -231,7 +235,7 @@ def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = No
     )
     # nothing can start before the root group is gathered, and it is gathered alone
     walk.wait(q.root_gather_s, np.zeros(size))
-    walk.run(q.lead, np.minimum(q.ahead, q.layers) * q.gather_s)
+    walk.run(q.lead, np.minimum(q.ahead, q.layers) * q.gather_s, q.shares_wire)
     deepest = int(q.layers[0]) if size else 0
     history = []
     for i in range(min(deepest, EXPLICIT_LAYERS)):
@@ -251,7 +255,7 @@ def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = No
             _layer(walk.head(n), q, np.full(n, remaining), deepest - 1 - remaining)
     walk.place = ("tail", 0)
     walk.reduces_s += q.reduce_s
-    walk.run(q.tail, np.zeros(size))
+    walk.run(q.tail, np.zeros(size), q.shares_wire)
     _finish(walk, q)
     walk.reorder(np.argsort(order, kind="stable"))
     return walk.sums
@@ -299,7 +303,7 @@ def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
         for _ in range(3)
     ]
     for walk, segment in zip(walks, (p.lead, p.layer, p.tail), strict=True):
-        walk.run(segment, np.zeros(len(p.layers)))
+        walk.run(segment, np.zeros(len(p.layers)), p.shares_wire)
     lead, layer, tail = (walk.sums for walk in walks)
     return Sums(
         **{
@@ -322,7 +326,7 @@ def _layer(walk: _Walk, q: Pass, remaining: Ints, i: int) -> None:
         # issued after this layer's gather, so it stands behind it
         walk.reduces_s += q.reduce_s[:n]
     window = np.minimum(q.ahead[:n], remaining) * gather
-    walk.run(_prefix(q.layer, n), window)
+    walk.run(_prefix(q.layer, n), window, q.shares_wire[:n])
     walk.wait(np.maximum(walk.reduces_s - q.reduce_limit_s[:n], 0.0), np.zeros(n))
     if i > 0:
         # the layer before has been reduced by now: its shard goes on to the replicas
@@ -378,6 +382,7 @@ def _record_drain(record: Recorder, q: Pass, replicas_s: float, last_s: float, q
                 reduce_s=reduce,
                 gather_s=0.0,
                 replicate_s=busy,
+                queue_after_s=0.0,
                 speed=1.0,
             )
         )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.specs.model import Model
-from knee.specs.plan import RECOMPUTES, SCHEDULES
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload.activations import layer_saved_bytes, logits_bytes
@@ -112,7 +112,11 @@ def _stage_memory(
     no_reshard = modes.gathers & ~modes.reshards
     gathered = np.where(no_reshard, PARAMETER_BYTES * t.layer.moved * (1.0 + table.prefetch), gathered)
     reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer.moved
-    buffers = np.where(modes.gathers, gathered + reduced, 0.0)
+    # without a limit on reductions in flight, two stand at the least
+    waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
+    buffers = np.where(modes.gathers, gathered + waiting * reduced, 0.0)
+    whole_kv = (table.cp > 1) & (table.cp_method == CP_METHODS.index("allgather"))
+    buffers = buffers + np.where(whole_kv, t.cp_bytes, 0.0)
     allocated = weights + gradients + optimizer + activations + logits + buffers
     context = profile.context_bytes + profile.allocator_frac * allocated
     return MemoryColumns(

@@ -32,6 +32,8 @@ class Shapes:
     """Keys that one attention kernel sees: the whole sequence, or a ring step's block of it."""
     norm_tokens: Floats
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
+    eight_bit: Floats
+    """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,12 +173,20 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     )
 
 
+def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operation]:
+    """fp8 products read 8-bit copies: each operand is read in 16 bit and written in 8."""
+    operands = sum(s.tokens * inner + out * inner for _, out, inner in _projections(model, s, kernels))
+    moved = 3.0 * times * operands * s.eight_bit
+    return [Stream(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
+
+
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
     gemms: list[Operation] = [
         Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
     ]
-    return [*gemms, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
+    casts = _casts(model, s, kernels, 1)
+    return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
@@ -184,7 +194,8 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
     gemms: list[Operation] = [
         Gemm(name=f"{n}_dgrad", m=s.tokens, n=inner, k=out) for n, out, inner in _projections(model, s, kernels)
     ]
-    return [*gemms, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
+    casts = _casts(model, s, kernels, 1)
+    return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
 
 
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:

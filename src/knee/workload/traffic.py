@@ -34,8 +34,6 @@ class Modes:
     """Parameters are gathered layer by layer (FSDP)."""
     reshards: Bools
     """Gathered again in backward and for each microbatch (ZeRO-3)."""
-    scatters: Bools
-    """Gradients are reduce-scattered (all but DDP)."""
     zero1: Bools
     ddp: Bools
 
@@ -46,7 +44,6 @@ class Modes:
         return cls(
             gathers=code["fsdp"] | code["hsdp"] | code["fsdp_no_reshard"],
             reshards=code["fsdp"] | code["hsdp"],
-            scatters=~code["ddp"],
             zero1=code["zero1"],
             ddp=code["ddp"],
         )
