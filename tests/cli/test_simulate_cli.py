@@ -174,6 +174,41 @@ def test_options_replace_what_a_job_file_says(tmp_path: Path) -> None:
     assert (data["seq_len"], data["profile"], data["plan"]["dp_shard"]) == (2048, "fused", 8)
 
 
+@pytest.mark.parametrize(("line", "option"), [
+    ('cluster = "dgx-h100"', ("--cluster", "dgx-h100")),
+    ("gpus = 16", ("--gpus", "16")),
+    ("local_batch = 2", ("--local-batch", "2")),
+    ("local_batch = 2", ("--global-batch", "32")),
+    ("tp = 2", ("--tp", "2")),
+    ("[plan]\ntp = 2", ("--tp", "2")),
+], ids=lambda value: value if isinstance(value, str) else value[0])
+def test_options_complete_a_job_file(line: str, option: tuple[str, ...], tmp_path: Path) -> None:
+    assert line in JOB
+    assert answer("simulate", write(tmp_path, JOB.replace(line, "")), *option) == answer(*ASK, "--tp", "2")
+
+
+def test_options_that_replace_wrong_values_of_a_job_file(tmp_path: Path) -> None:
+    wrong = JOB.replace("gpus = 16", "gpus = 0").replace("dgx-h100", "dgx-h10").replace("tp = 2", 'tp = "two"')
+    path = write(tmp_path, wrong)
+    assert "3 mistakes" in refused("simulate", path)
+    assert answer("simulate", path, "--gpus", "16", "--cluster", "dgx-h100", "--tp", "2") == answer(*ASK, "--tp", "2")
+
+
+def test_paths_of_options_start_here_and_those_of_a_file_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    write(tmp_path, 'base = "dgx-h100"\nusd_per_gpu_h = 1\n', "mine.toml")
+    write(tmp_path / "jobs", 'base = "dgx-h100"\nusd_per_gpu_h = 2\n', "mine.toml")
+    write(tmp_path / "jobs", JOB.replace("dgx-h100", "mine.toml"))
+    monkeypatch.chdir(tmp_path)
+    there, here = answer("simulate", "jobs/job.toml"), answer("simulate", "jobs/job.toml", "--cluster", "mine.toml")
+    assert there["usd_per_mtoken"] == pytest.approx(2 * here["usd_per_mtoken"])
+
+
+def test_set_inside_a_list() -> None:
+    ask = (*ASK, "--gpus", "1024", "--set", "fabric.topology_aware=false")
+    assert answer(*ask, "--set", "fabric.tiers.0.oversubscription=4")["step_s"] > answer(*ask)["step_s"]
+
+
 def test_a_model_file_is_a_model(tmp_path: Path) -> None:
     text = 'layers = 32\nhidden = 4096\nffn = 11008\nheads = 32\nkv_heads = 32\nvocab = 32000\n'
     path = write(tmp_path, text, "mine.toml")
@@ -206,6 +241,13 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
     (("simulat",), "did you mean simulate?"),
     (("zzz",), "there is no command 'zzz'"),
     (("simulate",), "missing argument 'MODEL'"),
+    (("simulate", "", *ASK[2:]), "error: no model was named"),
+    ((*ASK, "--cluster", ""), "error: no cluster was named"),
+    ((*ASK, "--profile", ""), "error: no profile was named"),
+    ((*ASK, "--gpus", "9" * 27), "error: gpus is 999,999,"),
+    ((*NAMES, "--local-batch", "1e30"), "error: local_batch is 1e+30"),
+    ((*ASK, "--micro-batch", "0"), "error: plan.micro_batch is 0; it must be at least 1"),
+    ((*ASK, "--placement", "tp-pp"), "error: plan.placement tp-pp must name each axis once"),
     (("simulate", "llama2-7b"), "missing: --cluster, --gpus, --local-batch (or --global-batch)"),
     ((*ASK, "--global-batch", "32"), "are both given"),
     ((*ASK, "more"), "unexpected extra argument"),

@@ -39,6 +39,12 @@ def test_an_unknown_name_gets_the_nearest() -> None:
     assert caught.value.hint == "did you mean llama2-7b? `knee catalog` lists all"
 
 
+@pytest.mark.parametrize("name", ["", "  "])
+def test_no_name(name: str) -> None:
+    with pytest.raises(InputError, match=r"^no model was named$"):
+        load_model(name)
+
+
 def test_a_name_like_no_other() -> None:
     with pytest.raises(InputError) as caught:
         load_cluster("zzzzzz")
@@ -132,13 +138,38 @@ backward_frac = 0.6
     assert "  node.gpus: should be a whole number, not 'eight'" in lines
 
 
+def test_negative_numbers_are_among_the_mistakes(tmp_path: Path) -> None:
+    text = 'layers = "twenty"\nhiden = 4096\nffn = -1\nheads = 24.5\nkv_heads = 0\nhead_size = 0\nvocab = 100\n'
+    with pytest.raises(SpecError, match="6 mistakes") as caught:
+        load_model(str(write(tmp_path, text, "m.toml")))
+    lines = [line.strip() for line in caught.value.message.splitlines()]
+    assert {line.partition(":")[0] for line in lines[1:]} == {"layers", "hidden", "hiden", "ffn", "heads", "kv_heads"}
+    assert "ffn: is -1; it must be at least 1" in lines
+
+
+def test_negative_quantities_are_among_the_mistakes(tmp_path: Path) -> None:
+    text = 'base = "dgx-h100"\n[node]\ngpus = "eight"\nhop_s = "-3 us"\n[gpu]\nsms = 0\ntdp_w = "-1 W"\n'
+    with pytest.raises(SpecError, match="4 mistakes") as caught:
+        load_cluster(str(write(tmp_path, text, "c.toml")))
+    for words in ("node.hop_s: is -3e-06; it cannot be negative", "gpu.sms: is 0", "gpu.tdp_w: is -1.0", "node.gpus:"):
+        assert words in caught.value.message
+
+
+def test_mistakes_inside_a_list(tmp_path: Path) -> None:
+    text = 'base = "dgx-h100"\n[[fabric.tiers]]\nname = "spine"\nnodes = true\nhops_s = "1 us"\nhop_s = "1 us"\n'
+    with pytest.raises(SpecError, match="2 mistakes") as caught:
+        load_cluster(str(write(tmp_path, text, "c.toml")))
+    assert "fabric.tiers.0.nodes: should not be true" in caught.value.message
+    assert "fabric.tiers.0.hops_s: is not a field; did you mean hop_s?" in caught.value.message
+
+
 def test_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="vocab: is missing"):
+    with pytest.raises(SpecError, match="vocab is missing"):
         load_model(str(write(tmp_path, TINY.replace("vocab = 100", ""), "m.toml")))
 
 
 def test_a_value_that_cannot_be_is_told_at_its_field(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"m\.toml: layers: is 0; it must be at least 1"):
+    with pytest.raises(SpecError, match=r"m\.toml: layers is 0; it must be at least 1"):
         load_model(str(write(tmp_path, TINY.replace("layers = 2", "layers = 0"), "m.toml")))
 
 
@@ -201,12 +232,23 @@ def test_gpt2_and_mpt_configs(tmp_path: Path) -> None:
         ({"model_type": "rwkv"}, "not one that knee can read"),
         ({"attention_bias": True}, "biases or none"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"model_type": "mistral", "sliding_window": 4096}, "sliding_window 4096: sliding windows are not modelled"),
+        ({"sliding_window": 4096, "use_sliding_window": True}, "sliding windows are not modelled"),
         ({"num_hidden_layers": "many"}, "layers: should be a whole number"),
     ],
 )
 def test_configs_that_are_refused_in_words(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         load_model(config(tmp_path, LLAMA | change))
+
+
+def test_the_way_out_of_a_sliding_window(tmp_path: Path) -> None:
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 4096}
+    with pytest.raises(InputError) as caught:
+        load_model(config(tmp_path, mistral))
+    assert caught.value.hint == "set sliding_window to null to price full attention"
+    for full in ({"sliding_window": None}, {"use_sliding_window": False}):
+        assert load_model(config(tmp_path, mistral | full)).spec.layers == 32
 
 
 def test_a_config_without_a_field(tmp_path: Path) -> None:
@@ -227,6 +269,36 @@ def test_overrides_by_path_and_by_suffix() -> None:
     assert (loaded.sources["gpu.gemm_frac"].kind, loaded.sources["gpu.gemm_frac"].value) == ("user", "50%")
 
 
+@pytest.mark.parametrize("key", ["fabric.tiers.0.oversubscription", "tiers.0.oversubscription"])
+def test_an_override_inside_a_list(key: str) -> None:
+    loaded = load_cluster("dgx-h100", [(key, "4")])
+    assert loaded.spec.fabric.tiers[0].oversubscription == 4.0
+    assert loaded.sources["fabric.tiers.0.oversubscription"].text == "--set"
+    assert load_cluster("dgx-h100").spec.fabric.tiers[0].oversubscription == 1.0
+    assert split_overrides([(key, "4")])[1] == (("fabric.tiers.0.oversubscription", "4"),)
+
+
+@pytest.mark.parametrize(("key", "words"), [
+    ("fabric.tiers.7.hop_s", r"there is no number 7 among \d, counted from 0"),
+    ("fabric.tiers.0.hops", "no such field"),
+    ("fabric.tiers.*.hop_s", "no such field"),
+    ("oversubscription", "no such field"),
+    ("fabric.tiers.-1.hop_s", "no such field"),
+    ("fabric.0.tiers", "no such field"),
+])
+def test_overrides_inside_a_list_that_are_refused(key: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        load_cluster("dgx-h100", [(key, "4")])
+    assert caught.value.hint is not None
+
+
+def test_a_list_that_is_not_there_has_no_items(tmp_path: Path) -> None:
+    path = str(write(tmp_path, 'base = "dgx-h100"\n[fabric]\ntiers = []\n', "flat.toml"))
+    assert load_cluster(path).spec.fabric.tiers == ()
+    with pytest.raises(InputError, match="no number 0 among 0"):
+        load_cluster(path, [("tiers.0.nodes", "4")])
+
+
 def test_none_unsets_what_may_be_unset() -> None:
     assert load_cluster("dgx-h100", [("usd_per_gpu_h", "none")]).spec.usd_per_gpu_h is None
     with pytest.raises(SpecError, match=r"--set gpu\.sms"):
@@ -244,7 +316,7 @@ def test_overrides_that_are_refused() -> None:
     with pytest.raises(InputError, match="no such field") as caught:
         load_cluster("dgx-h100", [("fabric.nic_byte_per_s", "3")])
     assert caught.value.hint == "did you mean fabric.nic_bytes_per_s?"
-    with pytest.raises(SpecError, match=r"--set gpu\.gemm_frac: is 1\.5"):
+    with pytest.raises(SpecError, match=r"--set gpu\.gemm_frac is 1\.5"):
         load_cluster("dgx-h100", [("gemm_frac", "1.5")])
     with pytest.raises(InputError, match="list of tables"):
         load_cluster("dgx-h100", [("tiers", "none")])
@@ -319,8 +391,15 @@ def test_placement_in_one_word() -> None:
         ({"global_batch": 16, "plan_options": {"tp": 3}},
          r"dp_replicate\(1\) \* tp\(3\) \* pp\(1\) \* cp\(1\) does not divide gpus\(8\)"),
         ({"local_batch": 0.3}, "= 2.4 is not a whole number"),
-        ({"local_batch": float("nan")}, "not a whole number"),
-        ({"local_batch": -1}, "not a whole number"),
+        ({"local_batch": float("nan")}, "local_batch is nan"),
+        ({"local_batch": -1}, "local_batch is -1; it must be above 0"),
+        ({"local_batch": 1e30}, "^local_batch is 1e"),
+        ({"local_batch": 4_000_000}, r"^local_batch\(4e\+06\) \* gpus\(8\) = 32,000,000 sequences"),
+        ({"global_batch": 2**24 + 8}, "^global_batch is 16777224; more than 16,777,216"),
+        ({"gpus": 10**26, "global_batch": 16}, "^gpus is 100,000,000,.* dgx-h100 is described up to 1,000,000"),
+        ({"global_batch": 16, "plan_options": {"micro_batch": 0}}, r"^plan\.micro_batch is 0; it must be at least 1"),
+        ({"global_batch": 16, "plan_options": {"placement": "tp-pp"}}, r"^plan\.placement tp-pp must name each"),
+        ({"global_batch": 16, "plan_options": {"sharding": "hsdp"}}, "^plan: hsdp needs"),
         ({}, "batch is missing"),
         ({"local_batch": 2, "global_batch": 16}, "both given"),
         ({"global_batch": 16, "plan_options": {"tp": 0}}, "at least 1"),
@@ -378,6 +457,15 @@ tp = "q"
         "seqlen", "tp", "model", "cluster.fabric.nic_bytes_per_s", "gpus", "plan.tp"]
     assert "did you mean plan.tp?" in lines[1]
     assert "did you mean llama" in lines[2]
+
+
+def test_what_is_given_besides_completes_a_job_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 'model = "llama2-7b"\ncluster = "dgx-h10"\nglobal_batch = 5\n[plan]\ntp = 2\n')
+    given = {"cluster": "dgx-h100", "gpus": 16, "local_batch": 2, "plan": {"recompute": "full"}}
+    made = load_job(path, given=given).spec
+    assert (made.gpus, made.global_batch, made.plan.tp, made.plan.recompute) == (16, 32, 2, "full")
+    with pytest.raises(SpecError, match=r"^job\.toml with the options given: gpus is missing"):
+        load_job(path, given={"cluster": "dgx-h100"})
 
 
 def test_an_empty_job_file(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def _is_job_file(ref: str) -> bool:
 
 def _from_names(model: str, cluster: str | None, profile: str | None, sizes: dict[str, Any],
                 plan: dict[str, Any], sets: Pairs) -> Asked:
+    if not model.strip():
+        raise InputError("no model was named", hint=f"for example {_EXAMPLE}")
     if cluster is None or "gpus" not in sizes or not {"global_batch", "local_batch"} & sizes.keys():
         raise _missing(cluster, sizes)
     _refuse_both_batches(sizes)
@@ -101,47 +103,26 @@ def _from_names(model: str, cluster: str | None, profile: str | None, sizes: dic
     parts: dict[str, Loaded[Any]] = {
         "model": load_model(_model_ref(model), for_model),
         "cluster": load_cluster(cluster, for_cluster),
-        "profile": load_profile(profile or DEFAULT_PROFILE, for_profile),
+        "profile": load_profile(DEFAULT_PROFILE if profile is None else profile, for_profile),
     }
     options = _join(plan, for_plan)
     job, notes = make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
     sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
-    unsaid = [] if profile else [f"profile {DEFAULT_PROFILE} was not given"]
+    unsaid = [f"profile {DEFAULT_PROFILE} was not given"] if profile is None else []
     return Asked(job=job, sources=sources | _said(sizes, plan, for_plan), assumptions=(*unsaid, *notes),
                  plan_options=options)
 
 
 def _from_file(path: Path, cluster: str | None, profile: str | None, sizes: dict[str, Any],
                plan: dict[str, Any], sets: Pairs) -> Asked:
-    """A job file is a whole job by itself; what the command line says besides replaces what the file says."""
+    """What the command line says replaces or completes what the file says; the whole is checked once."""
     _refuse_both_batches(sizes)
-    raw = read_toml(path)
-    for_model, for_cluster, for_profile, for_plan = split_overrides(sets)
-    kept = [(f"model.{key}", value) for key, value in for_model]
-    kept += [] if cluster else [(f"cluster.{key}", value) for key, value in for_cluster]
-    kept += [] if profile else [(f"profile.{key}", value) for key, value in for_profile]
-    loaded = load_job(path, kept)
-    parts: dict[str, Any] = {kind: getattr(loaded.spec, kind) for kind in ("model", "cluster", "profile")}
-    sources = dict(loaded.sources)
-    replaced = {"cluster": cluster and load_cluster(cluster, for_cluster),
-                "profile": profile and load_profile(profile, for_profile)}
-    for kind, other in replaced.items():
-        if other:
-            parts[kind] = other.spec
-            sources = {key: source for key, source in sources.items() if not key.startswith(f"{kind}.")}
-            sources |= {f"{kind}.{key}": source for key, source in other.sources.items()}
-    options = {**raw.get("plan", {}), **_join(plan, for_plan)}
-    job, notes = make_job(**parts, **_sizes_over(raw, sizes), plan_options=options)
-    unsaid = [] if profile or "profile" in raw else [f"profile {DEFAULT_PROFILE} was not given"]
-    return Asked(job=job, sources=sources | _said(sizes, plan, for_plan), assumptions=(*unsaid, *notes),
-                 plan_options=options)
-
-
-def _sizes_over(raw: Mapping[str, Any], sizes: dict[str, Any]) -> dict[str, Any]:
-    """The file's sizes under those of the command line; one batch replaces the other."""
-    batches = {"global_batch", "local_batch"}
-    dropped = batches if batches & sizes.keys() else set()
-    return {name: raw[name] for name in SIZES if name in raw and name not in dropped} | sizes
+    for_plan = split_overrides(sets)[3]
+    changes = _join(plan, for_plan)
+    names = {"cluster": cluster, "profile": profile, "plan": plan or None}
+    loaded = load_job(path, sets, given=sizes | {key: value for key, value in names.items() if value is not None})
+    return Asked(job=loaded.spec, sources=loaded.sources | _said(sizes, plan, for_plan),
+                 assumptions=loaded.assumptions, plan_options={**read_toml(path).get("plan", {}), **changes})
 
 
 def _missing(cluster: str | None, sizes: Mapping[str, Any]) -> InputError:
@@ -162,7 +143,7 @@ def _refuse_both_batches(sizes: Mapping[str, Any]) -> None:
 
 def _model_ref(ref: str) -> str:
     """A folder with a config.json needs no slash, unless the catalogue has that name."""
-    if "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
+    if ref and "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
         return f"./{ref}"
     return ref
 

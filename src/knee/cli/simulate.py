@@ -94,7 +94,7 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
         [plan]
         tp = 2
 
-    A job file needs no option; an option given besides replaces what the file says.
+    A job file needs no option; an option given besides replaces or completes what the file says.
 
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """

@@ -125,6 +125,8 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
+    if not name.strip():
+        raise InputError(f"no {kind} was named", hint="`knee catalog` lists all")
     path = _index(kind).get(name)
     if path is None:
         close = did_you_mean(name, _index(kind))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from knee import units
 from knee.errors import SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
-from knee.specs.fields import SPECS, fields_of, known_keys, unit_of
+from knee.specs.fields import SPECS, field_at, fields_of, known_keys, unit_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SET = "--set"
+_MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 _ABOUT_ONE_FIELD = re.compile(r"^[a-z]+\.(\w+) (is .+)$")
 
 
@@ -34,10 +36,18 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
         return
     if len(mistakes) == 1:
         only = mistakes[0]
-        where = only.place if only.place.startswith(SET) else f"{label}: {only.place}".removesuffix(": ")
-        raise SpecError(f"{where}: {only.text}", hint=only.hint)
+        label = "" if only.place.startswith((SET, label)) else label
+        raise SpecError(f"{label}: {_sentence(only)}".removeprefix(": "), hint=only.hint)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
     raise SpecError("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]))
+
+
+def _sentence(mistake: Mistake) -> str:
+    """"plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
+    place, text = mistake.place, mistake.text
+    if not place or text.startswith(f"{place}."):
+        return text
+    return f"{place} {text}" if text.startswith("is ") else f"{place}: {text}"
 
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
@@ -52,9 +62,9 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     try:
         spec = _adapter(kind).validate_python(plain)
     except ValidationError as error:
-        for item in error.errors(include_url=False):
-            mistake = _worded(kind, item)
+        for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
             if mistake.place not in bad:
+                bad[mistake.place] = mistake
                 mistakes.append(_moved(mistake, tree, prefix))
         return None
     return spec if len(mistakes) == before else None
@@ -112,12 +122,27 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
 
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
     """true and false where a number belongs: Python would take them for 1 and 0."""
-    flags = {path: field.type is bool for path, field in fields_of(kind).items()}
     return {
         path: Mistake(place=path, text=f"should not be {str(leaf.value).lower()}")
         for path, leaf in walk(tree)
-        if isinstance(leaf.value, bool) and not flags.get(path, True)
+        if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and field.type is not bool
     }
+
+
+def _negatives(kind: str, tree: Tree) -> list[Mistake]:
+    """Numbers below any that a spec takes: a spec whose shape is wrong does not get to check them itself."""
+    found = []
+    for path, leaf in walk(tree):
+        field = field_at(kind, path)
+        value = _number(leaf.value, path, {})
+        if field is None or field.type not in (int, float, float | None) or isinstance(value, bool):
+            continue
+        with suppress(TypeError, ValueError, OverflowError):
+            if field.type is int and path not in _MAY_BE_ZERO and float(value) < 1:
+                found.append(Mistake(place=path, text=f"is {value}; it must be at least 1"))
+            elif float(value) < 0:
+                found.append(Mistake(place=path, text=f"is {value}; it cannot be negative"))
+    return found
 
 
 def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:

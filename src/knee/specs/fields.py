@@ -20,7 +20,7 @@ SPECS: dict[str, type] = {"model": Model, "gpu": Gpu, "cluster": Cluster, "profi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One leaf of a spec."""
+    """One leaf of a spec. In a list of tables its path has a star for the number: ``fabric.tiers.*.nodes``."""
 
     path: str
     type: Any
@@ -37,7 +37,21 @@ def unit_of(path: str) -> str | None:
 @cache
 def fields_of(kind: str) -> dict[str, Field]:
     """Dotted path -> field of a spec, tables opened; keys of a mapping stand for all of its entries."""
+    return {path: field for path, field in _all_fields(kind).items() if "*" not in path}
+
+
+def field_at(kind: str, path: str) -> Field | None:
+    """The field at a full path, which may go through a list: ``fabric.tiers.0.nodes``."""
+    return _all_fields(kind).get(_starred(path))
+
+
+@cache
+def _all_fields(kind: str) -> dict[str, Field]:
     return {field.path: field for field in _open(SPECS[kind], "")}
+
+
+def _starred(path: str) -> str:
+    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
 
 
 def _open(spec: type, prefix: str) -> list[Field]:
@@ -53,21 +67,27 @@ def _open(spec: type, prefix: str) -> list[Field]:
                 opened += _open(value, f"{path}.{name}.")
         else:
             opened.append(Field(path=path, type=hint, default=field.default))
+            if get_origin(hint) is tuple and is_dataclass(item := get_args(hint)[0]) and isinstance(item, type):
+                opened += _open(item, f"{path}.*.")
     return opened
 
 
 def find_field(kind: str, key: str) -> list[str]:
     """Paths of a spec that a key names: exactly, or by a suffix of whole components."""
-    known = fields_of(kind)
-    if key in known:
+    known, starred = _all_fields(kind), _starred(key)
+    if "*" in key:
+        return []
+    if starred in known:
         return [key]
-    return [path for path in known if path.endswith("." + key)]
+    # Every list on the way to a field needs its number in the key.
+    ends = [path for path in known if path.endswith("." + starred) and path.count("*") == starred.count("*")]
+    return [path.removesuffix(starred) + key for path in ends]
 
 
 def known_keys(kind: str, table: str) -> list[str]:
     """Keys that a table of a spec may hold: ``known_keys("cluster", "fabric")``."""
-    prefix = table + "." if table else ""
-    return sorted({path[len(prefix) :].split(".")[0] for path in fields_of(kind) if path.startswith(prefix)})
+    prefix = _starred(table) + "." if table else ""
+    return sorted({path[len(prefix) :].split(".")[0] for path in _all_fields(kind) if path.startswith(prefix)})
 
 
 Overrides = tuple[tuple[str, str], ...]
@@ -98,7 +118,7 @@ def _place(key: str, specs: tuple[str, ...]) -> tuple[str, str]:
         return candidates[0]
     if candidates:
         raise _ambiguous(key, [f"{spec}.{path}" for spec, path in candidates])
-    raise _unknown(key, [f"{spec}.{path}" for spec in specs for path in fields_of(spec)])
+    raise _unknown(key, [f"{spec}.{path}" for spec in specs for path in _all_fields(spec)])
 
 
 def resolve_key(kind: Kind | str, key: str) -> str:
@@ -108,7 +128,7 @@ def resolve_key(kind: Kind | str, key: str) -> str:
         return found[0]
     if found:
         raise _ambiguous(key, found)
-    raise _unknown(key, list(fields_of(kind)))
+    raise _unknown(key, list(_all_fields(kind)))
 
 
 def _ambiguous(key: str, paths: list[str]) -> InputError:
@@ -116,6 +136,7 @@ def _ambiguous(key: str, paths: list[str]) -> InputError:
 
 
 def _unknown(key: str, paths: list[str]) -> InputError:
+    paths = [path.replace("*", "0") for path in paths]
     # Compare with full paths and with bare names, since either is what people write.
     names = {path: path for path in paths} | {path.rpartition(".")[2]: path for path in paths}
     close = did_you_mean(key, names) or did_you_mean(key.rpartition(".")[2], names)

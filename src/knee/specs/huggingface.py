@@ -17,6 +17,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = _read_json(path)
     kind = config.get("model_type")
     _refuse_experts(path, config)
+    _refuse_sliding_window(path, config)
     reader = _READERS.get(str(kind))
     if reader is None:
         raise InputError(
@@ -57,8 +58,18 @@ def _refuse_experts(path: Path, config: dict[str, Any]) -> None:
             )
 
 
+def _refuse_sliding_window(path: Path, config: dict[str, Any]) -> None:
+    """A window cuts attention's FLOP; counting full attention instead would be another model."""
+    window = config.get("sliding_window")
+    if window is not None and config.get("use_sliding_window") is not False:
+        raise InputError(
+            f"{path}: sliding_window {window}: sliding windows are not modelled",
+            hint="set sliding_window to null to price full attention",
+        )
+
+
 def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Llama and Mistral. A sliding window is left out: attention is counted as if it were full."""
+    """Llama, and Mistral without a sliding window."""
     attention, mlp = bool(config.get("attention_bias")), bool(config.get("mlp_bias"))
     if attention != mlp:
         raise InputError(

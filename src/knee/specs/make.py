@@ -14,7 +14,7 @@ from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model
-from knee.specs.plan import Plan
+from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
 from knee.specs.read import Loaded, apply_overrides, read_tree
 
@@ -40,6 +40,8 @@ def make_job(
     notes: list[str] = []
     if gpus < 1:
         raise SpecError(f"gpus is {gpus}; it must be at least 1")
+    if gpus > cluster.max_gpus:
+        raise SpecError(f"gpus is {gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
     if seq_len is None:
         seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
         notes.append(f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest")
@@ -67,11 +69,19 @@ def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None
             hint="give one of them: global = local * gpus",
         )
     if global_batch is not None:
+        if global_batch > MOST:
+            raise SpecError(f"global_batch is {global_batch}; more than {MOST:,} is not answered")
         return global_batch
     if local_batch is None:
         raise SpecError("the batch is missing", hint="give global_batch (sequences a step) or local_batch")
+    if not 0 < local_batch <= MOST:
+        raise SpecError(f"local_batch is {local_batch}; it must be above 0 and at most {MOST:,}")
     total = local_batch * gpus
-    if not (math.isfinite(total) and total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
+    if total > MOST:
+        raise SpecError(
+            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not answered"
+        )
+    if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
         raise SpecError(
             f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
             hint="local_batch is the global batch over all GPUs, so it may be a fraction such as 0.5",
@@ -128,7 +138,7 @@ def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str])
 
 def _plan(options: Mapping[str, Any]) -> Plan:
     mistakes: list[Mistake] = []
-    plan = build("plan", _plan_tree(options), mistakes)
+    plan = build("plan", _plan_tree(options), mistakes, "plan.")
     raise_mistakes("plan", mistakes)
     assert isinstance(plan, Plan)
     return plan
@@ -141,30 +151,50 @@ def _plan_tree(options: Mapping[str, Any]) -> Tree:
     return {name: Leaf(value, _USER) for name, value in options.items()}
 
 
-def load_job(path: str | Path, overrides: Sequence[tuple[str, str]] = ()) -> Loaded[Job]:
-    """A job file: ``model``, ``cluster``, ``profile`` by name, path or table, the sizes, and ``[plan]``."""
-    path = Path(path)
-    raw = read_toml(path)
+def load_job(
+    path: str | Path, overrides: Sequence[tuple[str, str]] = (), *, given: Mapping[str, Any] | None = None
+) -> Loaded[Job]:
+    """A job file: ``model``, ``cluster``, ``profile`` by name, path or table, the sizes, and ``[plan]``.
+
+    What is ``given`` besides, under the same keys, replaces or completes what the file says. Its paths are
+    relative to the working directory, the file's to the file.
+    """
+    path, given = Path(path), given or {}
+    label = f"{path.name} with the options given" if given else path.name
+    raw = _completed(read_toml(path), given)
     model, cluster, profile, plan = split_overrides(overrides)
     mistakes = _unknown_keys(raw)
     parts: dict[str, Any] = {}
     sources: dict[str, Source] = {}
     for kind, changes in (("model", model), ("cluster", cluster), ("profile", profile)):
-        parts[kind] = _part(kind, raw, path, changes, sources, mistakes)
+        folder = Path() if kind in given else path.parent
+        parts[kind] = _part(kind, raw, path, folder, changes, sources, mistakes)
     sizes = _sizes(raw, mistakes)
     options = _options(raw, plan, mistakes)
-    raise_mistakes(path.name, mistakes)
+    raise_mistakes(label, mistakes)
     notes = [] if "profile" in raw else [f"profile {DEFAULT_PROFILE} was not given"]
     try:
         job, more = make_job(**parts, **sizes, plan_options=options)
     except SpecError as error:
-        raise SpecError(f"{path.name}: {error.message}", hint=error.hint) from None
+        raise SpecError(f"{label}: {error.message}", hint=error.hint) from None
     said = {key: raw[key] for key in raw if key in sizes} | {f"plan.{key}": options[key] for key in options}
     changed = {f"plan.{key}" for key, _ in plan}
     sources |= {
         key: Source(value=value, kind="user", text=SET if key in changed else path.name) for key, value in said.items()
     }
     return Loaded(spec=job, sources=sources, assumptions=(*notes, *more))
+
+
+def _completed(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The file under what is given; one batch replaces the other, and a plan is joined option by option."""
+    batches = {"global_batch", "local_batch"}
+    dropped = batches if batches & given.keys() else set()
+    whole = {key: value for key, value in raw.items() if key not in dropped} | dict(given)
+    plan = raw.get("plan", {})
+    if "plan" in given:
+        # A plan of the file that is no table stays, to be told.
+        whole["plan"] = {**plan, **given["plan"]} if isinstance(plan, dict) else plan
+    return whole
 
 
 def _unknown_keys(raw: Mapping[str, Any]) -> list[Mistake]:
@@ -181,6 +211,7 @@ def _part(
     kind: str,
     raw: Mapping[str, Any],
     path: Path,
+    folder: Path,
     changes: Sequence[tuple[str, str]],
     sources: dict[str, Source],
     mistakes: list[Mistake],
@@ -190,7 +221,7 @@ def _part(
     given = raw.get(kind, DEFAULT_PROFILE if kind == "profile" else None)
     try:
         if isinstance(given, str):
-            tree = read_tree(name, given, path.parent)
+            tree = read_tree(name, given, folder)
         elif isinstance(given, dict):
             tree = read_table(name, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
         else:
@@ -214,6 +245,8 @@ def _sizes(raw: Mapping[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
         value = raw.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool):
             mistakes.append(Mistake(place=key, text=f"should be a whole number, not {value!r}"))
+        elif value < 1:
+            mistakes.append(Mistake(place=key, text=f"is {value}; it must be at least 1"))
     local = raw.get("local_batch", 1.0)
     if not isinstance(local, (int, float)) or isinstance(local, bool):
         mistakes.append(Mistake(place="local_batch", text=f"should be a number, not {local!r}"))

@@ -21,7 +21,7 @@ from knee.specs.catalog import (
     read_toml,
 )
 from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
-from knee.specs.fields import fields_of, resolve_key, unit_of
+from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.huggingface import read_config
 from knee.specs.model import Model
@@ -86,12 +86,27 @@ def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:
 def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]]) -> None:
     """Put ``--set`` values into a tree, in place."""
     for key, text in overrides:
-        *tables, name = resolve_key(kind, key).split(".")
+        path = resolve_key(kind, key)
+        *tables, name = path.split(".")
+        value = _worded_value(kind, path, text)
         node: Any = tree
         for table in tables:
-            node = node.setdefault(table, {})
-        value = _worded_value(kind, ".".join((*tables, name)), text)
+            node = _inside(node, table, path)
         node[name] = Leaf(value, Source(value=text, kind="user", text=SET))
+
+
+def _inside(node: Any, table: str, path: str) -> Any:
+    """The table of that name, made where there is none, or the item of that number, which must be there."""
+    if table.isdecimal():
+        items = node if isinstance(node, list) else []
+        if int(table) >= len(items):
+            raise InputError(f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
+                             hint="`knee catalog NAME` lists them; more are added in a file")
+        return items[int(table)]
+    below = node.setdefault(table, {})
+    if isinstance(below, Leaf) and not isinstance(below.value, list):
+        raise InputError(f"{SET} {path}: {table} should be a table, not {below.value!r}")
+    return below
 
 
 def _load(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[Any]:
@@ -109,10 +124,12 @@ def _is_path(ref: str) -> bool:
 
 def _worded_value(kind: str, path: str, text: str) -> Any:
     """Text of an option as a file would have it; numbers and units are read where the file's are."""
-    field = fields_of(kind)[path]
+    field = field_at(kind, path)
+    assert field is not None
     if str(field.type).startswith("tuple"):
         if "str" not in str(field.type):
-            raise InputError(f"{SET} {path}: a list of tables does not fit an option", hint="use a file")
+            raise InputError(f"{SET} {path}: a list of tables does not fit an option",
+                             hint=f"change one value, such as {path}.0.NAME, or use a file")
         return [part.strip() for part in text.replace("-", ",").split(",")]
     return text.strip()
 
