@@ -35,7 +35,7 @@ from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 Floats = NDArray[np.float64]
 
-CHUNK = 16384
+CHUNK = 32768
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
 
 

@@ -317,7 +317,8 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
     times = pipeline_times(parts, a, np.array([0]))
-    _, ends = pipeline.run(g, times.durations, times.drains, times.ready)
+    ends = np.empty((g.size, 1))
+    pipeline.run(g, times.durations, times.drains, times.ready, ends)
     layout = layout_of(a.layers, p, v)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])

@@ -31,16 +31,17 @@ class Wavefront:
 
     start: int
     stop: int
-    before: Ints
-    """The action before each on its rank; for a rank's first one ``size + rank``, the moment the rank is ready."""
+    rank: Ints
     needs: Ints
-    """The action whose output each needs; ``size + ranks`` where there is none: the start of the step."""
+    """Where the output that each needs is kept."""
+    slot: Ints
+    """Where its own output is kept until it has been used."""
     duration: Ints
     """Its row in the table of durations."""
 
 
 class Repeat(NamedTuple):
-    """The same action in three microbatches, a period apart each."""
+    """The same action in three microbatches, a period apart each; a short walk has only two, the last one twice."""
 
     now: int
     before: int
@@ -60,7 +61,9 @@ class Graph:
     receives: NDArray[np.bool_]
     """Whether that is on another rank, so that a transfer comes first."""
     repeats: tuple[Repeat, ...]
-    """Late enough that their distances are equal if the pipeline has settled."""
+    """Slots of actions late enough that their distances are the cycle if the pipeline has settled."""
+    slots: int
+    """Outputs that are kept at once; one more stands for the start of the step."""
     size: int
 
 
@@ -74,13 +77,9 @@ def period(schedule: Schedule, ranks: int) -> int:
     return ranks if schedule == "interleaved" else 1
 
 
-def first_walk(schedule: Schedule, ranks: int, microbatches: int, *, even: bool) -> int:
-    """Microbatches to walk before asking whether the rest can be counted: two fills, in whole periods.
-
-    Interleaved chunks of different sizes take longer to settle.
-    """
-    fills = 2 if even or schedule != "interleaved" else 3
-    return min(microbatches, fills * ranks + period(schedule, ranks))
+def first_walk(schedule: Schedule, ranks: int, microbatches: int) -> int:
+    """Microbatches to walk before asking whether the rest can be counted: two fills, in whole periods."""
+    return min(microbatches, 2 * ranks + period(schedule, ranks))
 
 
 @lru_cache(maxsize=512)
@@ -97,13 +96,15 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     rank_of = np.array([rank for _, rank, _, _ in actions], dtype=np.int64)[order]
     kind_of = np.array([_kind(kind, micro, microbatches) for kind, _, _, micro in actions], dtype=np.int64)[order]
     chunk_of = np.array([chunk for _, _, chunk, _ in actions], dtype=np.int64)[order]
-    before, needs = place[before[order]], place[needs[order]]
+    needs = place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
     edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
+    repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, index)]
+    slot, slots = _slots(needs, edges, keep={i for r in repeats for i in r})
     senders = np.append(rank_of, np.full(ranks + 1, -1))[needs]
     return Graph(
         wavefronts=tuple(
-            Wavefront(start=i, stop=j, before=before[i:j], needs=needs[i:j], duration=rows[i:j])
+            Wavefront(start=i, stop=j, rank=rank_of[i:j], needs=slot[needs[i:j]], slot=slot[i:j], duration=rows[i:j])
             for i, j in pairwise(edges)
         ),
         rank_of=rank_of,
@@ -111,9 +112,34 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         chunk_of=chunk_of,
         needs=needs,
         receives=(needs < size) & (senders != rank_of),
-        repeats=tuple(Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, index)),
+        repeats=tuple(Repeat(*slot[list(r)].tolist()) for r in repeats),
+        slots=slots,
         size=size,
     )
+
+
+def _slots(needs: Ints, edges: list[int], keep: set[int]) -> tuple[Ints, int]:
+    """A place for each output, free again once its last user has run: few places stay in the cache."""
+    size = len(needs)
+    last_use = np.full(size, -1)
+    for step, (i, j) in enumerate(pairwise(edges)):
+        used = needs[i:j]
+        last_use[used[used < size]] = step
+    slot = np.zeros(int(needs.max(initial=size)) + 1, dtype=np.int64)
+    free: list[int] = []
+    expiring: dict[int, list[int]] = {}
+    slots = 0
+    for step, (i, j) in enumerate(pairwise(edges)):
+        for action in range(i, j):
+            if not free:
+                free.append(slots)
+                slots += 1
+            slot[action] = free.pop()
+            if action not in keep:
+                expiring.setdefault(max(int(last_use[action]), step), []).append(int(slot[action]))
+        free += expiring.pop(step, [])
+    slot[size:] = slots
+    return slot, slots
 
 
 Step = tuple[str, int, int, int]
@@ -153,10 +179,14 @@ def _repeats(schedule: Schedule, ranks: int, microbatches: int, index: dict[Step
     """Backwards of rank 0 before the drain; GPipe's two halves settle apart, each at its end."""
     apart = period(schedule, ranks)
     late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
-    if late - 2 * apart < 0:
+    if late - apart < 0:
         return ()
     kinds = (("F", ranks - 1), ("B", 0)) if schedule == "gpipe" else (("B", 0),)
-    return tuple(Repeat(*(index[(kind, rank, 0, late - back * apart)] for back in (0, 1, 2))) for kind, rank in kinds)
+    back = 2 * apart if late >= 2 * apart else apart
+    return tuple(
+        Repeat(now=index[(k, r, 0, late)], before=index[(k, r, 0, late - apart)], earlier=index[(k, r, 0, late - back)])
+        for k, r in kinds
+    )
 
 
 def _kind(kind: str, micro: int, microbatches: int) -> int:
@@ -178,28 +208,31 @@ def _source(kind: str, rank: int, chunk: int, ranks: int, chunks: int) -> tuple[
     return ("B", 0, chunk + 1) if chunk < chunks - 1 else ("F", rank, chunk)
 
 
-def run(g: Graph, durations: Floats, drains: Floats, ready: Floats) -> tuple[Floats, Floats]:
-    """When each action's output leaves, and when each ends; a column per plan.
+def run(
+    g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None = None
+) -> tuple[Floats, Floats]:
+    """Outputs by slot (when each left) and when each rank is done; a column per plan.
 
     ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included. ``drains`` is the
-    part of each at whose start its output has left already. ``ready`` is when each rank can start.
+    part of each at whose start its output has left already. ``ready`` is when each rank can start. ``ends``, where it
+    is given, is filled with the end of every action.
     """
     width = durations.shape[1]
-    ends = np.empty((g.size + len(ready) + 1, width))
-    ends[g.size : -1], ends[-1] = ready, 0.0
+    free = ready.copy()
+    sent = np.zeros((g.slots + 1, width))
     draining = np.asarray(drains.any(axis=1))
-    sent = ends.copy() if draining.any() else ends
     widest = max(front.stop - front.start for front in g.wavefronts)
     one, two = np.empty((widest, width)), np.empty((widest, width))
     for front in g.wavefronts:
         n = front.stop - front.start
         # np.take into a buffer is twice as quick as indexing, and this loop is most of a pipeline's cost
-        start = np.take(ends, front.before, axis=0, out=one[:n], mode="clip")
-        np.maximum(start, np.take(sent, front.needs, axis=0, out=two[:n], mode="clip"), out=start)
-        end = np.add(start, np.take(durations, front.duration, axis=0, out=two[:n], mode="clip"), out=start)
-        ends[front.start : front.stop] = end
-        if sent is not ends:
-            sent[front.start : front.stop] = end
-            if draining[front.duration].any():
-                sent[front.start : front.stop] -= drains[front.duration]
-    return sent[: g.size], ends[: g.size]
+        end = np.take(free, front.rank, axis=0, out=one[:n], mode="clip")
+        np.maximum(end, np.take(sent, front.needs, axis=0, out=two[:n], mode="clip"), out=end)
+        end += np.take(durations, front.duration, axis=0, out=two[:n], mode="clip")
+        free[front.rank] = end
+        if ends is not None:
+            ends[front.start : front.stop] = end
+        if draining[front.duration].any():
+            end -= drains[front.duration]
+        sent[front.slot] = end
+    return sent, free
