@@ -61,7 +61,6 @@ def test_a_table_of_any_length_equals_its_jobs() -> None:
     assert [table.plan(row) for row in range(3)] == [job.plan for job in jobs]
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="peak_column's np.select refuses a table without rows")
 def test_an_empty_table_has_empty_results() -> None:
     model, cluster, profile = (load(name).spec for load, name in (
         (knee.load_model, "llama2-7b"), (knee.load_cluster, "dgx-h100"), (knee.load_profile, "eager")))

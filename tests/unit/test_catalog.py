@@ -45,7 +45,7 @@ def test_names_are_listed_in_order() -> None:
 def parameters(model: Model) -> int:
     """Counted by hand here, so that the catalogue is not checked against the code that uses it."""
     attention = model.hidden * (2 * model.q_width + 2 * model.kv_width)
-    mlp = model.mlp_matrices * model.hidden * model.ffn
+    mlp = (3 if model.mlp == "swiglu" else 2) * model.hidden * model.ffn
     embeddings = model.vocab * model.hidden * (1 if model.tied_embeddings else 2)
     return model.layers * (attention + mlp + 2 * model.hidden) + model.hidden + embeddings
 

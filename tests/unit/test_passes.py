@@ -15,18 +15,42 @@ from .tables import job, table
 
 
 def segment(compute: float = 0.0, hidden: float = 0.0, blocking: float = 0.0, host: float = 0.0) -> Segment:
-    return Segment(compute_s=np.array([compute]), hidden_s=np.array([hidden]), blocking_s=np.array([blocking]),
-                   host_s=np.array([host]))
+    return Segment(
+        compute_s=np.array([compute]),
+        hidden_s=np.array([hidden]),
+        blocking_s=np.array([blocking]),
+        host_s=np.array([host]),
+    )
 
 
-def a_pass(layers: int, layer: Segment, *, lead: Segment | None = None, tail: Segment | None = None, ahead: int = 2,
-           limit: float = np.inf, **seconds: float) -> Pass:
+def a_pass(
+    layers: int,
+    layer: Segment,
+    *,
+    lead: Segment | None = None,
+    tail: Segment | None = None,
+    ahead: int = 2,
+    limit: float = np.inf,
+    **seconds: float,
+) -> Pass:
     """A pass with nothing but what is said."""
-    times = {f.name: np.array([float(seconds.pop(f.name, 0.0))]) for f in fields(Pass)
-             if f.name.endswith("_s") and f.name != "reduce_limit_s"}
+    times = {
+        f.name: np.array([float(seconds.pop(f.name, 0.0))])
+        for f in fields(Pass)
+        if f.name.endswith("_s") and f.name != "reduce_limit_s"
+    }
     assert not seconds
-    return Pass(layers=np.array([layers]), lead=lead or segment(), layer=layer, tail=tail or segment(),
-                ahead=np.array([ahead]), reduce_limit_s=np.array([limit]), waits_at_end=np.array([True]), **times)
+    return Pass(
+        layers=np.array([layers]),
+        lead=lead or segment(),
+        layer=layer,
+        tail=tail or segment(),
+        ahead=np.array([ahead]),
+        reduce_limit_s=np.array([limit]),
+        shares_wire=np.array([False]),
+        waits_at_end=np.array([True]),
+        **times,
+    )
 
 
 def sums(p: Pass, kappa: float = 0.0, gamma: float = 1.0) -> dict[str, float]:
@@ -115,8 +139,10 @@ def test_carried_reductions_come_first() -> None:
 # contention, blocking communication, the host
 
 
-@pytest.mark.parametrize(("compute", "backlog", "kappa", "gamma"), [
-    (10, 4, 0.2, 1.0), (10, 4, 0.2, 1.5), (10, 40, 0.2, 1.0), (10, 40, 0.25, 1.3), (10, 4, 0.0, 1.0)])
+@pytest.mark.parametrize(
+    ("compute", "backlog", "kappa", "gamma"),
+    [(10, 4, 0.2, 1.0), (10, 4, 0.2, 1.5), (10, 40, 0.2, 1.0), (10, 40, 0.25, 1.3), (10, 4, 0.0, 1.0)],
+)
 def test_overlap_in_closed_form(compute: float, backlog: float, kappa: float, gamma: float) -> None:
     """o = min(c (1 + kappa), q gamma); elapsed o + c - o / (1 + kappa); what is left of q is waited for."""
     s = sums(a_pass(1, segment(compute), carried_reduce_s=backlog), kappa, gamma)
@@ -165,11 +191,24 @@ def random_passes(n: int, seed: int) -> Pass:
     def seg() -> Segment:
         return Segment(compute_s=draw.uniform(1, 10, n), hidden_s=some(5), blocking_s=some(3), host_s=some(12))
 
-    return Pass(layers=draw.integers(1, 60, n), lead=seg(), layer=seg(), tail=seg(), root_gather_s=some(10),
-                gather_s=some(15), ahead=draw.integers(0, 4, n), reduce_s=some(15),
-                reduce_limit_s=np.where(draw.random(n) < 0.5, np.inf, draw.uniform(0, 20, n)), root_reduce_s=some(10),
-                replicate_s=some(15), root_replicate_s=some(5), carried_reduce_s=some(30, 0.3),
-                carried_replicate_s=some(30, 0.3), waits_at_end=draw.random(n) < 0.8)
+    return Pass(
+        layers=draw.integers(1, 60, n),
+        lead=seg(),
+        layer=seg(),
+        tail=seg(),
+        root_gather_s=some(10),
+        gather_s=some(15),
+        ahead=draw.integers(0, 4, n),
+        reduce_s=some(15),
+        reduce_limit_s=np.where(draw.random(n) < 0.5, np.inf, draw.uniform(0, 20, n)),
+        root_reduce_s=some(10),
+        replicate_s=some(15),
+        root_replicate_s=some(5),
+        carried_reduce_s=some(30, 0.3),
+        carried_replicate_s=some(30, 0.3),
+        shares_wire=draw.random(n) < 0.3,
+        waits_at_end=draw.random(n) < 0.8,
+    )
 
 
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.0, 1.0), (0.19, 1.0), (0.3, 1.4)])
@@ -190,8 +229,16 @@ def test_sums_add_up(kappa: float, gamma: float) -> None:
 
 def test_passes_without_a_queue_need_no_walk() -> None:
     p = random_passes(500, seed=5)
-    queue = ("root_gather_s", "gather_s", "reduce_s", "root_reduce_s", "replicate_s", "root_replicate_s",
-             "carried_reduce_s", "carried_replicate_s")
+    queue = (
+        "root_gather_s",
+        "gather_s",
+        "reduce_s",
+        "root_reduce_s",
+        "replicate_s",
+        "root_replicate_s",
+        "carried_reduce_s",
+        "carried_replicate_s",
+    )
     plain = Pass(**{f.name: getattr(p, f.name) for f in fields(Pass)} | dict.fromkeys(queue, np.zeros(500)))
     quick, walked = run_repeated(plain, 0.2, 1.1), run_passes(plain, 0.2, 1.1, fold=False)
     for f in fields(Sums):
@@ -206,4 +253,5 @@ def test_prefetch_0_exposes_every_gather_of_a_job() -> None:
     w = evaluate(jobs[0].model, jobs[0].cluster, jobs[0].profile, table(*jobs))
     exposed = w.results.exposed_comm_s - w.results.straggler_s
     assert exposed[0] - exposed[1] == pytest.approx(31 * w.comm.gather_layer[0], rel=0.05)
-    assert w.results.step_s[2] <= w.results.step_s[1] < w.results.step_s[0]
+    assert w.results.step_s[2] == pytest.approx(w.results.step_s[1], rel=1e-9)
+    assert w.results.step_s[1] < w.results.step_s[0]

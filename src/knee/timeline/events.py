@@ -102,39 +102,40 @@ class _Channel:
         self.todo: deque[tuple[Message, float]] = deque((m, w) for m, w in works if w > 0)
         self.total = sum(w for _, w in self.todo)
         self.started: float | None = None
+        self.until = 0.0
         self.left = self.todo[0][1] if self.todo else 0.0
 
     def busy(self, start_s: float, duration_s: float, speed: float) -> None:
         """The channel works for a while at a speed (work per second)."""
         now, end = start_s, start_s + duration_s
+        if self.todo and self.started is not None and now - self.until > 1e-12 * max(now, self.total):
+            # something else had the wire meanwhile: the kernel shows in two pieces
+            self._write(self.started, self.until)
+            self.started = None
         while self.todo and end - now > 1e-12 * max(end, self.total):
             if self.started is None:
                 self.started = now
             take = min(end - now, self.left / speed)
             now += take
             self.left -= take * speed
+            self.until = now
             if self.left <= 1e-12 * self.total:
                 self._finish(now)
 
+    def _write(self, start_s: float, end_s: float) -> None:
+        m, _ = self.todo[0]
+        self.log.comm(m.collective, m.group, start_s, end_s - start_s, m.message_bytes, m.dtype, self.stream)
+
     def _finish(self, end_s: float) -> None:
-        message, _ = self.todo.popleft()
-        started = self.started if self.started is not None else end_s
-        self.log.comm(
-            message.collective,
-            message.group,
-            started,
-            end_s - started,
-            message.message_bytes,
-            message.dtype,
-            self.stream,
-        )
+        self._write(self.started if self.started is not None else end_s, end_s)
+        self.todo.popleft()
         self.started = None
         self.left = self.todo[0][1] if self.todo else 0.0
 
     def close(self, end_s: float) -> None:
-        """End a kernel that rounding left a hair short."""
+        """End a kernel that rounding left a hair short, or that goes on in another action."""
         if self.started is not None:
-            self._finish(end_s)
+            self._finish(min(self.until, end_s))
 
 
 def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:

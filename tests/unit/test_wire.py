@@ -1,0 +1,90 @@
+"""What crosses the network: groups that straddle nodes, channels that share NICs, tiers, sends by distance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knee.cost.placement import place
+from knee.record.events import COLLECTIVES
+from knee.simulator import evaluate
+from knee.single import events_of
+from knee.specs import Job, Tier
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.table import table_of
+
+
+def job(cluster: str = "dgx-h100", profile: str = "eager", model: str = "llama2-7b", *, gpus: int, batch: int,
+        **plan: object) -> Job:
+    parts = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
+    return make_job(*parts, gpus=gpus, global_batch=batch, seq_len=4096, plan_options=plan)[0]
+
+
+def step_s(j: Job) -> float:
+    return float(evaluate(j.model, j.cluster, j.profile, table_of([j])).results.step_s[0])
+
+
+@pytest.mark.parametrize(("gpus", "tp", "nodes"), [(1152, 16, 2), (1152, 8, 1), (1152, 32, 2), (64, 16, 1)])
+def test_groups_that_do_not_divide_a_node_straddle_two(gpus: int, tp: int, nodes: int) -> None:
+    table = table_of([job("gb200-nvl72", gpus=gpus, batch=gpus, tp=tp)])
+    assert place(table, 72, "tp").nodes[0] == nodes
+
+
+def test_hsdp_that_crosses_nodes_twice_pays_for_both() -> None:
+    """No latencies, slow NICs: the step cannot be shorter than what one GPU's NIC has to carry."""
+    j = job(gpus=64, batch=128, sharding="hsdp", dp_replicate=4)
+    fabric = replace(j.cluster.fabric, nic_bytes_per_s=2e9, nic_frac=1.0, hop_s=0.0, tree_level_s=0.0, tiers=())
+    slow = replace(j, cluster=replace(j.cluster, fabric=fabric), profile=replace(j.profile, bandwidth_scale_frac=1.0))
+    w = evaluate(slow.model, slow.cluster, slow.profile, table_of([slow]))
+    carried = w.step.gather_load_s[0] + w.step.reduce_load_s[0] + w.step.replicate_load_s[0]
+    assert w.results.step_s[0] >= carried
+
+
+def test_a_tier_slows_rings_once_its_uplinks_run_out() -> None:
+    j = job(gpus=512, batch=1024)
+
+    def with_tier(oversubscription: float) -> float:
+        tier = Tier(name="spine", nodes=4, hop_s=0.0, oversubscription=oversubscription)
+        return step_s(replace(j, cluster=replace(j.cluster, fabric=replace(j.cluster.fabric, tiers=(tier,)))))
+
+    assert with_tier(4.0) == pytest.approx(with_tier(1.0))
+    assert with_tier(100.0) > 2 * with_tier(1.0)
+
+
+def test_near_stages_do_not_pay_for_a_tier() -> None:
+    options = {"gpus": 6144, "batch": 1536, "model": "llama2-70b", "tp": 8, "pp": 8, "micro_batch": 1}
+    near = job("dgx-h100-roce", placement="tp-pp-cp-dp_shard-dp_replicate", **options)
+    far = job("dgx-h100-roce", **options)
+    sends = [evaluate(j.model, j.cluster, j.profile, table_of([j])).comm.pp_send[0] for j in (near, far)]
+    assert sends[0] < sends[1]
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "fsdp_no_reshard"])
+def test_virtual_stages_reduce_every_gradient_once(sharding: str) -> None:
+    """The same bytes whatever the cut into chunks; a chunk more has only a latency more."""
+    loads = []
+    for virtual in (1, 2, 3, 5):
+        plan = {"schedule": "interleaved", "virtual_stages": virtual} if virtual > 1 else {}
+        j = job(profile="fused", model="llama2-70b", gpus=1024, batch=512, tp=8, pp=8, micro_batch=1, sharding=sharding,
+                **plan)
+        w = evaluate(j.model, j.cluster, j.profile, table_of([j]))
+        per_layer = float(w.comm.reduce_layer[0]) * 80 / 8
+        loads.append(float(w.step.reduce_load_s[0]) / per_layer)
+    assert np.ptp(loads) < 0.02 * loads[0]
+
+
+def test_traces_name_the_ranks_of_their_groups() -> None:
+    [events] = events_of(job(gpus=64, batch=128, sharding="hsdp", dp_replicate=8))
+    groups = {g.name: g for g in events.groups}
+    assert list(groups["dp_shard"].ranks) == list(range(8))
+    assert list(groups["dp_replicate"].ranks) == list(range(0, 64, 8))
+
+
+def test_hidden_sends_are_between_neighbouring_stages() -> None:
+    stages = events_of(job(profile="fused", gpus=64, batch=64, tp=2, pp=4, micro_batch=1, sharding="zero1"))
+    for stage in stages:
+        sends = stage.collective == COLLECTIVES.index("send_recv")
+        for group in {stage.groups[i] for i in np.unique(stage.group_id[sends])}:
+            assert stage.rank in group.ranks
