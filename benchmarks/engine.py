@@ -2,7 +2,7 @@
 
     python benchmarks/engine.py [--plans 1000000]
 
-Peers' rates are from shared/notes/peers.md, section 2, measured on the same kind of machine (two shared cores).
+Peers' rates were measured on the same kind of machine (two shared cores), one configuration at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy as np
 
 import knee
 from knee.errors import SpecError
+from knee.simulator import CHUNK
 from knee.specs.plan import RECOMPUTES, SHARDINGS
 
 CASES = (("llama2-7b", 256, 512), ("llama2-70b", 1024, 1024), ("llama3-405b", 16384, 2048))
@@ -28,7 +29,6 @@ CASES = (("llama2-7b", 256, 512), ("llama2-70b", 1024, 1024), ("llama3-405b", 16
 SCHEDULES = (("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble", 1))
 PEERS = (("llm-analysis", 1706), ("Calculon", 32), ("SimuMax", 12))
 """Configurations per CPU-second."""
-CHUNK = 8192
 BAR = 20_000
 """Plans per CPU-second that knee promises."""
 

@@ -92,17 +92,23 @@ def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operati
 
 def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[Operation]) -> Cost:
     """Time, energy-relevant work and launches of operations that run one after another."""
-    time_s, flop, moved, kernels = (np.zeros_like(peak_flop_per_s) for _ in range(4))
+    time_s, flop, moved = (np.zeros_like(peak_flop_per_s) for _ in range(3))
+    kernels = 0.0
+    gemms = [op for op in ops if isinstance(op, Gemm)]
+    if gemms:
+        # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
+        m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
+        time_s = time_s + gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, m, n, k).sum(axis=0)
+        flop = flop + (2.0 * m * n * k).sum(axis=0)
+        moved = moved + (BYTES * (m * k + k * n + m * n)).sum(axis=0)
+        kernels += len(gemms)
     for op in ops:
-        time_s = time_s + operation_s(gpu, profile, peak_flop_per_s, op)
-        if isinstance(op, Gemm):
-            flop = flop + 2.0 * op.m * op.n * op.k
-            moved = moved + BYTES * (op.m * op.k + op.k * op.n + op.m * op.n)
-            kernels = kernels + 1
-        elif isinstance(op, Attention):
+        if isinstance(op, Attention):
+            time_s = time_s + attention_s(gpu, profile, op)
             flop = flop + op.flop
-            kernels = kernels + (1 if op.forward else 3)
-        else:
+            kernels += 1 if op.forward else 3
+        elif isinstance(op, Stream):
+            time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
-            kernels = kernels + op.kernels
-    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernels)
+            kernels += op.kernels
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=np.full_like(peak_flop_per_s, kernels))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,12 @@ class Segment:
 
     def rows(self, index: Ints) -> Segment:
         """Some of the columns."""
-        return Segment(**{f.name: getattr(self, f.name)[index] for f in fields(self)})
+        return Segment(
+            compute_s=self.compute_s[index],
+            hidden_s=self.hidden_s[index],
+            blocking_s=self.blocking_s[index],
+            host_s=self.host_s[index],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,14 +73,13 @@ class Pass:
 
     def rows(self, index: Ints) -> Pass:
         """Some of the columns."""
-        return Pass(
-            **{
-                f.name: getattr(self, f.name).rows(index)
-                if isinstance(getattr(self, f.name), Segment)
-                else getattr(self, f.name)[index]
-                for f in fields(self)
-            }
-        )
+        parts: dict[str, Any] = {name: getattr(self, name) for name in PASS_NAMES}
+        cut: dict[str, Any] = {n: x.rows(index) if isinstance(x, Segment) else x[index] for n, x in parts.items()}
+        return Pass(**cut)
+
+
+# looked up once: dataclasses.fields is slow enough to show in a single simulation
+PASS_NAMES = tuple(f.name for f in fields(Pass))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,7 +105,10 @@ class Sums:
     @classmethod
     def zeros(cls, n: int) -> Sums:
         """Nothing yet."""
-        return cls(**{f.name: np.zeros(n) for f in fields(cls)})
+        return cls(**{name: np.zeros(n) for name in SUM_NAMES})
+
+
+SUM_NAMES = tuple(f.name for f in fields(Sums))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,8 @@ class Graph:
     """Slots of actions late enough that their distances are the cycle if the pipeline has settled."""
     slots: int
     """Outputs that are kept at once; one more stands for the start of the step."""
+    steps: tuple[tuple[int, int, int, int], ...]
+    """(rank, slot needed, slot, row of duration) of every action: what one plan alone is walked by."""
     size: int
 
 
@@ -114,6 +116,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         receives=(needs < size) & (senders != rank_of),
         repeats=tuple(Repeat(*slot[list(r)].tolist()) for r in repeats),
         slots=slots,
+        steps=tuple(zip(rank_of.tolist(), slot[needs].tolist(), slot[:size].tolist(), rows.tolist(), strict=True)),
         size=size,
     )
 
@@ -218,6 +221,8 @@ def run(
     is given, is filled with the end of every action.
     """
     width = durations.shape[1]
+    if width == 1:
+        return _run_one(g, durations, drains, ready, ends)
     free = ready.copy()
     sent = np.zeros((g.slots + 1, width))
     draining = np.asarray(drains.any(axis=1))
@@ -236,3 +241,19 @@ def run(
             end -= drains[front.duration]
         sent[front.slot] = end
     return sent, free
+
+
+def _run_one(g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None) -> tuple[Floats, Floats]:
+    """The same for one plan, where NumPy's calls would cost more than the sums."""
+    free, sent = ready[:, 0].tolist(), [0.0] * (g.slots + 1)
+    lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
+    all_ends = []
+    for rank, needs, slot, row in g.steps:
+        before, needed = free[rank], sent[needs]
+        end = (before if before > needed else needed) + lasts[row]
+        free[rank] = end
+        sent[slot] = end - leaves[row]
+        all_ends.append(end)
+    if ends is not None:
+        ends[:, 0] = all_ends
+    return np.array(sent)[:, None], np.array(free)[:, None]

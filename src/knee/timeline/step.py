@@ -20,7 +20,7 @@ from knee.timeline.actions import (
     forward_pass,
     is_zero_bubble,
 )
-from knee.timeline.passes import Pass, Sums
+from knee.timeline.passes import SUM_NAMES, Pass, Sums
 from knee.timeline.walk import run, run_passes, run_repeated
 from knee.workload.stages import chunk_layers
 
@@ -171,7 +171,7 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
     for name, like in (("F", "F_first"), ("B", "B_last")):
         plain = run_repeated(passes[name], kappa, gamma)
         sums[name] = Sums(
-            **{f.name: np.where(reshards, getattr(sums[like], f.name), getattr(plain, f.name)) for f in fields(Sums)}
+            **{name: np.where(reshards, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
         )
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], kappa, gamma)
@@ -224,14 +224,14 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     m = table.microbatches.astype(np.float64)
     n = len(table)
     sums = {}
-    for f in fields(Sums):
-        first, middle = getattr(a.sums["F_first"], f.name), getattr(a.sums["F"], f.name)
-        back, last = getattr(a.sums["B"], f.name), getattr(a.sums["B_last"], f.name)
+    for name in SUM_NAMES:
+        first, middle = getattr(a.sums["F_first"], name), getattr(a.sums["F"], name)
+        back, last = getattr(a.sums["B"], name), getattr(a.sums["B_last"], name)
         per_row = first + last + (m[a.rows.plan] - 1.0) * (middle + back)
         if "W" in a.sums:
-            weights = getattr(a.sums["W_last"], f.name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], f.name)
+            weights = getattr(a.sums["W_last"], name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], name)
             per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
-        sums[f.name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
+        sums[name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
     # every chunk boundary is crossed once forward and once backward by each microbatch
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp

@@ -14,12 +14,12 @@ For compute c beside a backlog q the overlap lasts o = min(c (1 + kappa), q gamm
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.timeline.passes import Bools, Floats, Ints, Pass, Phase, Recorder, Segment, Sums
+from knee.timeline.passes import SUM_NAMES, Bools, Floats, Ints, Pass, Phase, Recorder, Segment, Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class _Walk:
 
     def head(self, n: int) -> _Walk:
         """The first n columns, as views: what is added there is added here."""
-        sums = Sums(**{f.name: getattr(self.sums, f.name)[:n] for f in fields(Sums)})
+        sums = Sums(**{name: getattr(self.sums, name)[:n] for name in SUM_NAMES})
         return _Walk(
             sums=sums,
             kappa=self.kappa,
@@ -81,7 +81,7 @@ class _Walk:
     def snapshot(self) -> Snapshot:
         """The state and the sums, copied."""
         return Snapshot(
-            sums={f.name: getattr(self.sums, f.name).copy() for f in fields(Sums)},
+            sums={name: getattr(self.sums, name).copy() for name in SUM_NAMES},
             lead_s=self.lead_s.copy(),
             reduces_s=self.reduces_s.copy(),
             replicas_s=self.replicas_s.copy(),
@@ -89,7 +89,7 @@ class _Walk:
 
     def reorder(self, order: Ints) -> None:
         """Permute the passes."""
-        self.sums = Sums(**{f.name: getattr(self.sums, f.name)[order] for f in fields(Sums)})
+        self.sums = Sums(**{name: getattr(self.sums, name)[order] for name in SUM_NAMES})
         self.lead_s, self.reduces_s, self.replicas_s = (
             x[order] for x in (self.lead_s, self.reduces_s, self.replicas_s)
         )
@@ -205,8 +205,8 @@ def run(p: Pass, kappa: float, gamma: float) -> Sums:
         return run_passes(p, kappa, gamma)
     sums = run_repeated(p, kappa, gamma)
     walked = run_passes(p.rows(queued), kappa, gamma)
-    for f in fields(Sums):
-        getattr(sums, f.name)[queued] = getattr(walked, f.name)
+    for name in SUM_NAMES:
+        getattr(sums, name)[queued] = getattr(walked, name)
     return sums
 
 
@@ -306,10 +306,7 @@ def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
         walk.run(segment, np.zeros(len(p.layers)), p.shares_wire)
     lead, layer, tail = (walk.sums for walk in walks)
     return Sums(
-        **{
-            f.name: getattr(lead, f.name) + p.layers * getattr(layer, f.name) + getattr(tail, f.name)
-            for f in fields(Sums)
-        }
+        **{name: getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name) for name in SUM_NAMES}
     )
 
 
