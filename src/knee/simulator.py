@@ -31,9 +31,10 @@ from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
+from knee.workload.traffic import Modes, Traffic, traffic_of
 
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 CHUNK = 32768
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
@@ -116,8 +117,7 @@ def evaluate(
         compute=compute,
         comm=comm,
         local=local_comms(profile, table, groups, comm, compute),
-        shares_wire=(groups.shard.nodes > 1) & ((groups.tp.nodes > 1) | (groups.cp.nodes > 1)),
-        serial_replicas=(groups.shard.nodes > 1) & (groups.replicate.nodes > 1) & ~modes.ddp,
+        **_who_shares_the_network(profile, modes, groups),
     )
     actions = run_actions(parts, model.layers)
     step = run_step(parts, actions, fold=fold)
@@ -147,6 +147,15 @@ def evaluate(
         moved_bytes=moved,
         results=results,
     )
+
+
+def _who_shares_the_network(profile: Profile, modes: Modes, g: Groups) -> dict[str, Bools]:
+    """Which channels cross nodes, and so wait for each other."""
+    hidden_sends = (g.pp.nodes > 1) & (profile.p2p_overlap_frac > 0)
+    local = (g.tp.nodes > 1) | (g.cp.nodes > 1) | hidden_sends
+    serial = (g.replicate.nodes > 1) & ((g.shard.nodes > 1) | local) & ~modes.ddp
+    queue = np.where(modes.ddp | serial, np.maximum(g.shard.nodes, g.replicate.nodes), g.shard.nodes) > 1
+    return {"shares_wire": queue & local, "serial_replicas": serial}
 
 
 def simulate_table(
@@ -203,7 +212,7 @@ def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
 
 def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     """Tensor-core operations (in 16-bit ones) and HBM traffic of one GPU in one step, mean over stages."""
-    c, table, t = parts.compute, parts.table, parts.traffic
+    c, table = parts.compute, parts.table
     full = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
     selective = np.where(table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
     passes = model.layers * table.microbatches / table.pp
@@ -217,14 +226,13 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         ends = sum(
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
         )
-        totals[field] = passes * layer + ends * table.microbatches / table.pp
-    totals["flop"] = totals["flop"] + selective * passes * c.attention_forward_flop
-    # fp8 halves the bits that a product moves and multiplies
-    totals["flop"] = totals["flop"] * np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 1.0)
-    # FSDP's copies: out of the gather's buffer, into the reduction's
-    copied = model.layers / table.pp * t.layer.moved * (3.0 * PARAMETER_BYTES + t.reduce_bytes)
-    often = np.where(parts.modes.reshards, table.microbatches, 1)
-    return totals["flop"], totals["moved_bytes"] + np.where(parts.modes.gathers, copied * often, 0.0)
+        totals[field] = passes * layer, ends * table.microbatches / table.pp
+    attention = passes * c.attention_forward_flop * (3.5 + full)
+    # fp8 halves the bits that a layer's products multiply; attention and the output projection stay in 16
+    halved = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 1.0)
+    products = halved * (totals["flop"][0] - attention)
+    flop = products + attention + selective * passes * c.attention_forward_flop + totals["flop"][1]
+    return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
 
 
 def expected_maximum(gpus: NDArray[np.int64]) -> Floats:

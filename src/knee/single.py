@@ -76,8 +76,8 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     table, step, t = w.table, w.step, w.traffic
     m, per_stage = float(table.microbatches[0]), w.model.layers / float(table.pp[0])
     every = bool(w.modes.reshards[0])
-    gathers = per_stage * (2.0 * m if every else 1.0) + 1.0
-    reduces = per_stage * (m if every else 1.0) + 1.0
+    often = m if every else 1.0
+    gathers, reduces = per_stage * often * (2.0 if every else 1.0) + often, (per_stage + 1.0) * often
     ddp, width = bool(w.modes.ddp[0]), float(t.reduce_bytes[0])
     shard, replicas = int(w.groups.shard.ranks[0]), int(w.groups.replicate.ranks[0])
     layer = float(t.layer.moved[0])
@@ -111,28 +111,45 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     )
 
 
-def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[tuple[str, str, int, float, float, float]]:
+Row = tuple[str, str, int, float, float, float]
+"""(collective, group, ranks, calls, bytes of a message, load in seconds)"""
+
+
+def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[Row]:
     """TP, CP and pipeline transfers: their part of the time that segments spent in communication of their own."""
-    table, t = w.table, w.traffic
-    ring = bool(table.cp_method[0] == CP_METHODS.index("ring"))
-    cp, steps = int(table.cp[0]), float(table.cp[0] - 1)
+    table, comm = w.table, w.comm
+    stages, m = float(table.pp[0]), float(table.microbatches[0])
+    sends = 2.0 * (stages * float(table.virtual_stages[0]) - 1.0) * m / stages
+    hidden = w.profile.p2p_overlap_frac * float(comm.pp_send[0])
+    tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
+    size = float(w.traffic.tp_bytes[0])
+    # embedding and head exchange once forward and once backward, each on one stage
     again = 2.0 if table.recompute[0] == RECOMPUTES.index("full") else 1.0
-    sends = 2.0 * float(table.pp[0] * table.virtual_stages[0] - 1) * float(table.microbatches[0]) / float(table.pp[0])
-    # per layer: forward (again where recomputed) and backward, which gathers twice more under sequence parallelism
-    tp_calls = layer_passes * ((4.0 * again + 6.0) if sp else (2.0 * again + 2.0))
-    cp_calls = layer_passes * ((steps if ring else 1.0) * again + 2.0 * (steps if ring else 1.0))
-    work = {
-        "tp": tp_calls * float(w.comm.tp_gather[0] if sp else w.comm.tp_all_reduce[0]),
-        "cp": cp_calls * float(w.comm.cp_send[0] if ring else w.comm.cp_gather[0]),
-        "pp": sends * w.profile.p2p_overlap_frac * float(w.comm.pp_send[0]),
-    }
+    ends = 2.0 * m / stages
+    gathers, scatters = layer_passes * (2.0 * again + 4.0) + ends, layer_passes * (2.0 * again + 2.0) + ends
+    exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
+    rows: list[Row] = [
+        ("all_gather", "tp", tp, gathers * sp, size, gathers * sp * exchange),
+        ("reduce_scatter", "tp", tp, scatters * sp, size, scatters * sp * exchange),
+        ("all_reduce", "tp", tp, 0.0 if sp else scatters, size, 0.0 if sp else scatters * reduction),
+        ("all_reduce", "tp", tp, 1.5 * ends, 4.0 * tokens, 1.5 * ends * float(comm.tp_loss[0])),
+        *_context_loads(w, layer_passes, again),
+        ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
+    ]
     # communication beside compute is slowed alike, so the segments' own time is shared out by work
-    scale = float(w.step.local_load_s[0]) / (sum(work.values()) or 1.0)
-    tp, size = int(table.tp[0]), float(t.tp_bytes[0])
-    gathers = (2.0 * again + 4.0) / (4.0 * again + 6.0)
-    halves = [("all_gather", gathers), ("reduce_scatter", 1.0 - gathers)] if sp else [("all_reduce", 1.0)]
+    scale = float(w.step.local_load_s[0]) / (sum(row[-1] for row in rows) or 1.0)
+    waits = {"pp": float(w.step.p2p_load_s[0])}
+    return [(*row[:5], row[5] * scale + waits.get(row[1], 0.0)) for row in rows]
+
+
+def _context_loads(w: Working, layer_passes: float, again: float) -> list[Row]:
+    """Keys and values: ring steps, or gathers and the scatter of their gradients."""
+    cp, size = int(w.table.cp[0]), float(w.traffic.cp_bytes[0])
+    if w.table.cp_method[0] == CP_METHODS.index("ring"):
+        calls = layer_passes * (cp - 1.0) * (again + 2.0)
+        return [("send_recv", "cp", cp, calls, size, calls * float(w.comm.cp_send[0]))]
+    gathers, seconds = layer_passes * (again + 1.0), float(w.comm.cp_gather[0])
     return [
-        *[(name, "tp", tp, tp_calls * part, size, work["tp"] * scale * part) for name, part in halves],
-        ("send_recv" if ring else "all_gather", "cp", cp, cp_calls, float(t.cp_bytes[0]), work["cp"] * scale),
-        ("send_recv", "pp", 2, sends, float(t.pp_bytes[0]), work["pp"] * scale + float(w.step.p2p_load_s[0])),
+        ("all_gather", "cp", cp, gathers, size, gathers * seconds),
+        ("reduce_scatter", "cp", cp, layer_passes, size, layer_passes * seconds),
     ]

@@ -167,7 +167,7 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
             1,
             "tp exchange",
             show(float((w.comm.tp_gather if job.plan.sequence_parallel else w.comm.tp_all_reduce)[0]), "s"),
-            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer and direction "
+            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer, six backward "
             "(two all-reduces without sequence parallelism)",
         )
     if job.plan.cp > 1:

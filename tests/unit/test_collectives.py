@@ -23,8 +23,12 @@ LINK = H100.node.link_bytes_per_s * H100.node.link_frac
 
 def group(ranks: int, per_node: int) -> GroupPlacement:
     nodes = -(-ranks // per_node)
-    return GroupPlacement(ranks=np.array([float(ranks)]), per_node=np.array([float(per_node)]),
-                          nodes=np.array([float(nodes)]))
+    return GroupPlacement(
+        ranks=np.array([float(ranks)]),
+        per_node=np.array([float(per_node)]),
+        nodes=np.array([float(nodes)]),
+        span=np.array([float(nodes)]),
+    )
 
 
 def gather(ranks: int, per_node: int, size: float = LAYER_BYTES, links: Links = IDLE) -> float:
@@ -144,8 +148,9 @@ def test_training_is_slower_than_idle() -> None:
 
 
 def test_an_oversubscribed_tier_divides_what_crosses_it() -> None:
-    fabric = replace(H100.fabric, topology_aware=False,
-                     tiers=(Tier(name="spine", nodes=32, hop_s=0.0, oversubscription=4.0),))
+    fabric = replace(
+        H100.fabric, topology_aware=False, tiers=(Tier(name="spine", nodes=32, hop_s=0.0, oversubscription=4.0),)
+    )
     links = Links.idle(replace(H100, fabric=fabric))
     assert float(ring_bandwidth(links, group(256, 8))[0]) == pytest.approx(8 * NIC)
     assert float(ring_bandwidth(links, group(512, 8))[0]) == pytest.approx(2 * NIC)

@@ -61,13 +61,17 @@ def ring_bandwidth(links: Links, group: GroupPlacement) -> Floats:
 
 
 def _oversubscription(links: Links, group: GroupPlacement) -> Floats:
-    """What a tier takes from a ring. In network order one flow per rail leaves a switch group, so that the uplinks of
-    all its nodes serve it; at random every flow may cross."""
+    """What a tier takes from a ring.
+
+    In network order one flow per rail leaves a switch group for each ring that has nodes there, so that the uplinks of
+    those nodes serve it; at random every flow may cross.
+    """
     factor = np.ones_like(group.nodes)
     for tier in links.cluster.fabric.tiers:
-        share = tier.nodes if links.cluster.fabric.topology_aware else 1
-        slower = max(tier.oversubscription / share, 1.0)
-        factor = np.where(group.nodes > tier.nodes, np.maximum(factor, slower), factor)
+        inside = np.maximum(tier.nodes * group.nodes / group.span, 1.0)  # nodes of one ring below one switch group
+        share = inside if links.cluster.fabric.topology_aware else np.ones_like(inside)
+        slower = np.maximum(tier.oversubscription / share, 1.0)
+        factor = np.where(group.span > tier.nodes, np.maximum(factor, slower), factor)
     return factor
 
 
@@ -76,8 +80,8 @@ def _tier_latency(links: Links, group: GroupPlacement) -> Floats:
     fabric = links.cluster.fabric
     extra = np.zeros_like(group.nodes)
     for tier in fabric.tiers:
-        crossings = group.nodes / tier.nodes if fabric.topology_aware else group.nodes - tier.nodes
-        extra = extra + np.where(group.nodes > tier.nodes, crossings * tier.hop_s, 0.0)
+        crossings = group.span / tier.nodes if fabric.topology_aware else group.nodes * (1.0 - tier.nodes / group.span)
+        extra = extra + np.where(group.span > tier.nodes, np.minimum(crossings, group.nodes) * tier.hop_s, 0.0)
     return extra
 
 

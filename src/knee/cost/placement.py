@@ -1,4 +1,4 @@
-"""Where the ranks of a group sit: how many share a node, how many nodes the group spans."""
+"""Where the ranks of a group sit: how many share a node, how many nodes the group spans, how far apart they are."""
 
 from __future__ import annotations
 
@@ -10,37 +10,66 @@ from numpy.typing import NDArray
 from knee.specs.table import PlanTable
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlacement:
-    """One kind of process group of every plan."""
+    """One kind of process group of every plan, as its worst placed member group sits."""
 
     ranks: Floats
     per_node: Floats
-    """Ranks of one group on one node."""
+    """Ranks of one group on one node, mean over its nodes."""
     nodes: Floats
-    """Nodes one group spans."""
+    """Nodes that one group uses."""
+    span: Floats
+    """Nodes from its first to its last one, those between included."""
+
+
+def _blocks(table: PlanTable, axes: tuple[str, ...]) -> list[tuple[Ints, Ints]]:
+    """(stride, size) of the group's parts: axes that lie side by side are one part."""
+    stride = np.ones(len(table), dtype=np.int64)
+    start, size = stride, np.ones(len(table), dtype=np.int64)
+    blocks = []
+    for axis in table.placement:
+        degree = getattr(table, axis)
+        if axis in axes:
+            start = np.where(size == 1, stride, start)
+            size = size * degree
+        else:
+            # an axis of size 1 between two parts does not part them
+            apart = degree > 1
+            blocks.append((start, np.where(apart, size, 1)))
+            size = np.where(apart, 1, size)
+        stride = stride * degree
+    return [*blocks, (start, size)]
 
 
 def place(table: PlanTable, gpus_per_node: int, *axes: str) -> GroupPlacement:
     """The group over some mesh axes, the worst placed one where groups do not divide nodes.
 
-    Formula: an axis of size n and stride s spans floor((o + s (n - 1)) / g) + 1 nodes of g GPUs from offset o
-    Where:   groups start at multiples of s n; the worst offset in a node is g - gcd(s n, g)
+    Formula: a part of size n and stride s uses min(n, floor((o + s (n - 1)) / g) + 1) nodes of g GPUs from offset o
+    Where:   parts start at multiples of s n, plus up to s - 1; the worst offset in a node is
+             g - d + min(s, d) - 1 with d = gcd(s n, g), and 0 for a part that is the whole job
+    Valid:   exact for one part (a test enumerates); parts that other axes separate are taken as nested
     """
-    stride = np.ones(len(table), dtype=np.int64)
     per_node, ranks = np.ones(len(table)), np.ones(len(table))
-    for axis in table.placement:
-        size = getattr(table, axis)
-        if axis in axes:
-            block = stride * size
-            offset = np.where(table.gpus > gpus_per_node, gpus_per_node - np.gcd(block, gpus_per_node), 0)
-            nodes = np.minimum((offset + stride * (size - 1)) // gpus_per_node + 1, size)
-            per_node = per_node * size / nodes
-            ranks = ranks * size
-        stride = stride * size
-    return GroupPlacement(ranks=ranks, per_node=per_node, nodes=np.ceil(ranks / per_node - 1e-9))
+    reach = np.zeros(len(table), dtype=np.int64)
+    for stride, size in _blocks(table, axes):
+        block = stride * size
+        common = np.gcd(block, gpus_per_node)
+        offset = gpus_per_node - common + np.minimum(stride, common) - 1
+        offset = np.where((table.gpus <= gpus_per_node) | (block >= table.gpus) & (stride == 1), 0, offset)
+        nodes = np.minimum((offset + stride * (size - 1)) // gpus_per_node + 1, size)
+        per_node = per_node * size / nodes
+        ranks = ranks * size
+        reach = reach + stride * (size - 1)
+    return GroupPlacement(
+        ranks=ranks,
+        per_node=per_node,
+        nodes=np.ceil(ranks / per_node - 1e-9),
+        span=np.maximum(np.floor(reach / gpus_per_node) + 1.0, np.ceil(ranks / per_node - 1e-9)),
+    )
 
 
 def nodes_apart(table: PlanTable, gpus_per_node: int, axis: str) -> Floats:
@@ -49,12 +78,3 @@ def nodes_apart(table: PlanTable, gpus_per_node: int, axis: str) -> Floats:
     for inner in table.placement[: table.placement.index(axis)]:
         stride = stride * getattr(table, inner)
     return stride / gpus_per_node
-
-
-def neighbours_share_node(table: PlanTable, gpus_per_node: int, axis: str) -> NDArray[np.bool_]:
-    """Whether neighbours along an axis (pipeline stages, say) sit on one node."""
-    stride = np.ones(len(table))
-    for inner in table.placement[: table.placement.index(axis)]:
-        stride = stride * getattr(table, inner)
-    size = getattr(table, axis)
-    return np.asarray(stride * size <= gpus_per_node, dtype=np.bool_)

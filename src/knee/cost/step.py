@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from knee.cost.collectives import Links, all_reduce_s, gather_s, send_s
 from knee.cost.compute import Cost, cost_of
-from knee.cost.placement import GroupPlacement, neighbours_share_node, nodes_apart, place
+from knee.cost.placement import GroupPlacement, nodes_apart, place
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS
@@ -121,6 +121,7 @@ class Groups:
     """HSDP's second level; for DDP all ranks that hold the same weights."""
     tp: GroupPlacement
     cp: GroupPlacement
+    pp: GroupPlacement
     world: GroupPlacement
 
 
@@ -139,6 +140,7 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
         ),
         tp=place(table, per_node, "tp"),
         cp=place(table, per_node, "cp"),
+        pp=place(table, per_node, "pp"),
         world=place(table, per_node, *table.placement),
     )
 
@@ -199,8 +201,7 @@ def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Mode
             f"{name}_root": price(root),
         }
 
-    same_stage = neighbours_share_node(table, per_node, "pp")
-    same_cp = neighbours_share_node(table, per_node, "cp")
+    same_stage, same_cp = g.pp.nodes == 1, g.cp.nodes == 1
     return CommCosts(
         **over(gather, "gather"),
         **over(reduce, "reduce"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,13 +38,15 @@ _SLACK = 1e-9  # share of a step by which sums of float64 durations may disagree
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The ranks of one communicator: ``first_rank``, ``first_rank + stride``, ... ``size`` of them."""
+    """The ranks of one communicator: ``first_rank``, ``first_rank + stride``, ... ``size`` of them, or ``members``."""
 
     name: str
     """The mesh axes it runs over, such as ``dp_shard`` or ``tp``."""
     size: int
     first_rank: int = 0
     stride: int = 1
+    members: tuple[int, ...] = ()
+    """The ranks one by one, where they do not lie at equal distances."""
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.stride < 1 or self.first_rank < 0:
@@ -53,9 +56,9 @@ class Group:
             )
 
     @property
-    def ranks(self) -> range:
+    def ranks(self) -> Sequence[int]:
         """Global ranks of the members."""
-        return range(self.first_rank, self.first_rank + self.size * self.stride, self.stride)
+        return self.members or range(self.first_rank, self.first_rank + self.size * self.stride, self.stride)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from knee.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
     AXES,
@@ -104,8 +105,16 @@ class PlanTable:
 
 
 def table_of(jobs: Sequence[Job]) -> PlanTable:
-    """Jobs of one model, cluster and profile as a table."""
+    """Jobs of one model, cluster, profile and placement as a table."""
     plans = [job.plan for job in jobs]
+    for what, of in (
+        ("model", [j.model for j in jobs]),
+        ("cluster", [j.cluster for j in jobs]),
+        ("profile", [j.profile for j in jobs]),
+        ("placement", [p.placement for p in plans]),
+    ):
+        if any(value != of[0] for value in of):
+            raise SpecError(f"a table has one {what}, but the jobs differ in it", hint=f"make a table for each {what}")
 
     def ints(values: Sequence[int]) -> Ints:
         return np.array(values, dtype=np.int64)

@@ -1,7 +1,7 @@
 """The passes of a step: what each chunk does in its first, middle and last microbatch, as columns over plans.
 
-A plan has few kinds of chunks (first, last, and two sizes of middle ones), and each kind few actions; those are the
-columns that ``timeline.passes`` walks, not stages or microbatches.
+A plan has few kinds of chunks (see ``CHUNKS``), and each kind few actions; those are the columns that ``timeline.walk``
+walks, not stages or microbatches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
-CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last")
+CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last", "last_early")
 """Kinds of chunks: short ones lack a layer; early ones end their backward before the rank's last chunk does."""
 
 
@@ -155,17 +155,22 @@ class StepParts:
     def copies(self, elements: Floats) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
         out = Stream(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
-        back = Stream(
-            name="copy_in",
-            moved_bytes=(PARAMETER_BYTES + self.traffic.reduce_bytes) * elements,
-            kernels=1,
-            rate="copy_in",
-        )
-        gathers = self.modes.gathers & (self.table.dp_shard * self.table.cp > 1)
+        moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * elements
+        back = Stream(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
         return (
-            np.where(gathers, stream_s(self.gpu, self.profile, out), 0.0),
-            np.where(gathers, stream_s(self.gpu, self.profile, back), 0.0),
+            np.where(self._copies, stream_s(self.gpu, self.profile, out), 0.0),
+            np.where(self._copies, stream_s(self.gpu, self.profile, back), 0.0),
         )
+
+    @property
+    def _copies(self) -> Bools:
+        return np.asarray(self.modes.gathers & (self.table.dp_shard * self.table.cp > 1), dtype=np.bool_)
+
+    def copied_bytes(self) -> Floats:
+        """HBM traffic of a layer's copies in one step: resharding plans copy out twice and in every microbatch."""
+        out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
+        each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
+        return np.where(self._copies, each * self.traffic.layer.moved, 0.0)
 
 
 def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows, there: Bools) -> Segment:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -197,16 +198,21 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
 
 
 def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Group:
-    """The group of the stage's first rank over some axes, which lie side by side in the default placement."""
+    """The group of the stage's first rank over some axes."""
     table = parts.table
-    stride, found, size = 1, None, 1
+    stride, members, strides = 1, np.zeros(1, dtype=np.int64), []
     for axis in table.placement:
         degree = int(getattr(table, axis)[0])
         if axis in axes and degree > 1:
-            found = found or stride
-            size *= degree
+            strides.append((stride, degree))
+            members = (members[None, :] + stride * np.arange(degree)[:, None]).ravel()
         stride *= degree
-    return Group(name=name, size=size, first_rank=stage_rank(parts, stage), stride=found or 1)
+    first = stage_rank(parts, stage)
+    even = all(outer == inner * size for (inner, size), (outer, _) in pairwise(strides))
+    if even:
+        return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0] if strides else 1)
+    ranks = tuple((first + np.sort(members)).tolist())
+    return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0], members=ranks)
 
 
 def stage_rank(parts: StepParts, stage: int) -> int:

@@ -116,7 +116,7 @@ class Phase:
     """A stretch of a recorded pass: what ran, from its start, on each channel. Times in seconds of column 0."""
 
     segment: str
-    """"lead", "layer" or "tail"."""
+    """"lead", "layer", "tail" or "drain"."""
     layer: int
     duration_s: float
     compute_s: float

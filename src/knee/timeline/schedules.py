@@ -35,13 +35,11 @@ def zero_bubble(rank: int, ranks: int, microbatches: int) -> list[Action]:
     Rank r puts off r weight gradients, because it would wait that long for its first backward's successors.
     """
     actions: list[Action] = []
-    done = 0
     pending: list[int] = []
     for action in one_f_one_b(rank, ranks, microbatches):
         actions.append(action)
         if action[0] == "B":
             pending.append(action[2])
-            done += 1
             if len(pending) > rank:
                 actions.append(("W", 0, pending.pop(0)))
     return actions + [("W", 0, m) for m in pending]

@@ -52,7 +52,7 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
         elif chunk == 0:
             name = "first"
         elif chunk == len(dealt) - 1:
-            name = "last"
+            name = "last" if virtual == 1 else "last_early"
         else:
             name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
         kinds.append(CHUNKS.index(name))
@@ -101,7 +101,7 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
         plan=plan,
         layers=layer_count[kinds, plan],
         embedding=(name == "first") | (name == "only"),
-        head=(name == "last") | (name == "only"),
+        head=np.isin(name, ("last", "last_early", "only")),
         early=early,
         ends_rank=ends_rank,
         count=count[kinds, plan],
@@ -184,10 +184,10 @@ def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
         return p
     early = np.flatnonzero(a.rows.early)
     left = run_passes(p.rows(early), kappa, gamma)
-    plans, ranks = a.rows.plan[early], a.row_of.shape[1]
+    plans = a.rows.plan[early]
 
     def per_rank(seconds: Floats) -> Floats:
-        total = np.bincount(plans, weights=seconds * a.rows.count[early], minlength=ranks)
+        total = np.bincount(plans, weights=seconds * a.rows.count[early], minlength=len(a.ranks))
         return np.where(a.rows.ends_rank, total[a.rows.plan] / a.ranks[a.rows.plan], 0.0)
 
     return replace(

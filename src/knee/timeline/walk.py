@@ -3,10 +3,10 @@
 Each segment computes, may block on communication of its own (TP, CP), and runs beside a queue of gathers and reduces
 (FSDP, DDP, ZeRO). Everything is a column over passes; the loop is over layers, so a batch of plans costs one walk.
 
-Three channels carry communication, each in order, all at the same time:
+Three channels carry communication, each in order, beside each other unless they cross the same network:
     local     communication that belongs to a segment (TP, CP): a hidden part and a blocking part
-    queue     gathers and reduces of the sharded group; one communicator, so they serialise, reduces first
-    replicas  all-reduces between replicas (HSDP, DDP of a sharded group), each after its reduce-scatter
+    queue     gathers and reduces of the sharded group, and DDP's all-reduces; one communicator, reduces first
+    replicas  HSDP's all-reduces between replicas, each after its reduce-scatter
 
 Contention: compute beside communication takes 1 + kappa times as long, communication beside compute gamma times.
 For compute c beside a backlog q the overlap lasts o = min(c (1 + kappa), q gamma), the segment o + c - o / (1 + kappa).
