@@ -59,7 +59,8 @@ def steps() -> Iterator[Task]:
         for batch in (1, 2, 4):
             for compiled in (False, True):
                 case = StepCase(**shape, seq_len=4096, micro_batch=batch, compiled=compiled, master=master)
-                yield f"{case.model}/{batch}/{compiled}", lambda c=case: run_step(c, "cuda", steps=12, meter=meter)
+                key = f"{case.model}/{batch}/{compiled}/{master}"
+                yield key, lambda c=case: run_step(c, "cuda", steps=12, meter=meter)
 
 
 def collect(path: Path, tasks: Iterator[Task]) -> None:

@@ -83,6 +83,8 @@ def run_step(case: StepCase, device: str, *, steps: int = 8, warmup: int = 3, me
     import torch
 
     torch.manual_seed(0)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     model = build(case, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     cuda = device == "cuda"
