@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from knee.cost.collectives import Links, ring_bandwidth, ring_turn_s
 from knee.cost.compute import operation_s
@@ -21,6 +22,8 @@ from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.parameters import parameter_count
 from knee.workload.traffic import PARAMETER_BYTES
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,68 +126,17 @@ def _formula(o: op.Operation, seconds: float) -> str:
 
 
 def _communication(c: _Chain, job: Job, w: Working) -> None:
-    links = Links.in_training(job.cluster, job.profile)
-    shard, t = w.groups.shard, w.traffic
-    c.add(
-        0,
-        "communication",
-        f"{show(float(w.results.comm_s[0]), 's')} of the step, {show(float(w.results.exposed_comm_s[0]), 's')} exposed",
-        "ring: base + hops + S (N-1)/N / B",
-    )
-    c.add(
-        1,
-        "shard group",
-        f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes",
-        f"dp_shard({job.plan.dp_shard}) * cp({job.plan.cp}), {shard.per_node[0]:.0f} a node",
-    )
-    c.add(
-        1,
-        "ring turn",
-        show(float(ring_turn_s(links, shard)[0]), "s"),
-        "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)",
-    )
-    c.add(
-        1,
-        "ring bandwidth",
-        show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s"),
-        "min(link, ranks a node * NIC) * bandwidth_scale",
-    )
-    layer = float(t.layer.moved[0])
-    c.add(
-        1,
-        "gather of a layer",
-        show(float(w.comm.gather_layer[0]), "s"),
-        f"{show(PARAMETER_BYTES * layer, 'bytes')}, dim-0 padding included",
-    )
-    c.add(
-        1,
-        "reduction of a layer",
-        show(float((w.comm.reduce_layer + w.comm.replicate_layer)[0]), "s"),
-        f"{show(float(t.reduce_bytes[0]) * layer, 'bytes')} in {job.plan.reduce_dtype}",
-    )
-    if job.plan.tp > 1:
-        c.add(
-            1,
-            "tp exchange",
-            show(float((w.comm.tp_gather if job.plan.sequence_parallel else w.comm.tp_all_reduce)[0]), "s"),
-            f"{show(float(t.tp_bytes[0]), 'bytes')} over tp {job.plan.tp}; four a layer, six backward "
-            "(two all-reduces without sequence parallelism)",
-        )
-    if job.plan.cp > 1:
-        ring = job.plan.cp_method == "ring"
-        c.add(
-            1,
-            "cp transfer",
-            show(float((w.comm.cp_send if ring else w.comm.cp_gather)[0]), "s"),
-            f"{show(float(t.cp_bytes[0]), 'bytes')} of keys and values, {job.plan.cp_method} over cp {job.plan.cp}",
-        )
-    if job.plan.pp > 1:
-        c.add(
-            1,
-            "pp transfer",
-            show(float(w.comm.pp_send[0]), "s"),
-            f"{show(float(t.pp_bytes[0]), 'bytes')} to the next stage",
-        )
+    links, shard, plan = Links.in_training(job.cluster, job.profile), w.groups.shard, job.plan
+    exposed = show(float(w.results.exposed_comm_s[0]), "s")
+    total = f"{show(float(w.results.comm_s[0]), 's')} of the step, {exposed} exposed"
+    c.add(0, "communication", total, "ring: base + hops + S (N-1)/N / B")
+    ranks = f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes"
+    c.add(1, "shard group", ranks, f"dp_shard({plan.dp_shard}) * cp({plan.cp}), {shard.per_node[0]:g} a node")
+    turn = show(float(ring_turn_s(links, shard)[0]), "s")
+    c.add(1, "ring turn", turn, "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
+    bandwidth = show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s")
+    c.add(1, "ring bandwidth", bandwidth, "min(link, ranks a node * NIC) * bandwidth_scale")
+    _messages(c, job, w)
     _constants(
         c,
         job,
@@ -193,10 +145,32 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
     )
     for i, tier in enumerate(job.cluster.fabric.tiers):
         c.constant(1, f"fabric.tiers.{i}.hop_s", f"{show(tier.hop_s, 's')} above {tier.nodes} nodes")
-    if job.plan.tp_overlap_frac is not None:
-        c.add(1, "tp_overlap_frac", f"{job.plan.tp_overlap_frac:g}", source="user: the plan's own")
+    if plan.tp_overlap_frac is not None:
+        c.add(1, "tp_overlap_frac", f"{plan.tp_overlap_frac:g}", source="user: the plan's own")
     else:
         c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
+
+
+def _messages(c: _Chain, job: Job, w: Working) -> None:
+    """What each message takes alone on the wire, and how large it is."""
+    plan, comm, t = job.plan, w.comm, w.traffic
+    layer, ring, sp = float(t.layer.moved[0]), plan.cp_method == "ring", plan.sequence_parallel
+
+    def message(name: str, seconds: Floats, size: float, note: str) -> None:
+        c.add(1, name, show(float(seconds[0]), "s"), f"{show(size, 'bytes')} {note}")
+
+    reduced = float(t.reduce_bytes[0]) * layer
+    message("gather of a layer", comm.gather_layer, PARAMETER_BYTES * layer, "with FSDP2's padding")
+    message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
+    if plan.tp > 1:
+        often = "four a layer, six backward" if sp else "two all-reduces a layer and direction"
+        note = f"over tp {plan.tp}; {often}"
+        message("tp exchange", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
+    if plan.cp > 1:
+        note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
+        message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
+    if plan.pp > 1:
+        message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
 
 def _constants(c: _Chain, job: Job, keys: str) -> None:

@@ -269,18 +269,9 @@ def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     return seconds, kernels
 
 
-def backward_pass(
-    parts: StepParts,
-    rows: ChunkRows,
-    *,
-    reduces: Bools,
-    what: str = "both",
-) -> Pass:
-    """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
-
-    ``reduces`` says, per plan, whether this one sends its gradients off.
-    """
-    c, comm, i = parts.compute, parts.comm, rows.plan
+def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str) -> Segment:
+    """A layer's backward: what it computes, launches and exchanges."""
+    c = parts.compute
     out, back = parts.copies(parts.traffic.layer.moved)
     again_s, again_kernels = _recomputed(parts)
     cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
@@ -291,43 +282,45 @@ def backward_pass(
         local = parts.local.layer_backward
     if what != "input":
         cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
-    zero = np.zeros(len(rows))
+    return _layer_segment(parts, cost_s, kernels, local, rows, ~rows.head & (what != "weight"))
+
+
+def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: str = "both") -> Pass:
+    """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
+
+    ``reduces`` says, per plan, whether this one sends its gradients off.
+    """
+    c, comm, local, i = parts.compute, parts.comm, parts.local, rows.plan
+    zero, sends = np.zeros(len(rows)), reduces[i]
     whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
-    sends = reduces[i]
-    reshards = parts.modes.reshards[i] & whole
     # DDP's all-reduce needs no scatter before it, and one that shares the wire waits its turn: both are queued
     reduce = np.where(sends, (comm.reduce_layer + _queued(parts, comm.replicate_layer))[i], 0.0)
+    root_reduce = _root(
+        rows,
+        comm.reduce_embedding + _queued(parts, comm.replicate_embedding),
+        comm.reduce_head + _queued(parts, comm.replicate_head),
+        comm.reduce_root + _queued(parts, comm.replicate_root),
+    )
+    beside = sends & ~(parts.modes.ddp | parts.serial_replicas)[i]
+    root_replicate = _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root)
     # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued
     limit = zero + np.inf
     if parts.profile.reduces_in_flight:
         limit = np.where(parts.modes.gathers[i], (parts.profile.reduces_in_flight - 1) * reduce, np.inf)
     return Pass(
         layers=rows.layers,
-        lead=_end_segment(parts, c.head_backward, parts.local.head_backward, rows, rows.head & whole),
-        layer=_layer_segment(parts, cost_s, kernels, local, rows, ~rows.head & whole),
-        tail=_end_segment(parts, c.embedding_backward, parts.local.embedding_backward, rows, rows.embedding & whole),
+        lead=_end_segment(parts, c.head_backward, local.head_backward, rows, rows.head & whole),
+        layer=_backward_layer(parts, rows, reduces, what),
+        tail=_end_segment(parts, c.embedding_backward, local.embedding_backward, rows, rows.embedding & whole),
         root_gather_s=zero,
-        gather_s=np.where(reshards, comm.gather_layer[i], 0.0),
+        gather_s=np.where(parts.modes.reshards[i] & whole, comm.gather_layer[i], 0.0),
         # layers are alike, so gathering more than one ahead changes memory, not time
         ahead=np.minimum(parts.table.prefetch[i], 1),
         reduce_s=reduce,
         reduce_limit_s=limit,
-        root_reduce_s=np.where(
-            sends,
-            _root(
-                rows,
-                comm.reduce_embedding + _queued(parts, comm.replicate_embedding),
-                comm.reduce_head + _queued(parts, comm.replicate_head),
-                comm.reduce_root + _queued(parts, comm.replicate_root),
-            ),
-            0.0,
-        ),
-        replicate_s=np.where(sends & ~(parts.modes.ddp | parts.serial_replicas)[i], comm.replicate_layer[i], 0.0),
-        root_replicate_s=np.where(
-            sends & ~(parts.modes.ddp | parts.serial_replicas)[i],
-            _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root),
-            0.0,
-        ),
+        root_reduce_s=np.where(sends, root_reduce, 0.0),
+        replicate_s=np.where(beside, comm.replicate_layer[i], 0.0),
+        root_replicate_s=np.where(beside, root_replicate, 0.0),
         carried_reduce_s=zero,
         carried_replicate_s=zero,
         shares_wire=parts.shares_wire[i],
