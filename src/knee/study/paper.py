@@ -25,8 +25,8 @@ ASSUMPTIONS = (
     "nodes",
     "orderings must hold beyond 1% noise where the paper says better, worse, higher or lower, and within 1% where"
     " it says constant or comparable",
-    "the best degree of T44 is the least one within 1% of the fastest plan (decided after a first run, in which degrees "
-    "2 and 4 tied at 256 GPUs)",
+    "the best degree of T44 is the least one within 1% of the fastest plan (decided after a first run, in which "
+    "degrees 2 and 4 tied at 256 GPUs)",
 )
 """Where the paper is silent; written down before any result was seen, except where said."""
 
