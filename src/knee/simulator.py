@@ -9,6 +9,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats
 from knee.cost.compute import Cost, cost_of
 from knee.cost.step import (
     CommCosts,
@@ -32,9 +33,6 @@ from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.traffic import Modes, Traffic, traffic_of
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 CHUNK = 32768
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""

@@ -83,8 +83,7 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     layer = float(t.layer.moved[0])
     sp = bool(table.sequence_parallel[0])
     # all-reduces of replicas that share the wire stand in the queue of reductions
-    both = float(w.comm.reduce_layer[0] + w.comm.replicate_layer[0])
-    queued = float(w.comm.replicate_layer[0]) / both if w.parts.serial_replicas[0] and both > 0 else 0.0
+    queued = float(w.parts.replicate_share()[0])
     reduced, replicated = (
         (1.0 - queued) * step.reduce_load_s[0],
         queued * step.reduce_load_s[0] + step.replicate_load_s[0],

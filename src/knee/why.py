@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Floats
 from knee.cost.collectives import Links, ring_bandwidth, ring_turn_s
 from knee.cost.compute import operation_s
 from knee.cost.step import peak_column, shapes_of
@@ -22,8 +22,6 @@ from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.parameters import parameter_count
 from knee.workload.traffic import PARAMETER_BYTES
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

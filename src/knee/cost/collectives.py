@@ -10,15 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats
 from knee.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Floats
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
-
-Floats = NDArray[np.float64]
 
 _SPLITS = (1, 2, 4, 8)
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile

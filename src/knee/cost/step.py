@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from knee.columns import Floats, Ints
 from knee.cost.collectives import Links, all_reduce_s, gather_s, send_s
 from knee.cost.compute import Cost, cost_of
 from knee.cost.placement import GroupPlacement, nodes_apart, place
@@ -21,9 +22,6 @@ from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload import operations as op
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 
 def shapes_of(table: PlanTable) -> op.Shapes:
@@ -84,7 +82,7 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
     s = shapes_of(few)
     peak = peak_column(cluster, few)
 
-    half = np.where(s.eight_bit > 0, cluster.gpu.bf16_flop_per_s or cluster.gpu.fp16_flop_per_s, peak)
+    half = half_column(cluster, few)
 
     def cost(ops: list[op.Operation], rate: Floats = peak) -> Cost:
         found = cost_of(cluster.gpu, profile, rate, ops)
@@ -109,6 +107,12 @@ def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
     """Dense peak of each plan's precision."""
     used = {code: cluster.gpu.peak_flop_per_s(PRECISIONS[code]) for code in np.unique(table.precision)}
     return np.select([table.precision == c for c in used], list(used.values())).astype(np.float64)
+
+
+def half_column(cluster: Cluster, table: PlanTable) -> Floats:
+    """Dense 16-bit peak where a plan is fp8: what its output projection runs at."""
+    eight = table.precision == PRECISIONS.index("fp8")
+    return np.where(eight, cluster.gpu.bf16_flop_per_s or cluster.gpu.fp16_flop_per_s, peak_column(cluster, table))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

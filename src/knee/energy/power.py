@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from knee.columns import Floats
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
-
-Floats = NDArray[np.float64]
 
 
 def power_w(gpu: Gpu, *, step_s: Floats, flop: Floats, moved_bytes: Floats, comm_s: Floats) -> Floats:

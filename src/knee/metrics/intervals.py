@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
+from knee.columns import Bools, Floats
 
 
 def merge(start: Floats, end: Floats) -> tuple[Floats, Floats]:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from knee.metrics.intervals import Floats, exposed_s, overlap_s, union_s
+from knee.columns import Floats
+from knee.metrics.intervals import exposed_s, overlap_s, union_s
 from knee.record.events import COLLECTIVES, Events
 
 UNKNOWN = "unknown"

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from knee.columns import Bools, Floats
+
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv", "broadcast", "all_to_all")
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "uint8": 1, "int64": 8}
 """Bytes of one element, by the names that plans use."""
@@ -16,11 +18,9 @@ COMPUTE_STREAM = 7
 COMM_STREAM = 20
 """The first communication stream; further ones count up from here."""
 
-Floats = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 Int16 = npt.NDArray[np.int16]
 Int8 = npt.NDArray[np.int8]
-Bools = npt.NDArray[np.bool_]
 
 _COLUMNS: dict[str, type[np.generic]] = {
     "start_s": np.float64,

@@ -22,12 +22,10 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from knee.columns import Ints
 from knee.errors import InputError
 from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, Group
-
-Ints = npt.NDArray[np.int64]
 
 BASE_NS = 10**12
 """Time 0 of the step, after ``baseTimeNanoseconds``: at 1e9 µs a float64 still resolves 0.12 ps."""

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats, Ints
 from knee.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
@@ -20,10 +20,6 @@ from knee.specs.plan import (
     SHARDINGS,
     Plan,
 )
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Claim:
     """What counts as reproduced."""
     test: Callable[[Bench], Finding]
     fitted: bool = False
-    """Whether a parameter of the profile was fitted on it."""
+    """Whether a parameter was fitted on it, or the model's form or the test's definition was chosen after seeing it."""
 
 
 def within(value: float, low: float, high: float, shown: str) -> Finding:

@@ -27,7 +27,7 @@ class Verdict:
     """What the simulator says, or why it says nothing."""
     verdict: Outcome
     fitted: bool
-    """Whether a parameter of the profile was fitted on it."""
+    """Whether it was fitted on, or shaped the model or its own test; only the others are evidence."""
     note: str = ""
     """Why it failed, where it did."""
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats, Ints
 from knee.cost.compute import Cost, stream_s
 from knee.cost.step import CommCosts, ComputeCosts, Groups
 from knee.specs.hardware import Gpu
@@ -20,10 +20,6 @@ from knee.specs.table import PlanTable
 from knee.timeline.passes import Pass, Segment
 from knee.workload.operations import Stream
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last", "last_early")
 """Kinds of chunks: short ones lack a layer; early ones end their backward before the rank's last chunk does."""
@@ -151,6 +147,12 @@ class StepParts:
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools
     """So do the sharded group and the replicas: their all-reduces stand in the queue."""
+
+    def replicate_share(self) -> Floats:
+        """Share of a queued reduction that is the replicas' all-reduce: none where that has a channel of its own."""
+        both = self.comm.reduce_layer + self.comm.replicate_layer
+        queued = self.serial_replicas & (both > 0)
+        return np.where(queued, self.comm.replicate_layer / np.where(queued, both, 1.0), 0.0)
 
     def copies(self, elements: Floats) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""

@@ -247,7 +247,6 @@ def script_of(
     layer = float(t.layer.moved[0])
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
-    both = float(parts.comm.reduce_layer[0] + parts.comm.replicate_layer[0])
 
     def gather(elements: float) -> Message:
         size = PARAMETER_BYTES * elements
@@ -269,7 +268,7 @@ def script_of(
         root_reduce=reduction(root),
         replicate=replication(layer),
         root_replicate=replication(root),
-        replicate_share=float(parts.comm.replicate_layer[0]) / both if parts.serial_replicas[0] and both > 0 else 0.0,
+        replicate_share=float(parts.replicate_share()[0]),
     )
 
 

@@ -11,11 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Bools = NDArray[np.bool_]
+from knee.columns import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from knee.columns import Floats, Ints
 from knee.specs.plan import Schedule
 from knee.timeline.schedules import orders
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from knee.columns import Floats
 from knee.cost.compute import operation_s
-from knee.cost.step import peak_column, shapes_of
+from knee.cost.step import half_column, peak_column, shapes_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
@@ -61,12 +62,13 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action == "B_last" else [])
 
-    def named(ops: Sequence[op.Operation], more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
-        seconds = [(o.name, float(operation_s(cluster.gpu, parts.profile, peak, o)[0])) for o in ops] + list(more)
+    def named(ops: Sequence[op.Operation], rate: Floats, more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
+        seconds = [(o.name, float(operation_s(cluster.gpu, parts.profile, rate, o)[0])) for o in ops] + list(more)
         total = sum(t for _, t in seconds) or 1.0
         return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
 
-    return {"lead": named(ends[0]), "layer": named(layer, extra), "tail": named(ends[1])}
+    half = half_column(cluster, one)
+    return {"lead": named(ends[0], half), "layer": named(layer, peak, extra), "tail": named(ends[1], half)}
 
 
 def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats, Ints
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.specs.table import PlanTable
 from knee.timeline import pipeline
@@ -23,10 +23,6 @@ from knee.timeline.actions import (
 from knee.timeline.passes import SUM_NAMES, Pass, Sums
 from knee.timeline.walk import run, run_passes, run_repeated
 from knee.workload.stages import chunk_layers
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.timeline.passes import SUM_NAMES, Bools, Floats, Ints, Pass, Phase, Recorder, Segment, Sums
+from knee.columns import Bools, Floats, Ints
+from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Floats
 from knee.specs.hardware import AttentionKernel
 from knee.specs.model import Model
 from knee.specs.profile import Kernels
 from knee.workload.operations import Shapes
-
-Floats = NDArray[np.float64]
 
 
 def layer_saved_bytes(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from knee.columns import Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.profile import Profile
@@ -15,8 +16,6 @@ from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.operations import Shapes
 from knee.workload.stages import chunk_layers, stage_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
-
-Floats = NDArray[np.float64]
 
 MASTER_BYTES = 4.0  # fp32 copy that the optimizer updates
 MOMENT_BYTES = 8.0  # AdamW's two fp32 moments

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from knee.columns import Bools, Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
 from knee.specs.table import PlanTable
@@ -19,9 +19,6 @@ from knee.workload.parameters import (
     layer_tensors,
     shard_elements,
 )
-
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 PARAMETER_BYTES = 2.0  # parameters are gathered in 16 bit, fp8 included
 
