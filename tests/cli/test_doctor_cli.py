@@ -5,11 +5,42 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from knee.cli import COMMANDS, doctor, main
+from knee.probe.inventory import Cpu, Gpu, Inventory, Nic, NvidiaDriver, Software
+
+H100 = Gpu(
+    index=0, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2.0**30, power_limit_w=700.0, pcie_generation=5,
+    pcie_width=16, nvlinks=18, nvlink_bytes_per_s=478e9, mig=False, ecc=True, other_processes=0,
+)
+NODE = Inventory(
+    gpus=(H100, replace(H100, index=1), replace(H100, index=2, other_processes=3), replace(H100, index=3)),
+    network=(Nic(name="mlx5_0:1", rdma=True, link_layer="InfiniBand", state="active", bytes_per_s=50e9, numa_node=0),),
+    cpu=Cpu(model="Xeon", cpus=112, numa_nodes=2),
+    software=Software(driver=NvidiaDriver(version="580.1", cuda="13.0", nvml="13.580.1"), nccl="2.27.5",
+                      nccl_from="nvidia-nccl-cu13", torch="2.11.0+cu130", torch_build="CUDA 13.0"),
+)
+NOTHING = Inventory(
+    gpus=(), network=(), cpu=Cpu(model=None, cpus=None, numa_nodes=None),
+    software=Software(driver=NvidiaDriver(trouble="no"), nccl=None, nccl_from=None, torch=None, torch_build=None),
+)
+PROBES = ("probe kernels", "probe collectives", "probe power")
+
+
+def ask(monkeypatch: pytest.MonkeyPatch, inventory: Inventory, *options: str) -> str:
+    """The doctor's answer on such a machine."""
+    monkeypatch.setattr(doctor, "read_inventory", lambda: inventory)
+    result = CliRunner().invoke(main, ["doctor", *options])
+    assert result.exit_code == 0
+    return result.stdout
+
+
+def line_of(text: str, start: str) -> str:
+    return next(line for line in text.splitlines() if line.strip().startswith(start))
 
 
 def test_it_says_what_is_there() -> None:
@@ -23,15 +54,73 @@ def test_it_says_what_is_there() -> None:
 
 def test_json() -> None:
     data = json.loads(CliRunner().invoke(main, ["doctor", "--json"]).stdout)
-    assert data.keys() == {"knee", "python", "platform", "needs", "commands"}
+    assert data.keys() == {"knee", "python", "platform", "gpus", "network", "cpu", "software", "needs", "commands"}
     found = {need["name"]: need["found"] for need in data["needs"]}
     assert found["numpy"]
     assert data["commands"]["simulate"] == {"ready": True, "missing": []}
 
 
 def test_it_knows_every_command() -> None:
-    assert doctor.COMMANDS.keys() == COMMANDS.keys()
+    assert {name.split()[0] for name in doctor.COMMANDS} == COMMANDS.keys()
     assert {name for needs in doctor.COMMANDS.values() for name in needs} <= {need.name for need in doctor.NEEDS}
+
+
+def test_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ask(monkeypatch, NODE)
+    assert "unknown" not in text
+    facts = "80.0 GiB, up to 700 W, PCIe 5, 16 lanes, 18 NVLinks (478 GB/s each way), MIG off, ECC on"
+    assert line_of(text, "0-1,3").split("  ")[-1] == f"{facts}, 0 other processes"
+    assert line_of(text, "2 ").endswith(f"{facts}, 3 other processes")
+    assert "Xeon, 112 CPUs, 2 NUMA nodes" in text
+    assert "NVIDIA 580.1, runs CUDA up to 13.0" in text
+    assert "2.27.5 (nvidia-nccl-cu13)" in text
+    assert "2.11.0+cu130 (CUDA 13.0)" in text
+    assert line_of(text, "mlx5_0:1").endswith("InfiniBand, RDMA, active, 50.0 GB/s each way, NUMA node 0")
+
+
+def test_what_is_unknown_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = ask(monkeypatch, NOTHING)
+    assert text.count("none seen") == 2
+    assert "unknown: model, number, NUMA nodes" in line_of(text, "CPU")
+    gpus = (Gpu(index=0), Gpu(index=1, name="B200", nvlinks=18), Gpu(index=2, trouble="closed"))
+    text = ask(monkeypatch, replace(NOTHING, gpus=gpus))
+    assert "unknown: memory, power limit, PCIe generation, PCIe lanes, NVLink, MIG, ECC" in line_of(text, "0 ")
+    assert "18 NVLinks (rate unknown)" in line_of(text, "1 ")
+    assert line_of(text, "2 ").endswith("closed")
+
+
+def test_json_has_null_for_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = json.loads(ask(monkeypatch, NODE, "--json"))
+    assert data["gpus"][3]["index"] == 3
+    assert data["network"][0]["bytes_per_s"] == 50e9
+    data = json.loads(ask(monkeypatch, NOTHING, "--json"))
+    assert (data["gpus"], data["network"]) == ([], [])
+    assert set(data["cpu"].values()) == {None}
+    assert data["software"]["torch"] is None
+
+
+def test_what_the_probes_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "available", lambda: ["probe"])
+    monkeypatch.setattr(doctor, "_package", lambda _: "1.0")
+    commands = json.loads(ask(monkeypatch, NODE, "--json"))["commands"]
+    assert all(commands[probe]["ready"] for probe in PROBES)
+    commands = json.loads(ask(monkeypatch, NOTHING, "--json"))["commands"]
+    assert commands["probe kernels"]["missing"] == ["torch"]
+    assert commands["probe power"]["missing"] == ["torch", "NVML"]
+
+
+def test_a_driver_that_does_not_answer_is_not_installed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = NvidiaDriver(version="550.1", trouble="the versions differ")
+    text = ask(monkeypatch, replace(NODE, software=replace(NODE.software, driver=stuck)))
+    assert "NVIDIA 550.1; the versions differ" in line_of(text, "driver")
+    assert line_of(text, "NVML").endswith(": the versions differ")
+
+
+def test_it_speaks_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    text = ask(monkeypatch, NODE)
+    assert "  0-1,3  NVIDIA H100" in text
+    assert "knee simulate  needs numpy, pydantic, click, rich" in text
 
 
 def test_what_is_missing_comes_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
