@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from knee.probe.points import AttentionPoint, GemmPoint, Point, StreamPoint
-from knee.probe.timing import Timing, time_device
+from knee.probe.timing import Timing, Work, time_device
+from knee.record.readings import AttentionPoint, GemmPoint, StreamPoint
 
 CACHE_BYTES = 200e6
 """Data is rotated over more than this, so that no kernel finds it in the last-level cache."""
 MOST_COPIES = 16
 
 
-def measure(point: Point, device: str) -> Timing:
+def measure(point: GemmPoint | AttentionPoint | StreamPoint, device: str) -> Timing:
     """Time one point; torch's own errors (out of memory, unsupported) go to the caller."""
     if isinstance(point, GemmPoint):
-        return time_device(_gemm(point, device), device)
+        return time_device(lambda: _gemm(point, device), device)
     if isinstance(point, AttentionPoint):
-        return time_device(_attention(point, device), device)
-    return time_device(_stream(point, device), device)
+        return time_device(lambda: _attention(point, device), device)
+    return time_device(lambda: _stream(point, device), device)
 
 
 def dtype_of(name: str) -> Any:
@@ -33,7 +33,7 @@ def _copies(bytes_each: float) -> int:
     return max(2, min(MOST_COPIES, int(CACHE_BYTES / bytes_each) + 1))
 
 
-def _gemm(p: GemmPoint, device: str) -> Callable[[int], Any]:
+def _gemm(p: GemmPoint, device: str) -> Work:
     import torch
 
     made = torch.bfloat16 if p.dtype == "fp8" else dtype_of(p.dtype)
@@ -52,11 +52,13 @@ def _gemm(p: GemmPoint, device: str) -> Callable[[int], Any]:
     if p.dtype == "fp8":
         one = torch.tensor(1.0, device=device)
         eighths = [(a.to(torch.float8_e4m3fn), b.t().to(torch.float8_e4m3fn).t()) for a, b in pairs]
-        return lambda i: torch._scaled_mm(*eighths[i % n], scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
-    return lambda i: torch.mm(*pairs[i % n])
+        return Work(
+            run=lambda i: torch._scaled_mm(*eighths[i], scale_a=one, scale_b=one, out_dtype=torch.bfloat16), copies=n
+        )
+    return Work(run=lambda i: torch.mm(*pairs[i]), copies=n)
 
 
-def _attention(p: AttentionPoint, device: str) -> Callable[[int], Any]:
+def _attention(p: AttentionPoint, device: str) -> Work:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -76,13 +78,13 @@ def _attention(p: AttentionPoint, device: str) -> Callable[[int], Any]:
 
     def forward(i: int) -> Any:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(*inputs[i % n], is_causal=True)
+            return scaled_dot_product_attention(*inputs[i], is_causal=p.causal)
 
     if p.forward:
-        return forward
+        return Work(run=forward, copies=n)
     outputs = [forward(i) for i in range(n)]
     gradient = torch.randn_like(outputs[0])
-    return lambda i: torch.autograd.grad(outputs[i % n], inputs[i % n], gradient, retain_graph=True)
+    return Work(run=lambda i: torch.autograd.grad(outputs[i], inputs[i], gradient, retain_graph=True), copies=n)
 
 
 def rmsnorm(x: Any, weight: Any) -> Any:
@@ -139,24 +141,24 @@ def _operation(p: StreamPoint, device: str) -> tuple[Callable[..., Any], list[An
     raise ValueError(f"no memory-bound operation named {p.operation}")
 
 
-def _stream(p: StreamPoint, device: str) -> Callable[[int], Any]:
+def _stream(p: StreamPoint, device: str) -> Work:
     import torch
 
     if p.operation == "copy":
         source = torch.empty(p.tokens * p.width * 16, device=device, dtype=torch.int16)
         target = torch.empty_like(source)
-        return lambda _: target.copy_(source)
+        return Work(run=lambda _: target.copy_(source))
     if p.operation == "adamw":
         weights = [torch.randn(p.tokens * p.width, device=device, requires_grad=True) for _ in range(4)]
         for w in weights:
             w.grad = torch.randn_like(w)
-        optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True)
-        return lambda _: optimizer.step()
+        optimizer = torch.optim.AdamW(weights, lr=1e-3, fused=True, capturable=device == "cuda")
+        return Work(run=lambda _: optimizer.step())
     function, inputs, others = _operation(p, device)
     run = torch.compile(function, dynamic=False) if p.compiled else function
     if p.forward:
         # with gradients on, so that what backward needs is kept as in training
-        return lambda _: run(*inputs, *others)
+        return Work(run=lambda _: run(*inputs, *others))
     output = run(*inputs, *others)
     gradient = torch.ones_like(output)
-    return lambda _: torch.autograd.grad(output, inputs, gradient, retain_graph=True)
+    return Work(run=lambda _: torch.autograd.grad(output, inputs, gradient, retain_graph=True))

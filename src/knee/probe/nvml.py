@@ -11,6 +11,7 @@ from knee.errors import KneeError, MissingExtra
 POWER_INSTANT = 186  # NVML_FI_DEV_POWER_INSTANT; the plain reading is a one-second average
 REFRESH_S = 0.1
 """All readings refresh this often, so windows shorter than twenty of them are not trusted."""
+NAN = float("nan")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,8 @@ class Limits:
 
 class Nvml:
     """One GPU, found by the identity that CUDA gives it, because indices differ once devices are remapped."""
+
+    refresh_s = REFRESH_S
 
     def __init__(self, uuid: str | None = None) -> None:
         try:

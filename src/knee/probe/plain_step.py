@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from knee.probe.kernels import loss, rmsnorm, rope, swiglu
-from knee.probe.timing import timing_of
+from knee.probe.timing import Timing, timing_of
+from knee.record.readings import Record, StepPoint
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepCase:
-    """A model and a batch."""
-
-    model: str
-    layers: int
-    hidden: int
-    ffn: int
-    heads: int
-    kv_heads: int
-    vocab: int
-    seq_len: int
-    micro_batch: int
-    compiled: bool
-    master: str = "fp32"
-    """Type of the parameters and moments: fp32 with 16-bit compute, or bf16 throughout."""
-
-
-def build(case: StepCase, device: str) -> Any:
+def build(case: StepPoint, device: str) -> Any:
     """A Llama decoder in plain PyTorch."""
     import torch
     from torch import nn
@@ -78,51 +60,69 @@ def build(case: StepCase, device: str) -> Any:
     return model
 
 
-def run_step(case: StepCase, device: str, *, steps: int = 8, warmup: int = 3, meter: Any = None) -> dict[str, Any]:
-    """Time whole steps: forward, backward, clipping, AdamW. A ``meter`` reads their energy where there is one."""
+class Trainer:
+    """A model, its optimizer and a batch, ready to step."""
+
+    def __init__(self, case: StepPoint, device: str) -> None:
+        import torch
+
+        torch.manual_seed(0)
+        self.case, self.cuda = case, device == "cuda"
+        if self.cuda:
+            torch.cuda.reset_peak_memory_stats()
+        self.model = build(case, device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self.tokens = torch.randint(case.vocab, (case.micro_batch, case.seq_len + 1), device=device)
+        d = case.hidden // case.heads
+        frequencies = 1e4 ** (-torch.arange(0, d, 2, device=device) / d)
+        angles = torch.outer(torch.arange(case.seq_len, device=device), frequencies)
+        self.turn = torch.polar(torch.ones_like(angles), angles)[None, :, None, :]
+        self.cast = torch.autocast("cuda", dtype=torch.bfloat16, enabled=self.cuda and case.master == "fp32")
+        self.loss = torch.compile(loss) if case.compiled else loss
+
+    def step(self) -> None:
+        """Forward, backward, clipping, AdamW."""
+        import torch
+
+        with self.cast:
+            logits = self.model(self.tokens[:, :-1], self.turn)
+        self.loss(logits.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def timed(self, *, steps: int, warmup: int, meter: Any = None) -> Timing:
+        """Whole steps, one after another; a ``meter`` counts their energy."""
+        samples: list[float] = []
+        for i in range(warmup + steps):
+            self._wait()
+            if i == warmup and meter is not None:
+                meter.start()
+            start = time.perf_counter()
+            self.step()
+            self._wait()
+            if i >= warmup:
+                samples.append(time.perf_counter() - start)
+        return timing_of(samples)
+
+    def _wait(self) -> None:
+        import torch
+
+        if self.cuda:
+            torch.cuda.synchronize()
+
+
+def measure_step(point: StepPoint, device: str, *, steps: int = 12, warmup: int = 3, meter: Any = None) -> Record:
+    """Time whole steps. A ``meter`` reads their energy where there is one."""
     import torch
 
-    torch.manual_seed(0)
-    if device == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    model = build(case, device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    cuda = device == "cuda"
-    tokens = torch.randint(case.vocab, (case.micro_batch, case.seq_len + 1), device=device)
-    d = case.hidden // case.heads
-    angles = torch.outer(torch.arange(case.seq_len, device=device), 1e4 ** (-torch.arange(0, d, 2, device=device) / d))
-    turn = torch.polar(torch.ones_like(angles), angles)[None, :, None, :]
-    cast = torch.autocast("cuda", dtype=torch.bfloat16, enabled=cuda and case.master == "fp32")
-
-    def step() -> None:
-        with cast:
-            logits = model(tokens[:, :-1], turn)
-        run_loss(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    run_loss = torch.compile(loss) if case.compiled else loss
-    samples = []
-    for i in range(warmup + steps):
-        if cuda:
-            torch.cuda.synchronize()
-        if i == warmup and meter is not None:
-            meter.start()
-        start = time.perf_counter()
-        step()
-        if cuda:
-            torch.cuda.synchronize()
-        if i >= warmup:
-            samples.append(time.perf_counter() - start)
+    trainer = Trainer(point, device)
+    timing = trainer.timed(steps=steps, warmup=warmup, meter=meter)
     joules = meter.stop() if meter is not None else None
-    timing = timing_of(samples)
-    peak = torch.cuda.max_memory_allocated() if cuda else None
-    return asdict(case) | {
+    return {
         "step_s": timing.median_s,
         "spread_frac": timing.spread_frac,
-        "peak_bytes": peak,
-        "energy_j": joules,
+        "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
+        "power_w": joules / meter.window_s if meter is not None else None,
         "steps": steps,
-        "measured_s": sum(samples),
     }

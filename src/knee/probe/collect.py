@@ -1,0 +1,66 @@
+"""Measures a list of points into a file, one line each; what is there already is not measured again."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+
+from knee.record.readings import Point, ReadingsFile, Record, key_of
+
+FULL_FRAC = 0.3
+"""Share of the device's memory that may stay cached between points."""
+
+Measure = Callable[[Point], Record]
+Tell = Callable[[Point, Record], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """How a probe went."""
+
+    measured: int
+    kept: int
+    """Readings that were in the file before."""
+    failed: int
+    left: int
+    """Points that an interruption left unmeasured."""
+
+
+def collect(file: ReadingsFile, points: Iterable[Point], measure: Measure, tell: Tell) -> Collected:
+    """Measure what the file does not have yet. An error ends a point, not the probe; an interruption ends it softly."""
+    points = list(points)
+    todo = [point for point in points if key_of(point) not in file.done]
+    measured = failed = 0
+    for point in todo:
+        try:
+            record = measure(point)
+        except KeyboardInterrupt:
+            return Collected(
+                measured=measured, kept=len(points) - len(todo), failed=failed, left=len(todo) - measured - failed
+            )
+        except (RuntimeError, NotImplementedError) as error:
+            record = {"error": in_words(error)}
+        file.add(key_of(point), asdict(point) | record)
+        failed += "error" in record
+        measured += "error" not in record
+        tell(point, record)
+        free_memory()
+    return Collected(measured=measured, kept=len(points) - len(todo), failed=failed, left=0)
+
+
+def in_words(error: Exception) -> str:
+    """torch's complaint, short."""
+    text = str(error).strip()
+    if "out of memory" in text:
+        return "out of memory"
+    return text.splitlines()[0][:200] if text else type(error).__name__
+
+
+def free_memory() -> None:
+    """Give back what earlier points held, once it is much: collecting garbage takes longer than most points."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
+        gc.collect()
+        torch.cuda.empty_cache()

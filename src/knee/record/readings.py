@@ -1,0 +1,279 @@
+"""What a probe reads: points, and a file of readings that can be gone on with and replayed.
+
+A file is JSON lines. The first says where, when and with what it was measured (``Machine``); every other is one point
+with its reading, or with the error that it ended in. Lines are only ever appended, so an interrupted probe leaves a
+valid file; a last line that was cut off is dropped when the file is read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from knee.errors import InputError
+
+Layout = Literal["forward", "dgrad", "wgrad"]
+Probe = Literal["kernels", "power", "collectives", "steps"]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Where and with what readings were taken."""
+
+    probe: Probe
+    date: str
+    device: str
+    """The GPU's name, or the processor's."""
+    kind: Literal["cuda", "cpu"]
+    devices: int
+    """GPUs in this node; processes in a node for collectives."""
+    sms: int
+    """Streaming multiprocessors, or cores."""
+    memory_bytes: float
+    power_limit_w: float | None
+    host: str
+    knee: str
+    python: str
+    torch: str
+    cuda: str | None
+    driver: str | None
+    nccl: str | None
+
+    def same_as(self, other: Machine) -> list[str]:
+        """Fields that must agree before readings go into one file, and do not."""
+        names = ("probe", "device", "kind", "devices", "torch", "driver", "nccl", "power_limit_w")
+        return [name for name in names if getattr(self, name) != getattr(other, name)]
+
+    @property
+    def software(self) -> str:
+        """Versions in one line, for sources."""
+        parts = [f"torch {self.torch}", self.driver and f"driver {self.driver}", self.nccl and f"NCCL {self.nccl}"]
+        return ", ".join(part for part in parts if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmPoint:
+    """A product as the cost model describes it: (m x k)(k x n), and which of a linear map's three it is."""
+
+    kind: str = "gemm"
+    m: int
+    n: int
+    k: int
+    layout: Layout
+    dtype: str = "bf16"
+
+    @property
+    def weight(self) -> tuple[int, int]:
+        """Shape of the weight matrix: what a held-out set leaves out whole."""
+        return {"forward": (self.n, self.k), "dgrad": (self.k, self.n), "wgrad": (self.m, self.n)}[self.layout]
+
+    @property
+    def flop(self) -> float:
+        """Multiplications and additions."""
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPoint:
+    """An attention kernel on (batch, heads, seq_len, head_dim)."""
+
+    kind: str = "attention"
+    kernel: str
+    batch: int
+    heads: int
+    seq_len: int
+    head_dim: int
+    forward: bool
+    causal: bool = True
+    dtype: str = "bf16"
+
+    @property
+    def flop(self) -> float:
+        """Work done, mask respected; the backward pass has five products for the forward's two."""
+        square = 4.0 * self.batch * self.heads * float(self.seq_len) ** 2 * self.head_dim
+        return square * (0.5 if self.causal else 1.0) * (1.0 if self.forward else 2.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPoint:
+    """A memory-bound operation of a layer, eager or compiled, forward or backward."""
+
+    kind: str = "stream"
+    operation: str
+    tokens: int
+    width: int
+    forward: bool
+    compiled: bool
+
+    @property
+    def tensor_bytes(self) -> float:
+        """One 16-bit tensor of that shape."""
+        return 2.0 * self.tokens * self.width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPoint:
+    """A training step so small that the host's launches are all it takes."""
+
+    kind: str = "host"
+    compiled: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPoint:
+    """A whole training step of a Llama-family model on one device."""
+
+    kind: str = "step"
+    model: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    seq_len: int
+    micro_batch: int
+    compiled: bool
+    master: str = "fp32"
+    """Type of the parameters and moments: fp32 with 16-bit compute, or bf16 throughout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerPoint:
+    """A load at a nominal duty."""
+
+    kind: str = "power"
+    load: str
+    duty_frac: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectivePoint:
+    """A collective of so many bytes over a group of ranks."""
+
+    kind: str = "collective"
+    collective: str
+    size_bytes: int
+    """As nccl-tests count: the whole buffer, all ranks' parts together."""
+    axis: str
+    """How the group's ranks lie: "world", "node", or strided as an axis of a plan would have them."""
+    group: int
+    """Ranks in the group."""
+    stride: int
+    """Distance between neighbours in the group."""
+    beside: str = "nothing"
+    """What runs at the same time: "nothing" or "gemm"."""
+
+
+Point = GemmPoint | AttentionPoint | StreamPoint | HostPoint | StepPoint | PowerPoint | CollectivePoint
+
+_KINDS: dict[str, type[Point]] = {
+    "gemm": GemmPoint,
+    "attention": AttentionPoint,
+    "stream": StreamPoint,
+    "host": HostPoint,
+    "step": StepPoint,
+    "power": PowerPoint,
+    "collective": CollectivePoint,
+}
+
+
+def key_of(point: Point) -> str:
+    """A name that tells points apart in a file."""
+    return "/".join(f"{value}" for value in asdict(point).values())
+
+
+def point_of(record: Record) -> Point:
+    """The point that a record was made from."""
+    kind = _KINDS[record["kind"]]
+    return kind(**{field.name: record[field.name] for field in fields(kind) if field.name in record})
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """A file's content."""
+
+    machine: Machine
+    records: tuple[Record, ...]
+
+    def good(self, kind: str) -> Iterator[tuple[Any, Record]]:
+        """Points of a kind that were measured, with what was read."""
+        return ((point_of(r), r) for r in self.records if r["kind"] == kind and "error" not in r)
+
+    @property
+    def failed(self) -> list[Record]:
+        """Points that ended in an error."""
+        return [r for r in self.records if "error" in r]
+
+
+def read_readings(path: Path) -> Readings:
+    """Everything in a file, or one sentence about what is wrong with it and where."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    parsed = list(_parsed(path, lines))
+    if not parsed or "probe" not in parsed[0]:
+        raise InputError(f"{path} has no readings", hint="its first line should say what was measured, and where")
+    try:
+        machine = Machine(**parsed[0])
+    except TypeError:
+        raise InputError(f"{path}, line 1: it does not describe a machine as `knee probe` does") from None
+    for number, record in enumerate(parsed[1:], start=2):
+        if record.get("kind") not in _KINDS or "key" not in record:
+            raise InputError(f"{path}, line {number}: it is not a reading that `knee probe` writes")
+    return Readings(machine, tuple(parsed[1:]))
+
+
+def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            if number == len(lines):  # cut off while it was written
+                return
+            raise InputError(f"{path}, line {number}: it is not JSON") from None
+        if not isinstance(value, dict):
+            raise InputError(f"{path}, line {number}: it is not a JSON object")
+        yield value
+
+
+class ReadingsFile:
+    """A file that readings are added to."""
+
+    def __init__(self, path: Path, machine: Machine, *, fresh: bool = False) -> None:
+        self.path = path
+        self.done: set[str] = set()
+        if path.exists() and not fresh:
+            before = read_readings(path)
+            if differ := before.machine.same_as(machine):
+                name = differ[0]
+                raise InputError(
+                    f"{path} has readings with {name} {getattr(before.machine, name)}, and here it is "
+                    f"{getattr(machine, name)}",
+                    hint="give another --out, or --fresh to measure anew",
+                )
+            # also drops a line that was cut off
+            self._write([asdict(before.machine), *before.records])
+            self.done = {r["key"] for r in before.records}
+        else:
+            self._write([asdict(machine)])
+
+    def _write(self, records: list[Record]) -> None:
+        whole = self.path.with_name(self.path.name + ".new")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            whole.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+            whole.replace(self.path)
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def add(self, key: str, record: Record) -> None:
+        """One more line, on disk when this returns."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"key": key} | record) + "\n")
+        self.done.add(key)

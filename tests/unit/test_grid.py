@@ -1,0 +1,44 @@
+"""The grid of the kernel probe, and the readings that were taken with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from knee.probe.grid import attention_points, gemm_points, kernel_points, stream_points
+from knee.probe.timing import timing_of
+from knee.record.readings import key_of, read_readings
+
+READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
+GRID = kernel_points(("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))
+
+
+def test_a_point_is_measured_once() -> None:
+    keys = [key_of(p) for p in GRID]
+    assert len(set(keys)) == len(keys)
+
+
+def test_layouts_share_their_weight() -> None:
+    forward, dgrad, wgrad = gemm_points(("bf16",))[:3]
+    assert forward.weight == dgrad.weight == wgrad.weight
+
+
+def test_quick_is_a_fifth() -> None:
+    assert len(gemm_points(("bf16",), quick=True)) * 5 < len(gemm_points(("bf16",)))
+    assert len(attention_points(("flash2",), "bf16", quick=True)) * 4 < len(attention_points(("flash2",), "bf16"))
+    assert len(stream_points(quick=True)) * 4 < len(stream_points())
+
+
+def test_the_readings_cover_the_grid() -> None:
+    readings = read_readings(READINGS)
+    assert {r["key"] for r in readings.records} == {key_of(p) for p in GRID}
+    assert not readings.failed
+    assert all(r["median_s"] > 0 for r in readings.records)
+
+
+def test_the_median_and_its_spread() -> None:
+    timing = timing_of([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timing.median_s == 3.0
+    assert timing.repeats == 5
+    assert timing_of([2.0]).spread_frac == pytest.approx(0.0)
