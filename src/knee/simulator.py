@@ -32,7 +32,7 @@ from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import Modes, Traffic, traffic_of
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 CHUNK = 32768
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
@@ -109,6 +109,7 @@ def evaluate(
     parts = StepParts(
         gpu=cluster.gpu,
         profile=profile,
+        launch_s=profile.launch_s if cluster.node.launch_s is None else cluster.node.launch_s,
         table=table,
         modes=modes,
         traffic=traffic,
@@ -193,8 +194,12 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     """AdamW over the shard that a GPU owns."""
     table = parts.table
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
-    owned = _stage_parameters(model, parts) / shards
-    return cost_of(cluster.gpu, profile, peak_column(cluster, table), op.optimizer(owned))
+    whole = _stage_parameters(model, parts)
+    # FSDP casts its shard on the way into the gather; whole fp32 parameters are cast in every forward
+    casts = ~parts.modes.gathers & (table.state_bytes > PARAMETER_BYTES)
+    cast = np.where(casts, whole * table.microbatches, 0.0)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, profile.kernels)
+    return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)
 
 
 def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:

@@ -16,6 +16,7 @@ from knee.simulator import Working, evaluate
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
 from knee.specs.job import Job
+from knee.specs.passes import pass_rows
 from knee.specs.table import table_of
 from knee.units import dimension, show
 from knee.workload import operations as op
@@ -90,6 +91,9 @@ def _throughput(c: _Chain, job: Job, w: Working, convention: str) -> None:
     c.add(1, "parameters", f"{parameter_count(job.model):,}", "embeddings included")
 
 
+_EVERY_MODEL = ("residual", "loss", "clip", "adamw")
+
+
 def _compute(c: _Chain, job: Job, w: Working) -> None:
     one, gpu = w.table, job.cluster.gpu
     s, peak, kernels = shapes_of(one), peak_column(job.cluster, one), job.profile.kernels
@@ -109,9 +113,13 @@ def _compute(c: _Chain, job: Job, w: Working) -> None:
     _constants(
         c,
         job,
-        f"gpu.gemm_frac gpu.gemm_half_k gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac {kernel}.backward_frac "
-        f"{kernel}.half_seq_len gemm_scale launch_s step_overhead_s copy_frac reduce_copy_frac",
+        f"gpu.gemm_frac gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s step_overhead_s copy_frac "
+        "reduce_copy_frac",
     )
+    for name, passes, kind, source in pass_rows(kernels):
+        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL):
+            c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
 
 def _formula(o: op.Operation, seconds: float) -> str:

@@ -12,7 +12,7 @@ import click
 
 from knee.cli.options import Option, Sectioned, Word
 from knee.errors import DoesNotFit, InputError, KneeError
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 if TYPE_CHECKING:
     from knee.cli.job import Asked
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
-        "recompute", "precision", "prefetch", "reduce_dtype", "cp_method", "sequence_parallel", "tp_overlap",
+        "recompute", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method", "sequence_parallel", "tp_overlap",
         "placement")
 
 TRACED_PASSES = 2**16
@@ -65,6 +65,8 @@ def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[...
 @option("--prefetch", section="Plan", type=int, metavar="N", help="Layers gathered ahead; 1 if left out.")
 @option("--reduce-dtype", section="Plan", type=Word(REDUCE_DTYPES), help="Type in which gradients are reduced; fp32 "
         "if left out.")
+@option("--state-dtype", section="Plan", type=Word(STATE_DTYPES), help="Type of the parameters and moments that the "
+        "optimizer updates; fp32 if left out.")
 @option("--cp-method", section="Plan", type=Word(CP_METHODS), help="How context parallelism shares keys and values; "
         "allgather if left out.")
 @option("--sequence-parallel/--no-sequence-parallel", section="Plan", default=None,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Floats
-from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
@@ -33,14 +32,16 @@ class Cost:
 def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
     """Seconds of an (m x k)(k x n) product.
 
-    Formula: max( waves * tile_flop * sms / rate , (mk + kn + mn) bytes / hbm ), the best of a few tiles and k-splits
+    Formula: kernel_s + max( waves * tile_flop * sms / rate , (mk + kn + mn) bytes / hbm ), the best of a few tiles
+             and k-splits
     Where:   waves = ceil(tiles * split / sms); rate = peak * gemm_frac * k/(k + half_k) * intensity of the tile
-    Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; gemm_frac per GPU
+    Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; the GPU's parameters as probed or
+             published
     Valid:   dense 16-bit and fp8 products of training; not for tiny k
     """
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
     operand_bytes = BYTES * (m * k + k * n + m * n)
-    half = constant("gemm", "half_intensity")
+    half = gpu.gemm_half_intensity
     full = gpu.gemm_tile_m * gpu.gemm_tile_n / (gpu.gemm_tile_m + gpu.gemm_tile_n)
     best = np.full(np.broadcast(m, n, k).shape, np.inf)
     for fm, fn in _TILES:
@@ -57,26 +58,31 @@ def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -
             # partial sums go through memory in fp32, written and read once
             partial = 0.0 if split == 1 else 8.0 * split * m * n
             best = np.minimum(best, np.maximum(math, (operand_bytes + partial) / hbm))
-    return best
+    return best + gpu.kernel_s
 
 
 def attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
     """Seconds of a causal attention kernel.
 
-    Formula: flop / (peak16 * frac * seq/(seq + half_seq) * min(1, head_dim/128))
-    Source:  rates per kernel and GPU in the catalogue
+    Formula: flop / (peak16 * frac * narrow) * (1 + half_seq_len/seq) * (1 + half_rows/rows)
+    Where:   narrow = head64_frac^log2(128/head_dim), at most 1; rows are the queries of all heads and sequences
+    Source:  rates per kernel and GPU in the catalogue; the form from an H200's readings (data/h200)
+    Valid:   head sizes 64 and 128; others by the same power
     """
     rate = gpu.attention[profile.attention]
-    frac = rate.forward_frac if op.forward else rate.backward_frac
+    frac, half = rate.forward_frac, rate.half_seq_len
+    if not op.forward:
+        frac = rate.backward_frac
+        half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
-    ramp = op.seq_len / (op.seq_len + rate.half_seq_len)
-    return op.flop / (peak * frac * ramp * min(1.0, op.head_dim / 128.0))
+    narrow = min(1.0, rate.head64_frac ** np.log2(128.0 / op.head_dim))
+    return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
 def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
-    """Seconds of memory-bound kernels: bytes over the rate they stream at."""
+    """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
     share = {"hbm": 1.0, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}[op.rate]
-    return op.moved_bytes / (gpu.hbm_bytes_per_s * gpu.hbm_frac * share)
+    return op.moved_bytes / (gpu.hbm_bytes_per_s * gpu.hbm_frac * share) + op.kernels * gpu.kernel_s
 
 
 def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation) -> Floats:

@@ -38,8 +38,8 @@ def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
 class AttentionRate:
     """What one attention kernel reaches on one GPU, as fractions of the dense bf16/fp16 peak.
 
-    Rates count the work that is done (half of the square for a causal mask), at head size 128 and long
-    sequences; short sequences and narrow heads are slower, by ``half_seq_len`` and by the head's width.
+    Rates count the work that is done (half of the square for a causal mask), at head size 128, long sequences and
+    many of them; short sequences, few rows and narrow heads are slower.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -47,11 +47,17 @@ class AttentionRate:
     forward_frac: float
     backward_frac: float
     half_seq_len: float = 512.0
-    """Sequence length at which the kernel reaches half of its long-sequence rate."""
+    """Sequence length at which the forward kernel reaches half of its long-sequence rate."""
+    backward_half_seq_len: float | None = None
+    """The same of the backward kernel; None where it is the forward's."""
+    half_rows: float = 0.0
+    """Queries (sequences x heads x length) at which half of the rate is reached: the last, longest tiles run alone."""
+    head64_frac: float = 0.8
+    """Rate at head size 64 over that at 128."""
 
     def __post_init__(self) -> None:
-        _fraction("attention", self, ("forward_frac", "backward_frac"))
-        _not_negative("attention", self, ("half_seq_len",))
+        _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac"))
+        _not_negative("attention", self, ("half_seq_len", "backward_half_seq_len", "half_rows"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,10 @@ class Gpu:
     """Largest output tile of the GEMM kernels."""
     gemm_half_k: float = 128.0
     """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
+    gemm_half_intensity: float = 2.1
+    """FLOP per loaded element at which an output tile reaches half of its rate; smaller tiles load more per FLOP."""
+    kernel_s: float = 2.6e-6
+    """Time that any kernel takes on the device beside its work: start, fill, drain."""
     hbm_bytes: float
     hbm_bytes_per_s: float
     hbm_frac: float
@@ -109,7 +119,9 @@ class Gpu:
             ),
         )
         _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
-        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w"))
+        _not_negative(
+            "gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s")
+        )
         if self.idle_w >= self.tdp_w:
             raise SpecError(f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit")
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
@@ -148,11 +160,13 @@ class Node:
     """Latency of one ring step inside the node, idle."""
     nvls: bool = False
     """The switch can reduce and multicast (NVLink SHARP)."""
+    launch_s: float | None = None
+    """Host time to launch one kernel, where this node's was measured; None where the software profile decides."""
 
     def __post_init__(self) -> None:
         _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
         _fraction("node", self, ("link_frac",))
-        _not_negative("node", self, ("hop_s",))
+        _not_negative("node", self, ("hop_s", "launch_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

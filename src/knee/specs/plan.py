@@ -13,12 +13,14 @@ Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Recompute = Literal["none", "selective", "full"]
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
+StateDtype = Literal["fp32", "bf16"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
+STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 MOST = 16_777_216
 AXES = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
@@ -54,6 +56,8 @@ class Plan:
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
     reduce_dtype: ReduceDtype = "fp32"
     """Type in which gradients are reduced."""
+    state_dtype: StateDtype = "fp32"
+    """Type of the parameters that the optimizer updates, of its moments and of the gradients kept for it."""
     placement: tuple[str, ...] = AXES
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 

@@ -18,6 +18,7 @@ from knee.specs.plan import (
     REDUCE_DTYPES,
     SCHEDULES,
     SHARDINGS,
+    STATE_DTYPES,
     Plan,
 )
 
@@ -47,6 +48,7 @@ class PlanTable:
     cp_method: Ints
     precision: Ints
     reduce_dtype: Ints
+    state_dtype: Ints
     sequence_parallel: Bools
     tp_overlap_frac: Floats
     """NaN where the profile decides."""
@@ -65,6 +67,11 @@ class PlanTable:
     def microbatches(self) -> Ints:
         """Microbatches per data-parallel rank and step."""
         return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def state_bytes(self) -> Floats:
+        """Bytes of one parameter, moment or gradient as the optimizer keeps it."""
+        return np.where(self.state_dtype == STATE_DTYPES.index("fp32"), 4.0, 2.0)
 
     @property
     def micro_tokens(self) -> Ints:
@@ -96,6 +103,7 @@ class PlanTable:
             precision=PRECISIONS[self.precision[row]],
             prefetch=int(self.prefetch[row]),
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
+            state_dtype=STATE_DTYPES[self.state_dtype[row]],
             placement=self.placement,
         )
 
@@ -133,6 +141,7 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
         precision=ints([PRECISIONS.index(p.precision) for p in plans]),
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
+        state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
         tp_overlap_frac=np.array(
             [np.nan if p.tp_overlap_frac is None else p.tp_overlap_frac for p in plans], dtype=np.float64

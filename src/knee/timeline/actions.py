@@ -137,6 +137,8 @@ class StepParts:
 
     gpu: Gpu
     profile: Profile
+    launch_s: float
+    """Host time to launch one kernel."""
     table: PlanTable
     modes: Modes
     traffic: Traffic
@@ -182,7 +184,7 @@ def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows
         compute_s=cost.time_s[i] * there,
         hidden_s=local.hidden_s[i] * there,
         blocking_s=local.blocking_s[i] * there,
-        host_s=parts.profile.launch_s * cost.kernels[i] * there,
+        host_s=parts.launch_s * cost.kernels[i] * there,
     )
 
 
@@ -196,7 +198,7 @@ def _layer_segment(
         compute_s=cost_s[i],
         hidden_s=local.hidden_s[i] + hidden_send,
         blocking_s=local.blocking_s[i],
-        host_s=parts.profile.launch_s * kernels[i],
+        host_s=parts.launch_s * kernels[i],
     )
 
 

@@ -17,8 +17,7 @@ from knee.workload.operations import Shapes
 from knee.workload.stages import chunk_layers, stage_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
-MASTER_BYTES = 4.0  # fp32 copy that the optimizer updates
-MOMENT_BYTES = 8.0  # AdamW's two fp32 moments
+MOMENTS = 2.0  # of AdamW, in the type of the states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +92,14 @@ def _stage_memory(
     sharded = own / np.where(modes.ddp, 1.0, shards)
 
     whole = ~modes.gathers | ~modes.reshards  # every parameter is on the GPU in 16 bit
-    weights = MASTER_BYTES * sharded + np.where(whole, PARAMETER_BYTES * own, 0.0)
+    # 16-bit states that are not sharded are the parameters that compute: there is no second copy
+    one_copy = ~modes.gathers & (table.state_bytes == PARAMETER_BYTES)
+    copies = np.where(whole, PARAMETER_BYTES * own, 0.0)
+    weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
     # gradients stay whole where they are reduced once, after the last microbatch
     keeps = ~modes.gathers | (~modes.reshards & (table.microbatches > 1))
-    gradients = np.where(keeps, t.reduce_bytes * own, 0.0) + np.where(modes.gathers, 4.0 * sharded, 0.0)
-    optimizer = MOMENT_BYTES * sharded
+    gradients = np.where(keeps, t.reduce_bytes * own, 0.0) + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
+    optimizer = MOMENTS * table.state_bytes * sharded
 
     recompute = table.recompute.astype(np.float64)
     full = table.recompute == RECOMPUTES.index("full")

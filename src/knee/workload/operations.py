@@ -11,6 +11,7 @@ import numpy as np
 
 from knee.columns import Floats
 from knee.specs.model import Model
+from knee.specs.passes import passes_of
 from knee.specs.profile import Kernels
 
 
@@ -51,6 +52,9 @@ class Attention:
     name: str
     flop: Floats
     seq_len: Floats
+    """Keys that a query sees at most."""
+    rows: Floats
+    """Queries, over heads and sequences."""
     head_dim: int
     forward: bool
 
@@ -71,50 +75,6 @@ Operation = Gemm | Attention | Stream
 BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
-    """Reads plus writes of a 16-bit tensor, and kernels, forward and backward."""
-
-    forward: float
-    backward: float
-    forward_kernels: int
-    backward_kernels: int
-
-
-# Counted tensor by tensor. Eager RMSNorm, for instance, casts (1 read, 2 writes in fp32 units of 16 bit), squares
-# (2+2), averages (2), scales (2+2), casts back (2+1) and multiplies by its weight (1+1): 18. A compiler or a fused
-# kernel reads once and writes once, and keeps the residual sum on the way.
-_PASSES: dict[Kernels, dict[str, _Passes]] = {
-    "eager": {
-        "rmsnorm": _Passes(forward=18, backward=30, forward_kernels=7, backward_kernels=14),
-        "layernorm": _Passes(forward=2, backward=5, forward_kernels=1, backward_kernels=2),
-        "rope": _Passes(forward=10, backward=10, forward_kernels=3, backward_kernels=4),
-        "alibi": _Passes(forward=0, backward=0, forward_kernels=0, backward_kernels=0),
-        "learned": _Passes(forward=0, backward=0, forward_kernels=0, backward_kernels=0),
-        "swiglu": _Passes(forward=5, backward=9, forward_kernels=2, backward_kernels=3),
-        "gelu": _Passes(forward=2, backward=3, forward_kernels=1, backward_kernels=1),
-        "relu2": _Passes(forward=4, backward=6, forward_kernels=2, backward_kernels=2),
-        "residual": _Passes(forward=3, backward=3, forward_kernels=1, backward_kernels=1),
-        "loss": _Passes(forward=7, backward=9, forward_kernels=4, backward_kernels=4),
-    },
-    "compiled": {
-        "rmsnorm": _Passes(forward=2, backward=5, forward_kernels=1, backward_kernels=2),
-        "layernorm": _Passes(forward=2, backward=5, forward_kernels=1, backward_kernels=2),
-        "rope": _Passes(forward=2, backward=2, forward_kernels=1, backward_kernels=1),
-        "alibi": _Passes(forward=0, backward=0, forward_kernels=0, backward_kernels=0),
-        "learned": _Passes(forward=0, backward=0, forward_kernels=0, backward_kernels=0),
-        "swiglu": _Passes(forward=3, backward=5, forward_kernels=1, backward_kernels=1),
-        "gelu": _Passes(forward=2, backward=3, forward_kernels=1, backward_kernels=1),
-        "relu2": _Passes(forward=2, backward=3, forward_kernels=1, backward_kernels=1),
-        "residual": _Passes(forward=2, backward=1, forward_kernels=0, backward_kernels=0),
-        "loss": _Passes(forward=3, backward=3, forward_kernels=2, backward_kernels=1),
-    },
-}
-_PASSES["fused"] = _PASSES["compiled"] | {
-    "residual": _Passes(forward=3, backward=1, forward_kernels=1, backward_kernels=0),
-}
-
-
 def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, Floats, Floats]]:
     """(name, output columns, inner size) of a layer's linear maps on one tensor-parallel rank."""
     q = model.q_width / s.tp
@@ -133,7 +93,6 @@ def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, F
 
 def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[Operation]:
     """The memory-bound kernels of a layer."""
-    table = _PASSES[kernels]
     norm_bytes = s.norm_tokens * model.hidden * BYTES
     qk_bytes = s.tokens * (model.q_width + model.kv_width) / s.tp * BYTES
     ffn_bytes = s.tokens * model.ffn / s.tp * BYTES
@@ -145,7 +104,7 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
     ]
     streams: list[Operation] = []
     for name, key, tensor_bytes, times in parts:
-        passes = table[key]
+        passes = passes_of(kernels, key)
         count = passes.backward if backward else passes.forward
         launched = passes.backward_kernels if backward else passes.forward_kernels
         if count:
@@ -166,6 +125,7 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
         name="attention",
         flop=work if forward else 2.5 * work,
         seq_len=s.kv_block,
+        rows=s.tokens * (model.heads / s.tp),
         head_dim=model.head_dim,
         forward=forward,
     )
@@ -215,7 +175,7 @@ def embedding_backward(model: Model, s: Shapes) -> list[Operation]:
 def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """Final norm, output projection and loss; the vocabulary is cut by tp (loss parallel)."""
     vocab = model.vocab / s.tp
-    norm, loss = _PASSES[kernels][model.norm], _PASSES[kernels]["loss"]
+    norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
         Stream(name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels),
@@ -227,7 +187,7 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
 def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """Backward of loss, output projection and final norm."""
     vocab = model.vocab / s.tp
-    norm, loss = _PASSES[kernels][model.norm], _PASSES[kernels]["loss"]
+    norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
         Stream(name="loss", moved_bytes=loss.backward * s.tokens * vocab * BYTES, kernels=loss.backward_kernels),
@@ -237,11 +197,10 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     ]
 
 
-# AdamW on fp32 states: reads parameter, gradient and two moments, writes parameter and two moments (28 bytes);
-# the gradient norm reads the gradient once and clipping rewrites it (12 bytes).
-OPTIMIZER_BYTES_PER_PARAMETER = 40.0
-
-
-def optimizer(parameters: Floats) -> list[Operation]:
-    """AdamW over the parameters a rank owns."""
-    return [Stream(name="adamw", moved_bytes=OPTIMIZER_BYTES_PER_PARAMETER * parameters, kernels=8)]
+def optimizer(parameters: Floats, state_bytes: Floats, cast: Floats, kernels: Kernels) -> list[Operation]:
+    """The gradient norm, clipping and AdamW over the parameters a rank owns; ``cast`` of them have a 16-bit copy that
+    is made anew in forward and a gradient that is cast back."""
+    clip, adamw, casts = (passes_of(kernels, name) for name in ("clip", "adamw", "cast"))
+    states = parameters * state_bytes
+    moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
+    return [Stream(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]

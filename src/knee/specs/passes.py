@@ -1,0 +1,55 @@
+"""What memory-bound kernels move and launch, by kernel set: the catalogue's ``kernels.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from knee.specs.profile import Kernels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Reads plus writes of one tensor, and kernels, forward and backward."""
+
+    forward: float
+    backward: float
+    forward_kernels: int
+    backward_kernels: int
+
+
+@cache
+def _document() -> dict[str, dict[str, Any]]:
+    text = resources.files("knee").joinpath("catalog/kernels.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@cache
+def _entry(kernels: str, name: str) -> dict[str, Any]:
+    table = _document()[kernels]
+    if name in table:
+        return {"kind": table["kind"], "source": table["source"]} | table[name]
+    return _entry(table["base"], name)
+
+
+@cache
+def passes_of(kernels: Kernels, name: str) -> Passes:
+    """Passes of one operation in one kernel set."""
+    entry = _entry(kernels, name)
+    return Passes(**{field: entry[field] for field in Passes.__slots__})
+
+
+def pass_rows(kernels: Kernels) -> list[tuple[str, str, str, str]]:
+    """(operation, forward / backward, kind, source) of a kernel set, for ``--why``."""
+    names = dict.fromkeys(name for table in _document().values() for name in table if name not in _WORDS)
+    rows = []
+    for name in names:
+        entry = _entry(kernels, name)
+        rows.append((name, f"{entry['forward']:g} / {entry['backward']:g} passes", entry["kind"], entry["source"]))
+    return rows
+
+
+_WORDS = ("base", "source", "kind")
