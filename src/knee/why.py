@@ -11,7 +11,7 @@ import numpy as np
 from knee.columns import Floats
 from knee.cost.collectives import Links, ring_bandwidth, ring_turn_s
 from knee.cost.compute import operation_s
-from knee.cost.step import peak_column, shapes_of
+from knee.cost.step import product_column, shapes_of
 from knee.simulator import Working, evaluate
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
@@ -96,7 +96,7 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: Working) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, peak, kernels = shapes_of(one), peak_column(job.cluster, one), job.profile.kernels
+    s, peak, kernels = shapes_of(one), product_column(job.cluster, one), job.profile.kernels
     c.add(
         0,
         "compute of one layer",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Floats
-from knee.specs.hardware import Gpu
+from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
 
@@ -61,7 +61,7 @@ def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -
     return best + gpu.kernel_s
 
 
-def attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
+def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     """Seconds of a causal attention kernel.
 
     Formula: flop / (peak16 * frac * narrow) * (1 + half_seq_len/seq) * (1 + half_rows/rows)
@@ -69,7 +69,7 @@ def attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
     Source:  rates per kernel and GPU in the catalogue; the form from an H200's readings (data/h200)
     Valid:   head sizes 64 and 128; others by the same power
     """
-    rate = gpu.attention[profile.attention]
+    rate = gpu.attention[kernel]
     frac, half = rate.forward_frac, rate.half_seq_len
     if not op.forward:
         frac = rate.backward_frac
@@ -90,7 +90,7 @@ def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operati
     if isinstance(op, Gemm):
         return gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, op.m, op.n, op.k)
     if isinstance(op, Attention):
-        return attention_s(gpu, profile, op)
+        return attention_s(gpu, profile.attention, op)
     return stream_s(gpu, profile, op)
 
 
@@ -108,7 +108,7 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
         kernels += len(gemms)
     for op in ops:
         if isinstance(op, Attention):
-            time_s = time_s + attention_s(gpu, profile, op)
+            time_s = time_s + attention_s(gpu, profile.attention, op)
             flop = flop + op.flop
             kernels += 1 if op.forward else 3
         elif isinstance(op, Stream):

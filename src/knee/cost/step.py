@@ -80,7 +80,7 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
     )
     few = table.rows(first)
     s = shapes_of(few)
-    peak = peak_column(cluster, few)
+    peak = product_column(cluster, few)
 
     half = half_column(cluster, few)
 
@@ -107,6 +107,13 @@ def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
     """Dense peak of each plan's precision."""
     used = {code: cluster.gpu.peak_flop_per_s(PRECISIONS[code]) for code in np.unique(table.precision)}
     return np.select([table.precision == c for c in used], list(used.values())).astype(np.float64)
+
+
+def product_column(cluster: Cluster, table: PlanTable) -> Floats:
+    """Peak that ``gemm_frac`` is a share of: fp8 products reach another share of theirs."""
+    gpu, eight = cluster.gpu, table.precision == PRECISIONS.index("fp8")
+    share = 1.0 if gpu.fp8_gemm_frac is None else gpu.fp8_gemm_frac / gpu.gemm_frac
+    return peak_column(cluster, table) * np.where(eight, share, 1.0)
 
 
 def half_column(cluster: Cluster, table: PlanTable) -> Floats:

@@ -77,6 +77,8 @@ class Gpu:
     fp8_flop_per_s: float | None = None
     gemm_frac: float
     """Fraction of the peak that a large GEMM sustains inside a training step (clocks under the power cap)."""
+    fp8_gemm_frac: float | None = None
+    """The same of the fp8 peak; None where it is taken to be that of 16 bit."""
     gemm_tile_m: int = 128
     gemm_tile_n: int = 256
     """Largest output tile of the GEMM kernels."""
@@ -119,6 +121,8 @@ class Gpu:
             ),
         )
         _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
+        if self.fp8_gemm_frac is not None:
+            _fraction("gpu", self, ("fp8_gemm_frac",))
         _not_negative(
             "gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s")
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from knee.columns import Floats
 from knee.cost.compute import operation_s
-from knee.cost.step import half_column, peak_column, shapes_of
+from knee.cost.step import half_column, product_column, shapes_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
@@ -42,7 +42,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
     s, kinds = shapes_of(one), parts.profile.kernels
-    peak = peak_column(cluster, one)
+    peak = product_column(cluster, one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
     weight = op.layer_backward_weight(model, s, kinds)

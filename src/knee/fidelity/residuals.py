@@ -1,0 +1,52 @@
+"""How far a prediction is from what was measured, and what is held back from a fit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.columns import Bools, Floats
+
+HELD_FRAC = 0.3
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """Relative errors, predicted over measured less one."""
+
+    points: int
+    median_frac: float
+    """Of the absolute errors, as the next two."""
+    p90_frac: float
+    worst_frac: float
+    bias_frac: float
+    """Median of the signed errors."""
+
+    @classmethod
+    def of(cls, predicted: Floats, measured: Floats) -> Residuals:
+        """Errors of pairs."""
+        signed = np.asarray(predicted / measured - 1.0)
+        size = np.abs(signed)
+        return cls(
+            points=len(signed),
+            median_frac=float(np.median(size)),
+            p90_frac=float(np.quantile(size, 0.9)),
+            worst_frac=float(np.max(size)),
+            bias_frac=float(np.median(signed)),
+        )
+
+    @property
+    def words(self) -> str:
+        """In one phrase, for sources."""
+        return f"{self.points} points, error median {self.median_frac:.1%}, p90 {self.p90_frac:.1%}"
+
+
+def held_back(settings: Sequence[Hashable], *, seed: int = SEED) -> Bools:
+    """True for points whose whole setting is kept from the fit: about three in ten of the distinct ones."""
+    distinct = sorted(set(settings), key=repr)
+    chosen = set(random.Random(seed).sample(distinct, round(HELD_FRAC * len(distinct))))
+    return np.array([setting in chosen for setting in settings], dtype=np.bool_)
