@@ -160,11 +160,15 @@ class CollectivePoint:
     size_bytes: int
     """As nccl-tests count: the whole buffer, all ranks' parts together."""
     axis: str
-    """How the group's ranks lie: "world", "node", or strided as an axis of a plan would have them."""
+    """How the group's ranks lie: "world", "node", or strided as an axis of a plan ("tp", "dp", "cp", "pp") has them."""
     group: int
     """Ranks in the group."""
     stride: int
     """Distance between neighbours in the group."""
+    groups: int = 1
+    """Groups of that axis, which all run the collective at the same time, as in training."""
+    nodes: int = 1
+    """Nodes that one group reaches over."""
     beside: str = "nothing"
     """What runs at the same time: "nothing" or "gemm"."""
 
