@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from knee.probe.grid import attention_points, gemm_points, kernel_points, stream_points
+from knee.probe.grid import CPU, GPU, attention_points, gemm_points, kernel_points, stream_points
 from knee.probe.timing import timing_of
 from knee.record.readings import key_of, read_readings
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
-GRID = kernel_points(("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))
+GRID = kernel_points(GPU, ("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))
 
 
 def test_a_point_is_measured_once() -> None:
@@ -20,14 +20,14 @@ def test_a_point_is_measured_once() -> None:
 
 
 def test_layouts_share_their_weight() -> None:
-    forward, dgrad, wgrad = gemm_points(("bf16",))[:3]
+    forward, dgrad, wgrad = gemm_points(GPU, ("bf16",))[:3]
     assert forward.weight == dgrad.weight == wgrad.weight
 
 
 def test_quick_is_a_fifth() -> None:
-    assert len(gemm_points(("bf16",), quick=True)) * 5 < len(gemm_points(("bf16",)))
-    assert len(attention_points(("flash2",), "bf16", quick=True)) * 4 < len(attention_points(("flash2",), "bf16"))
-    assert len(stream_points(quick=True)) * 4 < len(stream_points())
+    assert len(gemm_points(GPU, ("bf16",), quick=True)) * 5 < len(gemm_points(GPU, ("bf16",)))
+    assert len(attention_points(GPU, ("flash2",), "bf16", quick=True)) * 4 < len(attention_points(GPU, ("flash2",), "bf16"))
+    assert len(stream_points(GPU, quick=True)) * 4 < len(stream_points(GPU))
 
 
 def test_the_readings_cover_the_grid() -> None:
@@ -42,3 +42,9 @@ def test_the_median_and_its_spread() -> None:
     assert timing.median_s == 3.0
     assert timing.repeats == 5
     assert timing_of([2.0]).spread_frac == pytest.approx(0.0)
+
+
+def test_a_processor_gets_small_kernels() -> None:
+    points = kernel_points(CPU, ("fp32",), ("flash2",))
+    assert max(p.flop for p in points if p.kind == "gemm") < 1e11
+    assert not any(getattr(p, "compiled", False) for p in points)

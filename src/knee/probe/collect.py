@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
@@ -59,8 +60,7 @@ def in_words(error: Exception) -> str:
 
 def free_memory() -> None:
     """Give back what earlier points held, once it is much: collecting garbage takes longer than most points."""
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
+    torch = sys.modules.get("torch")  # a replay runs without it
+    if torch is not None and torch.cuda.is_available() and torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
         gc.collect()
         torch.cuda.empty_cache()

@@ -5,57 +5,99 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from knee.record.readings import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StreamPoint
 
-# hidden, ffn, key-value width, vocabulary of the family's members, 1B to 405B
-SHAPES = (
-    (2048, 5632, 2048, 32000),
-    (4096, 11008, 4096, 32000),
-    (4096, 14336, 1024, 128256),
-    (5120, 13824, 5120, 32000),
-    (8192, 28672, 1024, 128256),
-    (16384, 53248, 1024, 128256),
-)
-TOKENS = (1024, 2048, 4096, 8192, 16384, 32768)
-DEGREES = (1, 2, 4, 8, 16)
 SEED = 20
-ATTENTION_TOKENS = 16384
 STREAMS = ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy")
 WHOLE_STREAMS = ("adamw", "copy")
 """Neither has a backward, and neither is compiled."""
 
 
-def kernel_points(dtypes: Sequence[str], attention: Sequence[str], *, quick: bool = False) -> list[Point]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large the kernels of a grid are."""
+
+    shapes: tuple[tuple[int, int, int, int], ...]
+    """hidden, ffn, key-value width and vocabulary of a family's members."""
+    degrees: tuple[int, ...]
+    tokens: tuple[int, ...]
+    attention_tokens: int
+    lengths: tuple[int, ...]
+    heads: tuple[int, ...]
+    middle_heads: int
+    """The number of heads that a quick look, and whole squares, are measured at."""
+    streams: tuple[tuple[int, int], ...]
+    """Tokens and hidden size; the first is that of a quick look."""
+    compiled: bool
+    """Memory-bound kernels are measured compiled as well."""
+
+
+GPU = Scale(
+    shapes=(
+        (2048, 5632, 2048, 32000),
+        (4096, 11008, 4096, 32000),
+        (4096, 14336, 1024, 128256),
+        (5120, 13824, 5120, 32000),
+        (8192, 28672, 1024, 128256),
+        (16384, 53248, 1024, 128256),
+    ),
+    degrees=(1, 2, 4, 8, 16),
+    tokens=(1024, 2048, 4096, 8192, 16384, 32768),
+    attention_tokens=16384,
+    lengths=(512, 1024, 2048, 4096, 8192, 16384, 32768),
+    heads=(4, 8, 16, 32),
+    middle_heads=16,
+    streams=((8192, 4096), (2048, 4096), (8192, 2048), (16384, 4096), (8192, 8192)),
+    compiled=True,
+)
+"""Llama-family members of 1B to 405B."""
+
+CPU = Scale(
+    shapes=((256, 704, 256, 2048), (512, 1408, 512, 4096), (1024, 2752, 512, 4096)),
+    degrees=(1, 2, 4),
+    tokens=(128, 256, 512, 1024),
+    attention_tokens=1024,
+    lengths=(128, 256, 512, 1024),
+    heads=(2, 4, 8),
+    middle_heads=4,
+    streams=((1024, 1024), (512, 1024), (1024, 512), (2048, 1024), (1024, 2048)),
+    compiled=False,
+)
+"""What a processor does in seconds; compiling for it needs a compiler that may not be there."""
+
+
+def kernel_points(scale: Scale, dtypes: Sequence[str], attention: Sequence[str], *, quick: bool = False) -> list[Point]:
     """The whole grid, in a fixed random order: an interrupted probe has a fair sample, and clocks do not drift with
     size."""
     points: list[Point] = [
-        *gemm_points(dtypes, quick=quick),
-        *attention_points(attention, dtypes[0], quick=quick),
-        *stream_points(quick=quick),
+        *gemm_points(scale, dtypes, quick=quick),
+        *attention_points(scale, attention, dtypes[0], quick=quick),
+        *stream_points(scale, quick=quick),
     ]
     random.Random(SEED).shuffle(points)
-    return [HostPoint(compiled=False), HostPoint(compiled=True), *points]
+    hosts: list[Point] = [HostPoint(compiled=False), HostPoint(compiled=True)] if scale.compiled else []
+    return hosts + points
 
 
-def _weights() -> list[tuple[int, int]]:
+def _weights(scale: Scale) -> list[tuple[int, int]]:
     """(outputs, inputs) of every distinct linear map on one tensor-parallel rank."""
     found: set[tuple[int, int]] = set()
-    for tp in DEGREES:
-        for hidden, ffn, kv, vocab in SHAPES:
+    for tp in scale.degrees:
+        for hidden, ffn, kv, vocab in scale.shapes:
             found |= {(hidden // tp, hidden), (hidden, hidden // tp), (ffn // tp, hidden), (hidden, ffn // tp)}
             found |= {(max(kv // tp, 128), hidden), (vocab // tp, hidden)}
     return sorted(found)
 
 
-def gemm_points(dtypes: Sequence[str], *, quick: bool = False) -> list[GemmPoint]:
+def gemm_points(scale: Scale, dtypes: Sequence[str], *, quick: bool = False) -> list[GemmPoint]:
     """Every weight shape, each at a few token counts drawn by a fixed seed, in all three layouts."""
     draw = random.Random(SEED)
     points = []
-    weights = _weights()
+    weights = _weights(scale)
     for out, inner in draw.sample(weights, 24) if quick else weights:
-        for tokens in draw.sample(TOKENS, 2):
+        for tokens in draw.sample(scale.tokens, 2):
             shapes: tuple[tuple[Layout, int, int, int], ...] = (
                 ("forward", tokens, out, inner),
                 ("dgrad", tokens, inner, out),
@@ -69,15 +111,17 @@ def gemm_points(dtypes: Sequence[str], *, quick: bool = False) -> list[GemmPoint
     return points
 
 
-def attention_points(kernels: Sequence[str], dtype: str, *, quick: bool = False) -> list[AttentionPoint]:
-    """Sequence lengths 512 to 32k at a constant number of tokens, heads as tp leaves them, both head sizes."""
-    lengths = (1024, 4096, 16384) if quick else (512, 1024, 2048, 4096, 8192, 16384, 32768)
-    heads = (16,) if quick else (4, 8, 16, 32)
+def attention_points(
+    scale: Scale, kernels: Sequence[str], dtype: str, *, quick: bool = False
+) -> list[AttentionPoint]:
+    """Short to long sequences at a constant number of tokens, heads as tp leaves them, both head sizes."""
+    lengths = scale.lengths[1::2] if quick else scale.lengths
+    heads = (scale.middle_heads,) if quick else scale.heads
     grid = itertools.product(kernels, (64, 128), heads, lengths, (True, False), (True, False))
     return [
         AttentionPoint(
             kernel=kernel,
-            batch=max(ATTENTION_TOKENS // seq_len, 1),
+            batch=max(scale.attention_tokens // seq_len, 1),
             heads=heads,
             seq_len=seq_len,
             head_dim=head_dim,
@@ -87,25 +131,27 @@ def attention_points(kernels: Sequence[str], dtype: str, *, quick: bool = False)
         )
         for kernel, head_dim, heads, seq_len, forward, causal in grid
         # a whole square is a ring step's block: one number of heads is enough to tell its rate
-        if causal or (heads == 16 and head_dim == 128)
+        if causal or (heads == scale.middle_heads and head_dim == 128)
         # the scores of unfused attention alone would fill the memory
-        if kernel != "unfused" or (seq_len <= 4096 and heads == 16)
+        if kernel != "unfused" or (seq_len <= 4096 and heads == scale.middle_heads)
     ]
 
 
-def stream_points(*, quick: bool = False) -> list[StreamPoint]:
+def stream_points(scale: Scale, *, quick: bool = False) -> list[StreamPoint]:
     """The memory-bound kernels of a layer, of the loss and of the optimizer."""
-    sizes = ((8192, 4096),) if quick else ((2048, 4096), (8192, 2048), (8192, 4096), (16384, 4096), (8192, 8192))
+    sizes = scale.streams[:1] if quick else scale.streams
+    middle, vocab = scale.streams[0][1], scale.shapes[0][3]
+    compiled = (False, True) if scale.compiled else (False,)
     points = []
     for operation, (tokens, hidden) in itertools.product(STREAMS, sizes):
-        if operation == "loss" and hidden != 4096:
+        if operation == "loss" and hidden != middle:
             continue
-        width = {"swiglu": hidden * 43 // 16, "loss": 32000}.get(operation, hidden)
+        width = {"swiglu": hidden * 43 // 16, "loss": vocab}.get(operation, hidden)
         whole = operation in WHOLE_STREAMS
-        modes = [(True, False)] if whole else [(f, c) for c in (False, True) for f in (True, False)]
+        modes = [(True, False)] if whole else [(f, c) for c in compiled for f in (True, False)]
         points += [
-            StreamPoint(operation=operation, tokens=tokens, width=width, forward=forward, compiled=compiled)
-            for forward, compiled in modes
+            StreamPoint(operation=operation, tokens=tokens, width=width, forward=forward, compiled=compile)
+            for forward, compile in modes
             if forward or operation != "residual"  # the gradient goes through as it is
         ]
     return points
