@@ -160,7 +160,7 @@ def _fit_gemms(products: _Gemms, gpu: Gpu, kept: Bools | None) -> Gpu:
         return _distance(products.predict(made(x), peak)[chosen], products.measured_s[chosen])
 
     rates = 2.0 * products.m * products.n * products.k / products.measured_s / peak
-    start = [float(np.quantile(rates[chosen], 0.8)), gpu.gemm_half_k, gpu.gemm_half_intensity, gpu.kernel_s]
+    start = [float(np.quantile(rates[chosen], 0.8)), 128.0, 2.0, float(np.min(products.measured_s)) / 2]
     return made(_minimum(loss, start, low=(0.01, 1.0, 0.1, 1e-8), high=(1.0, 2048.0, 64.0, 1e-4)))
 
 
@@ -227,15 +227,18 @@ def _fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: 
     allowed = None if kept is None else {_setting(p) for p, keep in zip(sides[0][0], kept, strict=True) if keep}
     chosen = np.array([allowed is None or _setting(p) in allowed for p in points])
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+    # rows that hardly vary, as in a quick look, cannot be told from the rate
+    fixed_rows = gpu.attention[kernel].half_rows if kernel in gpu.attention else 0.0
+    varies = len({p.heads for p in points}) > 1
 
     def made(x: Floats) -> AttentionRate:
-        forward, backward, half, half_backward, rows, head64 = (float(v) for v in x)
+        forward, backward, half, half_backward, head64, *rows = (float(v) for v in x)
         return AttentionRate(
             forward_frac=forward,
             backward_frac=backward,
             half_seq_len=half,
             backward_half_seq_len=half_backward,
-            half_rows=rows,
+            half_rows=rows[0] if rows else fixed_rows,
             head64_frac=head64,
         )
 
@@ -244,8 +247,10 @@ def _fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: 
 
     rates = np.array([p.flop for p in points]) / measured / peak
     best = [float(max(rates[[p.forward == f for p in points]])) for f in (True, False)]
-    low, high = (1e-4, 1e-4, 1.0, 1.0, 1.0, 0.3), (1.0, 1.0, 8192.0, 8192.0, 1e6, 1.0)
-    return made(_minimum(loss, [*best, 400.0, 600.0, 1e4, 0.8], low=low, high=high))
+    start = [*best, 400.0, 600.0, 0.8, 1e4]
+    low, high = (1e-4, 1e-4, 1.0, 1.0, 0.3, 1.0), (1.0, 1.0, 8192.0, 8192.0, 1.0, 1e6)
+    count = 6 if varies else 5
+    return made(_minimum(loss, start[:count], low=low[:count], high=high[:count]))
 
 
 # Memory-bound kernels.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from knee.record.readings import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StreamPoint
+from knee.record.readings import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StepPoint, StreamPoint
 
 SEED = 20
 STREAMS = ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy")
@@ -23,6 +23,7 @@ class Scale:
     """hidden, ffn, key-value width and vocabulary of a family's members."""
     degrees: tuple[int, ...]
     tokens: tuple[int, ...]
+    quick_weights: int
     attention_tokens: int
     lengths: tuple[int, ...]
     heads: tuple[int, ...]
@@ -45,6 +46,7 @@ GPU = Scale(
     ),
     degrees=(1, 2, 4, 8, 16),
     tokens=(1024, 2048, 4096, 8192, 16384, 32768),
+    quick_weights=24,
     attention_tokens=16384,
     lengths=(512, 1024, 2048, 4096, 8192, 16384, 32768),
     heads=(4, 8, 16, 32),
@@ -58,6 +60,7 @@ CPU = Scale(
     shapes=((256, 704, 256, 2048), (512, 1408, 512, 4096), (1024, 2752, 512, 4096)),
     degrees=(1, 2, 4),
     tokens=(128, 256, 512, 1024),
+    quick_weights=8,
     attention_tokens=1024,
     lengths=(128, 256, 512, 1024),
     heads=(2, 4, 8),
@@ -96,7 +99,7 @@ def gemm_points(scale: Scale, dtypes: Sequence[str], *, quick: bool = False) -> 
     draw = random.Random(SEED)
     points = []
     weights = _weights(scale)
-    for out, inner in draw.sample(weights, 24) if quick else weights:
+    for out, inner in draw.sample(weights, scale.quick_weights) if quick else weights:
         for tokens in draw.sample(scale.tokens, 2):
             shapes: tuple[tuple[Layout, int, int, int], ...] = (
                 ("forward", tokens, out, inner),
@@ -155,3 +158,31 @@ def stream_points(scale: Scale, *, quick: bool = False) -> list[StreamPoint]:
             if forward or operation != "residual"  # the gradient goes through as it is
         ]
     return points
+
+
+LLAMA_1B = StepPoint(
+    model="llama-1b",
+    layers=25,
+    hidden=2048,
+    ffn=5632,
+    heads=16,
+    kv_heads=16,
+    vocab=32000,
+    seq_len=4096,
+    micro_batch=1,
+    compiled=False,
+)
+LLAMA_7B = replace(
+    LLAMA_1B, model="llama2-7b", layers=32, hidden=4096, ffn=11008, heads=32, kv_heads=32, master="bf16"
+)
+"""In bf16 throughout: fp32 masters of 7B do not fit on one GPU."""
+TINY = replace(LLAMA_1B, model="tiny", layers=4, hidden=256, ffn=704, heads=4, kv_heads=4, vocab=2048, seq_len=256)
+
+
+def step_points(device: str, *, quick: bool = False) -> list[StepPoint]:
+    """Whole steps, eager and compiled, at local batch 1, 2 and 4."""
+    if device == "cpu":
+        return [replace(TINY, micro_batch=batch) for batch in ((1,) if quick else (1, 2, 4))]
+    models = (LLAMA_1B,) if quick else (LLAMA_1B, LLAMA_7B)
+    grid = itertools.product(models, (1, 2, 4), (False, True))
+    return [replace(model, micro_batch=batch, compiled=compiled) for model, batch, compiled in grid]

@@ -29,6 +29,18 @@ def dtype_of(name: str) -> Any:
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}[name]
 
 
+def backend_of(kernel: str) -> Any:
+    """torch's name of an attention kernel."""
+    from torch.nn.attention import SDPBackend
+
+    return {
+        "flash2": SDPBackend.FLASH_ATTENTION,
+        "cudnn": SDPBackend.CUDNN_ATTENTION,
+        "cutlass": SDPBackend.EFFICIENT_ATTENTION,
+        "unfused": SDPBackend.MATH,
+    }[kernel]
+
+
 def _copies(bytes_each: float) -> int:
     return max(2, min(MOST_COPIES, int(CACHE_BYTES / bytes_each) + 1))
 
@@ -60,15 +72,10 @@ def _gemm(p: GemmPoint, device: str) -> Work:
 
 def _attention(p: AttentionPoint, device: str) -> Work:
     import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    backend = {
-        "flash2": SDPBackend.FLASH_ATTENTION,
-        "cudnn": SDPBackend.CUDNN_ATTENTION,
-        "cutlass": SDPBackend.EFFICIENT_ATTENTION,
-        "unfused": SDPBackend.MATH,
-    }[p.kernel]
+    backend = backend_of(p.kernel)
     shape = (p.batch, p.heads, p.seq_len, p.head_dim)
     n = _copies(2.0 * 3 * p.batch * p.heads * p.seq_len * p.head_dim)
     inputs = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,21 @@ def need_torch(what: str) -> None:
     """Refuse in words where torch is not installed."""
     if find_spec("torch") is None:
         raise MissingExtra(f"{what} needs torch", hint=TRAIN)
+
+
+def ready(probe: Probe, wanted: str | None, *, anyway: bool = False) -> Machine:
+    """The device that will be measured, once it is there and nobody else uses it."""
+    need_torch(f"knee probe {probe}")
+    # before a context exists: in a container one's own process cannot be told from others
+    nvml, why = open_nvml()
+    device = choose_device(wanted)
+    if device == "cuda" and nvml is None:
+        print(f"NVML: {why}; whether someone else uses the GPU cannot be seen", file=sys.stderr)
+    if device == "cuda" and nvml is not None and not anyway:
+        from knee.probe.nvml import refuse_if_shared
+
+        refuse_if_shared(nvml)
+    return describe(probe, device, nvml=nvml)
 
 
 def choose_device(wanted: str | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from knee.probe.kernels import loss, rmsnorm, rope, swiglu
+from knee.probe.kernels import backend_of, loss, rmsnorm, rope, swiglu
 from knee.probe.timing import Timing, timing_of
 from knee.record.readings import Record, StepPoint
 
@@ -83,8 +83,9 @@ class Trainer:
     def step(self) -> None:
         """Forward, backward, clipping, AdamW."""
         import torch
+        from torch.nn.attention import sdpa_kernel
 
-        with self.cast:
+        with self.cast, sdpa_kernel(backend_of(self.case.attention)):
             logits = self.model(self.tokens[:, :-1], self.turn)
         self.loss(logits.flatten(0, 1), self.tokens[:, 1:].flatten()).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)

@@ -140,6 +140,7 @@ class StepPoint:
     compiled: bool
     master: str = "fp32"
     """Type of the parameters and moments: fp32 with 16-bit compute, or bf16 throughout."""
+    attention: str = "flash2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

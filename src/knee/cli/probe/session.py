@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.errors import InputError
 from knee.record.readings import Machine, Point, Probe, Readings, ReadingsFile, Record, key_of, read_readings
+
+if TYPE_CHECKING:
+    from knee.fidelity.machine_file import MachineFile
 
 OUT = "mine.toml"
 
@@ -23,9 +26,9 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
                      help="The cluster file; readings go beside it."),
         click.option("--base", metavar="NAME",
                      help="Catalogue cluster that says what was not measured; by default the one with this GPU."),
-        click.option("--quick", is_flag=True, help="A fifth of the points: a first look in about a minute."),
+        click.option("--quick", is_flag=True, help="A fraction of the points: a first look in about a minute."),
         click.option("--fresh", is_flag=True, help="Measure anew instead of going on with earlier readings."),
-        click.option("--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        click.option("--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
                      help="Take the readings from a file instead of this machine."),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     )):
@@ -48,15 +51,22 @@ class Session:
     def __post_init__(self) -> None:
         if self.out.suffix != ".toml":
             raise InputError(f"--out is {str(self.out)!r}; it should end in .toml")
+        if self.base is not None:  # before minutes of measuring
+            from knee.specs.load import load_cluster
+
+            load_cluster(self.base)
 
     @property
     def path(self) -> Path:
-        """Where the readings go."""
-        return readings_path(self.out, self.probe)
+        """Where the readings go: mine.toml -> mine.kernels.jsonl."""
+        return self.out.with_name(f"{self.out.stem}.{self.probe}.jsonl")
 
     def replayed(self) -> Readings:
         """The recording that stands in for this machine."""
         assert self.replay is not None
+        if self.path.exists() and self.path.samefile(self.replay):
+            raise InputError(f"--replay is {self.replay}, which is the file that --out {self.out} writes",
+                             hint="give another --out")
         recorded = read_readings(self.replay)
         if recorded.machine.probe != self.probe:
             raise InputError(f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, "
@@ -68,14 +78,33 @@ class Session:
         return ReadingsFile(self.path, machine, fresh=self.fresh or self.replay is not None)
 
 
-def readings_path(out: Path, probe: Probe) -> Path:
-    """mine.toml -> mine.kernels.jsonl."""
-    return out.with_name(f"{out.stem}.{probe}.jsonl")
+def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record] | None = None
+        ) -> None:
+    """Measure the points, or look them up in the recording; ends the command where it was interrupted."""
+    from knee.probe.collect import collect
+
+    if measure is None:
+        points, measure = played(session.replayed(), points)
+        if not points:
+            raise InputError(f"{session.replay} has none of the points that `knee probe {session.probe}` measures")
+    file = session.file(machine)
+    todo = sum(key_of(p) not in file.done for p in points)
+    if todo < len(points):
+        click.echo(f"{session.path} has {len(points) - todo} of {len(points)} readings already", err=True)
+    with Progress(todo) as progress:
+        went = collect(file, points, measure, progress.tell)
+    if went.left:
+        click.echo(f"stopped: {went.measured + went.kept} readings are kept in {session.path}, {went.left} are left; "
+                   "the same command goes on", err=True)
+        raise click.Abort
+    if went.failed:
+        errors = dict.fromkeys(r["error"] for r in read_readings(session.path).failed)
+        click.echo(f"{went.failed} points could not be measured: {'; '.join(list(errors)[:3])}", err=True)
 
 
 def played(recorded: Readings, points: Sequence[Point]) -> tuple[list[Point], Callable[[Point], Record]]:
     """The points of a recording, in the grid's order, and a measurement that looks them up."""
-    found = {r["key"]: r for r in recorded.records}
+    found = {r["key"]: {k: v for k, v in r.items() if k != "key"} for r in recorded.records}
     return [p for p in points if key_of(p) in found], lambda point: found[key_of(point)]
 
 
@@ -83,7 +112,9 @@ class Progress:
     """A line on stderr per tenth, or a live bar on a terminal."""
 
     def __init__(self, total: int) -> None:
-        self.total, self.done, self.bar = total, 0, None
+        self.total, self.done = total, 0
+        self.bar: Any = None
+        self.task: Any = None
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
@@ -106,3 +137,43 @@ class Progress:
             self.bar.update(self.task, advance=1, description=key_of(point)[:60])
         elif self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
             click.echo(f"{self.done} of {self.total} points", err=True)
+
+
+def print_machine(readings: Readings) -> None:
+    """Where the readings come from."""
+    from knee.cli.table import print_heading, print_rows
+
+    m = readings.machine
+    print_heading(f"{m.device}, {m.date}")
+    limit = f", limit {m.power_limit_w:g} W" if m.power_limit_w else ""
+    print_rows([["software", m.software], ["host", m.host], ["device", f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}{limit}"],
+                ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"]])
+
+
+def print_values(written: MachineFile) -> None:
+    """What was measured beside what the catalogue says of the base."""
+    from knee.cli.table import print_heading, print_rows
+    from knee.specs.load import load_cluster
+
+    before = load_cluster(written.base).spec
+    rows = [[path, str(value.value), _shown(before, path), value.kind] for path, value in written.values.items()]
+    print_heading(f"{written.path} (from {', '.join(written.probes)}; the rest is {written.base})")
+    print_rows([["field", "here", written.base, "kind"], *rows], right=(1, 2))
+    click.echo(f"try: knee simulate llama2-7b --cluster {written.path} --gpus 8 --local-batch 2", err=True)
+
+
+def _shown(cluster: Any, path: str) -> str:
+    from knee import units
+
+    for part in path.split("."):
+        cluster = cluster.get(part) if isinstance(cluster, dict) else getattr(cluster, part, None)
+    unit = units.dimension(path.rpartition(".")[2])
+    if cluster is None:
+        return "unknown"
+    return units.show(cluster, unit, 4) if unit not in (None, "frac") else f"{cluster:g}"
+
+
+def file_json(written: MachineFile) -> dict[str, Any]:
+    """The cluster file in an answer's JSON."""
+    return {"cluster_file": str(written.path), "base": written.base,
+            "values": {path: asdict(value) for path, value in written.values.items()}}

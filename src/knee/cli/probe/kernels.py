@@ -1,0 +1,119 @@
+"""``knee probe kernels``: the compute of one device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.cli.probe.session import Session, options, run
+from knee.record.readings import HostPoint, Machine, Point, Record
+
+if TYPE_CHECKING:
+    from knee.fidelity.kernels import HeldOut
+    from knee.fidelity.machine_file import MachineFile
+
+TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
+ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass", "unfused"), "cpu": ("flash2",)}
+OLDEST = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which a chip has the type."""
+
+
+@click.command("kernels")
+@options
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one.")
+@click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")
+def command(**given: Any) -> None:
+    """Measure products, attention and memory-bound kernels of one device, and fit its compute model.
+
+    Prints how well the fit holds, also on shapes that were left out of it, and writes the cluster file. A full grid
+    takes about eight minutes on an H200, --quick one or two.
+    """
+    device, anyway = given.pop("device"), given.pop("anyway")
+    session = Session(probe="kernels", **given)
+    if session.replay is not None:
+        recorded = session.replayed()
+        run(session, recorded.machine, _points(recorded.machine, _recorded_types(recorded.machine), session.quick))
+    else:
+        from knee.probe.machine import ready
+
+        machine = ready("kernels", device, anyway=anyway)
+        run(session, machine, _points(machine, _types(machine), session.quick), _measure(machine.kind))
+    _report(session)
+
+
+def _points(machine: Machine, types: tuple[str, ...], quick: bool) -> list[Point]:
+    from knee.probe.grid import CPU, GPU, kernel_points
+
+    return kernel_points(GPU if machine.kind == "cuda" else CPU, types, ATTENTION[machine.kind], quick=quick)
+
+
+def _recorded_types(machine: Machine) -> tuple[str, ...]:
+    return TYPES[machine.kind]
+
+
+def _types(machine: Machine) -> tuple[str, ...]:
+    """What the chip has; the first is the one that the grid is measured in."""
+    if machine.kind == "cpu":
+        return TYPES["cpu"]
+    import torch
+
+    chip = torch.cuda.get_device_capability(0)
+    return tuple(name for name in TYPES["cuda"] if chip >= OLDEST.get(name, (0, 0)))
+
+
+def _measure(device: str) -> Any:
+    from knee.probe.host import measure_host
+    from knee.probe.kernels import measure
+
+    def one(point: Any) -> Record:
+        return measure_host(point, device) if isinstance(point, HostPoint) else asdict(measure(point, device))
+
+    return one
+
+
+def _report(session: Session) -> None:
+    from knee.fidelity.kernels import fit_kernels, held_out
+    from knee.fidelity.machine_file import base_of, write_machine_file
+    from knee.record.readings import read_readings
+    from knee.specs.load import load_cluster, load_profile
+
+    readings = read_readings(session.path)
+    base = load_cluster(base_of(readings.machine, session.base)).spec.gpu
+    fit, away = fit_kernels(readings, base, load_profile("eager").spec), held_out(readings, base)
+    written = write_machine_file(session.out, session.base)
+    if session.as_json:
+        _print_json(session.path, fit.residuals, away, written)
+        return
+    from knee.cli.probe.session import print_machine, print_values
+    from knee.cli.table import print_heading, print_rows
+
+    print_machine(readings)
+    print_heading("fit (error of the formula on every reading)")
+    head = ["part", "points", "median", "p90", "worst", "bias"]
+    rows = [[name, *_cells(r)] for name, r in fit.residuals.items()]
+    print_rows([head, *rows], right=(1, 2, 3, 4, 5))
+    print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
+    named = [("products", away.gemm), ("  one efficiency instead", away.gemm_roofline),
+             ("attention", away.attention), ("  one efficiency instead", away.attention_roofline)]
+    print_rows([head, *([name, *_cells(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
+    print_values(written)
+
+
+def _cells(r: Any) -> list[str]:
+    return [str(r.points), f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
+
+
+def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut, written: MachineFile) -> None:
+    import json
+
+    from knee.cli.probe.session import file_json
+
+    click.echo(json.dumps({
+        "readings": str(path),
+        "residuals": {name: asdict(r) for name, r in residuals.items()},
+        "held_out": asdict(away),
+        **file_json(written),
+    }, indent=2))

@@ -1,0 +1,108 @@
+"""``knee probe steps``: whole training steps of one device against the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from knee.cli.probe.session import Session, options, run
+from knee.record.readings import Point, Record
+
+
+@click.command("steps")
+@options
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one.")
+@click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")
+def command(**given: Any) -> None:
+    """Measure plain training steps of Llama 1B and 7B on one device, and simulate the same.
+
+    The simulator takes the cluster file (--out) where a probe has written one, and the catalogue's entry otherwise.
+    Steps are never fitted on: they say how far the file can be trusted. About five minutes on an H200.
+    """
+    device, anyway = given.pop("device"), given.pop("anyway")
+    session = Session(probe="steps", **given)
+    if session.replay is not None:
+        recorded = session.replayed()
+        run(session, recorded.machine, [p for p, _ in recorded.good("step")])
+    else:
+        from knee.probe.grid import step_points
+        from knee.probe.machine import ready
+
+        machine = ready("steps", device, anyway=anyway)
+        points: list[Point] = list(step_points(machine.kind, quick=session.quick))
+        run(session, machine, points, _measure(machine.kind))
+    _report(session)
+
+
+def _measure(device: str) -> Any:
+    from knee.probe.machine import open_nvml
+    from knee.probe.nvml import EnergyMeter
+    from knee.probe.plain_step import measure_step
+
+    nvml, _ = open_nvml() if device == "cuda" else (None, None)
+    meter = EnergyMeter(nvml) if nvml is not None else None
+
+    def one(point: Any) -> Record:
+        return measure_step(point, device, meter=meter)
+
+    return one
+
+
+def _report(session: Session) -> None:
+    from knee.fidelity.machine_file import base_of
+    from knee.fidelity.steps import simulate_step
+    from knee.record.readings import read_readings
+    from knee.specs.load import load_cluster
+
+    readings = read_readings(session.path)
+    from_file = session.out.exists() and session.base is None
+    name = f"./{session.out}" if from_file else base_of(readings.machine, session.base)
+    cluster = load_cluster(name).spec
+    rows = []
+    for point, read in readings.good("step"):
+        simulated = simulate_step(point, cluster)
+        rows.append({
+            **asdict(point),
+            "measured_s": read["step_s"],
+            "simulated_s": simulated.step_s,
+            "error_frac": simulated.step_s / read["step_s"] - 1.0,
+            "measured_w": read["power_w"],
+            "simulated_w": simulated.power_w_per_gpu,
+            "measured_bytes": read["peak_bytes"],
+            "simulated_bytes": simulated.memory.total_bytes if simulated.memory is not None else None,
+        })
+    if session.as_json:
+        import json
+
+        click.echo(json.dumps({"readings": str(session.path), "cluster": str(name), "steps": rows}, indent=2))
+        return
+    _print(readings, rows, str(name))
+
+
+def _print(readings: Any, rows: list[dict[str, Any]], name: str) -> None:
+    from statistics import median
+
+    from knee.cli.probe.session import print_machine
+    from knee.cli.table import print_heading, print_rows
+    from knee.units import show
+
+    def shown(value: float | None, unit: str) -> str:
+        return "unknown" if value is None else show(value, unit)
+
+    print_machine(readings)
+    print_heading(f"steps, measured and simulated on {name}")
+    table = [["model", "batch", "kernels", "states", "measured", "simulated", "error", "draw", "simulated",
+              "memory", "simulated"]]
+    for r in rows:
+        table.append([
+            r["model"], str(r["micro_batch"]), "compiled" if r["compiled"] else "eager", r["master"],
+            show(r["measured_s"], "s"), show(r["simulated_s"], "s"), f"{r['error_frac']:+.1%}",
+            shown(r["measured_w"], "w"), shown(r["simulated_w"], "w"),
+            shown(r["measured_bytes"], "bytes"), shown(r["simulated_bytes"], "bytes"),
+        ])
+    print_rows(table, right=(1, 4, 5, 6, 7, 8, 9, 10))
+    errors = [abs(r["error_frac"]) for r in rows]
+    if errors:
+        click.echo(f"error of the step time: median {median(errors):.1%}, worst {max(errors):.1%}")

@@ -1,0 +1,147 @@
+"""All readings of a machine -> one cluster file: what was measured, laid over a catalogue entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from knee.errors import InputError
+from knee.fidelity.kernels import KernelFit, fit_kernels
+from knee.record.readings import Machine, Probe, Readings, read_readings
+from knee.specs.hardware import Cluster
+from knee.specs.load import load_cluster, load_profile
+from knee.specs.write import Value, cluster_toml
+
+BASES = {
+    "H200": "dgx-h200",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "dgx-v100",
+    "GB200": "gb200-nvl72",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x-8",
+}
+"""Part of a device's name -> the catalogue cluster that has it; the first that matches."""
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFile:
+    """What was written."""
+
+    path: Path
+    base: str
+    values: Values
+    """Dotted field path -> what was measured."""
+    probes: tuple[Probe, ...]
+    """Readings that it was made from."""
+
+
+def readings_path(out: Path, probe: Probe) -> Path:
+    """mine.toml -> mine.kernels.jsonl."""
+    return out.with_name(f"{out.stem}.{probe}.jsonl")
+
+
+def base_of(machine: Machine, wanted: str | None) -> str:
+    """The catalogue cluster that says what was not measured."""
+    if wanted is not None:
+        load_cluster(wanted)  # refuses a name that is not there
+        return wanted
+    if machine.kind == "cpu":
+        return "cpu"
+    for part, name in BASES.items():
+        if part in machine.device:
+            return name
+    raise InputError(
+        f"the catalogue has no cluster with a {machine.device}",
+        hint="give --base with the nearest one; `knee catalog` lists them",
+    )
+
+
+def write_machine_file(out: Path, base: str | None) -> MachineFile:
+    """Derive the cluster file anew from all readings that lie beside it."""
+    found: dict[Probe, Readings] = {
+        probe: read_readings(path) for probe in get_args(Probe) if (path := readings_path(out, probe)).exists()
+    }
+    first = next(iter(found.values())).machine
+    name = base_of(first, base)
+    cluster = load_cluster(name).spec
+    values: Values = {}
+    used: list[Probe] = []
+    for probe, readings in found.items():
+        if probe in DERIVE:
+            values |= DERIVE[probe](readings, cluster)
+            used.append(probe)
+    text = cluster_toml(
+        name,
+        values,
+        comments=(
+            f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
+            f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
+        ),
+    )
+    new = out.with_name(out.name + ".new")
+    try:
+        new.write_text(text, encoding="utf-8")
+        new.replace(out)
+    except OSError as error:
+        raise InputError(f"{out} cannot be written: {error.strerror}") from None
+    load_cluster(str(out) if "/" in str(out) else f"./{out}")  # what is written can be read
+    return MachineFile(path=out, base=name, values=values, probes=tuple(used))
+
+
+def kernel_values(readings: Readings, cluster: Cluster) -> Values:
+    """Fields of the GPU that kernels tell, and the host's launch time."""
+    return values_of_fit(readings.machine, fit_kernels(readings, cluster.gpu, load_profile("eager").spec), cluster)
+
+
+def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
+    """A fit as values with their sources."""
+    taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}"
+
+    def fitted(value: float | str, part: str) -> Value:
+        return Value(value=value, kind="fitted", source=f"{taken}: {fit.residuals[part].words}")
+
+    def read(value: float | str, what: str) -> Value:
+        return Value(value=value, kind="measured", source=f"{taken}: {what}")
+
+    gpu, main = fit.gpu, next(part for part in fit.residuals if part.startswith("products"))
+    values = {
+        "gpu.sms": read(gpu.sms, "as torch reports it"),
+        "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
+        "gpu.gemm_frac": fitted(_short(gpu.gemm_frac), main),
+        "gpu.gemm_half_k": fitted(_short(gpu.gemm_half_k), main),
+        "gpu.gemm_half_intensity": fitted(_short(gpu.gemm_half_intensity), main),
+        "gpu.kernel_s": fitted(f"{_short(gpu.kernel_s * 1e6)} us", main),
+        "gpu.hbm_frac": read(_short(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
+    }
+    if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
+        rate = f"{_short(gpu.hbm_bytes_per_s / 1e9)} GB/s"
+        values["gpu.hbm_bytes_per_s"] = read(rate, "what streaming kernels reach; no rate is published")
+    if machine.kind == "cpu":
+        best = f"{_short((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
+        for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
+            values[field] = read(best, "the best fp32 product, in place of a peak")
+    if gpu.fp8_gemm_frac is not None and "products fp8" in fit.residuals:
+        values["gpu.fp8_gemm_frac"] = fitted(_short(gpu.fp8_gemm_frac), "products fp8")
+    for kernel, rate in gpu.attention.items():
+        if f"attention {kernel} forward" in fit.residuals:
+            for field, value in asdict(rate).items():
+                part = f"attention {kernel} {'backward' if 'backward' in field else 'forward'}"
+                values[f"gpu.attention.{kernel}.{field}"] = fitted(_short(value), part)
+    if fit.launch_s is not None:
+        what = "a training step too small to keep the device busy, eager, over its kernels"
+        values["node.launch_s"] = read(f"{_short(fit.launch_s * 1e6)} us", what)
+    return values
+
+
+def _short(value: float) -> float:
+    """Four digits: more than any reading has."""
+    return float(f"{value:.4g}")
+
+
+DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {"kernels": kernel_values}
+"""Which probes tell something of the cluster, and how."""
