@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from knee.specs import Cluster, Job, Model, Plan, Profile
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS
+from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 MODELS = ("llama-tiny", "llama-tiny", "llama2-7b", "llama3-8b", "llama3-8b", "llama3-405b")
 CLUSTERS = ("dgx-a100", "dgx-h100", "gb200-nvl72")
@@ -71,7 +71,8 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         tp_overlap_frac=draw(st.sampled_from((None, 0.0, 0.5, 1.0))), schedule=schedule, virtual_stages=virtual,
         cp_method=draw(st.sampled_from(CP_METHODS)), micro_batch=draw(st.sampled_from((1, 2, 4))),
         recompute=draw(st.sampled_from(RECOMPUTES)), prefetch=draw(st.integers(0, 3)),
-        reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)), placement=placement,
+        reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
+        state_dtype=draw(st.sampled_from(STATE_DTYPES)), placement=placement,
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
 

@@ -44,15 +44,29 @@ def test_ddp() -> None:
 
 
 def test_fsdp() -> None:
-    """Everything over 64; three gathered layers, the ends, and a layer's gradient in two types."""
+    """Everything over 64; three gathered layers, the ends, and a layer's gradient in two types. Gradients come as
+    activations go, and are fewer."""
     m = memory(job(sharding="fsdp", dp_shard=64))
-    check(m, weights=4 * N / 64, gradients=4 * N / 64, optimizer=8 * N / 64, activations=32 * SAVED,
+    check(m, weights=4 * N / 64, gradients=0, optimizer=8 * N / 64, activations=32 * SAVED,
           comm_buffers=2 * LAYER * 3 + 2 * ENDS + 6 * LAYER)
 
 
 def test_fsdp_without_resharding_keeps_the_weights() -> None:
     m = memory(job(sharding="fsdp_no_reshard", dp_shard=64))
-    check(m, weights=4 * N / 64 + 2 * N, gradients=4 * N / 64, optimizer=8 * N / 64)
+    check(m, weights=4 * N / 64 + 2 * N, gradients=0, optimizer=8 * N / 64)
+
+
+def test_gradients_beyond_the_activations_stand_at_the_end_of_backward() -> None:
+    m = memory(job(sharding="ddp"))
+    check(m, gradients=4 * N - 32 * SAVED - 10 * TOKENS * 32000)
+
+
+def test_sixteen_bit_states_are_the_parameters() -> None:
+    """8 bytes a parameter on one GPU: parameter, two moments, and the gradient at the end of backward."""
+    m = memory(job(sharding="ddp", state_dtype="bf16", reduce_dtype="bf16"))
+    check(m, weights=2 * N, optimizer=4 * N, gradients=max(2 * N - 32 * SAVED - 10 * TOKENS * 32000, 0))
+    sharded = memory(job(sharding="fsdp", dp_shard=64, state_dtype="bf16"))
+    check(sharded, weights=2 * N / 64, optimizer=4 * N / 64)
 
 
 def test_accumulating_without_resharding_keeps_the_gradients() -> None:

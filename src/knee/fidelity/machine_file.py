@@ -89,7 +89,7 @@ def write_machine_file(out: Path, base: str | None) -> MachineFile:
         new.replace(out)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror}") from None
-    load_cluster(str(out) if "/" in str(out) else f"./{out}")  # what is written can be read
+    load_cluster(str(out))  # what is written can be read
     return MachineFile(path=out, base=name, values=values, probes=tuple(used))
 
 

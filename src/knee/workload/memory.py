@@ -107,6 +107,9 @@ def _stage_memory(
     working = np.where(full, layer_saved_bytes(model, s, profile.saved, profile.attention, 0.0 * recompute), 0.0)
     activations = stage.in_flight * stage.chunk * saved + working
     logits = stage.last * logits_bytes(model, s, profile.saved)
+    # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment
+    frees = (modes.gathers | (table.dp == 1)) & (table.microbatches == 1) & (table.pp == 1)
+    gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
 
     # the layer that computes, its gathered neighbours, and one whole gradient on its way out
     gathered = PARAMETER_BYTES * t.layer.moved * (2.0 + table.prefetch) + PARAMETER_BYTES * ends

@@ -58,7 +58,7 @@ def _report(session: Session) -> None:
 
     readings = read_readings(session.path)
     from_file = session.out.exists() and session.base is None
-    name = f"./{session.out}" if from_file else base_of(readings.machine, session.base)
+    name = str(session.out) if from_file else base_of(readings.machine, session.base)
     cluster = load_cluster(name).spec
     rows = []
     for point, read in readings.good("step"):
@@ -76,9 +76,9 @@ def _report(session: Session) -> None:
     if session.as_json:
         import json
 
-        click.echo(json.dumps({"readings": str(session.path), "cluster": str(name), "steps": rows}, indent=2))
+        click.echo(json.dumps({"readings": str(session.path), "cluster": name, "steps": rows}, indent=2))
         return
-    _print(readings, rows, str(name))
+    _print(readings, rows, name)
 
 
 def _print(readings: Any, rows: list[dict[str, Any]], name: str) -> None:

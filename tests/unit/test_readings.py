@@ -1,0 +1,67 @@
+"""Files of readings: they go on, survive a cut, and refuse another machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from knee.errors import InputError
+from knee.record.readings import GemmPoint, Machine, ReadingsFile, key_of, point_of, read_readings
+
+MACHINE = Machine(probe="kernels", date="2026-01-01", device="chip", kind="cuda", devices=1, sms=100, memory_bytes=1e9,
+                  power_limit_w=None, host="host", knee="0", python="3", torch="2", cuda="13", driver="1", nccl=None)
+POINT = GemmPoint(m=1, n=2, k=3, layout="wgrad")
+
+
+def test_a_point_comes_back() -> None:
+    assert point_of(asdict(POINT) | {"key": "x", "median_s": 1.0}) == POINT
+    assert POINT.weight == (1, 2)
+
+
+def test_a_second_call_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0})
+    again = ReadingsFile(path, replace(MACHINE, date="2026-01-02"))
+    assert again.done == {key_of(POINT)}
+    assert read_readings(path).machine.date == "2026-01-01"
+    assert ReadingsFile(path, MACHINE, fresh=True).done == set()
+
+
+def test_a_line_cut_off_is_dropped_and_written_over(tmp_path: Path) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0})
+    with path.open("a") as file:
+        file.write('{"key": "half')
+    assert len(read_readings(path).records) == 1
+    ReadingsFile(path, MACHINE).add("other", asdict(replace(POINT, m=5)) | {"median_s": 2.0})
+    assert [r["key"] for r in read_readings(path).records] == [key_of(POINT), "other"]
+
+
+def test_errors_are_readings_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    ReadingsFile(path, MACHINE).add("bad", asdict(POINT) | {"error": "out of memory"})
+    readings = read_readings(path)
+    assert list(readings.good("gemm")) == []
+    assert [r["error"] for r in readings.failed] == ["out of memory"]
+
+
+@pytest.mark.parametrize(("change", "word"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"),
+                                              ({"driver": "2"}, "driver")])
+def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word: str) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    ReadingsFile(path, MACHINE)
+    with pytest.raises(InputError, match=word) as caught:
+        ReadingsFile(path, replace(MACHINE, **change))  # type: ignore[arg-type]
+    assert "--fresh" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("text", ["", "[]\n", '{"a": 1}\n', '{"probe": "kernels"}\n', "not json\nnot json\n",
+                                  json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n'])
+def test_other_files_are_refused_in_words(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(text)
+    with pytest.raises(InputError, match="odd.jsonl"):
+        read_readings(path)
