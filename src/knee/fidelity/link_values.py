@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,6 @@ from knee.fidelity.residuals import Residuals
 from knee.record.readings import CollectivePoint, Readings
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
-from knee.specs.read import Loaded
 from knee.specs.write import Value
 
 RINGS = ("all_gather", "reduce_scatter")
@@ -30,17 +29,17 @@ class _Ring:
     residuals: Residuals
 
 
-def link_values(readings: Readings, base: Loaded[Cluster]) -> dict[str, Value]:
+def link_values(readings: Readings, cluster: Cluster) -> dict[str, Value]:
     """Dotted cluster fields that were measured; those of links that no group crossed are left to the base."""
     per_node = readings.machine.devices
     values: dict[str, Value] = {"node.gpus": _value(per_node, readings, "processes on a node")}
     inside = _widest(readings, RINGS, lambda p: p.nodes == 1)
     if inside is not None:
-        values |= _node(readings, inside, base)
+        values |= _node(readings, inside, cluster)
     across = _across(readings, inside, per_node)
     if across is not None:
         hop_s = inside_hop_s(inside) if inside is not None else 0.0
-        values |= _fabric(readings, across, hop_s, base)
+        values |= _fabric(readings, across, hop_s, cluster)
     return values
 
 
@@ -52,11 +51,11 @@ def inside_hop_s(ring: _Ring) -> float:
     return max(ring.latency_s - constant("collectives", "base_s"), 0.0) / (ring.point.group - 1)
 
 
-def _node(readings: Readings, ring: _Ring, base: Loaded[Cluster]) -> dict[str, Value]:
-    node = base.spec.node
+def _node(readings: Readings, ring: _Ring, cluster: Cluster) -> dict[str, Value]:
+    node = cluster.node
     wire = min(node.link_bytes_per_s, node.pair_bytes_per_s * (ring.point.group - 1))
     values = {"node.hop_s": _value(f"{inside_hop_s(ring) * 1e6:.4g} us", readings, ring)}
-    if _stated(base, "node.link_bytes_per_s") and ring.bytes_per_s <= wire:
+    if _stated(readings) and ring.bytes_per_s <= wire:
         return values | {"node.link_frac": _value(_digits(ring.bytes_per_s / wire), readings, ring)}
     rate = _value(_rate(ring.bytes_per_s), readings, ring)
     whole = _value(1.0, readings, "the measured rate is what a collective reaches")
@@ -71,13 +70,13 @@ def _across(readings: Readings, inside: _Ring | None, per_node: int) -> _Ring | 
     return world if bound_by_network or rails is None else rails
 
 
-def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, base: Loaded[Cluster]) -> dict[str, Value]:
+def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, cluster: Cluster) -> dict[str, Value]:
     """Formula: latency = base + (N - n) node hops + (n - 1) network hops; bandwidth = ranks of a node x NIC."""
-    point, nic = ring.point, base.spec.fabric.nic_bytes_per_s
+    point, nic = ring.point, cluster.fabric.nic_bytes_per_s
     left_s = ring.latency_s - constant("collectives", "base_s") - (point.group - point.nodes) * node_hop_s
     values = {"fabric.hop_s": _value(f"{max(left_s, 0.0) / (point.nodes - 1) * 1e6:.4g} us", readings, ring)}
     rate = ring.bytes_per_s / (point.group / point.nodes)
-    if _stated(base, "fabric.nic_bytes_per_s") and rate <= nic:
+    if _stated(readings) and rate <= nic:
         values["fabric.nic_frac"] = _value(_digits(rate / nic), readings, ring)
     else:
         nic = rate
@@ -89,9 +88,8 @@ def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, base: Loaded[Clu
     return values
 
 
-def _widest(readings: Readings, collectives: Sequence[str], fits: object) -> _Ring | None:
+def _widest(readings: Readings, collectives: Sequence[str], fits: Callable[[CollectivePoint], bool]) -> _Ring | None:
     """One line through those collectives over the widest axis that ``fits``."""
-    assert callable(fits)
     found = {key: points for key, points in series_of(readings).items()
              if key[0] in collectives and len(points) >= FEWEST_SIZES and fits(points[0][0])}
     if not found:
@@ -104,9 +102,9 @@ def _widest(readings: Readings, collectives: Sequence[str], fits: object) -> _Ri
                  sizes=len(np.unique(moved)), residuals=Residuals.of(line.predict(moved), seconds))
 
 
-def _stated(base: Loaded[Cluster], path: str) -> bool:
-    """Whether someone states that rate; a share of an assumed one would say nothing."""
-    return path in base.sources and base.sources[path].kind in ("vendor", "published")
+def _stated(readings: Readings) -> bool:
+    """Whether a vendor states the rates of such links; a share of an assumed one would say nothing."""
+    return readings.machine.kind == "cuda"
 
 
 def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:

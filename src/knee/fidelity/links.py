@@ -108,9 +108,10 @@ def fit_line(moved_bytes: Floats, seconds: Floats) -> Line:
 
 def held_out(moved_bytes: Floats, seconds: Floats) -> Residuals:
     """Errors at each size but the first and last, from lines that did not see it."""
-    inner = range(1, len(seconds) - 1)
-    others = [np.arange(len(seconds)) != i for i in inner]
-    predicted = [fit_line(moved_bytes[o], seconds[o]).predict(moved_bytes[i]) for i, o in zip(inner, others, strict=True)]
+    predicted = []
+    for i in range(1, len(seconds) - 1):
+        others = np.arange(len(seconds)) != i
+        predicted.append(fit_line(moved_bytes[others], seconds[others]).predict(moved_bytes[i]))
     return Residuals.of(np.array(predicted), seconds[1:-1])
 
 

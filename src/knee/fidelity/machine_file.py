@@ -9,6 +9,7 @@ from typing import get_args
 
 from knee.errors import InputError
 from knee.fidelity.kernels import KernelFit, fit_kernels
+from knee.fidelity.link_values import link_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
@@ -143,5 +144,5 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {"kernels": kernel_values}
+DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {"kernels": kernel_values, "collectives": link_values}
 """Which probes tell something of the cluster, and how."""

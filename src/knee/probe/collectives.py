@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from knee.probe.beside import measure_beside
 from knee.probe.collect import in_words
 from knee.probe.groups import ELEMENT_BYTES, Series
 from knee.probe.ranks import Ranks
-from knee.probe.timing import timing_of
 from knee.record.readings import CollectivePoint, Record, key_of
 from knee.units import show
 
@@ -35,7 +35,7 @@ class Effort:
     """Spent on one size in one pass."""
 
 
-FULL = {"cuda": Effort(longest_s=0.5, rounds=3, round_s=0.05), "cpu": Effort(longest_s=0.3, rounds=4, round_s=0.1)}
+FULL = {"cuda": Effort(longest_s=0.5, rounds=3, round_s=0.05), "cpu": Effort(longest_s=0.2, rounds=4, round_s=0.1)}
 QUICK = {"cuda": Effort(longest_s=0.1, rounds=2, round_s=0.03), "cpu": Effort(longest_s=0.3, rounds=3, round_s=0.08)}
 FEWEST, MOST = 3, 20
 """Samples of a size in one pass."""
@@ -55,11 +55,14 @@ class _Trial:
 
 
 def measure_all(ranks: Ranks, series: Sequence[Series], known: Mapping[str, float | None], effort: Effort,
-                add: Add) -> bool:
-    """Measure what is not known yet; False where someone asked to stop. ``add`` hears of every point on every rank."""
+                add: Add, tell: Callable[[Series], None]) -> bool:
+    """Measure what is not known yet; False where someone asked to stop.
+
+    ``add`` hears of every point, ``tell`` of every series that is over, both on every rank.
+    """
     group, axis = None, None
     for one in series:
-        if all(key_of(point) in known for point in one.points):
+        if finished(one, known):
             continue
         if ranks.stopped():
             return False
@@ -69,7 +72,13 @@ def measure_all(ranks: Ranks, series: Sequence[Series], known: Mapping[str, floa
             axis, group = one.axis, ranks.group(one.axis.ranks(ranks.launch.rank))
         if not (_beside if one.beside else _alone)(ranks, group, one, known, effort, add):
             return False
+        tell(one)
     return True
+
+
+def finished(series: Series, known: Mapping[str, float | None]) -> bool:
+    """Whether nothing of a series is left to measure."""
+    return all(key_of(point) in known for point in series.points)
 
 
 def _beside(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort,
@@ -107,9 +116,14 @@ def _alone(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float |
 
 
 def reading(times_s: Sequence[float], each: int) -> Record:
-    """What is kept of the samples."""
-    timing = timing_of(times_s)
-    return {"time_s": timing.median_s, "spread_frac": timing.spread_frac, "samples": len(times_s), "each": each}
+    """What is kept of the samples: the lower quartile, because whatever disturbs one rank holds all of them up.
+
+    On quiet GPUs it is the median within a per cent or two; on a shared host medians jump between runs. The spread is
+    half of the middle half, over it.
+    """
+    low_s, middle_s, high_s = statistics.quantiles(times_s, n=4, method="inclusive")
+    return {"time_s": low_s, "median_s": middle_s, "spread_frac": (high_s - low_s) / 2 / low_s,
+            "samples": len(times_s), "each": each}
 
 
 def _ready(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None],

@@ -23,7 +23,7 @@ _SENT: dict[str, tuple[str, ...]] = {
     "world": COLLECTIVES,
     "node": COLLECTIVES,
     "tp": ("all_reduce", "all_gather", "reduce_scatter"),
-    "dp": ("all_reduce", "all_gather", "reduce_scatter"),
+    "dp": ("all_gather", "reduce_scatter"),
     "cp": ("all_gather", "all_to_all", "send_receive"),
     "pp": ("send_receive",),
 }
@@ -121,8 +121,10 @@ def plan_series(
     made: list[Series] = []
     for axis in axes_of(world, per_node, quick=quick):
         grown = sizes(QUICK_GROWTH if quick else GROWTH, most_bytes)
-        for collective in (c for c in axis.collectives if c in wanted):
-            made.append(Series(axis=axis, points=tuple(point_of_axis(axis, collective, size) for size in grown)))
+        made += [
+            Series(axis=axis, points=tuple(point_of_axis(axis, collective, size) for size in grown))
+            for collective in axis.collectives if collective in wanted
+        ]
         beside = [size for size in BESIDE_BYTES[device] if size <= most_bytes][: 1 if quick else None]
         if axis.name in ("world", "node") and "all_gather" in wanted and beside:
             points = tuple(point_of_axis(axis, "all_gather", size, beside="gemm") for size in beside)

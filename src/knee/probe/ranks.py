@@ -174,7 +174,7 @@ class Ranks:
         import torch
 
         if self.kind == "cuda":
-            return 0.8 * torch.cuda.mem_get_info()[0]
+            return 0.8 * float(torch.cuda.mem_get_info()[0])
         # processes of a node share its memory, and gloo keeps copies of what it sends
         pages = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return 0.4 * pages / self.launch.per_node

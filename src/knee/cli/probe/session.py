@@ -111,8 +111,8 @@ def played(recorded: Readings, points: Sequence[Point]) -> tuple[list[Point], Ca
 class Progress:
     """A line on stderr per tenth, or a live bar on a terminal."""
 
-    def __init__(self, total: int) -> None:
-        self.total, self.done = total, 0
+    def __init__(self, total: int, what: str = "points") -> None:
+        self.total, self.done, self.what = total, 0, what
         self.bar: Any = None
         self.task: Any = None
 
@@ -136,7 +136,7 @@ class Progress:
         if self.bar is not None:
             self.bar.update(self.task, advance=1, description=key_of(point)[:60])
         elif self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
-            click.echo(f"{self.done} of {self.total} points", err=True)
+            click.echo(f"{self.done} of {self.total} {self.what}", err=True)
 
 
 def print_machine(readings: Readings) -> None:
