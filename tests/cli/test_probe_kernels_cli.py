@@ -56,7 +56,7 @@ def test_a_replay_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("knee.probe.machine.find_spec", lambda name: None)
+    monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
     for probe in ("kernels", "steps"):
         result = knee(probe, "--out", tmp_path / "m.toml")
         assert result.exit_code == 4

@@ -42,11 +42,14 @@ def attention_reading(gpu: Gpu, p: AttentionPoint) -> float:
 
 @pytest.fixture(scope="module")
 def readings() -> Readings:
-    records: list[Record] = []
-    for p in gemm_points(GRID, ("bf16",)):
-        records.append(asdict(p) | {"key": key_of(p), "median_s": gemm_reading(TRUE, p), "spread_frac": 0.0})
-    for a in attention_points(GRID, ("flash2",), "bf16"):
-        records.append(asdict(a) | {"key": key_of(a), "median_s": attention_reading(TRUE, a), "spread_frac": 0.0})
+    records: list[Record] = [
+        asdict(p) | {"key": key_of(p), "median_s": gemm_reading(TRUE, p), "spread_frac": 0.0}
+        for p in gemm_points(GRID, ("bf16",))
+    ]
+    records += [
+        asdict(p) | {"key": key_of(p), "median_s": attention_reading(TRUE, p), "spread_frac": 0.0}
+        for p in attention_points(GRID, ("flash2",), "bf16")
+    ]
     s = StreamPoint(operation="residual", tokens=8192, width=8192, forward=True, compiled=False)
     seconds = 3 * s.tensor_bytes / (TRUE.hbm_bytes_per_s * 0.7) + BASE.kernel_s
     records.append(asdict(s) | {"key": key_of(s), "median_s": seconds, "spread_frac": 0.0})

@@ -63,5 +63,5 @@ def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word
 def test_other_files_are_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text(text)
-    with pytest.raises(InputError, match="odd.jsonl"):
+    with pytest.raises(InputError, match=r"odd\.jsonl"):
         read_readings(path)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
-        "recompute", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method", "sequence_parallel", "tp_overlap",
-        "placement")
+        "recompute", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method", "sequence_parallel",
+        "tp_overlap", "placement")
 
 TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""

@@ -75,7 +75,7 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
         frac = rate.backward_frac
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
-    narrow = min(1.0, rate.head64_frac ** np.log2(128.0 / op.head_dim))
+    narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 

@@ -120,7 +120,7 @@ def held_out(readings: Readings, base: Gpu) -> HeldOut:
 
 def _main_type(readings: Readings) -> str:
     """The type that most products were measured in."""
-    types = [p.dtype for p, _ in readings.good("gemm")]
+    types: list[str] = [p.dtype for p, _ in readings.good("gemm")]
     if len(types) < FEWEST:
         raise InputError(
             f"{len(types)} products were measured; a fit needs at least {FEWEST}",

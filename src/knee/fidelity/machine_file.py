@@ -120,8 +120,8 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         "gpu.hbm_frac": read(_short(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
     }
     if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
-        rate = f"{_short(gpu.hbm_bytes_per_s / 1e9)} GB/s"
-        values["gpu.hbm_bytes_per_s"] = read(rate, "what streaming kernels reach; no rate is published")
+        streamed = f"{_short(gpu.hbm_bytes_per_s / 1e9)} GB/s"
+        values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
     if machine.kind == "cpu":
         best = f"{_short((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
         for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):

@@ -61,6 +61,8 @@ def in_words(error: Exception) -> str:
 def free_memory() -> None:
     """Give back what earlier points held, once it is much: collecting garbage takes longer than most points."""
     torch = sys.modules.get("torch")  # a replay runs without it
-    if torch is not None and torch.cuda.is_available() and torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
+    if torch is None or not torch.cuda.is_available():
+        return
+    if torch.cuda.memory_reserved() > FULL_FRAC * torch.cuda.mem_get_info()[1]:
         gc.collect()
         torch.cuda.empty_cache()

@@ -46,7 +46,8 @@ def choose_device(wanted: str | None) -> str:
     if wanted == "cuda" and not there:
         built = torch.version.cuda or torch.version.hip
         why = "torch finds no GPU" if built else f"torch {torch.__version__} was built without CUDA"
-        raise InputError(f"--device cuda: {why}", hint="`knee doctor` says what is there; --device cpu measures the CPU")
+        hint = "`knee doctor` says what is there; --device cpu measures the processor"
+        raise InputError(f"--device cuda: {why}", hint=hint)
     return wanted or ("cuda" if there else "cpu")
 
 

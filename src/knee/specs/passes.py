@@ -31,7 +31,8 @@ def _document() -> dict[str, dict[str, Any]]:
 def _entry(kernels: str, name: str) -> dict[str, Any]:
     table = _document()[kernels]
     if name in table:
-        return {"kind": table["kind"], "source": table["source"]} | table[name]
+        own: dict[str, Any] = table[name]
+        return {"kind": table["kind"], "source": table["source"]} | own
     return _entry(table["base"], name)
 
 

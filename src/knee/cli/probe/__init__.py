@@ -46,8 +46,8 @@ class Probes(click.Group):
 def command(ctx: click.Context) -> None:
     """Measure this machine, and write what the simulator needs to know of it.
 
-    Readings go beside --out, one line each as they are taken: mine.toml has mine.kernels.jsonl and so on. An interrupted
-    probe goes on where it stopped. Every probe writes mine.toml anew from all readings that lie beside it;
+    Readings go beside --out, one line each as they are taken: mine.toml has mine.kernels.jsonl and so on. An
+    interrupted probe goes on where it stopped. Every probe writes mine.toml anew from all readings that lie beside it;
     `knee simulate --cluster mine.toml` takes it as it is. What was not measured comes from the catalogue's entry for
     this kind of machine (--base), and says so.
     """

@@ -146,7 +146,8 @@ def print_machine(readings: Readings) -> None:
     m = readings.machine
     print_heading(f"{m.device}, {m.date}")
     limit = f", limit {m.power_limit_w:g} W" if m.power_limit_w else ""
-    print_rows([["software", m.software], ["host", m.host], ["device", f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}{limit}"],
+    cores = f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}"
+    print_rows([["software", m.software], ["host", m.host], ["device", f"{cores}{limit}"],
                 ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"]])
 
 

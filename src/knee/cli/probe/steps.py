@@ -93,16 +93,18 @@ def _print(readings: Any, rows: list[dict[str, Any]], name: str) -> None:
 
     print_machine(readings)
     print_heading(f"steps, measured and simulated on {name}")
-    table = [["model", "batch", "kernels", "states", "measured", "simulated", "error", "draw", "simulated",
-              "memory", "simulated"]]
-    for r in rows:
-        table.append([
-            r["model"], str(r["micro_batch"]), "compiled" if r["compiled"] else "eager", r["master"],
+    table = [["model", "batch", "kernels", "states", "attention", "measured", "simulated", "error", "draw",
+              "simulated", "memory", "simulated"]]
+    table += [
+        [
+            r["model"], str(r["micro_batch"]), "compiled" if r["compiled"] else "eager", r["master"], r["attention"],
             show(r["measured_s"], "s"), show(r["simulated_s"], "s"), f"{r['error_frac']:+.1%}",
             shown(r["measured_w"], "w"), shown(r["simulated_w"], "w"),
             shown(r["measured_bytes"], "bytes"), shown(r["simulated_bytes"], "bytes"),
-        ])
-    print_rows(table, right=(1, 4, 5, 6, 7, 8, 9, 10))
+        ]
+        for r in rows
+    ]
+    print_rows(table, right=(1, 5, 6, 7, 8, 9, 10, 11))
     errors = [abs(r["error_frac"]) for r in rows]
     if errors:
         click.echo(f"error of the step time: median {median(errors):.1%}, worst {max(errors):.1%}")
