@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 OUT ?= out
 
+# What the tests of probes run on; empty (make test TORCH=) to skip them.
+TORCH ?= torch==2.13.0
+
 # Debian packages that a target needs (a browser, say). Empty: nothing so far does.
 APT_PACKAGES :=
 
@@ -22,7 +25,7 @@ study: $(VENV)/.report
 	@echo "== knee study"
 	$(BIN)/knee study --out $(OUT)
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev $(VENV)/.torch
 	@echo "== ruff"
 	$(BIN)/ruff check
 	@echo "== mypy"
@@ -59,6 +62,14 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python apt
 	@echo "== installing knee with what the checks need"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.report
+
+$(VENV)/.torch: | $(VENV)/.dev
+	@if [ -n "$(TORCH)" ]; then \
+	    echo "== installing $(TORCH) for the tests of probes"; \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH) \
+	        || echo "== $(TORCH) could not be installed: the tests that need it skip"; \
+	fi
+	@touch $@
 
 apt:
 	@if [ -n "$(APT_PACKAGES)" ]; then \
