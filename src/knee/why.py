@@ -238,5 +238,6 @@ def _power(c: _Chain, job: Job, w: Working) -> None:
         ("gpu.hbm_j_per_byte", show(gpu.hbm_j_per_byte, "j_per_byte")),
         ("gpu.comm_w", show(gpu.comm_w, "w")),
         ("gpu.tdp_w", show(gpu.tdp_w, "w")),
+        ("gpu.cap_sharpness", f"{gpu.cap_sharpness:g}"),
     ):
         c.constant(1, key, value)

@@ -95,6 +95,8 @@ class Gpu:
     attention: dict[AttentionKernel, AttentionRate]
     tdp_w: float
     """Board power limit."""
+    cap_sharpness: float = 8.0
+    """How sharply the draw bends at the limit: 1 bends slowly, above about 30 it is a plain minimum."""
     idle_w: float
     """Draw with a context but no work."""
     gemm_j_per_flop: float
@@ -115,6 +117,7 @@ class Gpu:
                 "hbm_bytes_per_s",
                 "tdp_w",
                 "idle_w",
+                "cap_sharpness",
                 "gemm_tile_m",
                 "gemm_tile_n",
                 "gemm_half_k",
