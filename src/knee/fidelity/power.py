@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from knee.columns import Bools, Floats
 from knee.energy.power import demand_w, power_w
 from knee.errors import InputError
+from knee.fidelity.residuals import Residuals
 from knee.record.readings import Machine, Readings
 from knee.specs.hardware import Gpu
 from knee.specs.write import Value
@@ -71,15 +72,6 @@ _COLUMNS = ("duty_frac", "window_s", "busy_s", "flop", "moved_bytes", "power_w",
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Errors:
-    """Absolute relative errors of some windows."""
-
-    windows: int
-    median_frac: float
-    worst_frac: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PowerFit:
     """The fitted GPU and what the fit is worth."""
 
@@ -88,14 +80,14 @@ class PowerFit:
     modelled_w: Floats
     demand_w: Floats
     """Draw of the load if the board had no limit."""
-    errors: Errors
-    residual: Errors
+    errors: Residuals
+    fitted: Residuals
     """Of the windows that were fitted on."""
-    around_cap: Errors | None
+    around_cap: Residuals | None
     """None where no load came near the cap: the bend there is then not fitted."""
-    held_back: dict[str, Errors]
+    held_back: dict[str, Residuals]
     """Kind of load -> its errors under a fit that has not seen it."""
-    before: Errors
+    before: Residuals
     """Of the values that the fit started from."""
 
     @property
@@ -147,36 +139,28 @@ def modelled_w(gpu: Gpu, w: Windows) -> Floats:
 
 def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
     """Fit the energies and the bend at the cap; ``start`` has all other values, and the limit where none is known."""
-    before = modelled_w(start, w) / w.power_w - 1.0
+    before = Residuals.of(modelled_w(start, w), w.power_w)
     start = replace(start, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))
     gpu = _fitted(start, w)
     demand = demand_w(gpu, step_s=w.busy_s, flop=w.flop, moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
     modelled = modelled_w(gpu, w)
-    error, near = modelled / w.power_w - 1.0, _near_cap(gpu, demand)
+    near, fitted = np.abs(demand / gpu.tdp_w - 1.0) <= AROUND_FRAC, ~w.of(UNFITTED)
     return PowerFit(
         gpu=gpu,
         windows=w,
         modelled_w=modelled,
         demand_w=demand,
-        errors=_errors(error),
-        residual=_errors(error[~w.of(UNFITTED)]),
-        around_cap=_errors(error[near]) if near.any() else None,
+        errors=Residuals.of(modelled, w.power_w),
+        fitted=Residuals.of(modelled[fitted], w.power_w[fitted]),
+        around_cap=Residuals.of(modelled[near], w.power_w[near]) if near.any() else None,
         held_back={kind: _held_back(start, w, w.of(kind)) for kind in HELD_BACK if w.of(kind).any()},
-        before=_errors(before),
+        before=before,
     )
 
 
-def _near_cap(gpu: Gpu, demand: Floats) -> Bools:
-    return np.abs(demand / gpu.tdp_w - 1.0) <= AROUND_FRAC
-
-
-def _errors(error: Floats) -> Errors:
-    size = np.abs(error)
-    return Errors(windows=len(size), median_frac=float(np.median(size)), worst_frac=float(np.max(size)))
-
-
-def _held_back(start: Gpu, w: Windows, rows: Bools) -> Errors:
-    return _errors(modelled_w(_fitted(start, w.only(~rows)), w.only(rows)) / w.power_w[rows] - 1.0)
+def _held_back(start: Gpu, w: Windows, rows: Bools) -> Residuals:
+    held = w.only(rows)
+    return Residuals.of(modelled_w(_fitted(start, w.only(~rows)), held), held.power_w)
 
 
 def _fitted(start: Gpu, w: Windows) -> Gpu:
@@ -227,8 +211,8 @@ def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
     """Dotted field -> value for a cluster file."""
     who = f"knee probe power, {machine.date}, {machine.device}"
     who += f", driver {machine.driver}" if machine.driver else ""
-    many = f"{fit.residual.windows} windows of {np.median(fit.windows.busy_s):.1f} s by the {fit.windows.by}"
-    worth = f"residual median {fit.residual.median_frac:.1%}, worst {fit.residual.worst_frac:.1%}"
+    many = f"{fit.fitted.points} windows of {np.median(fit.windows.busy_s):.1f} s by the {fit.windows.by}"
+    worth = f"residual median {fit.fitted.median_frac:.1%}, worst {fit.fitted.worst_frac:.1%}"
     if UNFITTED in fit.held_back:
         worth += f"; {UNFITTED}, which was not fitted on, up to {fit.held_back[UNFITTED].worst_frac:.1%}"
     values: dict[str, Value] = {}
