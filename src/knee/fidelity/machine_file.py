@@ -10,6 +10,7 @@ from typing import get_args
 from knee.errors import InputError
 from knee.fidelity.kernels import KernelFit, fit_kernels
 from knee.fidelity.link_values import link_values
+from knee.fidelity.power import power_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
@@ -144,5 +145,9 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {"kernels": kernel_values, "collectives": link_values}
+DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {
+    "kernels": kernel_values,
+    "power": power_values,
+    "collectives": link_values,
+}
 """Which probes tell something of the cluster, and how."""

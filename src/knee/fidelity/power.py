@@ -13,7 +13,7 @@ from knee.energy.power import demand_w, power_w
 from knee.errors import InputError
 from knee.fidelity.residuals import Residuals
 from knee.record.readings import Machine, Readings
-from knee.specs.hardware import Gpu
+from knee.specs.hardware import Cluster, Gpu
 from knee.specs.write import Value
 
 FIELDS = ("gemm_j_per_flop", "hbm_j_per_byte", "cap_sharpness")
@@ -26,7 +26,7 @@ an attention kernel, must not bend the others."""
 AROUND_FRAC = 0.2
 """Demands this close to the cap are around it."""
 HELD_BACK = ("copy", "attention", "mixed")
-"""Kinds of load that are left out whole, each in turn. Without products nothing tells their energy."""
+"""Kinds of load that are left out whole, each in turn. Without products or idle nothing tells their draw."""
 UNFITTED = "attention"
 """Never fitted on: an attention kernel draws more per operation than a product does, for softmax and for registers, and
 by how much depends on the kernel. The model has one energy for both; the windows say what that costs."""
@@ -97,7 +97,7 @@ class PowerFit:
 
 
 def windows_of(readings: Readings) -> Windows:
-    """The readings of ``knee probe power``; refused where a load is missing that the fit cannot do without."""
+    """The readings of ``knee probe power``."""
     found = list(readings.good("power"))
     try:
         columns = {
@@ -118,11 +118,6 @@ def windows_of(readings: Readings) -> Windows:
     for name in ("window_s", "busy_s", "power_w"):
         if not np.all(arrays[name] > 0):
             raise InputError(f"a reading of power has a {name} that is not positive")
-    if missing := [kind for kind in NEEDED if not windows.of(kind).any()]:
-        raise InputError(
-            f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
-            hint="`knee probe power` goes on where it stopped",
-        )
     return windows
 
 
@@ -139,6 +134,11 @@ def modelled_w(gpu: Gpu, w: Windows) -> Floats:
 
 def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
     """Fit the energies and the bend at the cap; ``start`` has all other values, and the limit where none is known."""
+    if missing := _missing(w):
+        raise InputError(
+            f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
+            hint="`knee probe power` goes on where it stopped",
+        )
     before = Residuals.of(modelled_w(start, w), w.power_w)
     start = replace(start, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))
     gpu = _fitted(start, w)
@@ -156,6 +156,11 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
         held_back={kind: _held_back(start, w, w.of(kind)) for kind in HELD_BACK if w.of(kind).any()},
         before=before,
     )
+
+
+def _missing(w: Windows) -> list[str]:
+    """Loads that the fit cannot do without, and that were not measured."""
+    return [kind for kind in NEEDED if not w.of(kind).any()]
 
 
 def _held_back(start: Gpu, w: Windows, rows: Bools) -> Residuals:
@@ -205,6 +210,14 @@ def _loss(r: NDArray[np.float64]) -> float:
     """Huber's: squares up to the spread, then linear."""
     size = np.abs(r)
     return float(np.sum(np.where(size < SPREAD_FRAC, r**2 / 2, SPREAD_FRAC * (size - SPREAD_FRAC / 2))))
+
+
+def power_values(readings: Readings, cluster: Cluster) -> dict[str, Value]:
+    """Fields of the GPU that its draw tells, for a cluster file: none while the probe has only begun."""
+    windows = windows_of(readings)
+    if _missing(windows):
+        return {}
+    return values_of(fit_power(windows, cluster.gpu, limit_w=readings.machine.power_limit_w), readings.machine)
 
 
 def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
