@@ -148,7 +148,7 @@ def _nvidia(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
-        return _without_nvml(root, _in_words(error))
+        return _without_nvml(root, nvml_in_words(error))
     gpus = tuple(_gpu(pynvml, index) for index in range(count))
     cuda = _ask(pynvml, "nvmlSystemGetCudaDriverVersion")
     driver = NvidiaDriver(
@@ -172,7 +172,8 @@ def _without_nvml(root: Path, trouble: str) -> tuple[tuple[Gpu, ...], NvidiaDriv
     return gpus, NvidiaDriver(version=version[1] if version else None, trouble=trouble)
 
 
-def _in_words(error: Any) -> str:
+def nvml_in_words(error: Any) -> str:
+    """Why NVML does not answer."""
     return NVML_ERRORS.get(getattr(error, "value", None) or 0, f"NVML does not answer: {error}")
 
 
@@ -189,7 +190,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return Gpu(index=index, trouble=_in_words(error))
+        return Gpu(index=index, trouble=nvml_in_words(error))
 
     def ask(what: str, *arguments: Any) -> Any:
         return _ask(nvml, f"nvmlDeviceGet{what}", handle, *arguments)

@@ -52,11 +52,19 @@ def choose_device(wanted: str | None) -> str:
 
 
 def open_nvml() -> tuple[Nvml | None, str | None]:
-    """NVML of the first visible GPU, or why there is none."""
+    """NVML of the GPU that CUDA will take for its first, or why there is none; no CUDA context is made."""
     try:
         return Nvml(), None
     except KneeError as error:
         return None, error.message
+
+
+def same_gpu(nvml: Nvml) -> Nvml:
+    """NVML of the GPU that CUDA did take: on a machine of different GPUs, CUDA may count the fastest first."""
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(0).uuid).removeprefix("GPU-")
+    return nvml if nvml.uuid.removeprefix("GPU-") == uuid else Nvml(uuid)
 
 
 def describe(probe: Probe, device: str, *, nvml: Nvml | None = None, devices: int | None = None) -> Machine:

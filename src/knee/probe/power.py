@@ -7,19 +7,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from knee.probe.nvml import EnergyMeter, Nvml
-from knee.record.readings import PowerPoint, Record
+from knee.errors import InputError
+from knee.probe.machine import describe, need_torch, same_gpu
+from knee.probe.nvml import Nvml, meter_of, refuse_if_shared
+from knee.record.readings import Machine, PowerPoint, Record
+from knee.units import GIB, show
 
-SETTLE_S = 0.8
-"""Run before a window, so that clocks and the power limit have settled."""
+SETTLE_S = 1.2
+"""Run before a window, so that clocks, the power limit and readings that are means of a second have settled."""
 WINDOW_S = 2.6
 """More than twenty refreshes of the counter."""
 SIDE = 8192
-COPY_BYTES = 2.0**32
+COPY_BYTES = GIB
+"""Far above any cache, and small enough for small GPUs."""
+NEEDED_BYTES = 3 * GIB
+"""Two buffers, the products' operands, and what a context takes."""
 SPIN_HZ = 1.6e9
 """Clock by which a spinning kernel's cycles are counted; a duty is nominal, what was done is what counts."""
 
 DUTIES = {"gemm": (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.35, 0.2), "copy": (1.0, 0.6, 0.3)}
+OTHER_DUTIES = (1.0, 0.5)
+"""Of mixes and attention: at the cap, where they say how it bends, and well below it, where they say what they draw."""
 MIXES = {"mixed_4_1": (4, 1), "mixed_2_2": (2, 2), "mixed_1_4": (1, 4)}
 """Products and copies of half a gigabyte, one after the other."""
 ATTENTION = ("flash2", "cudnn")
@@ -36,20 +44,51 @@ class Load:
 
 def power_points(*, quick: bool = False) -> list[PowerPoint]:
     """Idle first, while the GPU is cool, then every load."""
-    names = ["idle", *(() if quick else (f"attention_{kernel}" for kernel in ATTENTION)), *MIXES]
-    points = [PowerPoint(load=name, duty_frac=float(name != "idle")) for name in names]
-    for load, duties in DUTIES.items():
-        points += [PowerPoint(load=load, duty_frac=duty) for duty in (duties[::2] if quick else duties)]
-    return points
+    attention = () if quick else tuple(f"attention_{kernel}" for kernel in ATTENTION)
+    duties = {"idle": (0.0,)} | dict.fromkeys((*attention, *MIXES), OTHER_DUTIES[:1 if quick else None])
+    duties |= {load: every[:: 2 if quick else 1] for load, every in DUTIES.items()}
+    return [PowerPoint(load=load, duty_frac=duty) for load, every in duties.items() for duty in every]
+
+
+def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
+    """The GPU that will be measured, or one sentence about why it cannot be; no CUDA context before it is sure."""
+    need_torch("knee probe power")
+    nvml = Nvml()
+    if not anyway:
+        refuse_if_shared(nvml)
+    if nvml.mig:
+        raise InputError(f"{nvml.called} is split into MIG instances, which have no power readings of their own",
+                         hint="choose a GPU that is whole, with CUDA_VISIBLE_DEVICES")  # fmt: skip
+    _need_memory(nvml)
+    import torch
+
+    if not torch.cuda.is_available():
+        why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
+        raise InputError(f"{nvml.called} is there, but torch {torch.__version__} {why}",
+                         hint="`knee doctor` says what is there")  # fmt: skip
+    nvml = same_gpu(nvml)
+    return describe("power", "cuda", nvml=nvml), nvml
+
+
+def _need_memory(nvml: Nvml) -> None:
+    if (free := nvml.free_bytes()) < NEEDED_BYTES:
+        raise InputError(
+            f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, and {show(free, 'bytes')} of "
+            f"{show(nvml.limits().memory_bytes, 'bytes')} are free on {nvml.called}",
+            hint="end what holds the rest, or choose another GPU with CUDA_VISIBLE_DEVICES",
+        )
 
 
 def load_of(point: PowerPoint) -> Load:
     """What runs."""
+    if point.load == "idle":
+        return _idle()
     if point.load in MIXES:
-        return _mixed(*MIXES[point.load])
-    if point.load.startswith("attention_"):
-        return _attention(point.load.removeprefix("attention_"))
-    load = _mixed(4, 0) if point.load == "gemm" else _copy()
+        load = _mixed(*MIXES[point.load])
+    elif point.load.startswith("attention_"):
+        load = _attention(point.load.removeprefix("attention_"))
+    else:
+        load = _mixed(4, 0) if point.load == "gemm" else _mixed(0, 8)
     return Load(flop=load.flop, moved_bytes=load.moved_bytes, run=_at_duty(load.run, point.duty_frac))
 
 
@@ -72,10 +111,10 @@ def _at_duty(run: Callable[[], Any], duty: float) -> Callable[[], Any]:
 def _mixed(products: int, copies: int) -> Load:
     import torch
 
-    a, b = (torch.randn(SIDE, SIDE, device="cuda").bfloat16() for _ in range(2))
+    a, b = (_random(SIDE, SIDE) for _ in range(2))
     c = torch.empty_like(a)
-    source = torch.empty(int(COPY_BYTES / 16), device="cuda", dtype=torch.int16) if copies else None
-    target = torch.empty_like(source) if source is not None else None
+    source = torch.empty(int(COPY_BYTES / 4), device="cuda", dtype=torch.int16)
+    target = torch.empty_like(source)
 
     def run() -> None:
         for _ in range(products):
@@ -83,26 +122,26 @@ def _mixed(products: int, copies: int) -> Load:
         for _ in range(copies):
             target.copy_(source)
 
-    moved = products * 6.0 * SIDE**2 + copies * COPY_BYTES / 4
+    # a product reads two matrices and writes one, a copy reads and writes half a gigabyte
+    moved = products * 6.0 * SIDE**2 + copies * COPY_BYTES
     return Load(flop=products * 2.0 * SIDE**3, moved_bytes=moved, run=run)
 
 
-def _copy() -> Load:
+def _random(*shape: int) -> Any:
+    """Random values draw more than zeros do; in the 16-bit type that the GPU's tensor cores take."""
     import torch
 
-    source = torch.empty(int(COPY_BYTES / 2), device="cuda", dtype=torch.int16)
-    target = torch.empty_like(source)
-    return Load(flop=0.0, moved_bytes=2 * COPY_BYTES, run=lambda: target.copy_(source))
+    both = torch.cuda.get_device_capability()[0] >= 8
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16 if both else torch.float16)
 
 
 def _attention(kernel: str) -> Load:
-    import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     backend = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[kernel]
     batch, heads, seq_len, head_dim, calls = 4, 32, 4096, 128, 8
-    q = torch.randn(batch, heads, seq_len, head_dim, device="cuda", dtype=torch.bfloat16)
+    q = _random(batch, heads, seq_len, head_dim)
 
     def run() -> None:
         with sdpa_kernel(backend):
@@ -114,36 +153,48 @@ def _attention(kernel: str) -> Load:
 
 
 def measure_power(point: PowerPoint, nvml: Nvml, *, window_s: float = WINDOW_S) -> Record:
-    """Repeat a load for a window and read the counter; the clock and the instant draw beside it."""
+    """Repeat a load for a window and read its energy; the clock and the instant draw beside it."""
     import torch
 
-    load = load_of(point) if point.load != "idle" else _idle()
-    meter, clocks, instants, calls = EnergyMeter(nvml), [], [], 0
-    settled = time.perf_counter() + SETTLE_S * (2 if point.load == "idle" else 1)
-    while time.perf_counter() < settled:
-        load.run()
-        torch.cuda.synchronize()
-    meter.start()
-    end = looked = time.perf_counter()
-    end += window_s
-    while time.perf_counter() < end:
+    load, meter, calls = load_of(point), meter_of(nvml), 0
+    clocks: list[float] = []
+    instants: list[float] = []
+    held: list[tuple[bool, bool]] = []
+
+    def work() -> None:
+        nonlocal calls
         load.run()
         torch.cuda.synchronize()
         calls += 1
-        if time.perf_counter() - looked > nvml.refresh_s:
-            looked = time.perf_counter()
+
+    settled = time.perf_counter() + SETTLE_S
+    while time.perf_counter() < settled:
+        work()
+    meter.start(work)
+    before, looked = calls, time.perf_counter()
+    end = looked + window_s
+    while (now := time.perf_counter()) < end:
+        work()
+        if now - looked > nvml.refresh_s:
+            looked = now
             clocks.append(nvml.sm_hz())
             instants.append(nvml.instant_w())
-    joules = meter.stop()
+            held.append(nvml.held_by())
+    # the load goes on until the counter's next refresh: a GPU that rests there would pull the mean down
+    joules = meter.stop(work)
     return {
-        "calls": calls,
+        "calls": calls - before,
         "flop_per_call": load.flop,
         "bytes_per_call": load.moved_bytes,
         "window_s": meter.window_s,
         "energy_j": joules,
         "power_w": joules / meter.window_s,
+        "by": meter.by,
+        "uncertainty_frac": meter.uncertainty_frac,
         "instant_w": _mean(instants),
         "sm_hz": _mean(clocks),
+        "capped_frac": _mean([float(cap) for cap, _ in held]),
+        "hot_frac": _mean([float(heat) for _, heat in held]),
     }
 
 
