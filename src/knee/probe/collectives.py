@@ -15,8 +15,11 @@ from knee.probe.ranks import Ranks
 from knee.record.readings import CollectivePoint, Record, key_of
 from knee.units import show
 
-BATCH_S = 5e-3
-"""Short collectives are timed several in a row, as nccl-tests do: starting together costs as much as one of them."""
+BATCH_S = {"cuda": 5e-3, "cpu": 0.0}
+"""Short collectives are timed several in a row on GPUs, as nccl-tests do: a start costs as much as one. On a host
+one at a time: its scheduler stops some for milliseconds, and in a row all would have a share in that."""
+LINED_UP_S = 5e-3
+"""Shorter ones follow one that is not timed: ranks leave a barrier one after the other, and a collective together."""
 BOUND_BYTES = 1 << 20
 """From here on time grows with size, so that the next size's time can be foreseen."""
 
@@ -37,7 +40,7 @@ class Effort:
 
 FULL = {"cuda": Effort(longest_s=0.5, rounds=3, round_s=0.05), "cpu": Effort(longest_s=0.2, rounds=4, round_s=0.1)}
 QUICK = {"cuda": Effort(longest_s=0.1, rounds=2, round_s=0.03), "cpu": Effort(longest_s=0.3, rounds=3, round_s=0.08)}
-FEWEST, MOST = 3, 20
+FEWEST, MOST = 3, 40
 """Samples of a size in one pass."""
 
 
@@ -49,6 +52,8 @@ class _Trial:
     run: Callable[[], None]
     each: int
     """Executions in a sample."""
+    lined_up: bool
+    """After one that is not timed."""
     samples: int
     """In one pass."""
     times_s: list[float] = field(default_factory=list)
@@ -148,9 +153,10 @@ def _ready(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float |
             return trials, (point, {"error": words})
         assert run is not None
         size, took_s = point.size_bytes, _pilot_s(ranks, run)
-        each = max(1, round(BATCH_S / took_s))
-        samples = max(FEWEST, min(MOST, round(effort.round_s / (each * took_s))))
-        trials.append(_Trial(point=point, run=run, each=each, samples=samples))
+        each = max(1, round(BATCH_S[ranks.kind] / took_s))
+        lined_up = each * took_s < LINED_UP_S or each > 1
+        samples = max(FEWEST, min(MOST, round(effort.round_s / ((each + lined_up) * took_s))))
+        trials.append(_Trial(point=point, run=run, each=each, lined_up=lined_up, samples=samples))
     return trials, None
 
 
@@ -187,7 +193,7 @@ def _sample(ranks: Ranks, trial: _Trial) -> list[float]:
     times_s = []
     for _ in range(trial.samples):
         ranks.barrier()
-        if trial.each > 1:  # ranks leave a barrier one after the other; the collective itself lines them up
+        if trial.lined_up:
             trial.run()
             ranks.synchronize()
         start = time.perf_counter()
