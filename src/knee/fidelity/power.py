@@ -137,7 +137,7 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
     if missing := _missing(w):
         raise InputError(
             f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
-            hint="`knee probe power` goes on where it stopped",
+            hint="`knee probe power` goes on where it stopped; with --fresh it also repeats what failed",
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)
     start = replace(start, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))

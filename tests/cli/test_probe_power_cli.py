@@ -1,0 +1,193 @@
+"""``knee probe power`` from a recording, and what it says when it cannot measure."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.probe import nvml, power
+from knee.record.readings import Machine, key_of, read_readings
+from knee.specs.load import load_cluster
+
+DATA = Path(__file__).parents[2] / "data" / "h200"
+RECORDING = DATA / "power.jsonl"
+
+
+def knee(*args: object) -> Result:
+    return CliRunner().invoke(main, ["probe", "power", *map(str, args)])
+
+
+def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    result = knee("--replay", RECORDING, "--out", out)
+    assert result.exit_code == 0, result.stderr
+    for words in ("NVIDIA H200", "energy counter", "attention_flash2", "1,980 MHz", "within 20% of the limit",
+                  "mixed, left out of the fit", "as dgx-h200 has it", "gpu.cap_sharpness"):  # fmt: skip
+        assert words in result.stdout
+    assert "17 of 17 points" in result.stderr
+    assert read_readings(tmp_path / "mine.power.jsonl") == read_readings(RECORDING)
+    loaded = load_cluster(str(out))
+    assert loaded.spec.gpu.gemm_j_per_flop == pytest.approx(1.04e-12, rel=0.02)
+    assert loaded.sources["gpu.idle_w"].kind == "measured"
+    assert "knee probe power, 2026-11-15, NVIDIA H200" in loaded.sources["gpu.hbm_j_per_byte"].text
+    simulated = CliRunner().invoke(main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8",
+                                          "--local-batch", "2", "--why"])
+    assert simulated.exit_code == 0
+    assert "knee probe power" in simulated.stdout
+
+
+def test_json(tmp_path: Path) -> None:
+    answer = json.loads(knee("--replay", RECORDING, "--out", tmp_path / "m.toml", "--json").stdout)
+    assert answer.keys() == {"readings", "by", "loads", "errors", "cluster_file", "base", "values"}
+    assert len(answer["loads"]) == answer["errors"]["all"]["points"] == 17
+    assert answer["errors"]["all"]["median_frac"] <= 0.04
+    assert answer["errors"]["around_cap"]["median_frac"] <= 0.04
+    assert answer["errors"]["held_back"].keys() == {"copy", "attention", "mixed"}
+    assert answer["values"]["gpu.tdp_w"]["value"] == "700 W"
+
+
+def test_quick(tmp_path: Path) -> None:
+    answer = json.loads(knee("--replay", RECORDING, "--out", tmp_path / "m.toml", "--quick", "--json").stdout)
+    assert len(answer["loads"]) == 10
+    assert answer["errors"]["all"]["median_frac"] <= 0.04
+
+
+def test_a_replay_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "pynvml"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert knee("--replay", RECORDING, "--out", tmp_path / "m.toml").exit_code == 0
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
+    result = knee("--out", tmp_path / "m.toml")
+    assert result.exit_code == 4
+    assert result.stderr == "error: knee probe power needs torch\nhint: pip install 'knee[train]'\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(power, "need_torch", lambda _: None)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    monkeypatch.setattr(nvml, "nvml_library", lambda: None)
+    result = knee("--out", tmp_path / "m.toml")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: no NVIDIA driver")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
+def test_a_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    class Whole:
+        called, mig = "GPU 0", False
+
+        def others(self) -> list[Any]:
+            return []
+
+        def free_bytes(self) -> float:
+            return 1e12
+
+    monkeypatch.setattr(power, "Nvml", Whole)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    result = knee("--out", tmp_path / "m.toml")
+    assert result.exit_code == 2
+    assert "GPU 0 is there, but torch" in result.stderr
+
+
+class Gpu:
+    """Stands in for NVML's."""
+
+    called, has_counter = "GPU 0", True
+
+
+def measuring(monkeypatch: pytest.MonkeyPatch, measure: Any) -> Machine:
+    """A machine that measures by a function."""
+    machine = read_readings(RECORDING).machine
+    monkeypatch.setattr(power, "ready_gpu", lambda *, anyway: (machine, Gpu()))  # noqa: ARG005
+    monkeypatch.setattr(power, "measure_power", measure)
+    return machine
+
+
+RECORDED = {r["key"]: r for r in read_readings(RECORDING).records}
+
+
+def test_an_interrupted_probe_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ctrl-C keeps what was measured; the same command measures the rest and no more."""
+    out, asked = tmp_path / "m.toml", []
+
+    def measure(point: Any, _: Any) -> Any:
+        asked.append(key_of(point))
+        if len(asked) == 4:
+            raise KeyboardInterrupt
+        return RECORDED[key_of(point)] | {"hot_frac": 0.5}
+
+    measuring(monkeypatch, measure)
+    stopped = knee("--out", out, "--quick")
+    assert stopped.exit_code == 130
+    assert "3 readings are kept" in stopped.stderr
+    assert not out.exists()
+    rest = knee("--out", out, "--quick")
+    assert rest.exit_code == 0, rest.stderr
+    assert "has 3 of 10 readings already" in rest.stderr
+    assert "heat held the clocks down in 10 windows" in rest.stderr
+    assert len(asked) == 11
+    assert out.exists()
+
+
+def test_a_board_without_a_counter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    by = nvml.SamplingMeter.by
+    measuring(monkeypatch, lambda point, _: RECORDED[key_of(point)] | {"by": by, "sm_hz": None, "instant_w": None})
+    monkeypatch.setattr(Gpu, "has_counter", False)
+    result = knee("--out", tmp_path / "m.toml", "--quick")
+    assert result.exit_code == 0, result.stderr
+    assert "no energy counter" in result.stderr
+    assert "unknown" in result.stdout
+    assert by in load_cluster(str(tmp_path / "m.toml")).sources["gpu.hbm_j_per_byte"].text
+
+
+def test_loads_that_fail_leave_too_little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def measure(point: Any, _: Any) -> Any:
+        if point.load == "copy":
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+        return RECORDED[key_of(point)]
+
+    measuring(monkeypatch, measure)
+    result = knee("--out", tmp_path / "m.toml", "--quick")
+    assert result.exit_code == 2
+    assert "out of memory" in result.stderr
+    assert "there is none of copy" in result.stderr
+
+
+def test_wrong_input(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text("what is this?\nno readings\n")
+    for args, words in (
+        (("--out", "mine.json"), "it should end in .toml"),
+        (("--replay", tmp_path / "nowhere.jsonl"), "nowhere.jsonl"),
+        (("--replay", wrong, "--out", tmp_path / "m.toml"), "line 1: it is not JSON"),
+        (("--replay", DATA / "steps.jsonl", "--out", tmp_path / "m.toml"), "has readings of `knee probe steps`"),
+        (("--replay", RECORDING, "--out", tmp_path / "m.toml", "--base", "dgx-h201"), "no cluster named 'dgx-h201'"),
+        (("--replay", RECORDING, "--out", wrong / "m.toml"), "cannot be written"),
+    ):
+        result = knee(*args)
+        assert result.exit_code == 2, args
+        assert words in result.stderr
+
+
+def test_an_unknown_gpu_needs_a_base(tmp_path: Path) -> None:
+    lines = RECORDING.read_text(encoding="utf-8").replace("NVIDIA H200", "NVIDIA GeForce RTX 4090")
+    recording = tmp_path / "rtx.jsonl"
+    recording.write_text(lines, encoding="utf-8")
+    result = knee("--replay", recording, "--out", tmp_path / "m.toml")
+    assert result.exit_code == 2
+    assert "--base" in result.stderr
+    assert knee("--replay", recording, "--out", tmp_path / "m.toml", "--base", "dgx-h100").exit_code == 0
