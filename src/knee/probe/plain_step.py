@@ -10,6 +10,11 @@ from knee.probe.timing import Timing, timing_of
 from knee.record.readings import Record, StepPoint
 
 
+WARMUP, STEPS = 3, 10
+WINDOW_S = 2.5
+"""More than twenty refreshes of the energy counter."""
+
+
 def build(case: StepPoint, device: str) -> Any:
     """A Llama decoder in plain PyTorch."""
     import torch
@@ -92,38 +97,40 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def timed(self, *, steps: int, warmup: int, meter: Any = None) -> Timing:
-        """Whole steps, one after another; a ``meter`` counts their energy."""
-        samples: list[float] = []
-        for i in range(warmup + steps):
-            self._wait()
-            if i == warmup and meter is not None:
-                meter.start()
-            start = time.perf_counter()
-            self.step()
-            self._wait()
-            if i >= warmup:
-                samples.append(time.perf_counter() - start)
-        return timing_of(samples)
-
-    def _wait(self) -> None:
+    def whole_step(self) -> None:
+        """A step, and nothing left on the device."""
         import torch
 
+        self.step()
         if self.cuda:
             torch.cuda.synchronize()
 
+    def timed(self, *, steps: int, warmup: int, least_s: float = 0.0) -> Timing:
+        """Whole steps, one after another: at least so many, and for at least so long."""
+        for _ in range(warmup):
+            self.whole_step()
+        samples: list[float] = []
+        while len(samples) < steps or sum(samples) < least_s:
+            start = time.perf_counter()
+            self.whole_step()
+            samples.append(time.perf_counter() - start)
+        return timing_of(samples)
 
-def measure_step(point: StepPoint, device: str, *, steps: int = 12, warmup: int = 3, meter: Any = None) -> Record:
-    """Time whole steps. A ``meter`` reads their energy where there is one."""
+
+def measure_step(point: StepPoint, device: str, *, meter: Any = None) -> Record:
+    """Time whole steps. A ``meter`` reads their draw where there is one, from refresh to refresh of its counter."""
     import torch
 
     trainer = Trainer(point, device)
-    timing = trainer.timed(steps=steps, warmup=warmup, meter=meter)
-    joules = meter.stop() if meter is not None else None
+    trainer.timed(steps=1, warmup=WARMUP)
+    if meter is not None:
+        meter.start(trainer.whole_step)
+    timing = trainer.timed(steps=STEPS, warmup=0, least_s=WINDOW_S if meter is not None else 0.0)
+    joules = meter.stop(trainer.whole_step) if meter is not None else None
     return {
         "step_s": timing.median_s,
         "spread_frac": timing.spread_frac,
         "peak_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
         "power_w": joules / meter.window_s if meter is not None else None,
-        "steps": steps,
+        "steps": timing.repeats,
     }

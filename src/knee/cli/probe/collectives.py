@@ -40,7 +40,7 @@ def command(**given: Any) -> None:
 
     Sizes and bandwidths count as nccl-tests do. Groups are all ranks, a node's, and strided ones as TP, DP, CP and PP
     make them; all groups of a kind run at once. An all-gather beside products tells what each costs the other. Times
-    are the lower quartile of the slowest rank's. Takes a minute or two; --replay needs neither torchrun nor torch.
+    are the lowest decile of the slowest rank's. Takes a minute or two; --replay needs neither torchrun nor torch.
     """
     try:
         backend, wanted, most_bytes = given.pop("backend"), _wanted(given.pop("wanted")), _size(given.pop("max_size"))

@@ -38,11 +38,11 @@ def command(**given: Any) -> None:
 
 def _measure(device: str) -> Any:
     from knee.probe.machine import open_nvml
-    from knee.probe.nvml import EnergyMeter
+    from knee.probe.nvml import meter_of
     from knee.probe.plain_step import measure_step
 
     nvml, _ = open_nvml() if device == "cuda" else (None, None)
-    meter = EnergyMeter(nvml) if nvml is not None else None
+    meter = meter_of(nvml) if nvml is not None else None
 
     def one(point: Any) -> Record:
         return measure_step(point, device, meter=meter)
