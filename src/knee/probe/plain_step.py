@@ -9,7 +9,6 @@ from knee.probe.kernels import backend_of, loss, rmsnorm, rope, swiglu
 from knee.probe.timing import Timing, timing_of
 from knee.record.readings import Record, StepPoint
 
-
 WARMUP, STEPS = 3, 10
 WINDOW_S = 2.5
 """More than twenty refreshes of the energy counter."""
