@@ -123,7 +123,7 @@ def _alone(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float |
 def reading(times_s: Sequence[float], each: int) -> Record:
     """What is kept of the samples: the lowest tenth's end, because whatever disturbs one rank holds all of them up.
 
-    On quiet GPUs it is the median within a per cent or two. On a host with more processes than cores the scheduler stops
+    On quiet GPUs it is the median within a per cent or two. With more processes than cores the scheduler stops
     three collectives out of four, and a median tells of it. The spread is half of the middle half, over the time.
     """
     low_s = statistics.quantiles(times_s, n=10, method="inclusive")[0]
