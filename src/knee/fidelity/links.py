@@ -106,13 +106,13 @@ def fit_line(moved_bytes: Floats, seconds: Floats) -> Line:
     return Line(latency_s=float(halves[best]) / rate, bytes_per_s=rate)
 
 
-def held_out(moved_bytes: Floats, seconds: Floats) -> Residuals:
-    """Errors at each size but the first and last, from lines that did not see it."""
+def predict_held_out(moved_bytes: Floats, seconds: Floats) -> Floats:
+    """Seconds at each size but the first and last, from lines that did not see it."""
     predicted = []
     for i in range(1, len(seconds) - 1):
         others = np.arange(len(seconds)) != i
         predicted.append(fit_line(moved_bytes[others], seconds[others]).predict(moved_bytes[i]))
-    return Residuals.of(np.array(predicted), seconds[1:-1])
+    return np.array(predicted)
 
 
 def columns(points: Sequence[tuple[CollectivePoint, dict[str, float]]]) -> tuple[Floats, Floats]:
@@ -144,7 +144,8 @@ def fit_links(readings: Readings) -> list[LinkFit]:
             nodes=first.nodes, sizes=len(points), smallest_bytes=first.size_bytes, largest_bytes=last.size_bytes,
             latency_s=line.latency_s, hop_s=line.latency_s / hops(first.collective, first.group),
             bus_bytes_per_s=line.bytes_per_s, spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
-            residuals=Residuals.of(line.predict(moved), seconds), held_out=held_out(moved, seconds),
+            residuals=Residuals.of(line.predict(moved), seconds),
+            held_out=Residuals.of(predict_held_out(moved, seconds), seconds[1:-1]),
         ))
     return fits
 
