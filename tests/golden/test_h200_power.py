@@ -27,12 +27,14 @@ def test_whole_steps_draw_what_was_measured() -> None:
     cluster = fitted()
     errors, usual = [], []
     for point, read in read_readings(DATA / "steps.jsonl").good("step"):
+        if read["power_w"] is None:
+            continue
         watts = simulate_step(point, cluster).power_w_per_gpu
         assert watts is not None
         errors.append(abs(watts / read["power_w"] - 1.0))
         if point.compiled or point.model != "llama-1b":
             usual.append(errors[-1])
     assert (len(errors), len(usual)) == (12, 9)
-    assert statistics.median(errors) <= 0.04
+    assert statistics.median(errors) <= 0.02
     assert max(usual) <= 0.06
     assert max(errors) <= 0.12

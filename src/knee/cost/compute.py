@@ -22,7 +22,7 @@ class Cost:
 
     time_s: Floats
     flop: Floats
-    """Tensor-core operations, for the energy model."""
+    """Tensor-core operations, for the energy model; those of attention count by their energy."""
     moved_bytes: Floats
     """HBM traffic, for the energy model."""
     kernels: Floats
@@ -79,6 +79,12 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
+def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
+    """Energy of an operation of that kernel over that of a matrix product."""
+    energy = gpu.attention[kernel].j_per_flop
+    return 1.0 if energy is None else energy / gpu.gemm_j_per_flop
+
+
 def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
     """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
     share = {"hbm": 1.0, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}[op.rate]
@@ -109,7 +115,7 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
     for op in ops:
         if isinstance(op, Attention):
             time_s = time_s + attention_s(gpu, profile.attention, op)
-            flop = flop + op.flop
+            flop = flop + op.flop * attention_energy(gpu, profile.attention)
             kernels += 1 if op.forward else 3
         elif isinstance(op, Stream):
             time_s = time_s + stream_s(gpu, profile, op)

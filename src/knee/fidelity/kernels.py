@@ -26,6 +26,8 @@ FEWEST = 12
 """Products below which a fit would be of noise."""
 EXACT = {"copy": 2.0, "residual": 3.0}
 """Memory-bound kernels that read and write every byte once: passes of their tensor."""
+CACHED_BYTES = 200e6
+"""Less than this may stay in a GPU's last-level cache."""
 COPIED_TENSORS = 16.0
 """A copy point copies this many tensors of its shape, so that nothing of it stays in a cache."""
 
@@ -273,15 +275,16 @@ def _moved_bytes(p: StreamPoint) -> tuple[float, int]:
 
 def _fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
     """The streaming rate: the median of kernels whose traffic is exactly known."""
-    rates = [
-        moved / max(r["median_s"] - kernels * gpu.kernel_s, 0.1 * r["median_s"])
+    exact = [
+        (moved, moved / max(r["median_s"] - kernels * gpu.kernel_s, 0.1 * r["median_s"]))
         for p, r in readings.good("stream")
         if p.operation in EXACT and not p.compiled
         for moved, kernels in [_moved_bytes(p)]
     ]
-    if not rates:
+    if not exact:
         return gpu
-    rate = float(np.median(rates))
+    large = [rate for moved, rate in exact if moved > CACHED_BYTES]
+    rate = float(np.median(large or [rate for _, rate in exact]))
     if rate > gpu.hbm_bytes_per_s or readings.machine.kind == "cpu":
         # a processor's memory has no published rate here
         return replace(gpu, hbm_bytes_per_s=rate, hbm_frac=1.0)

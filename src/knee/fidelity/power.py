@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.columns import Bools, Floats
+from knee.cost.compute import attention_energy
 from knee.energy.power import demand_w, power_w
 from knee.errors import InputError
 from knee.fidelity.residuals import Residuals
@@ -28,8 +29,10 @@ AROUND_FRAC = 0.2
 HELD_BACK = ("copy", "attention", "mixed")
 """Kinds of load that are left out whole, each in turn. Without products or idle nothing tells their draw."""
 UNFITTED = "attention"
-"""Never fitted on: an attention kernel draws more per operation than a product does, for softmax and for registers, and
-by how much depends on the kernel. The model has one energy for both; the windows say what that costs."""
+"""Has energies of its own, fitted after the others: an attention kernel draws more per operation than a product does, for
+softmax and for registers, and by how much depends on the kernel."""
+BELOW_FRAC = 0.9
+"""A draw below this share of the limit tells the energy of its load; above it the limit does."""
 NEEDED = ("idle", "gemm", "copy")
 ROUNDS = 200
 STUCK = 1e9
@@ -128,8 +131,33 @@ def modelled_w(gpu: Gpu, w: Windows) -> Floats:
     Where:   P is the model's draw while the load runs; the rest of a window waits for the counter's next refresh
     Valid:   loads that repeat all the time they run, so that their mean rate is their rate
     """
-    busy = power_w(gpu, step_s=w.busy_s, flop=w.flop, moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
+    busy = power_w(gpu, step_s=w.busy_s, flop=_flop(gpu, w), moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
     return (busy * w.busy_s + gpu.idle_w * (w.window_s - w.busy_s)) / w.window_s
+
+
+def _kernel(load: str) -> str | None:
+    """The attention kernel of a load; None where it is another load."""
+    return load.removeprefix("attention_") if load.startswith("attention_") else None
+
+
+def _flop(gpu: Gpu, w: Windows) -> Floats:
+    """Operations of each window, those of attention by their energy."""
+    shares = [attention_energy(gpu, name) if (name := _kernel(load)) in gpu.attention else 1.0 for load in w.load]
+    return w.flop * np.array(shares)
+
+
+def _with_attention(gpu: Gpu, w: Windows) -> Gpu:
+    """Energies of attention kernels: the median of their windows below the limit, those of products where none is.
+
+    Formula: J/FLOP = ((P - idle) busy - bytes J/B) / flop
+    """
+    below = w.power_w < BELOW_FRAC * gpu.tdp_w
+    each = ((w.power_w - gpu.idle_w) * w.busy_s - w.moved_bytes * gpu.hbm_j_per_byte) / np.maximum(w.flop, 1.0)
+    attention = dict(gpu.attention)
+    for name, rate in gpu.attention.items():
+        rows = np.array([_kernel(load) == name for load in w.load]) & below
+        attention[name] = replace(rate, j_per_flop=float(np.median(each[rows])) if rows.any() else None)
+    return replace(gpu, attention=attention)
 
 
 def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
@@ -140,9 +168,10 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
             hint="`knee probe power` goes on where it stopped; with --fresh it also repeats what failed",
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)
-    start = replace(start, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))
-    gpu = _fitted(start, w)
-    demand = demand_w(gpu, step_s=w.busy_s, flop=w.flop, moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
+    bare = {name: replace(rate, j_per_flop=None) for name, rate in start.attention.items()}
+    start = replace(start, attention=bare, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))
+    gpu = _with_attention(_fitted(start, w), w)
+    demand = demand_w(gpu, step_s=w.busy_s, flop=_flop(gpu, w), moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
     modelled = modelled_w(gpu, w)
     near, fitted = np.abs(demand / gpu.tdp_w - 1.0) <= AROUND_FRAC, ~w.of(UNFITTED)
     return PowerFit(
@@ -227,7 +256,7 @@ def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
     many = f"{fit.fitted.points} windows of {np.median(fit.windows.busy_s):.1f} s by the {fit.windows.by}"
     worth = f"residual median {fit.fitted.median_frac:.1%}, worst {fit.fitted.worst_frac:.1%}"
     if UNFITTED in fit.held_back:
-        worth += f"; {UNFITTED}, which was not fitted on, up to {fit.held_back[UNFITTED].worst_frac:.1%}"
+        worth += f"; {UNFITTED} has energies of its own"
     values: dict[str, Value] = {}
     if machine.power_limit_w is not None:
         values["gpu.tdp_w"] = Value(value=f"{machine.power_limit_w:g} W", kind="measured",
@@ -242,4 +271,10 @@ def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
     for name, value in fitted:
         if name != "cap_sharpness" or fit.around_cap is not None:
             values[f"gpu.{name}"] = Value(value=value, kind="fitted", source=f"{who}, {many}; {worth}")
+    for kernel, rate in fit.gpu.attention.items():
+        if rate.j_per_flop is not None:
+            values[f"gpu.attention.{kernel}.j_per_flop"] = Value(
+                value=f"{rate.j_per_flop * 1e12:.4g} pJ/FLOP", kind="fitted",
+                source=f"{who}, by the {fit.windows.by}: causal forward attention below the limit",
+            )
     return values
