@@ -31,7 +31,7 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
     for words in ("NVIDIA H200", "energy counter", "attention_flash2", "1,980 MHz", "within 20% of the limit",
                   "mixed, left out of the fit", "as dgx-h200 has it", "gpu.cap_sharpness"):  # fmt: skip
         assert words in result.stdout
-    assert "17 of 17 points" in result.stderr
+    assert "22 of 22 points" in result.stderr
     assert read_readings(tmp_path / "mine.power.jsonl") == read_readings(RECORDING)
     loaded = load_cluster(str(out))
     assert loaded.spec.gpu.gemm_j_per_flop == pytest.approx(1.04e-12, rel=0.02)
@@ -46,7 +46,7 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
 def test_json(tmp_path: Path) -> None:
     answer = json.loads(knee("--replay", RECORDING, "--out", tmp_path / "m.toml", "--json").stdout)
     assert answer.keys() == {"readings", "by", "loads", "errors", "cluster_file", "base", "values"}
-    assert len(answer["loads"]) == answer["errors"]["all"]["points"] == 17
+    assert len(answer["loads"]) == answer["errors"]["all"]["points"] == 22
     assert answer["errors"]["all"]["median_frac"] <= 0.04
     assert answer["errors"]["around_cap"]["median_frac"] <= 0.04
     assert answer["errors"]["held_back"].keys() == {"copy", "attention", "mixed"}

@@ -21,7 +21,7 @@ from knee.workload.operations import Attention
 BASE = load_cluster("dgx-h100").spec.gpu
 EAGER = load_profile("eager").spec
 RATE = AttentionRate(forward_frac=0.5, backward_frac=0.4, half_seq_len=300, backward_half_seq_len=700, half_rows=2e4,
-                     head64_frac=0.7)
+                     head64_frac=0.7, j_per_flop=BASE.attention["flash2"].j_per_flop)
 TRUE = replace(BASE, gemm_frac=0.6, gemm_half_k=200.0, gemm_half_intensity=8.0, kernel_s=4e-6,
                hbm_frac=0.7, attention=BASE.attention | {"flash2": RATE})
 MACHINE = Machine(probe="kernels", date="2026-01-01", device="made up", kind="cuda", devices=1, sms=BASE.sms,

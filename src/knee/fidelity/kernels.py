@@ -231,6 +231,7 @@ def _fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: 
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     # rows that hardly vary, as in a quick look, cannot be told from the rate
     fixed_rows = gpu.attention[kernel].half_rows if kernel in gpu.attention else 0.0
+    energy = gpu.attention[kernel].j_per_flop if kernel in gpu.attention else None
     varies = len({p.heads for p in points}) > 1
 
     def made(x: Floats) -> AttentionRate:
@@ -242,6 +243,7 @@ def _fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: 
             backward_half_seq_len=half_backward,
             half_rows=rows[0] if rows else fixed_rows,
             head64_frac=head64,
+            j_per_flop=energy,
         )
 
     def loss(x: Floats) -> float:

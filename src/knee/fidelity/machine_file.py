@@ -132,6 +132,8 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
     for kernel, rate in gpu.attention.items():
         if f"attention {kernel} forward" in fit.residuals:
             for field, value in asdict(rate).items():
+                if field == "j_per_flop":  # which `knee probe power` tells
+                    continue
                 part = f"attention {kernel} {'backward' if 'backward' in field else 'forward'}"
                 values[f"gpu.attention.{kernel}.{field}"] = fitted(_short(value), part)
     if fit.launch_s is not None:

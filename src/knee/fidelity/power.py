@@ -29,7 +29,7 @@ AROUND_FRAC = 0.2
 HELD_BACK = ("copy", "attention", "mixed")
 """Kinds of load that are left out whole, each in turn. Without products or idle nothing tells their draw."""
 UNFITTED = "attention"
-"""Has energies of its own, fitted after the others: an attention kernel draws more per operation than a product does, for
+"""Has energies of its own, fitted after the others: an attention kernel draws more per operation than a product, for
 softmax and for registers, and by how much depends on the kernel."""
 BELOW_FRAC = 0.9
 """A draw below this share of the limit tells the energy of its load; above it the limit does."""
@@ -143,16 +143,20 @@ def _kernel(load: str) -> str | None:
 def _flop(gpu: Gpu, w: Windows) -> Floats:
     """Operations of each window, those of attention by their energy."""
     shares = [attention_energy(gpu, name) if (name := _kernel(load)) in gpu.attention else 1.0 for load in w.load]
-    return w.flop * np.array(shares)
+    return np.asarray(w.flop * np.array(shares), dtype=np.float64)
 
 
 def _with_attention(gpu: Gpu, w: Windows) -> Gpu:
     """Energies of attention kernels: the median of their windows below the limit, those of products where none is.
 
-    Formula: J/FLOP = ((P - idle) busy - bytes J/B) / flop
+    Formula: J/FLOP = ((demand - idle) busy - bytes J/B) / flop, with demand = P / (1 - (P/cap)^p)^(1/p)
+    Where:   P is the draw while the load runs; the second form turns the bend at the cap around
     """
-    below = w.power_w < BELOW_FRAC * gpu.tdp_w
-    each = ((w.power_w - gpu.idle_w) * w.busy_s - w.moved_bytes * gpu.hbm_j_per_byte) / np.maximum(w.flop, 1.0)
+    drawn = (w.power_w * w.window_s - gpu.idle_w * (w.window_s - w.busy_s)) / w.busy_s
+    below = drawn < BELOW_FRAC * gpu.tdp_w
+    straight = 1.0 - (np.minimum(drawn / gpu.tdp_w, BELOW_FRAC)) ** gpu.cap_sharpness
+    demand = drawn / straight ** (1.0 / gpu.cap_sharpness)
+    each = ((demand - gpu.idle_w) * w.busy_s - w.moved_bytes * gpu.hbm_j_per_byte) / np.maximum(w.flop, 1.0)
     attention = dict(gpu.attention)
     for name, rate in gpu.attention.items():
         rows = np.array([_kernel(load) == name for load in w.load]) & below
@@ -169,7 +173,8 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)
     bare = {name: replace(rate, j_per_flop=None) for name, rate in start.attention.items()}
-    start = replace(start, attention=bare, tdp_w=limit_w or start.tdp_w, idle_w=float(np.median(w.power_w[w.of("idle")])))
+    idle = float(np.median(w.power_w[w.of("idle")]))
+    start = replace(start, attention=bare, tdp_w=limit_w or start.tdp_w, idle_w=idle)
     gpu = _with_attention(_fitted(start, w), w)
     demand = demand_w(gpu, step_s=w.busy_s, flop=_flop(gpu, w), moved_bytes=w.moved_bytes, comm_s=np.zeros(len(w)))
     modelled = modelled_w(gpu, w)
