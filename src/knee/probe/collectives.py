@@ -75,8 +75,9 @@ def measure_all(ranks: Ranks, series: Sequence[Series], known: Mapping[str, floa
             if group is not None:
                 ranks.leave(group)
             axis, group = one.axis, ranks.group(one.axis.ranks(ranks.launch.rank))
-        if not (_beside if one.beside else _alone)(ranks, group, one, known, effort, add):
-            return False
+        with ranks.together():
+            if not (_beside if one.beside else _alone)(ranks, group, one, known, effort, add):
+                return False
         tell(one)
     return True
 

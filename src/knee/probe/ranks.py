@@ -77,13 +77,13 @@ class Ranks:
         if device == "cuda":
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=MEETING_S)
-        with self._together():
+        with self.together():
             dist.init_process_group("nccl" if device == "cuda" else "gloo", timeout=wait)
             self.control = dist.new_group(backend="gloo", timeout=wait)
         self.stop = Stop()
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
+    def together(self) -> Iterator[None]:
         """What all ranks do at once: it fails when one of them is gone."""
         try:
             yield
@@ -99,7 +99,7 @@ class Ranks:
         import torch.distributed as dist
 
         column = torch.tensor(list(values), dtype=torch.float64)
-        with self._together():
+        with self.together():
             dist.all_reduce(column, op=dist.ReduceOp.MAX, group=self.control)
         return [float(value) for value in column]
 
@@ -116,7 +116,7 @@ class Ranks:
         import torch.distributed as dist
 
         self.synchronize()
-        with self._together():
+        with self.together():
             dist.barrier(group=self.control)
 
     def synchronize(self) -> None:
@@ -131,7 +131,7 @@ class Ranks:
         import torch.distributed as dist
 
         box = [value]
-        with self._together():
+        with self.together():
             dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
@@ -143,7 +143,7 @@ class Ranks:
         if not self.any(words is not None):
             return None
         all_words: list[str | None] = [None] * self.launch.world
-        with self._together():
+        with self.together():
             dist.all_gather_object(all_words, words, group=self.control)
         told = {rank: text for rank, text in enumerate(all_words) if text}
         first = min(told)
@@ -156,7 +156,7 @@ class Ranks:
 
         if len(members) == self.launch.world:
             return dist.group.WORLD
-        with self._together():
+        with self.together():
             return dist.new_group(members, use_local_synchronization=True)
 
     def leave(self, group: Any) -> None:

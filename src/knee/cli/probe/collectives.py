@@ -90,8 +90,11 @@ def _launch(backend: str | None) -> tuple[Launch, str]:
     need_torch("`knee probe collectives`")
     import torch
 
-    launch, device = read_launch(), choose_device({"nccl": "cuda", "gloo": "cpu", None: None}[backend])
-    gpus = torch.cuda.device_count()
+    launch, gpus = read_launch(), torch.cuda.device_count()
+    if backend == "nccl" and not gpus:
+        raise InputError(f"--backend nccl: torch {torch.__version__} finds no GPU",
+                         hint="`knee doctor` says what is there; --backend gloo measures the processor")
+    device = choose_device("cpu" if backend == "gloo" else None)
     if device == "cuda" and launch.per_node > gpus:
         raise InputError(f"{launch.per_node} processes on this node would share {gpus} GPUs",
                          hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with --backend gloo")
