@@ -85,7 +85,8 @@ def _attention(p: AttentionPoint, device: str) -> Work:
 
     def forward(i: int) -> Any:
         with sdpa_kernel(backend):
-            return scaled_dot_product_attention(*inputs[i], is_causal=p.causal)
+            q, k, v = inputs[i]
+            return scaled_dot_product_attention(q, k, v, is_causal=p.causal)
 
     if p.forward:
         return Work(run=forward, copies=n)
