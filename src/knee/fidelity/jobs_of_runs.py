@@ -1,0 +1,203 @@
+"""A published run as a job: the file's words for model, cluster, plan and stack in knee's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, get_args
+
+from knee.errors import SpecError
+from knee.fidelity.runs import Setting
+from knee.fidelity.stacks import profile_of, stack_of
+from knee.specs.catalog import did_you_mean
+from knee.specs.hardware import Cluster, Fabric
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, make_job
+from knee.specs.model import Mlp, Model
+from knee.specs.plan import PRECISIONS, SHARDINGS, Recompute
+
+_A100_40 = (("gpu.hbm_bytes", "40960 MiB"), ("gpu.hbm_bytes_per_s", "1555 GB/s"))
+"""NVIDIA A100 datasheet: the 40 GB board differs from the 80 GB one in its memory only."""
+GPUS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
+    "h100-80gb": ("dgx-h100", ()),
+    "h200-141gb": ("dgx-h200", ()),
+    "a100-80gb": ("dgx-a100", ()),
+    "a100-40gb": ("dgx-a100", _A100_40),
+    "v100-32gb": ("dgx-v100", ()),
+    "b200-180gb": ("dgx-b200", ()),
+    "b200-192gb": ("dgx-b200", ()),
+    "gb200-186gb": ("gb200-nvl72", ()),
+    "gb200-192gb": ("gb200-nvl72", ()),
+    "mi300x-192gb": ("mi300x-8", ()),
+}
+"""A file's key of a GPU -> the catalogue cluster that has it, and what is different."""
+FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
+"""A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""
+RECOMPUTE: dict[str, tuple[Recompute, str | None]] = {
+    "none": ("none", None),
+    "selective": ("selective", None),
+    "full": ("full", None),
+    "unknown": ("none", "the source does not say"),
+    "op": ("selective", "per-operator checkpoints keep the products and run the rest again"),
+    "blocks": ("full", "some blocks whole: the others' memory and time are less"),
+    "mlp": ("none", "little is run again"),
+}
+"""A file's word -> knee's nearest, and why where it is not the same."""
+DEFAULT_VOCAB = 32_000
+MOST_STAGES = 256
+"""Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
+ASYNC_TP = 0.75
+"""Share of tensor-parallel communication that torch's async TP hides, taken as that of the fused profile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunJob:
+    """A job that stands for a run."""
+
+    job: Job
+    stack: str
+    notes: tuple[str, ...]
+    """What had to be assumed."""
+
+
+def job_of(setting: Setting) -> RunJob:
+    """The run as knee would be asked for it; SpecError where it cannot be."""
+    if setting.pp * setting.virtual_pp > MOST_STAGES:
+        raise SpecError(f"pp({setting.pp}) * virtual_pp({setting.virtual_pp}) is more than {MOST_STAGES:,} stages")
+    notes: list[str] = []
+    stack = stack_of(setting)
+    cluster = cluster_of(setting)
+    model = _model(setting, notes)
+    profile = profile_of(setting, stack, cluster.gpu, notes)
+    options = {
+        "tp": setting.tp,
+        "pp": setting.pp,
+        "cp": setting.cp,
+        "micro_batch": setting.micro_batch,
+        "virtual_stages": setting.virtual_pp,
+        "schedule": "interleaved" if setting.virtual_pp > 1 else "1f1b",
+        "sequence_parallel": setting.sequence_parallel,
+        "recompute": _recompute(setting, notes),
+        "precision": _precision(setting),
+        "cp_method": stack.cp_method,
+        "reduce_dtype": "fp32" if setting.precision == "fp16" else stack.reduce_dtype,
+        "tp_overlap_frac": ASYNC_TP if setting.async_tp else None,
+        **_data_parallel(setting, notes),
+    }
+    job, filled = make_job(
+        model,
+        cluster,
+        profile,
+        gpus=setting.n_gpus,
+        global_batch=setting.global_batch,
+        seq_len=setting.seq_len,
+        plan_options=options,
+    )
+    return RunJob(job=job, stack=stack.name, notes=(*notes, *filled))
+
+
+def cluster_of(setting: Setting) -> Cluster:
+    """The catalogue's cluster with the run's own nodes and injection bandwidth."""
+    words = re.findall(r"\w+", setting.note.lower())
+    fabric = next((word for word in FABRICS if word in words), None)
+    return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
+
+
+@cache
+def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
+    """One object for equal words; its name tells it from the others."""
+    if gpu not in GPUS:
+        close = did_you_mean(gpu, GPUS)
+        raise SpecError(f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}"))
+    name, changes = GPUS[gpu]
+    base = load_cluster(name, changes).spec
+    per_node = gpus_per_node or base.node.gpus
+    fabric = base.fabric if word is None else _of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric)
+    if node_bytes_per_s is not None:
+        fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
+    return replace(
+        base,
+        name=f"{name} ({gpu}, {per_node} a node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s a GPU)",
+        node=replace(base.node, gpus=per_node),
+        fabric=fabric,
+    )
+
+
+def _of_kind(fabric: Fabric, like: Fabric) -> Fabric:
+    """The fabric with the latency and efficiency of another kind, and its own switches and rate."""
+    return replace(
+        fabric,
+        kind=like.kind,
+        nic_frac=like.nic_frac,
+        hop_s=like.hop_s,
+        p2p_frac=like.p2p_frac,
+        tree_level_s=like.tree_level_s,
+    )
+
+
+def _model(setting: Setting, notes: list[str]) -> Model:
+    """A Llama where the MLP is SwiGLU, a GPT otherwise; MPT and Nemotron by their names."""
+    mlp = next((word for word in get_args(Mlp) if word == setting.mlp), None)
+    if mlp is None:
+        raise SpecError(f"mlp is {setting.mlp!r}; it must be one of {', '.join(get_args(Mlp))}")
+    llama, mpt = mlp == "swiglu", "mpt" in setting.model.lower()
+    if setting.vocab is None:
+        notes.append(f"vocab was not given: {DEFAULT_VOCAB:,}")
+    if setting.ffn is None:
+        notes.append("ffn was not given: 4 x hidden, or 8/3 of it for swiglu")
+    return Model(
+        name=setting.model,
+        layers=setting.layers,
+        hidden=setting.hidden,
+        ffn=setting.ffn or (256 * -(-8 * setting.hidden // 768) if llama else 4 * setting.hidden),
+        heads=setting.heads,
+        kv_heads=setting.kv_heads or setting.heads,
+        vocab=setting.vocab or DEFAULT_VOCAB,
+        mlp=mlp,
+        norm="rmsnorm" if llama else "layernorm",
+        positions="alibi" if mpt else "rope" if mlp != "gelu" else "learned",
+        tied_embeddings=setting.tied_embeddings,
+        biases=mlp == "gelu" and not mpt,
+        max_seq_len=setting.seq_len,
+    )
+
+
+def _recompute(setting: Setting, notes: list[str]) -> Recompute:
+    if setting.recompute not in RECOMPUTE:
+        raise SpecError(f"recompute is {setting.recompute!r}; it must be one of {', '.join(RECOMPUTE)}")
+    word, why = RECOMPUTE[setting.recompute]
+    if why is not None:
+        notes.append(f"recompute {setting.recompute} taken as {word}: {why}")
+    return word
+
+
+def _precision(setting: Setting) -> str:
+    if setting.precision not in PRECISIONS:
+        raise SpecError(f"precision is {setting.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+    return setting.precision
+
+
+def _data_parallel(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+    """Sharding and its two degrees; ``shard_group`` is the sharded one, copies fill the rest."""
+    sharding = setting.sharding or "fsdp"
+    if sharding not in SHARDINGS:
+        raise SpecError(f"sharding is {sharding!r}; it must be one of {', '.join(SHARDINGS)}")
+    if setting.sharding is None:
+        notes.append("sharding was not given: fsdp")
+    dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
+    if sharding == "ddp":
+        return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
+    group = setting.shard_group
+    if group is None:
+        group = min(dp, cluster_of(setting).node.gpus) if sharding == "hsdp" else dp
+    if dp % group:
+        raise SpecError(f"shard_group {group} does not divide dp {dp}")
+    copies = dp // group
+    if sharding == "hsdp" and (copies == 1 or group == 1):
+        notes.append("hsdp with one copy or one shard taken as fsdp or ddp")
+        return {"sharding": "fsdp" if copies == 1 else "ddp", "dp_shard": group, "dp_replicate": copies}
+    if sharding == "fsdp" and copies > 1:
+        sharding = "hsdp"
+    return {"sharding": sharding, "dp_shard": group, "dp_replicate": copies}

@@ -1,0 +1,82 @@
+"""Software stacks of published runs: from what a row says of its kernels to a profile of the catalogue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import get_args
+
+from knee.errors import SpecError
+from knee.fidelity.runs import Setting
+from knee.specs.hardware import AttentionKernel, Gpu
+from knee.specs.load import load_profile
+from knee.specs.plan import CpMethod, ReduceDtype
+from knee.specs.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a family of runs has in common."""
+
+    name: str
+    words: tuple[str, ...]
+    """Any of them in the row's kernel, source or note tells it; the first stack of the table that matches."""
+    profile: str
+    unfused_profile: str = "megatron-2021"
+    """The profile of its years before fused attention."""
+    attention: AttentionKernel | None = None
+    """Fused attention kernel where it is not the profile's."""
+    reduce_dtype: ReduceDtype = "fp32"
+    cp_method: CpMethod = "allgather"
+
+
+STACKS = (
+    Stack(name="nanotron", words=("nanotron",), profile="eager"),
+    # "PURE" is llm-foundry's word for parameters, reductions and buffers all in 16 bit
+    Stack(name="llm-foundry, pure", words=("mp mode pure",), profile="eager", attention="flash1", reduce_dtype="bf16"),
+    Stack(name="llm-foundry", words=("llm_foundry", "triton"), profile="eager", attention="flash1"),
+    # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
+    Stack(name="fms-fsdp", words=("fms", "ibm_"), profile="eager", reduce_dtype="bf16"),
+    Stack(name="InternEvo", words=("internevo", "internlm"), profile="eager"),
+    # Transformer Engine passes keys and values around a ring
+    Stack(
+        name="Megatron",
+        words=("megatron", "nemo", "maxtext", "paxml", "transformer engine"),
+        profile="fused",
+        cp_method="ring",
+    ),
+)
+PLAIN = Stack(name="PyTorch", words=(), profile="eager")
+"""What is taken where nothing is said."""
+ATTENTIONS = ("flash", "unfused", *get_args(AttentionKernel))
+FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
+"""Fused kernels in the order in which one stands for another that a GPU does not have."""
+
+
+def stack_of(setting: Setting) -> Stack:
+    """The stack that a row's words tell."""
+    text = f"{setting.kernel} {setting.source} {setting.note}".lower()
+    return next((stack for stack in STACKS if any(word in text for word in stack.words)), PLAIN)
+
+
+def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str]) -> Profile:
+    """The catalogue's profile with the attention kernel that ran on this GPU."""
+    if setting.attention not in ATTENTIONS:
+        raise SpecError(f"attention is {setting.attention!r}; it must be one of {', '.join(ATTENTIONS)}")
+    unfused = setting.attention == "unfused"
+    name = stack.unfused_profile if unfused else stack.profile
+    if setting.compile and name == "eager":
+        name = "compiled"
+    profile = _profile(name)
+    wanted = setting.attention if setting.attention != "flash" else stack.attention or profile.attention
+    kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
+    if not kernels or (unfused and kernels[0] != wanted):
+        raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}")
+    if kernels[0] != wanted:
+        notes.append(f"{wanted} attention on {gpu.name}: taken as {kernels[0]}, as no rate is known")
+    return replace(profile, attention=kernels[0])
+
+
+@cache
+def _profile(name: str) -> Profile:
+    return load_profile(name).spec

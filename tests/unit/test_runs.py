@@ -1,0 +1,257 @@
+"""Published runs: reading a file, repeats, and what each row is asked of knee."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knee.errors import InputError, SpecError
+from knee.fidelity.jobs_of_runs import GPUS, RECOMPUTE, RunJob, job_of
+from knee.fidelity.runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
+from knee.fidelity.stacks import STACKS, stack_of
+from knee.specs.load import catalog_entries
+
+ROW: dict[str, Any] = {
+    "layers": 16,
+    "hidden": 2048,
+    "heads": 32,
+    "gpu": "h100-80gb",
+    "n_gpus": 16,
+    "seq_len": 4096,
+    "global_batch": 64,
+}
+
+
+def runs_file(path: Path, *rows: dict[str, Any]) -> Path:
+    """A CSV whose columns are all that any row has."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join(columns)] + [",".join(str(row.get(name, "")) for name in columns) for row in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def read(folder: Path, *rows: dict[str, Any]) -> RunFile:
+    return read_runs(runs_file(folder / "runs.csv", *rows))
+
+
+def asked(**values: Any) -> RunJob:
+    return job_of(Setting(**{**ROW, **values}))
+
+
+def test_a_row(tmp_path: Path) -> None:
+    file = read(
+        tmp_path,
+        ROW | {"id": "a-1", "source": "A", "micro_batch": "2.0", "node_gbit_per_s": 800, "compile": 1, "colour": "red",
+               "tokens_per_s_per_gpu": 9000, "memory_gib": 40, "status": "ok"},
+    )
+    (run,) = file.runs
+    assert file.ignored == ("colour",)
+    assert run.lines == (2,)
+    assert run.setting.micro_batch == 2
+    assert run.setting.node_bytes_per_s == 100e9
+    assert run.setting.compile is True
+    assert (run.tokens_per_s_per_gpu, run.memory_bytes, run.status) == (9000.0, 40 * 2**30, "ok")
+
+
+def test_few_columns_are_enough(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, ROW | {"step_time_s": 2.0}).runs
+    assert run.tokens_per_s_per_gpu == 64 * 4096 / 2.0 / 16
+    assert (run.setting.source, run.status, run.memory_bytes) == ("unnamed", "ok", None)
+    job = job_of(run.setting).job
+    assert (job.plan.sharding, job.plan.dp_shard, job.plan.precision) == ("fsdp", 16, "bf16")
+    assert (job.model.kv_heads, job.model.ffn, job.model.vocab) == (32, 5632, 32_000)
+
+
+def test_repeats_are_one_run_with_their_median(tmp_path: Path) -> None:
+    rates = [9000, 10_000, 14_000]
+    rows = [ROW | {"id": f"r{rate}", "tokens_per_s_per_gpu": rate, "note": f"on day {rate}"} for rate in rates]
+    failed = ROW | {"id": "f", "status": "failed", "tokens_per_s_per_gpu": 1}
+    other = ROW | {"id": "o", "tp": 2, "tokens_per_s_per_gpu": 5000}
+    file = read(tmp_path, *rows, failed, other)
+    same, different = file.runs
+    assert same.lines == (2, 3, 4, 5)
+    assert same.tokens_per_s_per_gpu == 10_000
+    assert same.status == "ok", "what ran once fits"
+    assert "on day 9000" in same.setting.note
+    assert different.lines == (6,)
+
+
+def test_a_failure_beside_an_oom_is_an_oom(tmp_path: Path) -> None:
+    (run,) = read(tmp_path, *(ROW | {"status": word} for word in ("failed", "oom"))).runs
+    assert run.status == "oom"
+    assert run.tokens_per_s_per_gpu is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"layers": ""}, "layers is empty"),
+        ({"tp": "two"}, "tp is 'two', not a number"),
+        ({"tp": "1.5"}, "tp is 1.5; it must be a whole number"),
+        ({"tp": "0"}, "tp is 0; it must be a whole number of at least 1"),
+        ({"n_gpus": "1e999"}, "not a finite number"),
+        ({"n_gpus": "nan"}, "not a finite number"),
+        ({"tokens_per_s_per_gpu": "-1"}, "tokens_per_s_per_gpu is -1; it must be positive"),
+        ({"tokens_per_s_per_gpu": "1e-300"}, "far from any real one"),
+        ({"tokens_per_s_per_gpu": ""}, "nothing was measured"),
+        ({"status": "fine"}, "status is 'fine'; it must be one of ok, oom, failed"),
+        ({"compile": "maybe"}, "compile is 'maybe'; it must be 0 or 1"),
+    ],
+)
+def test_rows_that_say_nothing_keep_their_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+    file = read(tmp_path, ROW | {"tokens_per_s_per_gpu": 1000} | change, ROW | {"tokens_per_s_per_gpu": 1000})
+    assert reason in str(file.rows[0].reason)
+    assert len(file.runs) == 1
+
+
+def test_ragged_rows_and_blank_lines(tmp_path: Path) -> None:
+    path = runs_file(tmp_path / "r.csv", ROW | {"tokens_per_s_per_gpu": 1000})
+    path.write_text(path.read_text() + "\n1,2,3\n,,,\n", encoding="utf-8")
+    file = read_runs(path)
+    assert [row.reason for row in file.rows] == [None, "the row has more or fewer cells than the header"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "is empty"),
+        ("\n\n", "is empty"),
+        (",".join((*REQUIRED, MEASURED[0])) + "\n", "no rows"),
+        (",".join(REQUIRED) + "\n1\n", "nothing to compare with"),
+        ("layers,hidden,status\n", "has no column heads, gpu, n_gpus, seq_len, global_batch"),
+        ("layers,layers\n", "more than one column layers"),
+        ('layers,"hidden\n1', "no CSV"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.csv"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words) as error:
+        read_runs(path)
+    assert error.value.hint
+
+
+def test_a_misspelt_column_is_guessed(tmp_path: Path) -> None:
+    row = {"layer" if name == "layers" else name: value for name, value in ROW.items()}
+    path = runs_file(tmp_path / "r.csv", row | {"status": "ok"})
+    with pytest.raises(InputError, match="no column layers") as error:
+        read_runs(path)
+    assert error.value.hint == "is it layer for layers?"
+
+
+def test_bytes_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_bytes(b"\xff\xfe\x00layers")
+    with pytest.raises(InputError, match="UTF-8"):
+        read_runs(tmp_path / "b.csv")
+    with pytest.raises(InputError, match="cannot be read"):
+        read_runs(tmp_path)
+
+
+def test_every_gpu_key_is_in_the_catalogue() -> None:
+    known = catalog_entries("cluster")
+    for key, (cluster, _) in GPUS.items():
+        assert cluster in known
+        precision = "fp16" if key.startswith("v100") else "bf16"
+        assert asked(gpu=key, gpus_per_node=8, precision=precision).job.cluster.gpu.hbm_bytes > 0
+
+
+def test_the_40_gb_board() -> None:
+    gpu = asked(gpu="a100-40gb").job.cluster.gpu
+    assert (gpu.hbm_bytes, gpu.hbm_bytes_per_s) == (40960 * 2**20, 1555e9)
+
+
+def test_nodes_and_fabric_are_the_runs_own() -> None:
+    cluster = asked(gpus_per_node=4, node_bytes_per_s=50e9, note="A cluster with EFA").job.cluster
+    assert cluster.node.gpus == 4
+    assert cluster.fabric.nic_bytes_per_s == 12.5e9
+    assert cluster.fabric.kind == "efa"
+    assert asked(note="MP mode DEFAULT").job.cluster.fabric.kind == "infiniband", "efa is no word of it"
+
+
+@pytest.mark.parametrize(
+    ("values", "profile", "attention"),
+    [
+        ({}, "eager", "flash2"),
+        ({"compile": True}, "compiled", "flash2"),
+        ({"kernel": "nanotron, flash attention 2"}, "eager", "flash2"),
+        ({"kernel": "no compile; flash/triton attention"}, "eager", "flash1"),
+        ({"kernel": "Megatron-DeepSpeed", "attention": "unfused"}, "megatron-2021", "unfused"),
+        ({"attention": "unfused"}, "megatron-2021", "unfused"),
+        ({"note": "NeMo; published"}, "fused", "cudnn"),
+        ({"note": "NeMo; published", "gpu": "a100-80gb"}, "fused", "cudnn"),
+        ({"gpu": "v100-32gb", "precision": "fp16"}, "eager", "cutlass"),
+        ({"attention": "flash3"}, "eager", "flash3"),
+    ],
+)
+def test_stacks(values: dict[str, Any], profile: str, attention: str) -> None:
+    job = asked(**values).job
+    assert (job.profile.name, job.profile.attention) == (profile, attention)
+
+
+def test_a_replaced_attention_kernel_is_said() -> None:
+    assert any("taken as cutlass" in note for note in asked(gpu="v100-32gb", precision="fp16").notes)
+    for stack in STACKS:
+        assert stack_of(Setting(**ROW, kernel=f"... {stack.words[0].upper()} ...")) == stack
+
+
+@pytest.mark.parametrize(
+    ("values", "sharding", "shard", "replicate"),
+    [
+        ({"sharding": "ddp", "dp": 16}, "ddp", 1, 16),
+        ({"sharding": "zero1", "dp": 8, "tp": 2}, "zero1", 8, 1),
+        ({"sharding": "zero1", "shard_group": 8}, "zero1", 8, 2),
+        ({"sharding": "fsdp", "shard_group": 4}, "hsdp", 4, 4),
+        ({"sharding": "hsdp"}, "hsdp", 8, 2),
+        ({"sharding": "hsdp", "shard_group": 16}, "fsdp", 16, 1),
+        ({"sharding": "hsdp", "n_gpus": 8}, "fsdp", 8, 1),
+        ({"sharding": "hsdp", "shard_group": 1}, "ddp", 1, 16),
+        ({"sharding": "fsdp_no_reshard", "shard_group": 8}, "fsdp_no_reshard", 8, 2),
+    ],
+)
+def test_sharding(values: dict[str, Any], sharding: str, shard: int, replicate: int) -> None:
+    plan = asked(**values).job.plan
+    assert (plan.sharding, plan.dp_shard, plan.dp_replicate) == (sharding, shard, replicate)
+
+
+def test_the_rest_of_a_plan() -> None:
+    values = {"pp": 4, "virtual_pp": 2, "tp": 2, "micro_batch": 1, "sequence_parallel": False, "async_tp": True,
+              "precision": "fp8", "recompute": "op"}
+    found = asked(**values)
+    plan = found.job.plan
+    assert (plan.schedule, plan.virtual_stages, plan.pp, plan.dp) == ("interleaved", 2, 4, 2)
+    assert (plan.sequence_parallel, plan.tp_overlap_frac, plan.precision) == (False, 0.75, "fp8")
+    assert plan.recompute == "selective"
+    assert any("recompute op taken as selective" in note for note in found.notes)
+    for word, (knees, why) in RECOMPUTE.items():
+        other = asked(recompute=word)
+        assert other.job.plan.recompute == knees
+        assert any(note.startswith(f"recompute {word}") for note in other.notes) is (why is not None)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"gpu": "h100-80g"}, "no GPU 'h100-80g' is known; is it h100-80gb?"),
+        ({"gpu": "abacus"}, "known are h100-80gb"),
+        ({"dp": 3}, "the plan fills 3 GPUs, not 16"),
+        ({"tp": 3}, "tp"),
+        ({"pp": 16, "layers": 8}, "16 stages"),
+        ({"pp": 100, "virtual_pp": 100}, "more than 256 stages"),
+        ({"micro_batch": 3}, "micro_batch 3 does not divide"),
+        ({"global_batch": 7}, "does not split"),
+        ({"shard_group": 3}, "shard_group 3 does not divide dp 16"),
+        ({"sharding": "zero9"}, "sharding is 'zero9'"),
+        ({"recompute": "some"}, "recompute is 'some'"),
+        ({"precision": "int4"}, "precision is 'int4'"),
+        ({"precision": "fp8", "gpu": "a100-80gb"}, "no fp8 tensor cores"),
+        ({"mlp": "kan"}, "mlp is 'kan'"),
+        ({"attention": "none"}, "attention is 'none'"),
+        ({"hidden": 2050}, "not divisible"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(SpecError) as error:
+        asked(**values)
+    assert words in error.value.message
