@@ -1,0 +1,202 @@
+"""Published runs against predictions: errors by source, memory, what fits, and the choice among plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from knee.errors import InputError
+from knee.fidelity.jobs_of_runs import RunJob, job_of
+from knee.fidelity.ranking import Group, Ranking, job_key, rank_group
+from knee.fidelity.residuals import Residuals
+from knee.fidelity.runs import STATUSES, PublishedRun, Row, RunFile, Status
+from knee.simulator import simulate_table
+from knee.specs.table import table_of
+
+NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One run, predicted."""
+
+    run: PublishedRun
+    stack: str
+    tokens_per_s_per_gpu: float
+    memory_bytes: float
+    fits: bool
+    notes: tuple[str, ...]
+
+    @property
+    def error_frac(self) -> float | None:
+        """Of throughput: predicted over measured less one."""
+        measured = self.run.tokens_per_s_per_gpu
+        return None if measured is None else self.tokens_per_s_per_gpu / measured - 1.0
+
+    @property
+    def memory_error_frac(self) -> float | None:
+        """The same of memory."""
+        measured = self.run.memory_bytes
+        return None if measured is None else self.memory_bytes / measured - 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitting:
+    """Runs of one status: how many knee expects to fit."""
+
+    fits: int = 0
+    does_not: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One source, or all rows together."""
+
+    rows: int
+    rows_used: int
+    runs: int
+    """Rows used, repeats as one."""
+    skipped: dict[str, int]
+    """Reason -> rows."""
+    throughput: Residuals | None
+    memory: Residuals | None
+    fitting: dict[Status, Fitting]
+    ranking: Ranking | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validation:
+    """Everything that is said of a file."""
+
+    headline_frac: float | None
+    """Median over sources of the source's median error: each source counts once."""
+    all: Score
+    sources: dict[str, Score]
+    groups: tuple[Group, ...]
+    notes: dict[str, int]
+    """Assumption -> rows."""
+    predictions: dict[int, Prediction] = field(repr=False)
+    """Line of the file -> its run."""
+    reasons: dict[int, str] = field(repr=False)
+    """Line of the file -> why it was skipped."""
+
+
+def validate(file: RunFile) -> Validation:
+    """Predict every row of a file and score it."""
+    found, refused = predict(file.runs)
+    predictions = {line: p for p in found for line in p.run.lines}
+    reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
+    reasons |= {line: reason for run, reason in refused for line in run.lines}
+    groups = _groups(found)
+    sources = {
+        name: _score(
+            rows=[row for row in file.rows if row.source == name],
+            reasons=reasons,
+            found=[p for p in found if p.run.setting.source == name],
+            groups=[group for group in groups if group.source == name],
+        )
+        for name in dict.fromkeys(row.source for row in file.rows)
+    }
+    medians = [score.throughput.median_frac for score in sources.values() if score.throughput is not None]
+    return Validation(
+        headline_frac=float(np.median(medians)) if medians else None,
+        all=_score(rows=file.rows, reasons=reasons, found=found, groups=groups),
+        sources=sources,
+        groups=groups,
+        notes=dict(Counter(note for p in predictions.values() for note in p.notes).most_common()),
+        predictions=predictions,
+        reasons=reasons,
+    )
+
+
+def predict(runs: Iterable[PublishedRun]) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
+    """All runs at once, a table for each model, cluster and profile; those that cannot be asked with the reason."""
+    tables: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
+    refused: list[tuple[PublishedRun, str]] = []
+    for run in runs:
+        try:
+            asked = job_of(run.setting)
+        except InputError as error:
+            refused.append((run, error.message))
+            continue
+        # clusters hold a mapping, so they have no hash; equal names are the same cluster here
+        key = (asked.job.model, asked.job.cluster.name, asked.job.profile)
+        tables.setdefault(key, []).append((run, asked))
+    found: list[Prediction] = []
+    for pairs in tables.values():
+        try:
+            predictions = _predict_table(pairs)
+        except OverflowError:
+            refused += [(run, NO_ANSWER) for run, _ in pairs]
+            continue
+        finite = [0 < p.tokens_per_s_per_gpu < np.inf and np.isfinite(p.memory_bytes) for p in predictions]
+        found += [p for p, is_finite in zip(predictions, finite, strict=True) if is_finite]
+        refused += [(p.run, NO_ANSWER) for p, is_finite in zip(predictions, finite, strict=True) if not is_finite]
+    return found, refused
+
+
+def _predict_table(pairs: Sequence[tuple[PublishedRun, RunJob]]) -> list[Prediction]:
+    first = pairs[0][1].job
+    table = table_of([asked.job for _, asked in pairs])
+    with np.errstate(all="ignore"):
+        results = simulate_table(first.model, first.cluster, first.profile, table)
+    return [
+        Prediction(
+            run=run,
+            stack=asked.stack,
+            tokens_per_s_per_gpu=float(results.tokens_per_s_per_gpu[i]),
+            memory_bytes=float(results.memory_bytes[i]),
+            fits=bool(results.fits[i]),
+            notes=asked.notes,
+        )
+        for i, (run, asked) in enumerate(pairs)
+    ]
+
+
+def _score(
+    *, rows: Sequence[Row], reasons: Mapping[int, str], found: Sequence[Prediction], groups: Sequence[Group]
+) -> Score:
+    return Score(
+        rows=len(rows),
+        rows_used=sum(len(p.run.lines) for p in found),
+        runs=len(found),
+        skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
+        throughput=_residuals([(p.tokens_per_s_per_gpu, p.run.tokens_per_s_per_gpu) for p in found]),
+        memory=_residuals([(p.memory_bytes, p.run.memory_bytes) for p in found]),
+        fitting={status: _fitting([p for p in found if p.run.status == status]) for status in STATUSES},
+        ranking=Ranking.of(groups),
+    )
+
+
+def _residuals(pairs: Sequence[tuple[float, float | None]]) -> Residuals | None:
+    known = [(predicted, measured) for predicted, measured in pairs if measured is not None]
+    if not known:
+        return None
+    predicted, measured = np.array(known).T
+    return Residuals.of(predicted, measured)
+
+
+def _fitting(found: Sequence[Prediction]) -> Fitting:
+    fits = sum(p.fits for p in found)
+    return Fitting(fits=fits, does_not=len(found) - fits)
+
+
+def _groups(found: Sequence[Prediction]) -> tuple[Group, ...]:
+    """Jobs that were measured under more than one plan. Failed plans are left out: they may be crashes."""
+    jobs: dict[Hashable, list[tuple[Prediction, float]]] = {}
+    for p in found:
+        if p.run.tokens_per_s_per_gpu is not None:
+            jobs.setdefault(job_key(p.run.setting), []).append((p, p.run.tokens_per_s_per_gpu))
+    return tuple(
+        rank_group(
+            members[0][0].run.setting.source,
+            np.array([p.tokens_per_s_per_gpu for p, _ in members]),
+            np.array([measured for _, measured in members]),
+            np.array([p.fits for p, _ in members]),
+        )
+        for members in jobs.values()
+        if len(members) > 1
+    )

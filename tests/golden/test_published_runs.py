@@ -1,0 +1,28 @@
+"""The gathered published runs, where they lie beside the checkout: they are read, predicted and scored."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from knee.fidelity.runs import read_runs
+from knee.fidelity.validation import validate
+
+RUNS = Path(__file__).parents[3] / "shared" / "data" / "published_runs.csv"
+
+
+@pytest.mark.skipif(not RUNS.exists(), reason="the gathered runs are not beside this checkout")
+def test_the_whole_file() -> None:
+    start = time.perf_counter()
+    file = read_runs(RUNS)
+    found = validate(file)
+    assert time.perf_counter() - start < 20
+    assert found.all.rows_used >= 0.85 * found.all.rows
+    assert file.ignored == ()
+    assert all(score.rows_used for score in found.sources.values())
+    assert found.headline_frac is not None
+    assert found.headline_frac < 0.15
+    assert found.all.ranking is not None
+    assert found.all.ranking.median_regret_frac < 0.1

@@ -1,0 +1,155 @@
+"""Scores of a validation, against figures worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knee.fidelity import validation
+from knee.fidelity.jobs_of_runs import job_of
+from knee.fidelity.ranking import Ranking, rank_group, spearman
+from knee.fidelity.runs import PublishedRun, RunFile, read_runs
+from knee.fidelity.validation import Fitting, Prediction, predict, validate
+from knee.single import simulate
+
+from .test_runs import ROW, runs_file
+
+
+def read(folder: Path, *rows: dict[str, Any]) -> RunFile:
+    return read_runs(runs_file(folder / "runs.csv", *rows))
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, rates: dict[int, float], fits: dict[int, bool] | None = None) -> None:
+    """Predictions by tp, so that scores can be worked out."""
+
+    def fake(runs: tuple[PublishedRun, ...]) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
+        return [
+            Prediction(
+                run=run,
+                stack="any",
+                tokens_per_s_per_gpu=rates[run.setting.tp],
+                memory_bytes=30 * 2.0**30,
+                fits=(fits or {}).get(run.setting.tp, True),
+                notes=("assumed",),
+            )
+            for run in runs
+        ], []
+
+    monkeypatch.setattr(validation, "predict", fake)
+
+
+def test_a_table_predicts_what_one_job_does(tmp_path: Path) -> None:
+    rows = [
+        ROW | {"tokens_per_s_per_gpu": 1000, "tp": tp, "sharding": sharding, "gpu": gpu}
+        for tp in (1, 2, 4)
+        for sharding in ("fsdp", "zero1")
+        for gpu in ("h100-80gb", "a100-40gb")
+    ]
+    found, refused = predict(read(tmp_path, *rows).runs)
+    assert (len(found), refused) == (12, [])
+    for p in found:
+        one = simulate(job_of(p.run.setting).job)
+        assert p.tokens_per_s_per_gpu == pytest.approx(one.tokens_per_s_per_gpu, rel=1e-12)
+        assert p.memory_bytes == pytest.approx(one.memory_bytes, rel=1e-12)
+        assert p.fits == one.fits
+
+
+def test_each_source_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {1: 110.0, 2: 150.0, 4: 80.0})
+    many = [ROW | {"source": "A", "tokens_per_s_per_gpu": 100, "layers": n} for n in range(2, 7)]
+    few = [ROW | {"source": s, "tokens_per_s_per_gpu": 100, "tp": tp} for s, tp in (("B", 2), ("C", 4))]
+    found = validate(read(tmp_path, *many, *few))
+    errors = {name: score.throughput for name, score in found.sources.items()}
+    assert [r and round(r.median_frac, 9) for r in errors.values()] == [0.1, 0.5, 0.2]
+    assert [r and round(r.bias_frac, 9) for r in errors.values()] == [0.1, 0.5, -0.2]
+    assert found.headline_frac == pytest.approx(0.2)
+    assert found.all.throughput is not None
+    assert found.all.throughput.median_frac == pytest.approx(0.1)
+    assert found.all.throughput.points == 7
+
+
+def test_memory_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {1: 110.0})
+    rows = [ROW | {"tokens_per_s_per_gpu": rate, "memory_gib": gib} for rate, gib in ((90, 30), (100, 40), (130, 50))]
+    found = validate(read(tmp_path, *rows))
+    score = found.sources["unnamed"]
+    assert (score.rows, score.rows_used, score.runs) == (3, 3, 1)
+    assert score.throughput is not None
+    assert score.memory is not None
+    assert score.throughput.bias_frac == pytest.approx(0.1)
+    assert score.memory.bias_frac == pytest.approx(-0.25)
+    assert found.notes == {"assumed": 3}
+    assert {2, 3, 4} == set(found.predictions)
+
+
+def test_confusion_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, {1: 1.0, 2: 1.0}, {1: False, 2: True})
+    statuses = {1: ["ok", "oom", "oom", "failed"], 2: ["ok", "ok", "oom", "failed", "failed", "failed"]}
+    rows = [
+        ROW | {"tp": tp, "status": status, "layers": 2 + i}
+        for tp, words in statuses.items()
+        for i, status in enumerate(words)
+    ]
+    assert validate(read(tmp_path, *rows)).all.fitting == {
+        "ok": Fitting(fits=2, does_not=1),
+        "oom": Fitting(fits=1, does_not=2),
+        "failed": Fitting(fits=3, does_not=1),
+    }
+
+
+def test_regret_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """knee ranks tp 2 first, which ran at 80 where tp 1 ran at 100; with tp 2 not fitting it takes tp 4, at 60."""
+    measured = {1: 100, 2: 80, 4: 60}
+    rows = [ROW | {"tp": tp, "tokens_per_s_per_gpu": rate} for tp, rate in measured.items()]
+    rows += [ROW | {"tp": 1, "status": "failed", "micro_batch": 4}]
+    rows += [ROW | {"tp": 1, "tokens_per_s_per_gpu": 500, "seq_len": 8192}]  # another job, with one plan only
+    rates = {1: 70.0, 2: 90.0, 4: 75.0}
+    for fits, regret in (({}, 0.2), ({2: False}, 0.4), ({1: False, 2: False, 4: False}, 0.2)):
+        pretend(monkeypatch, rates, fits)
+        found = validate(read(tmp_path, *rows))
+        (group,) = found.groups
+        assert (group.plans, group.source) == (3, "unnamed")
+        assert group.regret_frac == pytest.approx(regret)
+        assert group.spearman == pytest.approx(-0.5)
+        assert found.all.ranking == Ranking.of([group])
+
+
+def test_skips_are_counted_by_source(tmp_path: Path) -> None:
+    good = ROW | {"source": "A", "tokens_per_s_per_gpu": 1000}
+    bad = ({"gpu": "abacus"}, {"source": "B", "tp": 3}, {"tp": "x"})
+    found = validate(read(tmp_path, good, *(good | change for change in bad)))
+    assert (found.all.rows, found.all.rows_used) == (4, 1)
+    assert sorted(found.sources["A"].skipped.values()) == [1, 1]
+    assert found.sources["B"].throughput is None
+    assert set(found.reasons) == {3, 4, 5}
+    assert sum(found.all.skipped.values()) == 3
+
+
+def test_an_empty_headline(tmp_path: Path) -> None:
+    found = validate(read(tmp_path, ROW | {"status": "oom"}))
+    assert found.headline_frac is None
+    assert found.all.throughput is None
+    assert found.all.ranking is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([1, 2, 3, 4], [10, 20, 30, 40], 1.0),
+        ([1, 2, 3, 4], [4, 3, 2, 1], -1.0),
+        ([1, 2, 3], [1, 3, 2], 0.5),
+        ([1, 1, 2], [1, 2, 3], 0.8660254037844387),
+        ([1, 1, 1], [1, 2, 3], None),
+    ],
+)
+def test_rank_correlation(a: list[float], b: list[float], expected: float | None) -> None:
+    found = spearman(np.array(a), np.array(b))
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_two_plans_have_no_rank_correlation() -> None:
+    group = rank_group("A", np.array([1.0, 2.0]), np.array([4.0, 4.0]), np.array([True, True]))
+    assert (group.regret_frac, group.spearman) == (0.0, None)
