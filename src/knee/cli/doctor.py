@@ -71,6 +71,7 @@ NEEDS = (
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
+    "validate": ("numpy", "pydantic", "click", "rich"),
     "catalog": ("numpy", "pydantic", "click", "rich"),
     "probe kernels": ("numpy", "click", "rich", "torch"),
     "probe collectives": ("numpy", "click", "rich", "torch"),
