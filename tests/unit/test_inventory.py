@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from knee.probe import inventory
-from knee.probe.inventory import Gpu, read_inventory
+from knee.probe import gpus, inventory
+from knee.probe.gpus import Gpu
+from knee.probe.inventory import read_inventory
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH, UNKNOWN = 3, 4, 9, 12, 18, 999
 SYSTEM = {
@@ -105,7 +106,7 @@ def test_what_a_board_does_not_tell_is_none(nvml: ModuleType, tmp_path: Path) ->
         setattr(nvml, name, answers(NVMLError(NOT_SUPPORTED)))
     found = read_inventory(tmp_path)
     assert found.gpus == (Gpu(index=0), Gpu(index=1))
-    assert found.software.driver == inventory.NvidiaDriver()
+    assert found.software.driver == gpus.NvidiaDriver()
 
 
 def test_an_older_package_lacks_calls(nvml: ModuleType, tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_why_the_driver_does_not_answer(nvml: ModuleType, tmp_path: Path, code: 
 
 def test_a_driver_without_gpus(nvml: ModuleType, tmp_path: Path) -> None:
     nvml.nvmlDeviceGetCount = answers(0)
-    assert read_inventory(tmp_path).software.driver.trouble == inventory.NO_GPU
+    assert read_inventory(tmp_path).software.driver.trouble == gpus.NO_GPU
 
 
 @pytest.mark.parametrize(("release", "version"), [
@@ -165,10 +166,10 @@ def test_a_driver_without_gpus(nvml: ModuleType, tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, version: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(inventory, "nvml_library", lambda: None)
-    assert read_inventory(tmp_path).software.driver == inventory.NvidiaDriver(trouble=inventory.NO_DRIVER)
+    monkeypatch.setattr(gpus, "nvml_library", lambda: None)
+    assert read_inventory(tmp_path).software.driver == gpus.NvidiaDriver(trouble=gpus.NO_DRIVER)
 
-    monkeypatch.setattr(inventory, "nvml_library", lambda: inventory.NVML_LIBRARY)
+    monkeypatch.setattr(gpus, "nvml_library", lambda: gpus.NVML_LIBRARY)
     write(tmp_path / "proc/driver/nvidia", {
         "version": release,
         "gpus/0000:18:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18",
@@ -176,14 +177,14 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, re
     })  # fmt: skip
     found = read_inventory(tmp_path)
     assert found.gpus == (Gpu(index=0, name="NVIDIA H100 80GB HBM3"), Gpu(index=1))
-    assert found.software.driver == inventory.NvidiaDriver(version=version, trouble=inventory.NO_PACKAGE)
+    assert found.software.driver == gpus.NvidiaDriver(version=version, trouble=gpus.NO_PACKAGE)
 
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without an NVIDIA driver, torch or NCCL."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(inventory, "nvml_library", lambda: None)
+    monkeypatch.setattr(gpus, "nvml_library", lambda: None)
     monkeypatch.setattr(inventory, "find_spec", lambda _: None)
     monkeypatch.setattr(inventory, "_installed", lambda _: None)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)

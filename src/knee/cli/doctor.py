@@ -15,18 +15,8 @@ import click
 
 import knee
 from knee.cli import available
-from knee.probe.inventory import (
-    NO_DRIVER,
-    NO_PACKAGE,
-    Cpu,
-    Gpu,
-    Inventory,
-    Nic,
-    NvidiaDriver,
-    Software,
-    nvml_library,
-    read_inventory,
-)
+from knee.probe.gpus import NO_DRIVER, NO_PACKAGE, Gpu, NvidiaDriver, nvml_library
+from knee.probe.inventory import Cpu, Inventory, Nic, Software, read_inventory
 from knee.units import show
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

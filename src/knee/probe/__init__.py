@@ -1,1 +1,1 @@
-"""Measures this machine: kernels, whole steps, power. Needs torch; nothing else in knee imports it."""
+"""Measures this machine: kernels, collectives, power, whole steps. Needs torch; ``inventory``, which only looks, does not."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from knee.errors import InputError, KneeError, MissingExtra
-from knee.probe.inventory import NO_DRIVER, NO_GPU, NO_PACKAGE, nvml_in_words, nvml_library
+from knee.probe.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, nvml_in_words, nvml_library
 from knee.units import MIB
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15  # NVML's return codes
