@@ -37,7 +37,8 @@ STACKS = (
     Stack(name="llm-foundry", words=("llm_foundry", "triton"), profile="eager", attention="flash1"),
     # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
     Stack(name="fms-fsdp", words=("fms", "ibm_"), profile="eager", reduce_dtype="bf16"),
-    Stack(name="InternEvo", words=("internevo", "internlm"), profile="eager"),
+    # reduces gradients as they are (internlm/solver/optimizer/hybrid_zero_optim.py); only the states are fp32
+    Stack(name="InternEvo", words=("internevo", "internlm"), profile="eager", reduce_dtype="bf16"),
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
