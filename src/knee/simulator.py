@@ -109,7 +109,7 @@ def evaluate(
     parts = StepParts(
         gpu=cluster.gpu,
         profile=profile,
-        launch_s=profile.launch_s if cluster.node.launch_s is None else cluster.node.launch_s,
+        launch_s=profile.launch_s * cluster.node.launch_scale,
         table=table,
         modes=modes,
         traffic=traffic,

@@ -114,8 +114,8 @@ def _compute(c: _Chain, job: Job, w: Working) -> None:
         c,
         job,
         f"gpu.gemm_frac gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
-        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s step_overhead_s "
-        "copy_frac reduce_copy_frac",
+        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
+        "step_overhead_s copy_frac reduce_copy_frac",
     )
     for name, passes, kind, source in pass_rows(kernels):
         if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL):

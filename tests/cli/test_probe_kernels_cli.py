@@ -30,7 +30,8 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
     assert loaded.spec.gpu.gemm_frac == pytest.approx(0.727, abs=0.01)
     assert "846 points" in loaded.sources["gpu.gemm_frac"].text
     assert loaded.sources["gpu.gemm_frac"].kind == "fitted"
-    assert loaded.spec.node.launch_s == pytest.approx(18e-6, rel=0.1)
+    assert loaded.spec.node.launch_scale == pytest.approx(3.0, rel=0.05)
+    assert "unfused" not in out.read_text()
     simulated = CliRunner().invoke(main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8",
                                           "--local-batch", "2", "--why"])
     assert simulated.exit_code == 0
@@ -42,16 +43,16 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
 
 
 def test_json(tmp_path: Path) -> None:
-    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", tmp_path / "m.toml", "--quick", "--json")
+    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", tmp_path / "m.toml", "--json")
     answer = json.loads(result.stdout)
-    assert answer.keys() == {"readings", "residuals", "held_out", "cluster_file", "base", "values"}
+    assert answer.keys() == {"readings", "residuals", "held_out", "cluster_file", "base", "left_out", "values"}
     assert answer["base"] == "dgx-h200"
     assert answer["residuals"]["products bf16"]["median_frac"] < 0.06
 
 
 def test_a_replay_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", tmp_path / "m.toml", "--quick")
+    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", tmp_path / "m.toml")
     assert result.exit_code == 0, result.stderr
 
 
@@ -68,6 +69,9 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
     [
         (("kernel",), "there is no probe 'kernel'"),
         (("kernels", "--out", "mine.json"), "it should end in .toml"),
+        (("kernels", "--out", ".toml"), "it should end in .toml"),
+        (("kernels", "--quick", "--replay", DATA / "kernels.jsonl"), "leave one of them out"),
+        (("kernels", "--base", "mine.toml"), "it should be the name of a catalogue cluster"),
         (("kernels", "--replay", DATA / "nowhere.jsonl"), "nowhere.jsonl"),
         (("kernels", "--replay", DATA / "steps.jsonl"), "has readings of `knee probe steps`"),
         (("kernels", "--replay", DATA / "kernels.jsonl", "--base", "dgx-h201"), "no cluster named 'dgx-h201'"),
@@ -96,3 +100,60 @@ def test_the_list_of_probes() -> None:
     text = knee("--help").stdout
     for name in ("kernels", "collectives", "power", "steps"):
         assert name in text
+
+
+def recorded(tmp_path: Path, change: dict[str, object], where: dict[str, object], name: str = "r.jsonl") -> Path:
+    """The H200's kernels with some readings changed."""
+    lines = [json.loads(line) for line in (DATA / "kernels.jsonl").read_text().splitlines()]
+    for line in lines[1:]:
+        if all(line.get(key) == value for key, value in where.items()):
+            line.update(change)
+    path = tmp_path / name
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_points_that_failed_do_not_stop_the_fit(tmp_path: Path) -> None:
+    where = {"kernel": "flash2", "forward": False, "seq_len": 32768}
+    path = recorded(tmp_path, {"error": "out of memory"}, where)
+    result = knee("kernels", "--replay", path, "--out", tmp_path / "m.toml")
+    assert result.exit_code == 0, result.stderr
+    assert "points could not be measured: out of memory" in result.stderr
+
+
+def test_a_replay_does_not_write_over_readings(tmp_path: Path) -> None:
+    out, path = tmp_path / "m.toml", tmp_path / "m.kernels.jsonl"
+    path.write_text(recorded(tmp_path, {"median_s": 1.0}, {"m": 4096}).read_text())
+    before = path.read_text()
+    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", out)
+    assert result.exit_code == 2
+    assert "a replay would write over" in result.stderr
+    assert path.read_text() == before
+    assert knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", out, "--fresh").exit_code == 0
+
+
+def test_a_file_is_of_one_machine(tmp_path: Path) -> None:
+    out = tmp_path / "m.toml"
+    assert knee("power", "--replay", DATA / "power.jsonl", "--out", out).exit_code == 0
+    result = knee("collectives", "--replay", DATA.parent / "gloo" / "collectives-2.jsonl", "--out", out)
+    assert result.exit_code == 2
+    assert "a file is of one machine" in result.stderr
+
+
+def test_an_unfinished_probe_does_not_hold_up_another(tmp_path: Path) -> None:
+    lines = (DATA / "kernels.jsonl").read_text().splitlines()[:5]
+    (tmp_path / "m.kernels.jsonl").write_text("\n".join(lines) + "\n")
+    result = knee("power", "--replay", DATA / "power.jsonl", "--out", tmp_path / "m.toml")
+    assert result.exit_code == 0
+    assert "kernels is left out" in result.stderr
+    assert load_cluster(str(tmp_path / "m.toml")).spec.gpu.cap_sharpness == pytest.approx(18.2, rel=0.05)
+
+
+def test_another_card_of_that_name_needs_a_base(tmp_path: Path) -> None:
+    path = tmp_path / "pcie.jsonl"
+    text = (DATA / "kernels.jsonl").read_text()
+    text = text.replace("NVIDIA H200", "NVIDIA H100 PCIe").replace('"sms": 132', '"sms": 114')
+    path.write_text(text)
+    result = knee("kernels", "--replay", path, "--out", tmp_path / "m.toml")
+    assert result.exit_code == 2
+    assert "no cluster with a NVIDIA H100 PCIe of 114 SMs" in result.stderr

@@ -101,7 +101,7 @@ def test_a_cluster_gets_back_what_its_rings_were_made_from() -> None:
     across = [r for c in ("all_gather", "reduce_scatter") for r in ring(c, 16, 2, 1, latency_s, 8 * 40e9)]
     pairs = ring("send_receive", 2, 2, 8, 20e-6, 20e9)
     values = {path: value.value for path, value in link_values(synthetic(inside + across + pairs), cluster).items()}
-    assert values["node.gpus"] == 8
+    assert "node.gpus" not in values  # a job may use fewer than a node has
     assert values["node.link_frac"] == pytest.approx(360 / 450, rel=0.01)
     assert float(str(values["node.hop_s"]).split()[0]) == pytest.approx(3.0, rel=0.05)
     assert float(str(values["fabric.hop_s"]).split()[0]) == pytest.approx(12.0, rel=0.15)
@@ -119,7 +119,7 @@ def test_links_faster_than_the_vendor_says_replace_its_rate() -> None:
 
 def test_values_say_where_they_come_from() -> None:
     values = link_values(synthetic(ring("all_gather", 8, 1, 1, 40e-6, 300e9)), load_cluster("dgx-h100").spec)
-    assert {value.kind for value in values.values()} == {"measured"}
+    assert {value.kind for value in values.values()} == {"fitted"}
     source = values["node.hop_s"].source
     for part in ("knee probe collectives", "2026-01-01", "NVIDIA H100", "torch 2.13", "11 sizes", "residual median"):
         assert part in source

@@ -23,7 +23,7 @@ def test_a_point_comes_back() -> None:
 
 def test_a_second_call_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "mine.kernels.jsonl"
-    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0})
+    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0, "spread_frac": 0.0})
     again = ReadingsFile(path, replace(MACHINE, date="2026-01-02"))
     assert again.done == {key_of(POINT)}
     assert read_readings(path).machine.date == "2026-01-01"
@@ -32,11 +32,11 @@ def test_a_second_call_goes_on(tmp_path: Path) -> None:
 
 def test_a_line_cut_off_is_dropped_and_written_over(tmp_path: Path) -> None:
     path = tmp_path / "mine.kernels.jsonl"
-    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0})
+    ReadingsFile(path, MACHINE).add(key_of(POINT), asdict(POINT) | {"median_s": 1.0, "spread_frac": 0.0})
     with path.open("a") as file:
         file.write('{"key": "half')
     assert len(read_readings(path).records) == 1
-    ReadingsFile(path, MACHINE).add("other", asdict(replace(POINT, m=5)) | {"median_s": 2.0})
+    ReadingsFile(path, MACHINE).add("other", asdict(replace(POINT, m=5)) | {"median_s": 2.0, "spread_frac": 0.1})
     assert [r["key"] for r in read_readings(path).records] == [key_of(POINT), "other"]
 
 
@@ -46,6 +46,26 @@ def test_errors_are_readings_too(tmp_path: Path) -> None:
     readings = read_readings(path)
     assert list(readings.good("gemm")) == []
     assert [r["error"] for r in readings.failed] == ["out of memory"]
+    assert ReadingsFile(path, MACHINE).done == set()  # tried again
+
+
+@pytest.mark.parametrize("change", [{"median_s": 0.0}, {"median_s": -1.0}, {"median_s": float("nan")},
+                                    {"median_s": "1"}, {"median_s": None}, {"m": "8"}, {"m": True}, {"layout": 3},
+                                    {"key": 1}])
+def test_a_reading_that_is_none_is_refused_with_its_line(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    record = {"key": key_of(POINT)} | asdict(POINT) | {"median_s": 1.0, "spread_frac": 0.0} | change
+    path.write_text(json.dumps(asdict(MACHINE)) + "\n" + json.dumps(record) + "\n")
+    with pytest.raises(InputError, match="line 2"):
+        read_readings(path)
+
+
+@pytest.mark.parametrize("change", [{"sms": "132"}, {"kind": "tpu"}, {"memory_bytes": None}])
+def test_a_machine_that_is_none_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    path = tmp_path / "mine.kernels.jsonl"
+    path.write_text(json.dumps(asdict(MACHINE) | change) + "\n")
+    with pytest.raises(InputError, match="line 1"):
+        read_readings(path)
 
 
 @pytest.mark.parametrize(("change", "word"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"),
@@ -59,9 +79,9 @@ def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word
 
 
 @pytest.mark.parametrize("text", ["", "[]\n", '{"a": 1}\n', '{"probe": "kernels"}\n', "not json\nnot json\n",
-                                  json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n'])
+                                  json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n', "\xff\xfe"])
 def test_other_files_are_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.jsonl"
-    path.write_text(text)
+    path.write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=r"odd\.jsonl"):
         read_readings(path)

@@ -23,7 +23,13 @@ def commands_page() -> str:
     for name in main.list_commands(top):
         command = main.get_command(top, name)
         assert command is not None
-        parts.append(_block(f"knee {name}", command.get_help(_context(command, name, top))))
+        inner = _context(command, name, top)
+        parts.append(_block(f"knee {name}", command.get_help(inner)))
+        if isinstance(command, click.Group):
+            for below in command.list_commands(inner):
+                part = command.get_command(inner, below)
+                assert part is not None
+                parts.append(_block(f"knee {name} {below}", part.get_help(_context(part, below, inner))))
     return "\n".join(parts)
 
 

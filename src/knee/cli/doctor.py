@@ -54,6 +54,7 @@ NEEDS = (
     Need(name="altair", module="altair", why="figures", get=REPORT),
     Need(name="vl-convert-python", module="vl_convert", why="figures", get=REPORT),
     Need(name="torch", module="torch", why="measuring this machine; no simulation needs it", get=TRAIN),
+    Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=TRAIN),
     Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; no simulation needs it", get=TRAIN),
     Need(name="NVML", why="power of NVIDIA GPUs; no simulation needs it", get="install the NVIDIA driver"),
     Need(name="chromium", why="tests of web pages", get="apt install chromium"),
@@ -63,9 +64,10 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "validate": ("numpy", "pydantic", "click", "rich"),
     "catalog": ("numpy", "pydantic", "click", "rich"),
-    "probe kernels": ("numpy", "click", "rich", "torch"),
-    "probe collectives": ("numpy", "click", "rich", "torch"),
-    "probe power": ("numpy", "click", "rich", "torch", "nvidia-ml-py", "NVML"),
+    "probe kernels": ("numpy", "pydantic", "click", "rich", "torch", "scipy"),
+    "probe collectives": ("numpy", "pydantic", "click", "rich", "torch"),
+    "probe power": ("numpy", "pydantic", "click", "rich", "torch", "nvidia-ml-py", "NVML"),
+    "probe steps": ("numpy", "pydantic", "click", "rich", "torch"),
     "doctor": ("click", "rich"),
 }
 """Command, with its subcommand where it has some -> what it cannot do without."""

@@ -6,18 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.columns import Bools, Floats
+from knee.columns import Floats
 from knee.cost.compute import attention_s
 from knee.fidelity.least import distance, minimum
 from knee.record.readings import AttentionPoint, Readings
 from knee.specs.hardware import AttentionKernel, AttentionRate, Gpu
 from knee.workload.operations import Attention
 
+Setting = tuple[str, int, int, int]
+
+SLOWER = "unfused"
+"""Not fitted: torch runs its unfused attention in fp32, which no trainer that is not fused does."""
+FEWEST = 3
+"""Points of a direction below which its rate and length cannot be told."""
+
 
 def kernels_of(readings: Readings) -> list[AttentionKernel]:
-    found = dict.fromkeys(p.kernel for p, _ in readings.good("attention") if p.causal)
-    # a rate needs both directions
-    return [k for k in found if all(len(causal_points(readings, k, d)[0]) >= 3 for d in (True, False))]
+    """Kernels that were measured in both directions."""
+    found = dict.fromkeys(p.kernel for p, _ in readings.good("attention") if p.causal and p.kernel != SLOWER)
+    return [k for k in found if all(len(causal_points(readings, k, d)[0]) >= FEWEST for d in (True, False))]
 
 
 def causal_points(readings: Readings, kernel: str, forward: bool) -> tuple[list[AttentionPoint], Floats]:
@@ -30,11 +37,18 @@ def causal_points(readings: Readings, kernel: str, forward: bool) -> tuple[list[
     return [p for p, _ in pairs], np.array([s for _, s in pairs])
 
 
-def setting_of(p: AttentionPoint) -> tuple[str, int, int, int]:
+def setting_of(p: AttentionPoint) -> Setting:
+    """What a held-out set leaves out whole, both directions of it."""
     return (p.kernel, p.heads, p.seq_len, p.head_dim)
 
 
+def rows_vary(readings: Readings, kernel: str) -> bool:
+    """Rows that hardly vary, as in a quick look, cannot be told from the rate."""
+    return len({p.heads for p, _ in readings.good("attention") if p.kernel == kernel}) > 1
+
+
 def predict_attention(gpu: Gpu, kernel: AttentionKernel, rate: AttentionRate, points: list[AttentionPoint]) -> Floats:
+    """Seconds by the cost model."""
     chip = replace(gpu, attention={kernel: rate})
     seconds = np.empty(len(points))
     for forward in (True, False):
@@ -53,18 +67,17 @@ def predict_attention(gpu: Gpu, kernel: AttentionKernel, rate: AttentionRate, po
     return seconds
 
 
-def fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: Bools | None) -> AttentionRate:
+def fit_attention(
+    readings: Readings, gpu: Gpu, kernel: AttentionKernel, away: frozenset[Setting] = frozenset()
+) -> AttentionRate:
     """Long-sequence rate and half-rate length of each direction; half-rate rows and narrow heads of both."""
     sides = [causal_points(readings, kernel, forward) for forward in (True, False)]
     points = [p for side, _ in sides for p in side]
     measured = np.concatenate([seconds for _, seconds in sides])
-    allowed = None if kept is None else {setting_of(p) for p, keep in zip(sides[0][0], kept, strict=True) if keep}
-    chosen = np.array([allowed is None or setting_of(p) in allowed for p in points])
+    chosen = np.array([setting_of(p) not in away for p in points])
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
-    # rows that hardly vary, as in a quick look, cannot be told from the rate
     fixed_rows = gpu.attention[kernel].half_rows if kernel in gpu.attention else 0.0
     energy = gpu.attention[kernel].j_per_flop if kernel in gpu.attention else None
-    varies = len({p.heads for p in points}) > 1
 
     def made(x: Floats) -> AttentionRate:
         forward, backward, half, half_backward, head64, *rows = (float(v) for v in x)
@@ -85,5 +98,5 @@ def fit_attention(readings: Readings, gpu: Gpu, kernel: AttentionKernel, kept: B
     best = [float(max(rates[[p.forward == f for p in points]])) for f in (True, False)]
     start = [*best, 400.0, 600.0, 0.8, 1e4]
     low, high = (1e-4, 1e-4, 1.0, 1.0, 0.3, 1.0), (1.0, 1.0, 8192.0, 8192.0, 1.0, 1e6)
-    count = 6 if varies else 5
+    count = 6 if rows_vary(readings, kernel) else 5
     return made(minimum(loss, start[:count], low=low[:count], high=high[:count]))

@@ -10,13 +10,23 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.fidelity.attention import causal_points, fit_attention, kernels_of, predict_attention, setting_of
+from knee.fidelity.attention import (
+    Setting,
+    causal_points,
+    fit_attention,
+    kernels_of,
+    predict_attention,
+    rows_vary,
+    setting_of,
+)
 from knee.fidelity.products import fit_eight_bit, fit_gemms, main_type, peak_of, products_of, with_peaks
 from knee.fidelity.residuals import Residuals, held_back
 from knee.fidelity.streams import fit_streams, stream_seconds
 from knee.record.readings import Readings
-from knee.specs.hardware import Gpu
+from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
+
+POOR_FRAC = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +38,15 @@ class KernelFit:
     """By part: products by type, attention by kernel and direction, memory-bound kernels by set."""
     spread_frac: float
     """Median spread of the readings themselves."""
+    rows_vary: dict[AttentionKernel, bool]
+    """Whether an attention kernel's half-rate rows were fitted; else they are the base's."""
     launch_s: float | None
     """Host time a kernel, in eager mode; None where it was not measured."""
+
+    @property
+    def poor(self) -> list[str]:
+        """Parts whose formula is off by more than a fit should be."""
+        return [part for part, r in self.residuals.items() if r.median_frac > POOR_FRAC]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +65,14 @@ def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     gpu = fit_streams(readings, gpu)
     gpu = fit_gemms(products_of(readings, main_type(readings)), gpu, None)
     kernels = kernels_of(readings)
-    gpu = replace(gpu, attention={**gpu.attention, **{k: fit_attention(readings, gpu, k, None) for k in kernels}})
+    gpu = replace(gpu, attention={**gpu.attention, **{k: fit_attention(readings, gpu, k) for k in kernels}})
     gpu = fit_eight_bit(readings, gpu)
     hosts = [r["median_s"] for p, r in readings.good("host") if not p.compiled]
     return KernelFit(
         gpu=gpu,
         residuals=_residuals(readings, gpu, profile),
         spread_frac=float(np.median([r["spread_frac"] for r in readings.records if "spread_frac" in r])),
+        rows_vary={kernel: rows_vary(readings, kernel) for kernel in kernels},
         launch_s=hosts[0] if hosts else None,
     )
 
@@ -69,14 +87,15 @@ def held_out(readings: Readings, base: Gpu) -> HeldOut:
     one = 2.0 * products.m * products.n * products.k / peak
     predicted, measured, flat = [], [], []
     for kernel in kernels_of(readings):
+        hidden = held_settings(readings, kernel)
+        rate = fit_attention(readings, gpu, kernel, hidden)
         for forward in (True, False):
             points, seconds = causal_points(readings, kernel, forward)
-            kept = ~held_back([setting_of(p) for p in points])
-            rate = fit_attention(readings, gpu, kernel, kept)
+            unseen = np.array([setting_of(p) in hidden for p in points])
             flop = np.array([p.flop for p in points])
-            predicted += list(predict_attention(gpu, kernel, rate, points)[~kept])
-            measured += list(seconds[~kept])
-            flat += list((flop * np.median((seconds / flop)[kept]))[~kept])
+            predicted += list(predict_attention(gpu, kernel, rate, points)[unseen])
+            measured += list(seconds[unseen])
+            flat += list((flop * np.median((seconds / flop)[~unseen]))[unseen])
     return HeldOut(
         gemm=Residuals.of(products.predict(fitted, peak)[away], products.measured_s[away]),
         gemm_roofline=Residuals.of(
@@ -85,6 +104,12 @@ def held_out(readings: Readings, base: Gpu) -> HeldOut:
         attention=Residuals.of(np.array(predicted), np.array(measured)) if predicted else None,
         attention_roofline=Residuals.of(np.array(flat), np.array(measured)) if predicted else None,
     )
+
+
+def held_settings(readings: Readings, kernel: str) -> frozenset[Setting]:
+    """Settings of a kernel that are kept from the fit, whichever directions of them were measured."""
+    settings = [setting_of(p) for forward in (True, False) for p in causal_points(readings, kernel, forward)[0]]
+    return frozenset(s for s, away in zip(settings, held_back(settings), strict=True) if away)
 
 
 def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[str, Residuals]:
@@ -101,7 +126,7 @@ def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[str, Resi
     for name, wanted in (("eager", False), ("compiled", True)):
         streams = [(p, r["median_s"]) for p, r in readings.good("stream") if p.compiled == wanted]
         if streams:
-            predicted = [stream_seconds(gpu, profile, p) for p, _ in streams]
+            predicted = [stream_seconds(gpu, profile, p, readings.machine.kind) for p, _ in streams]
             measured = np.array([s for _, s in streams])
             found[f"memory-bound {name}"] = Residuals.of(np.array(predicted), measured)
     return found

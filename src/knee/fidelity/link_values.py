@@ -14,8 +14,9 @@ from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.write import Value
 
-RINGS = ("all_gather", "reduce_scatter")
-"""What a cluster's latency and bandwidth are fitted on: rings, in which a sharded step spends its communication."""
+RINGS = ("all_gather",)
+"""What a cluster's latency and bandwidth are fitted on: a ring that nothing is added in. gloo's reduce-scatter is an
+all-reduce, and a line through both would fit neither."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,10 @@ class _Ring:
 def link_values(readings: Readings, cluster: Cluster) -> dict[str, Value]:
     """Dotted cluster fields that were measured; those of links that no group crossed are left to the base."""
     per_node = readings.machine.devices
-    values: dict[str, Value] = {"node.gpus": _value(per_node, readings, "processes on a node")}
+    # how many GPUs a node has is the base's to say: a job may use fewer
+    values: dict[str, Value] = {}
+    if readings.machine.kind == "cpu":
+        values["node.gpus"] = _value(per_node, readings, "processes on a node")
     inside = _widest(readings, RINGS, lambda p: p.nodes == 1)
     if inside is not None:
         values |= _node(readings, inside, cluster)
@@ -111,7 +115,7 @@ def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:
     machine = readings.machine
     how = by if isinstance(by, str) else f"{by.sizes} sizes, residual median {by.residuals.median_frac:.1%}"
     source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {how}"
-    return Value(value=value, kind="measured", source=source)
+    return Value(value=value, kind="measured" if isinstance(by, str) else "fitted", source=source)
 
 
 def _digits(value: float) -> float:

@@ -7,14 +7,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
 
-from knee.errors import InputError
+from knee.errors import InputError, KneeError
 from knee.fidelity.kernels import KernelFit, fit_kernels
 from knee.fidelity.link_values import link_values
 from knee.fidelity.power import power_values
+from knee.fidelity.products import FEWEST
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.write import Value, cluster_toml
+from knee.units import show
 
 BASES = {
     "H200": "dgx-h200",
@@ -26,6 +28,8 @@ BASES = {
     "MI300X": "mi300x-8",
 }
 """Part of a device's name -> the catalogue cluster that has it; the first that matches."""
+MEMORY_FRAC = 0.05
+"""Drivers keep some of the memory for themselves."""
 
 Values = dict[str, Value]
 
@@ -40,6 +44,8 @@ class MachineFile:
     """Dotted field path -> what was measured."""
     probes: tuple[Probe, ...]
     """Readings that it was made from."""
+    left_out: dict[Probe, str]
+    """Readings beside it that say nothing yet, and why."""
 
 
 def readings_path(out: Path, probe: Probe) -> Path:
@@ -47,18 +53,28 @@ def readings_path(out: Path, probe: Probe) -> Path:
     return out.with_name(f"{out.stem}.{probe}.jsonl")
 
 
+def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
+    """Other probes' readings of the same cluster file."""
+    paths = [readings_path(out, other) for other in get_args(Probe) if other != probe]
+    return [(path, read_readings(path).machine) for path in paths if path.exists()]
+
+
 def base_of(machine: Machine, wanted: str | None) -> str:
-    """The catalogue cluster that says what was not measured."""
+    """The catalogue cluster that says what was not measured: the one that was asked for, or one with this very GPU."""
     if wanted is not None:
         load_cluster(wanted)  # refuses a name that is not there
         return wanted
     if machine.kind == "cpu":
         return "cpu"
     for part, name in BASES.items():
-        if part in machine.device:
+        gpu = load_cluster(name).spec.gpu
+        # a name alone does not tell a PCIe card from the SXM module
+        same = gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC
+        if part in machine.device and same:
             return name
+    memory = show(machine.memory_bytes, "bytes")
     raise InputError(
-        f"the catalogue has no cluster with a {machine.device}",
+        f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
         hint="give --base with the nearest one; `knee catalog` lists them",
     )
 
@@ -73,10 +89,15 @@ def write_machine_file(out: Path, base: str | None) -> MachineFile:
     cluster = load_cluster(name).spec
     values: Values = {}
     used: list[Probe] = []
+    left_out: dict[Probe, str] = {}
     for probe, readings in found.items():
-        if probe in DERIVE:
+        if probe not in DERIVE:
+            continue
+        try:
             values |= DERIVE[probe](readings, cluster)
             used.append(probe)
+        except KneeError as error:  # one probe's beginning does not hold up another's result
+            left_out[probe] = error.message
     text = cluster_toml(
         name,
         values,
@@ -85,14 +106,16 @@ def write_machine_file(out: Path, base: str | None) -> MachineFile:
             f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
         ),
     )
-    new = out.with_name(out.name + ".new")
+    new = out.with_name(f"{out.stem}.new.toml")
     try:
         new.write_text(text, encoding="utf-8")
+        load_cluster(str(new))  # what is written can be read
         new.replace(out)
     except OSError as error:
         raise InputError(f"{out} cannot be written: {error.strerror}") from None
-    load_cluster(str(out))  # what is written can be read
-    return MachineFile(path=out, base=name, values=values, probes=tuple(used))
+    finally:
+        new.unlink(missing_ok=True)
+    return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
 
 
 def kernel_values(readings: Readings, cluster: Cluster) -> Values:
@@ -127,18 +150,24 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         best = f"{_short((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
         for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
             values[field] = read(best, "the best fp32 product, in place of a peak")
-    if gpu.fp8_gemm_frac is not None and "products fp8" in fit.residuals:
+    eight = fit.residuals.get("products fp8")
+    if gpu.fp8_gemm_frac is not None and eight is not None and eight.points >= FEWEST:
         values["gpu.fp8_gemm_frac"] = fitted(_short(gpu.fp8_gemm_frac), "products fp8")
     for kernel, rate in gpu.attention.items():
         if f"attention {kernel} forward" in fit.residuals:
             for field, value in asdict(rate).items():
-                if field == "j_per_flop":  # which `knee probe power` tells
+                # `knee probe power` tells the energy; rows that did not vary tell nothing of themselves
+                if field == "j_per_flop" or (field == "half_rows" and not fit.rows_vary[kernel]):
                     continue
                 part = f"attention {kernel} {'backward' if 'backward' in field else 'forward'}"
                 values[f"gpu.attention.{kernel}.{field}"] = fitted(_short(value), part)
     if fit.launch_s is not None:
-        what = "a training step too small to keep the device busy, eager, over its kernels"
-        values["node.launch_s"] = read(f"{_short(fit.launch_s * 1e6)} us", what)
+        eager = load_profile("eager").spec.launch_s
+        what = (
+            f"{show(fit.launch_s, 's')} a kernel in an eager step too small to keep the device busy, over the "
+            f"profile's {show(eager, 's')}"
+        )
+        values["node.launch_scale"] = read(_short(fit.launch_s / eager), what)
     return values
 
 

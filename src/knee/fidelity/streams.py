@@ -21,8 +21,9 @@ COPIED_TENSORS = 16.0
 """A copy point copies this many tensors of its shape, so that nothing of it stays in a cache."""
 
 
-def _moved_bytes(p: StreamPoint) -> tuple[float, int]:
-    """Bytes at the streaming rate, and kernels, as the catalogue has them."""
+def _moved_bytes(p: StreamPoint, device: str) -> tuple[float, int]:
+    """Bytes at the streaming rate, and kernels, as the catalogue has them; a processor's tensors are fp32."""
+    wide = 2.0 if device == "cpu" else 1.0
     kernels: Kernels = "compiled" if p.compiled else "eager"
     if p.operation == "copy":
         return EXACT["copy"] * COPIED_TENSORS * p.tensor_bytes, 1
@@ -33,7 +34,7 @@ def _moved_bytes(p: StreamPoint) -> tuple[float, int]:
     if p.operation == "residual":  # alone it is a kernel of its own, whatever it is fused with in a layer
         count, launched = EXACT["residual"], 1
     # the optimizer's tensors are fp32, four of them a point
-    return count * p.tensor_bytes * (8.0 if p.operation == "adamw" else 1.0), launched
+    return count * p.tensor_bytes * (8.0 if p.operation == "adamw" else wide), launched
 
 
 def fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
@@ -42,7 +43,7 @@ def fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
         (moved, moved / max(r["median_s"] - kernels * gpu.kernel_s, 0.1 * r["median_s"]))
         for p, r in readings.good("stream")
         if p.operation in EXACT and not p.compiled
-        for moved, kernels in [_moved_bytes(p)]
+        for moved, kernels in [_moved_bytes(p, readings.machine.kind)]
     ]
     if not exact:
         return gpu
@@ -54,7 +55,8 @@ def fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
     return replace(gpu, hbm_frac=rate / gpu.hbm_bytes_per_s)
 
 
-def stream_seconds(gpu: Gpu, profile: Profile, p: StreamPoint) -> float:
-    moved, kernels = _moved_bytes(p)
+def stream_seconds(gpu: Gpu, profile: Profile, p: StreamPoint, device: str) -> float:
+    """Seconds by the cost model."""
+    moved, kernels = _moved_bytes(p, device)
     op = Stream(name=p.operation, moved_bytes=np.array([moved]), kernels=kernels)
     return float(stream_s(gpu, profile, op)[0])

@@ -1,1 +1,1 @@
-"""Measures this machine: kernels, collectives, power, whole steps. Needs torch; ``inventory``, which only looks, does not."""
+"""Measures this machine: kernels, collectives, power, whole steps. Needs torch; ``inventory`` only looks."""

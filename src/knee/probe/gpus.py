@@ -86,6 +86,8 @@ def nvidia_gpus(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
         count = pynvml.nvmlDeviceGetCount()
     except pynvml.NVMLError as error:
         return _without_nvml(root, nvml_in_words(error))
+    except OSError as error:
+        return _without_nvml(root, f"NVML cannot be loaded: {error}")
     gpus = tuple(_gpu(pynvml, index) for index in range(count))
     cuda = _ask(pynvml, "nvmlSystemGetCudaDriverVersion")
     driver = NvidiaDriver(

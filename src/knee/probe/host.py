@@ -5,26 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from knee.probe.grid import TINY
 from knee.probe.plain_step import Trainer
-from knee.record.readings import HostPoint, Record, StepPoint
+from knee.record.readings import HostPoint, Record
 
-TINY = StepPoint(
-    model="tiny",
-    layers=12,
-    hidden=128,
-    ffn=352,
-    heads=2,
-    kv_heads=2,
-    vocab=1024,
-    seq_len=64,
-    micro_batch=1,
-    compiled=False,
-)
+TINIEST = replace(TINY, model="tiniest", layers=12, hidden=128, ffn=352, heads=2, kv_heads=2, vocab=1024, seq_len=64)
 
 
 def measure_host(point: HostPoint, device: str) -> Record:
     """Time of a step over the kernels in it."""
-    trainer = Trainer(replace(TINY, compiled=point.compiled), device)
+    trainer = Trainer(replace(TINIEST, compiled=point.compiled), device)
     timing = trainer.timed(steps=20, warmup=5)
     kernels = _kernels(trainer.step)
     return {

@@ -38,16 +38,16 @@ def ready(probe: Probe, wanted: str | None, *, anyway: bool = False) -> Machine:
     return describe(probe, device, nvml=nvml)
 
 
-def choose_device(wanted: str | None) -> str:
-    """The device that was asked for, or the GPU where there is one."""
+def choose_device(wanted: str | None, *, option: str = "--device cuda", instead: str = "--device cpu") -> str:
+    """The device that was asked for, by ``option``, or the GPU where there is one."""
     import torch
 
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         built = torch.version.cuda or torch.version.hip
         why = "torch finds no GPU" if built else f"torch {torch.__version__} was built without CUDA"
-        hint = "`knee doctor` says what is there; --device cpu measures the processor"
-        raise InputError(f"--device cuda: {why}", hint=hint)
+        hint = f"`knee doctor` says what is there; {instead} measures the processor"
+        raise InputError(f"{option}: {why}", hint=hint)
     return wanted or ("cuda" if there else "cpu")
 
 

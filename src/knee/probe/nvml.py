@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,7 +36,7 @@ class Limits:
     """What the board allows and has."""
 
     name: str
-    driver: str
+    driver: str | None
     power_limit_w: float | None
     """None where the board does not tell it."""
     memory_bytes: float
@@ -70,6 +71,8 @@ class Nvml:
             self.handle = self._handle(uuid or _first_visible())
         except pynvml.NVMLError as error:
             raise KneeError(nvml_in_words(error), hint=DOCTOR) from None
+        except OSError as error:
+            raise KneeError(f"NVML cannot be loaded: {error}", hint=DOCTOR) from None
         self.index: int | None = self._ask("nvmlDeviceGetIndex")
         self.called = "the GPU" if self.index is None else f"GPU {self.index}"
 
@@ -133,7 +136,7 @@ class Nvml:
         limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
         return Limits(
             name=_text(self._read("name", "nvmlDeviceGetName")),
-            driver=_text(self.nvml.nvmlSystemGetDriverVersion()),
+            driver=_driver(self.nvml),
             power_limit_w=None if limit_mw is None else limit_mw / 1e3,
             memory_bytes=float(self._read("memory", "nvmlDeviceGetMemoryInfo").total),
         )
@@ -170,12 +173,23 @@ class Nvml:
 
         In a container the numbers are the host's, so that a process does not know its own.
         """
-        running = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
+        running = self._ask("nvmlDeviceGetComputeRunningProcesses")
+        if running is None:
+            words = f"{self.called} does not tell who computes on it: that nobody else does is taken on trust"
+            print(words, file=sys.stderr)
+            return []
         return [
             Other(pid=p.pid, used_bytes=None if p.usedGpuMemory is None else float(p.usedGpuMemory))
             for p in running
             if p.pid != os.getpid()
         ]
+
+
+def _driver(nvml: Any) -> str | None:
+    try:
+        return _text(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return None
 
 
 def _text(answer: str | bytes) -> str:

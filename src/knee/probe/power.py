@@ -136,10 +136,12 @@ def _random(*shape: int) -> Any:
 
 
 def _attention(kernel: str) -> Load:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
-    backend = {"flash2": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}[kernel]
+    from knee.probe.kernels import backend_of
+
+    backend = backend_of(kernel)
     batch, heads, seq_len, head_dim, calls = 4, 32, 4096, 128, 8
     q = _random(batch, heads, seq_len, head_dim)
 

@@ -8,6 +8,7 @@ valid file; a last line that was cut off is dropped when the file is read.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -221,6 +222,8 @@ def read_readings(path: Path) -> Readings:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} cannot be read: it is not UTF-8 text") from None
     parsed = list(_parsed(path, lines))
     if not parsed or "probe" not in parsed[0]:
         raise InputError(f"{path} has no readings", hint="its first line should say what was measured, and where")
@@ -228,10 +231,68 @@ def read_readings(path: Path) -> Readings:
         machine = Machine(**parsed[0])
     except TypeError:
         raise InputError(f"{path}, line 1: it does not describe a machine as `knee probe` does") from None
+    if trouble := _untyped(Machine, parsed[0]) or (None if machine.kind in ("cuda", "cpu") else "kind"):
+        raise InputError(f"{path}, line 1: {trouble} of the machine is {parsed[0].get(trouble)!r}", hint=WRITTEN)
     for number, record in enumerate(parsed[1:], start=2):
-        if record.get("kind") not in _KINDS or "key" not in record:
-            raise InputError(f"{path}, line {number}: it is not a reading that `knee probe` writes")
+        if trouble := _wrong(record):
+            raise InputError(f"{path}, line {number}: {trouble}", hint=WRITTEN)
     return Readings(machine, tuple(parsed[1:]))
+
+
+WRITTEN = "files of readings are written by `knee probe`, and are not meant to be edited"
+NUMBERS = {
+    "gemm": ("median_s", "spread_frac"),
+    "attention": ("median_s", "spread_frac"),
+    "stream": ("median_s", "spread_frac"),
+    "host": ("median_s", "spread_frac"),
+    "step": ("step_s",),
+    "power": ("power_w", "window_s", "calls", "flop_per_call", "bytes_per_call"),
+}
+"""What a reading of a kind must have. Collectives have other numbers alone than beside products."""
+BESIDE = {"nothing": ("time_s", "spread_frac"), "gemm": ("gemm_s", "gemm_beside_s", "gather_s", "gather_beside_s")}
+MAY_BE_ZERO = ("spread_frac", "calls", "flop_per_call", "bytes_per_call")
+
+
+def _wrong(record: Record) -> str | None:
+    """What is wrong with a line; None where it is a reading."""
+    kind = record.get("kind")
+    if kind not in _KINDS or not isinstance(record.get("key"), str):
+        return "it is not a reading that `knee probe` writes"
+    if trouble := _untyped(_KINDS[kind], record):
+        return f"{trouble} is {record.get(trouble)!r}"
+    if "error" in record:
+        return None
+    for name in BESIDE.get(record["beside"], ()) if kind == "collective" else NUMBERS[kind]:
+        value: Any = record.get(name)
+        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+            return f"{name} is {value!r}; it must be a positive number"
+    if kind == "collective" and record["group"] < 2:
+        return f"group is {record['group']}; a collective has at least two ranks"
+    return None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "None": (type(None),),
+    "Layout": (str,),
+    "Probe": (str,),
+    "Literal": (str,),
+}
+
+
+def _untyped(cls: type, record: Record) -> str | None:
+    """The first field that is missing without a default, or of another type than the dataclass says."""
+    for field in fields(cls):
+        value = record.get(field.name, field.default)
+        words = [word.strip().split("[")[0] for word in str(field.type).split("|")]
+        allowed = tuple(t for word in words for t in _TYPES[word])
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+            return field.name
+    return None
 
 
 def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
@@ -262,9 +323,10 @@ class ReadingsFile:
                     f"{getattr(machine, name)}",
                     hint="give another --out, or --fresh to measure anew",
                 )
-            # also drops a line that was cut off
-            self._write([asdict(before.machine), *before.records])
-            self.done = {r["key"] for r in before.records}
+            # drops a line that was cut off, and what failed: it is tried again
+            kept = [r for r in before.records if "error" not in r]
+            self._write([asdict(before.machine), *kept])
+            self.done = {r["key"] for r in kept}
         else:
             self._write([asdict(machine)])
 
@@ -279,6 +341,9 @@ class ReadingsFile:
 
     def add(self, key: str, record: Record) -> None:
         """One more line, on disk when this returns."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key} | record) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"key": key} | record) + "\n")
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be written: {error.strerror}", hint="what is in it is kept") from None
         self.done.add(key)

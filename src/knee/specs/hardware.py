@@ -169,13 +169,13 @@ class Node:
     """Latency of one ring step inside the node, idle."""
     nvls: bool = False
     """The switch can reduce and multicast (NVLink SHARP)."""
-    launch_s: float | None = None
-    """Host time to launch one kernel, where this node's was measured; None where the software profile decides."""
+    launch_scale: float = 1.0
+    """How much longer this node's host takes to launch a kernel than the software profile says."""
 
     def __post_init__(self) -> None:
         _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
         _fraction("node", self, ("link_frac",))
-        _not_negative("node", self, ("hop_s", "launch_s"))
+        _not_negative("node", self, ("hop_s", "launch_scale"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

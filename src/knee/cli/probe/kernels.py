@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli.probe.session import Session, options, run
+from knee.cli.probe.session import Session, options, replay, run
 from knee.record.readings import HostPoint, Machine, Point, Record
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from knee.fidelity.machine_file import MachineFile
 
 TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
-ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass", "unfused"), "cpu": ("flash2",)}
+ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass"), "cpu": ("flash2",)}
 OLDEST = {"bf16": (8, 0), "fp8": (8, 9)}
 """Compute capability from which a chip has the type."""
 
@@ -34,8 +34,7 @@ def command(**given: Any) -> None:
     device, anyway = given.pop("device"), given.pop("anyway")
     session = Session(probe="kernels", **given)
     if session.replay is not None:
-        recorded = session.replayed()
-        run(session, recorded.machine, _points(recorded.machine, _recorded_types(recorded.machine), session.quick))
+        replay(session)
     else:
         from knee.probe.machine import ready
 
@@ -48,10 +47,6 @@ def _points(machine: Machine, types: tuple[str, ...], quick: bool) -> list[Point
     from knee.probe.grid import CPU, GPU, kernel_points
 
     return kernel_points(GPU if machine.kind == "cuda" else CPU, types, ATTENTION[machine.kind], quick=quick)
-
-
-def _recorded_types(machine: Machine) -> tuple[str, ...]:
-    return TYPES[machine.kind]
 
 
 def _types(machine: Machine) -> tuple[str, ...]:
@@ -100,6 +95,9 @@ def _report(session: Session) -> None:
              ("attention", away.attention), ("  one efficiency instead", away.attention_roofline)]
     print_rows([head, *([name, *_cells(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
     print_values(written)
+    if fit.poor:
+        click.echo(f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
+                   f"base {written.base} another kind of device?", err=True)
 
 
 def _cells(r: Any) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli.probe.session import Session, options, run
+from knee.cli.probe.session import Session, options, replay, run
 from knee.record.readings import Readings, Record
 
 if TYPE_CHECKING:
@@ -31,14 +31,13 @@ def command(**given: Any) -> None:
 
     anyway = given.pop("anyway")
     session = Session(probe="power", **given)
-    points = power_points(quick=session.quick)
     if session.replay is not None:
-        run(session, session.replayed().machine, points)
+        replay(session)
     else:
         from knee.probe.power import ready_gpu
 
         machine, nvml = ready_gpu(anyway=anyway)
-        run(session, machine, points, _measure(nvml))
+        run(session, machine, power_points(quick=session.quick), _measure(nvml))
     _report(session)
 
 

@@ -6,12 +6,23 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.errors import InputError
-from knee.record.readings import Machine, Point, Probe, Readings, ReadingsFile, Record, key_of, read_readings
+from knee.record.readings import (
+    Machine,
+    Point,
+    Probe,
+    Readings,
+    ReadingsFile,
+    Record,
+    key_of,
+    point_of,
+    read_readings,
+)
 
 if TYPE_CHECKING:
     from knee.fidelity.machine_file import MachineFile
@@ -50,16 +61,23 @@ class Session:
 
     def __post_init__(self) -> None:
         if self.out.suffix != ".toml":
-            raise InputError(f"--out is {str(self.out)!r}; it should end in .toml")
+            raise InputError(f"--out is {str(self.out)!r}; it should end in .toml, after a name")
+        if self.quick and self.replay is not None:
+            raise InputError("--quick measures less, and --replay measures nothing", hint="leave one of them out")
         if self.base is not None:  # before minutes of measuring
-            from knee.specs.load import load_cluster
+            from knee.specs.load import catalog_entries, load_cluster
 
+            if self.base not in catalog_entries("cluster") and self.base.endswith(".toml"):
+                raise InputError(f"--base is {self.base!r}; it should be the name of a catalogue cluster",
+                                 hint="`knee catalog` lists them")
             load_cluster(self.base)
 
     @property
     def path(self) -> Path:
         """Where the readings go: mine.toml -> mine.kernels.jsonl."""
-        return self.out.with_name(f"{self.out.stem}.{self.probe}.jsonl")
+        from knee.fidelity.machine_file import readings_path
+
+        return readings_path(self.out, self.probe)
 
     def replayed(self) -> Readings:
         """The recording that stands in for this machine."""
@@ -74,19 +92,26 @@ class Session:
         return recorded
 
     def file(self, machine: Machine) -> ReadingsFile:
-        """The readings' file, with what it has already."""
+        """The readings' file, with what it has already; refused where a recording would write over readings, or where
+        other probes' readings beside it are of another machine."""
+        from knee.fidelity.machine_file import others_beside
+
+        if self.replay is not None and self.path.exists() and not self.fresh:
+            here, played = read_readings(self.path), read_readings(self.replay)
+            if here.machine != played.machine or any(record not in played.records for record in here.records):
+                raise InputError(f"{self.path} has other readings, which a replay would write over",
+                                 hint="give another --out, or --fresh")
+        for path, other in others_beside(self.out, self.probe):
+            if (other.device, other.kind) != (machine.device, machine.kind):
+                raise InputError(f"{path} has readings of {other.device}, and these are of {machine.device}",
+                                 hint="give another --out: a file is of one machine")
         return ReadingsFile(self.path, machine, fresh=self.fresh or self.replay is not None)
 
 
-def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record] | None = None
-        ) -> None:
-    """Measure the points, or look them up in the recording; ends the command where it was interrupted."""
+def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record]) -> None:
+    """Measure the points; ends the command where it was interrupted."""
     from knee.probe.collect import collect
 
-    if measure is None:
-        points, measure = played(session.replayed(), points)
-        if not points:
-            raise InputError(f"{session.replay} has none of the points that `knee probe {session.probe}` measures")
     file = session.file(machine)
     todo = sum(key_of(p) not in file.done for p in points)
     if todo < len(points):
@@ -102,10 +127,17 @@ def run(session: Session, machine: Machine, points: Sequence[Point], measure: Ca
         click.echo(f"{went.failed} points could not be measured: {'; '.join(list(errors)[:3])}", err=True)
 
 
-def played(recorded: Readings, points: Sequence[Point]) -> tuple[list[Point], Callable[[Point], Record]]:
-    """The points of a recording, in the grid's order, and a measurement that looks them up."""
-    found = {r["key"]: {k: v for k, v in r.items() if k != "key"} for r in recorded.records}
-    return [p for p in points if key_of(p) in found], lambda point: found[key_of(point)]
+def replay(session: Session) -> None:
+    """Run on a recording in place of this machine."""
+    recorded = session.replayed()
+    found = {key_of(p): (p, r) for p, r in ((point_of(r), r) for r in recorded.records)}
+    if not found:
+        raise InputError(f"{session.replay} has no readings yet")
+
+    def look_up(point: Point) -> Record:
+        return {name: value for name, value in found[key_of(point)][1].items() if name != "key"}
+
+    run(session, recorded.machine, [p for p, _ in found.values()], look_up)
 
 
 class Progress:
@@ -160,7 +192,9 @@ def print_values(written: MachineFile) -> None:
     rows = [[path, str(value.value), _shown(before, path), value.kind] for path, value in written.values.items()]
     print_heading(f"{written.path} (from {', '.join(written.probes)}; the rest is {written.base})")
     print_rows([["field", "here", written.base, "kind"], *rows], right=(1, 2))
-    click.echo(f"try: knee simulate llama2-7b --cluster {written.path} --gpus 8 --local-batch 2", err=True)
+    for probe, why in written.left_out.items():
+        click.echo(f"{probe} is left out of {written.path}: {why}", err=True)
+    click.echo(f"try: knee simulate llama2-7b --cluster {quote(str(written.path))} --gpus 8 --local-batch 2", err=True)
 
 
 def _shown(cluster: Any, path: str) -> str:
@@ -176,5 +210,5 @@ def _shown(cluster: Any, path: str) -> str:
 
 def file_json(written: MachineFile) -> dict[str, Any]:
     """The cluster file in an answer's JSON."""
-    return {"cluster_file": str(written.path), "base": written.base,
+    return {"cluster_file": str(written.path), "base": written.base, "left_out": written.left_out,
             "values": {path: asdict(value) for path, value in written.values.items()}}

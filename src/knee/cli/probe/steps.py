@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from knee.cli.probe.session import Session, options, run
+from knee.cli.probe.session import Session, options, replay, run
 from knee.record.readings import Point, Record
 
 
@@ -24,8 +24,7 @@ def command(**given: Any) -> None:
     device, anyway = given.pop("device"), given.pop("anyway")
     session = Session(probe="steps", **given)
     if session.replay is not None:
-        recorded = session.replayed()
-        run(session, recorded.machine, [p for p, _ in recorded.good("step")])
+        replay(session)
     else:
         from knee.probe.grid import step_points
         from knee.probe.machine import ready
@@ -68,9 +67,9 @@ def _report(session: Session) -> None:
             "measured_s": read["step_s"],
             "simulated_s": simulated.step_s,
             "error_frac": simulated.step_s / read["step_s"] - 1.0,
-            "measured_w": read["power_w"],
+            "measured_w": read.get("power_w"),
             "simulated_w": simulated.power_w_per_gpu,
-            "measured_bytes": read["peak_bytes"],
+            "measured_bytes": read.get("peak_bytes"),
             "simulated_bytes": simulated.memory.total_bytes if simulated.memory is not None else None,
         })
     if session.as_json:
