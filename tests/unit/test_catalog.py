@@ -90,7 +90,7 @@ def test_a_named_gpu_replaces_the_inherited_one() -> None:
 
 def test_inherited_values_keep_their_own_source() -> None:
     sources = load_cluster("dgx-h200").sources
-    assert sources["gpu.gemm_j_per_flop"].kind == "measured"
+    assert sources["gpu.gemm_j_per_flop"].kind == "fitted"
     assert "H100" in sources["fabric.nic_bytes_per_s"].text
 
 

@@ -103,7 +103,9 @@ def _print_memory(job: Job, m: Measurement) -> None:
         for field in fields(m.memory):
             name = field.name.removesuffix("_bytes").replace("comm_buffers", "communication buffers")
             size = getattr(m.memory, field.name)
-            rows.append([name, units.show(size, "bytes") if size else "0 B"])
+            # at the worst moment, which is before they are there
+            none = "they come as activations go" if name == "gradients" and not size else ""
+            rows.append([name, units.show(size, "bytes") if size else "0 B", none])
     has = units.show(job.cluster.gpu.hbm_bytes, "bytes")
     verdict = "fits" if m.fits else "does NOT fit"
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
