@@ -218,7 +218,7 @@ def _memory(c: _Chain, job: Job, w: Working) -> None:
     needs = show(float(w.results.memory_bytes[0]), "bytes")
     c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
-        note = "what stands beside activations: they come as those go, unless they are kept" if part == "gradients" else ""
+        note = "beside all activations: they come as those go, unless they are kept" if part == "gradients" else ""
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), note)
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 

@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from knee.cli import main
 from knee.probe import nvml, power
-from knee.record.readings import Machine, key_of, read_readings
+from knee.record.points import key_of
+from knee.record.readings import Machine, read_readings
 from knee.specs.load import load_cluster
 
 DATA = Path(__file__).parents[2] / "data" / "h200"

@@ -13,7 +13,8 @@ from knee.fidelity.kernels import fit_kernels
 from knee.fidelity.residuals import Residuals, held_back
 from knee.probe.grid import GPU as GRID
 from knee.probe.grid import attention_points, gemm_points
-from knee.record.readings import AttentionPoint, GemmPoint, Machine, Readings, Record, StreamPoint, key_of
+from knee.record.points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
+from knee.record.readings import Machine, Readings
 from knee.specs.hardware import AttentionRate, Gpu
 from knee.specs.load import load_cluster, load_profile
 from knee.workload.operations import Attention

@@ -12,7 +12,8 @@ import pytest
 from knee.errors import InputError
 from knee.fidelity.power import UNFITTED, fit_power, modelled_w, power_values, values_of, windows_of
 from knee.probe.power import power_points
-from knee.record.readings import Readings, Record, key_of, read_readings
+from knee.record.points import Record, key_of
+from knee.record.readings import Readings, read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster
 

@@ -8,7 +8,8 @@ import pytest
 
 from knee.probe.grid import CPU, GPU, attention_points, gemm_points, kernel_points, stream_points
 from knee.probe.timing import timing_of
-from knee.record.readings import key_of, read_readings
+from knee.record.points import key_of
+from knee.record.readings import read_readings
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"
 GRID = kernel_points(GPU, ("bf16", "fp16", "fp8"), ("flash2", "cudnn", "cutlass", "unfused"))

@@ -21,7 +21,8 @@ from knee.fidelity.links import (
     series_of,
 )
 from knee.probe.groups import COLLECTIVES, axes_of, plan_series, sizes
-from knee.record.readings import CollectivePoint, Machine, Readings, key_of, read_readings
+from knee.record.points import CollectivePoint, key_of
+from knee.record.readings import Machine, Readings, read_readings
 from knee.specs.constants import constant
 from knee.specs.load import load_cluster
 

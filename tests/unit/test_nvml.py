@@ -15,7 +15,7 @@ from knee.errors import InputError, KneeError, MissingExtra
 from knee.probe import nvml as module
 from knee.probe import power
 from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
-from knee.record.readings import PowerPoint
+from knee.record.points import PowerPoint
 from knee.units import GIB, MIB
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, LOST, MISMATCH = 3, 4, 9, 12, 15, 18

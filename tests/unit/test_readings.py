@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.record.readings import GemmPoint, Machine, ReadingsFile, key_of, point_of, read_readings
+from knee.record.points import GemmPoint, key_of, point_of
+from knee.record.readings import Machine, ReadingsFile, read_readings
 
 MACHINE = Machine(probe="kernels", date="2026-01-01", device="chip", kind="cuda", devices=1, sms=100, memory_bytes=1e9,
                   power_limit_w=None, host="host", knee="0", python="3", torch="2", cuda="13", driver="1", nccl=None)

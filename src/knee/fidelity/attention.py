@@ -9,7 +9,8 @@ import numpy as np
 from knee.columns import Floats
 from knee.cost.compute import attention_s
 from knee.fidelity.least import distance, minimum
-from knee.record.readings import AttentionPoint, Readings
+from knee.record.points import AttentionPoint
+from knee.record.readings import Readings
 from knee.specs.hardware import AttentionKernel, AttentionRate, Gpu
 from knee.workload.operations import Attention
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from knee.fidelity.links import FEWEST_SIZES, columns, fit_line, series_of
 from knee.fidelity.residuals import Residuals
-from knee.record.readings import CollectivePoint, Readings
+from knee.record.points import CollectivePoint
+from knee.record.readings import Readings
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.write import Value

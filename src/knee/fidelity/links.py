@@ -13,7 +13,8 @@ import numpy as np
 
 from knee.columns import Floats
 from knee.fidelity.residuals import Residuals
-from knee.record.readings import CollectivePoint, Readings
+from knee.record.points import CollectivePoint
+from knee.record.readings import Readings
 
 FEWEST_SIZES = 4
 """Sizes that a line is fitted to: two more than it has parameters."""

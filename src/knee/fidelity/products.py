@@ -11,7 +11,8 @@ from knee.columns import Bools, Floats
 from knee.cost.compute import gemm_s
 from knee.errors import InputError
 from knee.fidelity.least import distance, minimum
-from knee.record.readings import GemmPoint, Readings, Record
+from knee.record.points import GemmPoint, Record
+from knee.record.readings import Readings
 from knee.specs.hardware import Gpu
 
 FEWEST = 12

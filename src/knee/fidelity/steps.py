@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from knee.record.measurement import Measurement
-from knee.record.readings import StepPoint
+from knee.record.points import StepPoint
 from knee.single import simulate
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.load import load_profile, make_job

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from knee.cost.compute import stream_s
-from knee.record.readings import Readings, StreamPoint
+from knee.record.points import StreamPoint
+from knee.record.readings import Readings
 from knee.specs.hardware import Gpu
 from knee.specs.passes import passes_of
 from knee.specs.profile import Kernels, Profile

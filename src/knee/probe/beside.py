@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from knee.probe.ranks import Ranks
-from knee.record.readings import Record
+from knee.record.points import Record
 
 PRODUCT = {"cuda": (8192, 4096, 4096), "cpu": (256, 256, 256)}
 """(m, n, k): a layer's on a GPU; on a CPU one that takes about a millisecond."""

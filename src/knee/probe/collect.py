@@ -7,7 +7,8 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from knee.record.readings import Point, ReadingsFile, Record, key_of
+from knee.record.points import Point, Record, key_of
+from knee.record.readings import ReadingsFile
 
 FULL_FRAC = 0.3
 """Share of the device's memory that may stay cached between points."""

@@ -12,7 +12,7 @@ from knee.probe.beside import measure_beside
 from knee.probe.collect import in_words
 from knee.probe.groups import ELEMENT_BYTES, Series
 from knee.probe.ranks import Ranks
-from knee.record.readings import CollectivePoint, Record, key_of
+from knee.record.points import CollectivePoint, Record, key_of
 from knee.units import show
 
 BATCH_S = {"cuda": 5e-3, "cpu": 0.0}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
-from knee.record.readings import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StepPoint, StreamPoint
+from knee.record.points import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StepPoint, StreamPoint
 
 SEED = 20
 STREAMS = ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy")

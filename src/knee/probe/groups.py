@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from knee.record.readings import CollectivePoint
+from knee.record.points import CollectivePoint
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast")
 ELEMENT_BYTES = 4

@@ -7,7 +7,7 @@ from typing import Any
 
 from knee.probe.grid import TINY
 from knee.probe.plain_step import Trainer
-from knee.record.readings import HostPoint, Record
+from knee.record.points import HostPoint, Record
 
 TINIEST = replace(TINY, model="tiniest", layers=12, hidden=128, ffn=352, heads=2, kv_heads=2, vocab=1024, seq_len=64)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from knee.probe.timing import Timing, Work, time_device
-from knee.record.readings import AttentionPoint, GemmPoint, StreamPoint
+from knee.record.points import AttentionPoint, GemmPoint, StreamPoint
 
 CACHE_BYTES = 200e6
 """Data is rotated over more than this, so that no kernel finds it in the last-level cache."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from knee.probe.kernels import backend_of, loss, rmsnorm, rope, swiglu
 from knee.probe.timing import Timing, timing_of
-from knee.record.readings import Record, StepPoint
+from knee.record.points import Record, StepPoint
 
 WARMUP, STEPS = 3, 10
 WINDOW_S = 2.5

@@ -10,7 +10,8 @@ from typing import Any
 from knee.errors import InputError
 from knee.probe.machine import describe, need_torch, same_gpu
 from knee.probe.nvml import Nvml, meter_of, refuse_if_shared
-from knee.record.readings import Machine, PowerPoint, Record
+from knee.record.points import PowerPoint, Record
+from knee.record.readings import Machine
 from knee.units import GIB, show
 
 SETTLE_S = 1.2

@@ -16,7 +16,8 @@ from knee.cli import INTERRUPTED, nearest
 from knee.cli.probe.session import Progress, Session, options
 from knee.errors import InputError, KneeError
 from knee.probe.groups import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
-from knee.record.readings import CollectivePoint, Readings, ReadingsFile, Record, key_of, read_readings
+from knee.record.points import CollectivePoint, Record, key_of
+from knee.record.readings import Readings, ReadingsFile, read_readings
 
 if TYPE_CHECKING:
     from knee.fidelity.links import Contention, LinkFit

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.probe.session import Session, options, replay, run
-from knee.record.readings import HostPoint, Machine, Point, Record
+from knee.record.points import HostPoint, Point, Record
+from knee.record.readings import Machine
 
 if TYPE_CHECKING:
     from knee.fidelity.kernels import HeldOut

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.probe.session import Session, options, replay, run
-from knee.record.readings import Readings, Record
+from knee.record.points import Record
+from knee.record.readings import Readings
 
 if TYPE_CHECKING:
     from knee.fidelity.machine_file import MachineFile

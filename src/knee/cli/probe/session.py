@@ -12,17 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.errors import InputError
-from knee.record.readings import (
-    Machine,
-    Point,
-    Probe,
-    Readings,
-    ReadingsFile,
-    Record,
-    key_of,
-    point_of,
-    read_readings,
-)
+from knee.record.points import Point, Record, key_of, point_of
+from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings
 
 if TYPE_CHECKING:
     from knee.fidelity.machine_file import MachineFile

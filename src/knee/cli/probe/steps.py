@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from knee.cli.probe.session import Session, options, replay, run
-from knee.record.readings import Point, Record
+from knee.record.points import Point, Record
 
 
 @click.command("steps")
