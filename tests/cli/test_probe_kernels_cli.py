@@ -25,7 +25,7 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
     assert result.exit_code == 0, result.stderr
     for words in ("products bf16", "held out", "one efficiency instead", "gpu.gemm_frac", "NVIDIA H200"):
         assert words in result.stdout
-    assert "1425 of 1425 points" in result.stderr
+    assert "1425 readings from" in result.stderr
     loaded = load_cluster(str(out))
     assert loaded.spec.gpu.gemm_frac == pytest.approx(0.727, abs=0.01)
     assert "846 points" in loaded.sources["gpu.gemm_frac"].text
@@ -157,3 +157,35 @@ def test_another_card_of_that_name_needs_a_base(tmp_path: Path) -> None:
     result = knee("kernels", "--replay", path, "--out", tmp_path / "m.toml")
     assert result.exit_code == 2
     assert "no cluster with a NVIDIA H100 PCIe of 114 SMs" in result.stderr
+
+
+def test_an_unfinished_probe_of_a_processor_does_not_hold_up_another(tmp_path: Path) -> None:
+    gloo = DATA.parent / "gloo" / "collectives-2.jsonl"
+    header = json.loads(gloo.read_text().splitlines()[0]) | {"probe": "kernels"}
+    (tmp_path / "c.kernels.jsonl").write_text(json.dumps(header) + "\n")
+    result = knee("collectives", "--replay", gloo, "--out", tmp_path / "c.toml")
+    assert result.exit_code == 0, result.stderr
+    assert "kernels is left out" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("where", "change"),
+    [
+        ({"kind": "gemm"}, {"layout": "bogus"}),
+        ({"kind": "gemm"}, {"m": -5}),
+        ({"kind": "gemm"}, {"kind": ["gemm"]}),
+        ({"kind": "gemm"}, {"error": None}),
+        ({"kind": "attention"}, {"head_dim": 0}),
+        ({"kind": "stream"}, {"operation": "bogus"}),
+        ({"probe": "kernels"}, {"memory_bytes": float("nan")}),
+        ({"probe": "kernels"}, {"device": "two\nlines"}),
+    ],
+)
+def test_a_recording_that_no_probe_wrote(where: dict[str, object], change: dict[str, object], tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in (DATA / "kernels.jsonl").read_text().splitlines()]
+    next(line for line in lines if all(line.get(k) == v for k, v in where.items())).update(change)
+    path = tmp_path / "odd.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = knee("kernels", "--replay", path, "--out", tmp_path / "m.toml")
+    assert result.exit_code == 2
+    assert "odd.jsonl, line" in result.stderr

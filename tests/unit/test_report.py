@@ -170,3 +170,14 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 
 def test_csv_quotes_what_it_must() -> None:
     assert csv_text([{"id": "T01", "simulated": 'a, "b"'}]) == 'id,simulated\nT01,"a, ""b"""\n'
+
+
+def test_a_link_is_followed_and_a_pipe_is_not_replaced(tmp_path: Path) -> None:
+    target, link = tmp_path / "target.csv", tmp_path / "link.csv"
+    target.write_text("old")
+    link.symlink_to(target)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    write_text(Path("/dev/null"), "nothing")
+    assert not Path("/dev/null").is_file()

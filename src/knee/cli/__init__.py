@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -80,6 +81,9 @@ class Commands(click.Group):
         """Run the command line. Bad input ends in words and an exit code, never in a traceback."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name) is None:  # closed by whoever started this
+                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process' life
         try:
             code = super().main(args, prog_name or "knee", complete_var, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -92,6 +96,11 @@ class Commands(click.Group):
         except BrokenPipeError:  # the reader, `head` say, has seen enough; nothing more is flushed at exit
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(BROKEN_PIPE)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            fail(KneeError("the answer could not be written: no space is left"))
         sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -96,7 +96,8 @@ def fit_attention(
         return distance(predict_attention(gpu, kernel, made(x), points)[chosen], measured[chosen])
 
     rates = np.array([p.flop for p in points]) / measured / peak
-    best = [float(max(rates[[p.forward == f for p in points]])) for f in (True, False)]
+    forwards = np.array([p.forward for p in points])
+    best = [float(max(rates[chosen & (forwards == f)], default=0.5)) for f in (True, False)]
     start = [*best, 400.0, 600.0, 0.8, 1e4]
     low, high = (1e-4, 1e-4, 1.0, 1.0, 0.3, 1.0), (1.0, 1.0, 8192.0, 8192.0, 1.0, 1e6)
     count = 6 if rows_vary(readings, kernel) else 5

@@ -61,9 +61,9 @@ class HeldOut:
 
 def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     """The base GPU with what was measured in place of what its catalogue entry says."""
-    gpu = with_peaks(readings, base)
-    gpu = fit_streams(readings, gpu)
-    gpu = fit_gemms(products_of(readings, main_type(readings)), gpu, None)
+    main = main_type(readings)
+    gpu = fit_streams(readings, with_peaks(readings, base))
+    gpu = fit_gemms(products_of(readings, main), gpu, peak_of(gpu, main))
     kernels = kernels_of(readings)
     gpu = replace(gpu, attention={**gpu.attention, **{k: fit_attention(readings, gpu, k) for k in kernels}})
     gpu = fit_eight_bit(readings, gpu)
@@ -77,13 +77,17 @@ def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     )
 
 
-def held_out(readings: Readings, base: Gpu) -> HeldOut:
-    """Fit on seven tenths of the weight shapes and attention settings, predict the others."""
+def held_out(readings: Readings, base: Gpu) -> HeldOut | None:
+    """Fit on seven tenths of the weight shapes and attention settings, predict the others; None where there are too few
+    to leave one out."""
+    main = main_type(readings)
     gpu = fit_streams(readings, with_peaks(readings, base))
-    products = products_of(readings, main_type(readings))
+    products = products_of(readings, main)
     away = held_back(products.settings)
-    peak = peak_of(gpu, main_type(readings))
-    fitted = fit_gemms(products, gpu, ~away)
+    if not away.any() or away.all():
+        return None
+    peak = peak_of(gpu, main)
+    fitted = fit_gemms(products, gpu, peak, ~away)
     one = 2.0 * products.m * products.n * products.k / peak
     predicted, measured, flat = [], [], []
     for kernel in kernels_of(readings):
@@ -114,7 +118,7 @@ def held_settings(readings: Readings, kernel: str) -> frozenset[Setting]:
 
 def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[str, Residuals]:
     found: dict[str, Residuals] = {}
-    for dtype in dict.fromkeys(p.dtype for p, _ in readings.good("gemm")):
+    for dtype in dict.fromkeys([main_type(readings), *(p.dtype for p, _ in readings.good("gemm"))]):
         products = products_of(readings, dtype)
         chip = replace(gpu, gemm_frac=gpu.fp8_gemm_frac) if dtype == "fp8" and gpu.fp8_gemm_frac else gpu
         found[f"products {dtype}"] = Residuals.of(products.predict(chip, peak_of(gpu, dtype)), products.measured_s)

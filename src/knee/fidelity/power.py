@@ -169,7 +169,7 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
     if missing := _missing(w):
         raise InputError(
             f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
-            hint="`knee probe power` goes on where it stopped; with --fresh it also repeats what failed",
+            hint="`knee probe power` goes on where it stopped, and tries again what failed",
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)
     bare = {name: replace(rate, j_per_flop=None) for name, rate in start.attention.items()}

@@ -65,9 +65,8 @@ def with_peaks(readings: Readings, gpu: Gpu) -> Gpu:
     return replace(gpu, fp16_flop_per_s=best, bf16_flop_per_s=best)
 
 
-def fit_gemms(products: Gemms, gpu: Gpu, kept: Bools | None) -> Gpu:
+def fit_gemms(products: Gemms, gpu: Gpu, peak: float, kept: Bools | None = None) -> Gpu:
     """gemm_frac, gemm_half_k, gemm_half_intensity, kernel_s by least absolute relative error."""
-    peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     chosen = slice(None) if kept is None else kept
 
     def made(x: Floats) -> Gpu:

@@ -81,6 +81,8 @@ def nvidia_gpus(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
         import pynvml
     except ImportError:
         return _without_nvml(root, NO_PACKAGE if nvml_library() else NO_DRIVER)
+    except Exception as error:  # whatever a broken package does
+        return _without_nvml(root, f"nvidia-ml-py cannot be loaded: {error}")
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()

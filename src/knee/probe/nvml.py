@@ -63,6 +63,8 @@ class Nvml:
             if nvml_library() is None:
                 raise KneeError(NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR) from None
             raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
+        except Exception as error:  # whatever a broken package does
+            raise KneeError(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
         self.nvml: Any = pynvml
         try:
             pynvml.nvmlInit()

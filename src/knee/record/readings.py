@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from knee.errors import InputError
-from knee.record.points import KINDS, Record, point_of
+from knee.record.points import KINDS, Layout, Record, point_of
 
 Probe = Literal["kernels", "power", "collectives", "steps"]
 
@@ -75,7 +76,7 @@ class Readings:
 def read_readings(path: Path) -> Readings:
     """Everything in a file, or one sentence about what is wrong with it and where."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -87,12 +88,26 @@ def read_readings(path: Path) -> Readings:
         machine = Machine(**parsed[0])
     except TypeError:
         raise InputError(f"{path}, line 1: it does not describe a machine as `knee probe` does") from None
-    if trouble := _untyped(Machine, parsed[0]) or (None if machine.kind in ("cuda", "cpu") else "kind"):
+    if trouble := _untyped(Machine, parsed[0]) or _no_machine(machine):
         raise InputError(f"{path}, line 1: {trouble} of the machine is {parsed[0].get(trouble)!r}", hint=WRITTEN)
     for number, record in enumerate(parsed[1:], start=2):
         if trouble := _wrong(record):
             raise InputError(f"{path}, line {number}: {trouble}", hint=WRITTEN)
     return Readings(machine, tuple(parsed[1:]))
+
+
+def _no_machine(machine: Machine) -> str | None:
+    """The first field that no machine would have."""
+    if machine.kind not in ("cuda", "cpu"):
+        return "kind"
+    if not all(text.isprintable() for text in (machine.device, machine.date, machine.torch, machine.host)):
+        return "device"
+    limit = machine.power_limit_w
+    sizes = {"sms": machine.sms, "memory_bytes": machine.memory_bytes, "devices": machine.devices}
+    return next(
+        (name for name, value in sizes.items() if not (_is_number(value) and value > 0)),
+        None if limit is None or (_is_number(limit) and limit > 0) else "power_limit_w",
+    )
 
 
 WRITTEN = "files of readings are written by `knee probe`, and are not meant to be edited"
@@ -106,25 +121,59 @@ NUMBERS = {
 }
 """What a reading of a kind must have. Collectives have other numbers alone than beside products."""
 BESIDE = {"nothing": ("time_s", "spread_frac"), "gemm": ("gemm_s", "gemm_beside_s", "gather_s", "gather_beside_s")}
+OPTIONAL = ("power_w", "peak_bytes", "busy_s", "instant_w", "sm_hz", "uncertainty_frac")
+"""What a reading may have, or say that it is not known."""
+LARGEST = 1e30
+WORDS = {
+    "layout": get_args(Layout),
+    "operation": ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy"),
+    "beside": ("nothing", "gemm"),
+    "by": ("energy counter", "mean of instant readings (within 5%)"),
+}
+SIZES = (
+    *("m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "tokens", "width", "layers", "hidden"),
+    *("ffn", "vocab", "micro_batch", "size_bytes", "group", "stride"),
+)
 MAY_BE_ZERO = ("spread_frac", "calls", "flop_per_call", "bytes_per_call")
 
 
 def _wrong(record: Record) -> str | None:
     """What is wrong with a line; None where it is a reading."""
     kind = record.get("kind")
-    if kind not in KINDS or not isinstance(record.get("key"), str):
+    if not isinstance(kind, str) or kind not in KINDS or not isinstance(record.get("key"), str):
         return "it is not a reading that `knee probe` writes"
-    if trouble := _untyped(KINDS[kind], record):
+    if trouble := _untyped(KINDS[kind], record) or _no_point(record):
         return f"{trouble} is {record.get(trouble)!r}"
     if "error" in record:
-        return None
+        return None if isinstance(record["error"], str) else f"error is {record['error']!r}"
     for name in BESIDE.get(record["beside"], ()) if kind == "collective" else NUMBERS[kind]:
         value: Any = record.get(name)
-        number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not number or value < 0 or (value == 0 and name not in MAY_BE_ZERO):
+        if not _is_number(value) or value < 0 or (value == 0 and name not in MAY_BE_ZERO):
             return f"{name} is {value!r}; it must be a positive number"
+    for name in (*OPTIONAL, *(("spread_frac",) if kind == "collective" else ())):
+        value = record.get(name)
+        if value is not None and not (_is_number(value) and value >= 0):
+            return f"{name} is {value!r}; it must be a number"
     if kind == "collective" and record["group"] < 2:
         return f"group is {record['group']}; a collective has at least two ranks"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    """A finite number of a size that a measurement can have."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return abs(value) < LARGEST and math.isfinite(value)
+
+
+def _no_point(record: Record) -> str | None:
+    """The first field of a point that no probe would have measured."""
+    for name, words in WORDS.items():
+        if name in record and record[name] not in words:
+            return name
+    for name in SIZES:
+        if name in record and not (_is_number(record[name]) and record[name] > 0):
+            return name
     return None
 
 
@@ -155,13 +204,27 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # cut off while it was written
                 return
             raise InputError(f"{path}, line {number}: it is not JSON") from None
         if not isinstance(value, dict):
             raise InputError(f"{path}, line {number}: it is not a JSON object")
         yield value
+
+
+def write_readings(path: Path, readings: Readings) -> None:
+    """A whole file at once: the old one stays until the new one is there."""
+    whole = path.with_name(path.name + ".new")
+    lines = [json.dumps(record) + "\n" for record in (asdict(readings.machine), *readings.records)]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole.write_text("".join(lines), encoding="utf-8")
+        whole.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            whole.unlink()
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
 
 
 class ReadingsFile:
@@ -181,19 +244,10 @@ class ReadingsFile:
                 )
             # drops a line that was cut off, and what failed: it is tried again
             kept = [r for r in before.records if "error" not in r]
-            self._write([asdict(before.machine), *kept])
+            write_readings(path, Readings(before.machine, tuple(kept)))
             self.done = {r["key"] for r in kept}
         else:
-            self._write([asdict(machine)])
-
-    def _write(self, records: list[Record]) -> None:
-        whole = self.path.with_name(self.path.name + ".new")
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            whole.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
-            whole.replace(self.path)
-        except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}") from None
+            write_readings(path, Readings(machine, ()))
 
     def add(self, key: str, record: Record) -> None:
         """One more line, on disk when this returns."""

@@ -30,8 +30,15 @@ def make_folder(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside the file and move it into place: a reader sees the old one or the new one."""
+    """Write beside the file and move it into place: a reader sees the old one or the new one.
+
+    What is not a plain file (a device, a pipe) is written to as it is; a link's target is what is replaced.
+    """
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8", newline="")
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:

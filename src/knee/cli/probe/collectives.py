@@ -13,7 +13,7 @@ import click
 
 from knee import units
 from knee.cli import INTERRUPTED, nearest
-from knee.cli.probe.session import Progress, Session, options
+from knee.cli.probe.session import Progress, Session, options, replay
 from knee.errors import InputError, KneeError
 from knee.probe.groups import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
 from knee.record.points import CollectivePoint, Record, key_of
@@ -52,7 +52,7 @@ def command(**given: Any) -> None:
             raise
         raise SystemExit(error.exit_code) from None
     if launch is None:
-        _copy(session)
+        replay(session)
     elif not _measure(session, launch, device, wanted, most_bytes):
         return
     _report(session)
@@ -100,14 +100,6 @@ def _launch(backend: str | None) -> tuple[Launch, str]:
         raise InputError(f"{launch.per_node} processes on this node would share {gpus} GPUs",
                          hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with --backend gloo")
     return launch, device
-
-
-def _copy(session: Session) -> None:
-    """A recording in place of this machine's readings."""
-    recorded = session.replayed()
-    file = session.file(recorded.machine)
-    for record in recorded.records:
-        file.add(record["key"], {name: value for name, value in record.items() if name != "key"})
 
 
 def _measure(session: Session, launch: Launch, device: str, wanted: Sequence[str], most_bytes: int) -> bool:

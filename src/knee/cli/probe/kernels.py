@@ -80,6 +80,9 @@ def _report(session: Session) -> None:
     base = load_cluster(base_of(readings.machine, session.base)).spec.gpu
     fit, away = fit_kernels(readings, base, load_profile("eager").spec), held_out(readings, base)
     written = write_machine_file(session.out, session.base)
+    if fit.poor:
+        click.echo(f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
+                   f"base {written.base} another kind of device?", err=True)
     if session.as_json:
         _print_json(session.path, fit.residuals, away, written)
         return
@@ -91,21 +94,19 @@ def _report(session: Session) -> None:
     head = ["part", "points", "median", "p90", "worst", "bias"]
     rows = [[name, *_cells(r)] for name, r in fit.residuals.items()]
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
-    print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
-    named = [("products", away.gemm), ("  one efficiency instead", away.gemm_roofline),
-             ("attention", away.attention), ("  one efficiency instead", away.attention_roofline)]
-    print_rows([head, *([name, *_cells(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
+    if away is not None:
+        print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
+        named = [("products", away.gemm), ("  one efficiency instead", away.gemm_roofline),
+                 ("attention", away.attention), ("  one efficiency instead", away.attention_roofline)]
+        print_rows([head, *([name, *_cells(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
     print_values(written)
-    if fit.poor:
-        click.echo(f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
-                   f"base {written.base} another kind of device?", err=True)
 
 
 def _cells(r: Any) -> list[str]:
     return [str(r.points), f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
 
 
-def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut, written: MachineFile) -> None:
+def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut | None, written: MachineFile) -> None:
     import json
 
     from knee.cli.probe.session import file_json
@@ -113,6 +114,6 @@ def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut, written: M
     click.echo(json.dumps({
         "readings": str(path),
         "residuals": {name: asdict(r) for name, r in residuals.items()},
-        "held_out": asdict(away),
+        "held_out": None if away is None else asdict(away),
         **file_json(written),
     }, indent=2))

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.errors import InputError
-from knee.record.points import Point, Record, key_of, point_of
-from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings
+from knee.record.points import Point, Record, key_of
+from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
 
 if TYPE_CHECKING:
     from knee.fidelity.machine_file import MachineFile
@@ -83,9 +83,16 @@ class Session:
         return recorded
 
     def file(self, machine: Machine) -> ReadingsFile:
-        """The readings' file, with what it has already; refused where a recording would write over readings, or where
-        other probes' readings beside it are of another machine."""
-        from knee.fidelity.machine_file import others_beside
+        """The readings' file, with what it has already."""
+        self.check_place(machine)
+        return ReadingsFile(self.path, machine, fresh=self.fresh)
+
+    def check_place(self, machine: Machine) -> None:
+        """Refuse, before anything is measured, what could not be used: a GPU without a base, readings that a recording
+        would write over, other probes' readings of another machine."""
+        from knee.fidelity.machine_file import base_of, others_beside
+
+        base_of(machine, self.base)
 
         if self.replay is not None and self.path.exists() and not self.fresh:
             here, played = read_readings(self.path), read_readings(self.replay)
@@ -93,10 +100,14 @@ class Session:
                 raise InputError(f"{self.path} has other readings, which a replay would write over",
                                  hint="give another --out, or --fresh")
         for path, other in others_beside(self.out, self.probe):
-            if (other.device, other.kind) != (machine.device, machine.kind):
-                raise InputError(f"{path} has readings of {other.device}, and these are of {machine.device}",
-                                 hint="give another --out: a file is of one machine")
-        return ReadingsFile(self.path, machine, fresh=self.fresh or self.replay is not None)
+            # a job of collectives runs on many hosts, of which one writes
+            loose = "collectives" in (self.probe, other.probe)
+            names = ("device", "kind", *(() if loose else ("host", "sms", "memory_bytes")))
+            for name in names:
+                here, there = getattr(machine, name), getattr(other, name)
+                if here != there:
+                    raise InputError(f"{path} has readings with {name} {there}, and here it is {here}",
+                                     hint="give another --out: a file is of one machine")
 
 
 def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record]) -> None:
@@ -113,22 +124,25 @@ def run(session: Session, machine: Machine, points: Sequence[Point], measure: Ca
         click.echo(f"stopped: {went.measured + went.kept} readings are kept in {session.path}, {went.left} are left; "
                    "the same command goes on", err=True)
         raise click.Abort
-    if went.failed:
-        errors = dict.fromkeys(r["error"] for r in read_readings(session.path).failed)
-        click.echo(f"{went.failed} points could not be measured: {'; '.join(list(errors)[:3])}", err=True)
+    _say_failed(read_readings(session.path))
+
+
+def _say_failed(readings: Readings) -> None:
+    if readings.failed:
+        errors = dict.fromkeys(r["error"] for r in readings.failed)
+        click.echo(f"{len(readings.failed)} points could not be measured: {'; '.join(list(errors)[:3])}", err=True)
 
 
 def replay(session: Session) -> None:
     """Run on a recording in place of this machine."""
     recorded = session.replayed()
-    found = {key_of(p): (p, r) for p, r in ((point_of(r), r) for r in recorded.records)}
+    found = {record["key"]: record for record in recorded.records}
     if not found:
         raise InputError(f"{session.replay} has no readings yet")
-
-    def look_up(point: Point) -> Record:
-        return {name: value for name, value in found[key_of(point)][1].items() if name != "key"}
-
-    run(session, recorded.machine, [p for p, _ in found.values()], look_up)
+    session.check_place(recorded.machine)
+    write_readings(session.path, Readings(recorded.machine, tuple(found.values())))
+    click.echo(f"{len(found)} readings from {session.replay}", err=True)
+    _say_failed(recorded)
 
 
 class Progress:
