@@ -288,7 +288,7 @@ def test_plans_that_cannot_be(args: tuple[str, ...], words: str) -> None:
     ("--set", "fabric.nic_bytes_per_s=1e-300"), ("--set", "hbm_bytes_per_s=3GB"),
 ], ids=" ".join)
 def test_negative_and_absurd_sizes(args: tuple[str, ...]) -> None:
-    refused(*ASK, *args)
+    assert "error:" in refused(*ASK, *args)
 
 
 @pytest.mark.parametrize(("sets", "words"), [
@@ -330,6 +330,7 @@ def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", ["step.txt", "no/such/folder/step.json"])
 def test_a_trace_that_cannot_be_written(file: str, tmp_path: Path) -> None:
     refused(*ASK, "--trace", str(tmp_path / file))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_trace_that_nothing_could_open(tmp_path: Path) -> None:

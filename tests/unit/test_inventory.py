@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +13,8 @@ import pytest
 from knee.probe import gpus, inventory
 from knee.probe.gpus import Gpu
 from knee.probe.inventory import read_inventory
+
+from .made_nvml import NVMLError, answers
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH, UNKNOWN = 3, 4, 9, 12, 18, 999
 SYSTEM = {
@@ -34,25 +35,6 @@ H100 = {
     "EccMode": [1, 1],
     "ComputeRunningProcesses": [SimpleNamespace(pid=-1), SimpleNamespace(pid=-2)],
 }
-
-
-class NVMLError(Exception):
-    """As nvidia-ml-py's."""
-
-    def __init__(self, value: int) -> None:
-        super().__init__(f"code {value}")
-        self.value = value
-
-
-def answers(value: Any) -> Callable[..., Any]:
-    """A call that returns the value, or raises it."""
-
-    def call(*_: Any) -> Any:
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    return call
 
 
 @pytest.fixture

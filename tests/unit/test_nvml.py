@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,6 +16,8 @@ from knee.probe import power
 from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
 from knee.record.points import PowerPoint
 from knee.units import GIB, MIB
+
+from .made_nvml import NVMLError, answers
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, LOST, MISMATCH = 3, 4, 9, 12, 15, 18
 UUIDS = ["GPU-aaaa-1", b"GPU-bbbb-2"]
@@ -33,25 +34,6 @@ H200 = {
     "nvmlDeviceIsMigDeviceHandle": 0,
     "nvmlDeviceGetComputeRunningProcesses": [],
 }
-
-
-class NVMLError(Exception):
-    """As nvidia-ml-py's."""
-
-    def __init__(self, value: int) -> None:
-        super().__init__(f"code {value}")
-        self.value = value
-
-
-def answers(value: Any) -> Callable[..., Any]:
-    """A call that returns the value, or raises it."""
-
-    def call(*_: Any) -> Any:
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-    return call
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """Readings of kernels -> the GPU's compute parameters, by the cost model's own formulas.
 
 Three steps, each on its own readings: the streaming rate from kernels whose traffic is known exactly, the four
-parameters of matrix products, five of each attention kernel.
+parameters of matrix products, six of each attention kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
 
 POOR_FRAC = 0.15
+"""Median error above which a formula does not describe the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

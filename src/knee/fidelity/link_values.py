@@ -28,6 +28,8 @@ class _Ring:
     latency_s: float
     bytes_per_s: float
     sizes: int
+    spread_frac: float
+    """Median of the readings' own."""
     residuals: Residuals
 
 
@@ -104,7 +106,8 @@ def _widest(readings: Readings, collectives: Sequence[str], fits: Callable[[Coll
     moved, seconds = columns(points)
     line = fit_line(moved, seconds)
     return _Ring(point=points[0][0], latency_s=line.latency_s, bytes_per_s=line.bytes_per_s,
-                 sizes=len(np.unique(moved)), residuals=Residuals.of(line.predict(moved), seconds))
+                 sizes=len(np.unique(moved)), spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
+                 residuals=Residuals.of(line.predict(moved), seconds))
 
 
 def _stated(readings: Readings) -> bool:
@@ -114,7 +117,9 @@ def _stated(readings: Readings) -> bool:
 
 def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:
     machine = readings.machine
-    how = by if isinstance(by, str) else f"{by.sizes} sizes, residual median {by.residuals.median_frac:.1%}"
+    how = by if isinstance(by, str) else (
+        f"{by.sizes} sizes, spread {by.spread_frac:.0%}, residual median {by.residuals.median_frac:.1%}"
+    )
     source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {how}"
     return Value(value=value, kind="measured" if isinstance(by, str) else "fitted", source=source)
 

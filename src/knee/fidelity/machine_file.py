@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import get_args
@@ -27,7 +27,7 @@ BASES = {
     "B200": "dgx-b200",
     "MI300X": "mi300x-8",
 }
-"""Part of a device's name -> the catalogue cluster that has it; the first that matches."""
+"""A word of a device's name -> the catalogue cluster that has it."""
 MEMORY_FRAC = 0.05
 """Drivers keep some of the memory for themselves."""
 
@@ -66,12 +66,12 @@ def base_of(machine: Machine, wanted: str | None) -> str:
         return wanted
     if machine.kind == "cpu":
         return "cpu"
-    for part, name in BASES.items():
-        gpu = load_cluster(name).spec.gpu
-        # a name alone does not tell a PCIe card from the SXM module
-        same = gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC
-        if part in machine.device and same:
-            return name
+    for word in machine.device.replace("-", " ").split():
+        if word in BASES:
+            gpu = load_cluster(BASES[word]).spec.gpu
+            # a name alone does not tell a PCIe card from the SXM module
+            if gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC:
+                return BASES[word]
     memory = show(machine.memory_bytes, "bytes")
     raise InputError(
         f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
@@ -79,8 +79,8 @@ def base_of(machine: Machine, wanted: str | None) -> str:
     )
 
 
-def write_machine_file(out: Path, base: str | None) -> MachineFile:
-    """Derive the cluster file anew from all readings that lie beside it."""
+def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values] | None = None) -> MachineFile:
+    """Derive the cluster file anew from all readings that lie beside it; ``known`` is what was derived already."""
     found: dict[Probe, Readings] = {
         probe: read_readings(path) for probe in get_args(Probe) if (path := readings_path(out, probe)).exists()
     }
@@ -94,7 +94,7 @@ def write_machine_file(out: Path, base: str | None) -> MachineFile:
         if probe not in DERIVE:
             continue
         try:
-            values |= DERIVE[probe](readings, cluster)
+            values |= known[probe] if known and probe in known else DERIVE[probe](readings, cluster)
             used.append(probe)
         except KneeError as error:  # one probe's beginning does not hold up another's result
             left_out[probe] = error.message
@@ -125,7 +125,7 @@ def kernel_values(readings: Readings, cluster: Cluster) -> Values:
 
 def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
     """A fit as values with their sources."""
-    taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}"
+    taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}, spread {fit.spread_frac:.1%}"
 
     def fitted(value: float | str, part: str) -> Value:
         return Value(value=value, kind="fitted", source=f"{taken}: {fit.residuals[part].words}")

@@ -21,18 +21,23 @@ FEWEST = 12
 
 @dataclass(frozen=True, slots=True)
 class Gemms:
+    """Products of one type, as columns."""
+
     m: Floats
     n: Floats
     k: Floats
     measured_s: Floats
     settings: list[tuple[int, int]]
+    """Weight shapes: what a held-out set leaves out whole."""
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[GemmPoint, Record]]) -> Gemms:
+        """Points with their readings."""
         m, n, k = (np.array([float(getattr(p, side)) for p, _ in pairs]) for side in ("m", "n", "k"))
         return cls(m, n, k, np.array([r["median_s"] for _, r in pairs]), [p.weight for p, _ in pairs])
 
     def predict(self, gpu: Gpu, peak: float) -> Floats:
+        """Seconds by the cost model."""
         return gemm_s(gpu, np.full(len(self.m), peak), self.m, self.n, self.k)
 
 
@@ -48,10 +53,12 @@ def main_type(readings: Readings) -> str:
 
 
 def products_of(readings: Readings, dtype: str) -> Gemms:
+    """All products of a type."""
     return Gemms.of([(p, r) for p, r in readings.good("gemm") if p.dtype == dtype])
 
 
 def peak_of(gpu: Gpu, dtype: str) -> float:
+    """The peak that a type's products are held against; fp32 on a processor has the 16-bit one's place."""
     rates = {"fp16": gpu.fp16_flop_per_s, "fp8": gpu.fp8_flop_per_s}
     return rates.get(dtype) or gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
+from knee.errors import KneeError
 from knee.record.points import Point, Record, key_of
 from knee.record.readings import ReadingsFile
 
@@ -33,6 +34,7 @@ def collect(file: ReadingsFile, points: Iterable[Point], measure: Measure, tell:
     """Measure what the file does not have yet. An error ends a point, not the probe; an interruption ends it softly."""
     points = list(points)
     todo = [point for point in points if key_of(point) not in file.done]
+    todo.sort(key=lambda point: key_of(point) in file.failed)
     measured = failed = 0
     for point in todo:
         try:
@@ -41,14 +43,31 @@ def collect(file: ReadingsFile, points: Iterable[Point], measure: Measure, tell:
             return Collected(
                 measured=measured, kept=len(points) - len(todo), failed=failed, left=len(todo) - measured - failed
             )
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:  # out of memory, no such kernel: torch has no finer ones
             record = {"error": in_words(error)}
         file.add(key_of(point), asdict(point) | record)
+        if "error" in record:
+            refuse_if_broken(point, record["error"])
         failed += "error" in record
         measured += "error" not in record
         tell(point, record)
         free_memory()
     return Collected(measured=measured, kept=len(points) - len(todo), failed=failed, left=0)
+
+
+def refuse_if_broken(point: Point, why: str) -> None:
+    """End the probe where a point has left the device unusable: every later one would only fail with it."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return
+    try:
+        torch.rand(1, device="cuda")
+        torch.cuda.synchronize()
+    except RuntimeError:
+        raise KneeError(
+            f"the GPU cannot be used any more after {key_of(point)}: {why}",
+            hint="what was measured is kept; the same command goes on, and tries this point last",
+        ) from None
 
 
 def in_words(error: Exception) -> str:

@@ -6,11 +6,12 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import get_args
 
-from knee.record.points import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StepPoint, StreamPoint
+from knee.record.points import AttentionPoint, GemmPoint, HostPoint, Layout, Point, StepPoint, StreamName, StreamPoint
 
 SEED = 20
-STREAMS = ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy")
+STREAMS: tuple[StreamName, ...] = get_args(StreamName)
 WHOLE_STREAMS = ("adamw", "copy")
 """Neither has a backward, and neither is compiled."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from knee.record.points import CollectivePoint
+from knee.record.points import Beside, CollectivePoint
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast")
 ELEMENT_BYTES = 4
@@ -91,7 +91,7 @@ def sizes(growth: int, most_bytes: int) -> list[int]:
     return [*grown, LARGEST_BYTES] if most_bytes >= LARGEST_BYTES and growth == GROWTH else grown
 
 
-def point_of_axis(axis: Axis, collective: str, size_bytes: int, *, beside: str = "nothing") -> CollectivePoint:
+def point_of_axis(axis: Axis, collective: str, size_bytes: int, *, beside: Beside = "nothing") -> CollectivePoint:
     """A point, its size rounded up to whole elements for every rank."""
     whole = axis.group * ELEMENT_BYTES
     return CollectivePoint(

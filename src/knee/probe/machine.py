@@ -11,7 +11,7 @@ from pathlib import Path
 
 import knee
 from knee.errors import InputError, KneeError, MissingExtra
-from knee.probe.nvml import Nvml
+from knee.probe.nvml import Nvml, refuse_if_shared
 from knee.record.readings import Machine, Probe
 
 TRAIN = "pip install 'knee[train]'"
@@ -32,8 +32,6 @@ def ready(probe: Probe, wanted: str | None, *, anyway: bool = False) -> Machine:
     if device == "cuda" and nvml is None:
         print(f"NVML: {why}; whether someone else uses the GPU cannot be seen", file=sys.stderr)
     if device == "cuda" and nvml is not None and not anyway:
-        from knee.probe.nvml import refuse_if_shared
-
         refuse_if_shared(nvml)
     return describe(probe, device, nvml=nvml)
 

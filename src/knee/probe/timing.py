@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from knee.errors import KneeError
-
 SETTLE_S = 0.15
 """A lone kernel runs this long first: clocks come down to what the power limit allows within two refreshes of it."""
 MEASURE_S = 0.08
@@ -114,14 +112,7 @@ def _captured(calls: Callable[[], None], stream: Any) -> Callable[[], Any]:
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph, stream=stream):
-            calls()
-    except RuntimeError as error:
-        # torch's random generators stay in the capture, so that nothing more can be measured in this process
-        raise KneeError(
-            f"a CUDA graph could not be captured: {str(error).splitlines()[0]}",
-            hint="what was measured is kept; update torch or the driver and run the same command again",
-        ) from None
+    with torch.cuda.graph(graph, stream=stream):
+        calls()
     replay: Callable[[], Any] = graph.replay
     return replay

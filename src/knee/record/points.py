@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 Layout = Literal["forward", "dgrad", "wgrad"]
+StreamName = Literal["rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy"]
+Beside = Literal["nothing", "gemm"]
 Record = dict[str, Any]
 
 
@@ -57,7 +59,7 @@ class StreamPoint:
     """A memory-bound operation of a layer, eager or compiled, forward or backward."""
 
     kind: str = "stream"
-    operation: str
+    operation: StreamName
     tokens: int
     width: int
     forward: bool
@@ -124,7 +126,7 @@ class CollectivePoint:
     """Groups of that axis, which all run the collective at the same time, as in training."""
     nodes: int = 1
     """Nodes that one group reaches over."""
-    beside: str = "nothing"
+    beside: Beside = "nothing"
     """What runs at the same time: "nothing" or "gemm"."""
 
 

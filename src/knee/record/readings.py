@@ -12,11 +12,13 @@ import math
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from knee.errors import InputError
-from knee.record.points import KINDS, Layout, Record, point_of
+from knee.record.points import KINDS, Record, point_of
 
 Probe = Literal["kernels", "power", "collectives", "steps"]
 
@@ -44,7 +46,7 @@ class Machine:
     driver: str | None
     nccl: str | None
 
-    def same_as(self, other: Machine) -> list[str]:
+    def differs_from(self, other: Machine) -> list[str]:
         """Fields that must agree before readings go into one file, and do not."""
         names = ("probe", "device", "kind", "devices", "torch", "driver", "nccl", "power_limit_w")
         return [name for name in names if getattr(self, name) != getattr(other, name)]
@@ -88,26 +90,15 @@ def read_readings(path: Path) -> Readings:
         machine = Machine(**parsed[0])
     except TypeError:
         raise InputError(f"{path}, line 1: it does not describe a machine as `knee probe` does") from None
-    if trouble := _untyped(Machine, parsed[0]) or _no_machine(machine):
+    if trouble := _odd_field(Machine, parsed[0]):
         raise InputError(f"{path}, line 1: {trouble} of the machine is {parsed[0].get(trouble)!r}", hint=WRITTEN)
+    for name in ("memory_bytes", "power_limit_w"):
+        if getattr(machine, name) == 0:
+            raise InputError(f"{path}, line 1: {name} of the machine is 0", hint=WRITTEN)
     for number, record in enumerate(parsed[1:], start=2):
         if trouble := _wrong(record):
             raise InputError(f"{path}, line {number}: {trouble}", hint=WRITTEN)
     return Readings(machine, tuple(parsed[1:]))
-
-
-def _no_machine(machine: Machine) -> str | None:
-    """The first field that no machine would have."""
-    if machine.kind not in ("cuda", "cpu"):
-        return "kind"
-    if not all(text.isprintable() for text in (machine.device, machine.date, machine.torch, machine.host)):
-        return "device"
-    limit = machine.power_limit_w
-    sizes = {"sms": machine.sms, "memory_bytes": machine.memory_bytes, "devices": machine.devices}
-    return next(
-        (name for name, value in sizes.items() if not (_is_number(value) and value > 0)),
-        None if limit is None or (_is_number(limit) and limit > 0) else "power_limit_w",
-    )
 
 
 WRITTEN = "files of readings are written by `knee probe`, and are not meant to be edited"
@@ -124,16 +115,7 @@ BESIDE = {"nothing": ("time_s", "spread_frac"), "gemm": ("gemm_s", "gemm_beside_
 OPTIONAL = ("power_w", "peak_bytes", "busy_s", "instant_w", "sm_hz", "uncertainty_frac")
 """What a reading may have, or say that it is not known."""
 LARGEST = 1e30
-WORDS = {
-    "layout": get_args(Layout),
-    "operation": ("rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy"),
-    "beside": ("nothing", "gemm"),
-    "by": ("energy counter", "mean of instant readings (within 5%)"),
-}
-SIZES = (
-    *("m", "n", "k", "batch", "heads", "kv_heads", "seq_len", "head_dim", "tokens", "width", "layers", "hidden"),
-    *("ffn", "vocab", "micro_batch", "size_bytes", "group", "stride"),
-)
+"""More than any measurement: what is beyond it is not a number of this world."""
 MAY_BE_ZERO = ("spread_frac", "calls", "flop_per_call", "bytes_per_call")
 
 
@@ -142,7 +124,7 @@ def _wrong(record: Record) -> str | None:
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(record.get("key"), str):
         return "it is not a reading that `knee probe` writes"
-    if trouble := _untyped(KINDS[kind], record) or _no_point(record):
+    if trouble := _odd_field(KINDS[kind], record):
         return f"{trouble} is {record.get(trouble)!r}"
     if "error" in record:
         return None if isinstance(record["error"], str) else f"error is {record['error']!r}"
@@ -154,6 +136,8 @@ def _wrong(record: Record) -> str | None:
         value = record.get(name)
         if value is not None and not (_is_number(value) and value >= 0):
             return f"{name} is {value!r}; it must be a number"
+    if not isinstance(record.get("by", ""), str):
+        return f"by is {record['by']!r}"
     if kind == "collective" and record["group"] < 2:
         return f"group is {record['group']}; a collective has at least two ranks"
     return None
@@ -166,38 +150,32 @@ def _is_number(value: Any) -> bool:
     return abs(value) < LARGEST and math.isfinite(value)
 
 
-def _no_point(record: Record) -> str | None:
-    """The first field of a point that no probe would have measured."""
-    for name, words in WORDS.items():
-        if name in record and record[name] not in words:
-            return name
-    for name in SIZES:
-        if name in record and not (_is_number(record[name]) and record[name] > 0):
-            return name
-    return None
-
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "str": (str,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-    "None": (type(None),),
-    "Layout": (str,),
-    "Probe": (str,),
-    "Literal": (str,),
-}
-
-
-def _untyped(cls: type, record: Record) -> str | None:
-    """The first field that is missing without a default, or of another type than the dataclass says."""
+def _odd_field(cls: type, record: Record) -> str | None:
+    """The first field that is missing without a default, or that no probe would have written there."""
     for field in fields(cls):
-        value = record.get(field.name, field.default)
-        words = [word.strip().split("[")[0] for word in str(field.type).split("|")]
-        allowed = tuple(t for word in words for t in _TYPES[word])
-        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        if not _is_of(_hints(cls)[field.name], record.get(field.name, field.default)):
             return field.name
     return None
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _is_of(hint: Any, value: Any) -> bool:
+    """Whether a value is of a type: counts are positive, numbers finite, words printable."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_of(one, value) for one in get_args(hint))
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint is int:
+        return isinstance(value, int) and _is_number(value) and value >= 1
+    if hint is float:
+        return _is_number(value) and value >= 0
+    if hint is str:
+        return isinstance(value, str) and value.isprintable()
+    return isinstance(value, hint)
 
 
 def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
@@ -233,9 +211,11 @@ class ReadingsFile:
     def __init__(self, path: Path, machine: Machine, *, fresh: bool = False) -> None:
         self.path = path
         self.done: set[str] = set()
+        self.failed: set[str] = set()
+        """What failed in an earlier call, to be tried again once all else is measured."""
         if path.exists() and not fresh:
             before = read_readings(path)
-            if differ := before.machine.same_as(machine):
+            if differ := before.machine.differs_from(machine):
                 name = differ[0]
                 raise InputError(
                     f"{path} has readings with {name} {getattr(before.machine, name)}, and here it is "
@@ -246,6 +226,7 @@ class ReadingsFile:
             kept = [r for r in before.records if "error" not in r]
             write_readings(path, Readings(before.machine, tuple(kept)))
             self.done = {r["key"] for r in kept}
+            self.failed = {r["key"] for r in before.failed}
         else:
             write_readings(path, Readings(machine, ()))
 

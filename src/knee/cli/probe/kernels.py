@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli.probe.session import Session, options, replay, run
+from knee.cli.probe.session import Session, device_options, options, replay, run
 from knee.record.points import HostPoint, Point, Record
 from knee.record.readings import Machine
 
@@ -24,8 +24,7 @@ OLDEST = {"bf16": (8, 0), "fp8": (8, 9)}
 
 @click.command("kernels")
 @options
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one.")
-@click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")
+@device_options
 def command(**given: Any) -> None:
     """Measure products, attention and memory-bound kernels of one device, and fit its compute model.
 
@@ -72,14 +71,15 @@ def _measure(device: str) -> Any:
 
 def _report(session: Session) -> None:
     from knee.fidelity.kernels import fit_kernels, held_out
-    from knee.fidelity.machine_file import base_of, write_machine_file
+    from knee.fidelity.machine_file import base_of, values_of_fit, write_machine_file
     from knee.record.readings import read_readings
     from knee.specs.load import load_cluster, load_profile
 
     readings = read_readings(session.path)
-    base = load_cluster(base_of(readings.machine, session.base)).spec.gpu
-    fit, away = fit_kernels(readings, base, load_profile("eager").spec), held_out(readings, base)
-    written = write_machine_file(session.out, session.base)
+    base = load_cluster(base_of(readings.machine, session.base)).spec
+    fit, away = fit_kernels(readings, base.gpu, load_profile("eager").spec), held_out(readings, base.gpu)
+    values = values_of_fit(readings.machine, fit, base)
+    written = write_machine_file(session.out, session.base, {"kernels": values})
     if fit.poor:
         click.echo(f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
                    f"base {written.base} another kind of device?", err=True)

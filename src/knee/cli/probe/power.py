@@ -52,14 +52,14 @@ def _measure(nvml: Nvml) -> Callable[[Any], Record]:
 
 def _report(session: Session) -> None:
     from knee.fidelity.machine_file import base_of, write_machine_file
-    from knee.fidelity.power import fit_power, windows_of
+    from knee.fidelity.power import fit_power, values_of, windows_of
     from knee.record.readings import read_readings
     from knee.specs.load import load_cluster
 
     readings = read_readings(session.path)
     base = base_of(readings.machine, session.base)
     fit = fit_power(windows_of(readings), load_cluster(base).spec.gpu, limit_w=readings.machine.power_limit_w)
-    written = write_machine_file(session.out, session.base)
+    written = write_machine_file(session.out, session.base, {"power": values_of(fit, readings.machine)})
     if hot := sum((record.get("hot_frac") or 0.0) > 0 for _, record in readings.good("power")):
         click.echo(f"heat held the clocks down in {hot} windows: the fit is of a board that is too warm", err=True)
     if session.as_json:

@@ -38,6 +38,13 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of probes that measure one device."""
+    device = click.option("--device", type=click.Choice(["cuda", "cpu"]),
+                          help="What to measure; the GPU where there is one.")
+    return device(click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")(function))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """One call of a probe."""

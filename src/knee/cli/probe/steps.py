@@ -7,14 +7,13 @@ from typing import Any
 
 import click
 
-from knee.cli.probe.session import Session, options, replay, run
+from knee.cli.probe.session import Session, device_options, options, replay, run
 from knee.record.points import Point, Record
 
 
 @click.command("steps")
 @options
-@click.option("--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one.")
-@click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")
+@device_options
 def command(**given: Any) -> None:
     """Measure plain training steps of Llama 1B and 7B on one device, and simulate the same.
 
