@@ -24,6 +24,8 @@ class Stack:
     profile: str
     unfused_profile: str = "megatron-2021"
     """The profile of its years before fused attention."""
+    compiled_profile: str = "compiled"
+    """The profile under torch.compile."""
     attention: AttentionKernel | None = None
     """Fused attention kernel where it is not the profile's."""
     reduce_dtype: ReduceDtype = "fp32"
@@ -31,19 +33,41 @@ class Stack:
 
 
 STACKS = (
-    Stack(name="nanotron", words=("nanotron",), profile="eager"),
+    Stack(name="nanotron", words=("nanotron",), profile="nanotron"),
     # "PURE" is llm-foundry's word for parameters, reductions and buffers all in 16 bit
-    Stack(name="llm-foundry, pure", words=("mp mode pure",), profile="eager", attention="flash1", reduce_dtype="bf16"),
-    Stack(name="llm-foundry", words=("llm_foundry", "triton"), profile="eager", attention="flash1"),
+    Stack(
+        name="llm-foundry, pure",
+        words=("mp mode pure",),
+        profile="llm-foundry",
+        attention="flash1",
+        reduce_dtype="bf16",
+    ),
+    Stack(name="llm-foundry", words=("llm_foundry", "triton"), profile="llm-foundry", attention="flash1"),
     # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
-    Stack(name="fms-fsdp", words=("fms", "ibm_"), profile="eager", reduce_dtype="bf16"),
+    Stack(
+        name="fms-fsdp",
+        words=("fms", "ibm_"),
+        profile="fms-fsdp",
+        compiled_profile="fms-fsdp-compiled",
+        reduce_dtype="bf16",
+    ),
     # reduces gradients as they are (internlm/solver/optimizer/hybrid_zero_optim.py); only the states are fp32
-    Stack(name="InternEvo", words=("internevo", "internlm"), profile="eager", reduce_dtype="bf16"),
+    Stack(name="InternEvo", words=("internevo", "internlm"), profile="internevo", reduce_dtype="bf16"),
+    Stack(
+        name="Megatron-DeepSpeed",
+        words=("megatron-deepspeed",),
+        profile="megatron-deepspeed",
+        unfused_profile="megatron-deepspeed",
+        compiled_profile="megatron-deepspeed",
+        attention="flash2",
+        cp_method="ring",
+    ),
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
         words=("megatron", "nemo", "maxtext", "paxml", "transformer engine"),
-        profile="fused",
+        profile="nemo",
+        compiled_profile="nemo",
         cp_method="ring",
     ),
 )
@@ -65,9 +89,7 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str]) -> Pr
     if setting.attention not in ATTENTIONS:
         raise SpecError(f"attention is {setting.attention!r}; it must be one of {', '.join(ATTENTIONS)}")
     unfused = setting.attention == "unfused"
-    name = stack.unfused_profile if unfused else stack.profile
-    if setting.compile and name == "eager":
-        name = "compiled"
+    name = stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
     profile = _profile(name)
     wanted = setting.attention if setting.attention != "flash" else stack.attention or profile.attention
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
