@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
 from knee.errors import InputError
+from knee.fidelity.tables import count, positive, read_table
 from knee.specs.catalog import did_you_mean
 
 Status = Literal["ok", "oom", "failed"]
@@ -18,8 +17,6 @@ Status = Literal["ok", "oom", "failed"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 GIB = 2.0**30
 GBIT = 1e9 / 8
-LEAST = 1e-12
-"""Measurements below it, or above one over it, are typing mistakes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,34 +107,15 @@ class RunFile:
 
 def read_runs(path: Path) -> RunFile:
     """Read a file in the form of ``published_runs.csv``; rows that cannot be used keep their reason."""
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header)
-            rows = tuple(_row(line, header, cells) for line, cells in _records(reader))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint="name a CSV file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is no CSV in UTF-8: {error}", hint="save it as comma-separated text") from None
+    header, lines = read_table(path, REQUIRED)
+    _check_header(path, header)
+    rows = tuple(_row(line, header, cells) for line, cells in lines)
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one training run a row")
     return RunFile(rows=rows, ignored=tuple(name for name in header if name and name not in _KNOWN))
 
 
-def _records(reader: Any) -> Iterator[tuple[int, list[str]]]:
-    """Lines with anything in them."""
-    for cells in reader:
-        if any(cell.strip() for cell in cells):
-            yield reader.line_num, cells
-
-
 def _check_header(path: Path, header: Sequence[str]) -> None:
-    if not any(header):
-        raise InputError(f"{path} is empty", hint=f"its first line names columns: {', '.join(REQUIRED)}, ...")
-    twice = sorted({name for name in header if name and header.count(name) > 1})
-    if twice:
-        raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
     missing = [name for name in REQUIRED if name not in header]
     if missing:
         close = [f"{found} for {name}" for name in missing if (found := did_you_mean(name, header))]
@@ -185,7 +163,7 @@ def _setting(found: Mapping[str, str]) -> Setting:
 def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float | None, float | None]:
     """Status, tokens per second and GPU, and bytes; a step's time stands for the rate where that is missing."""
     rate, step_s, gib = (
-        _positive(column, found[column]) if found.get(column) else None
+        positive(column, found[column]) if found.get(column) else None
         for column in ("tokens_per_s_per_gpu", "step_time_s", "memory_gib")
     )
     if rate is None and step_s is not None:
@@ -217,34 +195,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return median(known) if known else None
 
 
-def _number(column: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError(f"{column} is {text!r}, not a number") from None
-    if not math.isfinite(value):
-        raise InputError(f"{column} is {text!r}, not a finite number")
-    return value
-
-
-def _count(column: str, text: str) -> int:
-    value = _number(column, text)
-    if value != int(value) or value < 1:
-        raise InputError(f"{column} is {text}; it must be a whole number of at least 1")
-    return int(value)
-
-
-def _positive(column: str, text: str) -> float:
-    value = _number(column, text)
-    if value <= 0:
-        raise InputError(f"{column} is {text}; it must be positive")
-    if not LEAST < value < 1 / LEAST:
-        raise InputError(f"{column} is {text}, far from any real one")
-    return value
-
-
 def _gbit_per_s(column: str, text: str) -> float:
-    return _positive(column, text) * GBIT
+    return positive(column, text) * GBIT
 
 
 def _flag(column: str, text: str) -> bool:
@@ -266,7 +218,7 @@ REQUIRED = ("layers", "hidden", "heads", "gpu", "n_gpus", "seq_len", "global_bat
 """Columns without which a row means nothing."""
 MEASURED = ("tokens_per_s_per_gpu", "step_time_s", "memory_gib", "status")
 """Of these one is needed."""
-_PARSERS: dict[str, Callable[[str, str], Any]] = {"int": _count, "bool": _flag}
+_PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
 _TEXTS = ("source", "model", "kernel", "note")
 _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     f.name: (f.name, _text if f.name in _TEXTS else _PARSERS.get(str(f.type).removesuffix(" | None"), _word))
