@@ -17,6 +17,7 @@ from knee.cost.step import (
     Groups,
     comm_costs,
     compute_costs,
+    contention,
     groups_of,
     peak_column,
     shapes_of,
@@ -32,6 +33,7 @@ from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
+from knee.workload.parameters import head_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 CHUNK = 32768
@@ -102,23 +104,25 @@ def evaluate(
 ) -> Working:
     """Simulate one step of each plan of a table that fits in memory at once."""
     modes = Modes.of(table)
-    traffic = traffic_of(model, table, modes)
+    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
     groups = groups_of(cluster, table, modes)
     compute = compute_costs(model, cluster, profile, table)
     comm = comm_costs(cluster, profile, table, modes, traffic, groups)
+    host_scale = cluster.node.launch_scale
     parts = StepParts(
         gpu=cluster.gpu,
         profile=profile,
-        launch_s=profile.launch_s * cluster.node.launch_scale,
+        launch_s=profile.launch_s * host_scale,
         table=table,
         modes=modes,
         traffic=traffic,
         compute=compute,
         comm=comm,
-        local=local_comms(profile, table, groups, comm, compute),
+        local=local_comms(profile, table, groups, comm, compute, host_scale),
+        kappa=contention(cluster, profile, table, modes, groups),
         **_who_shares_the_network(profile, modes, groups),
     )
-    actions = run_actions(parts, model.layers)
+    actions = run_actions(parts, model.layers, head_layers(model) if profile.deals_by_cost else 0.0)
     step = run_step(parts, actions, fold=fold)
     optimizer = _optimizer(cluster, profile, model, parts)
     late = _late_gather(profile, model, parts)
@@ -282,8 +286,7 @@ def _results(
         + straggler
     )
     # beside compute, collectives are charged for the time they take from it
-    kappa = profile.compute_slowdown_frac
-    alone = exposed + step.overlapped_s * kappa / (1.0 + kappa)
+    alone = exposed + step.overlapped_s * parts.kappa / (1.0 + parts.kappa)
     watts = power_w(cluster.gpu, step_s=step_s, flop=flop, moved_bytes=moved, comm_s=alone)
     price = np.nan if cluster.usd_per_gpu_h is None else cluster.usd_per_gpu_h
     total_bytes = memory.total_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -47,6 +47,7 @@ def a_pass(
         tail=tail or segment(),
         ahead=np.array([ahead]),
         reduce_limit_s=np.array([limit]),
+        kappa=np.zeros(1),
         shares_wire=np.array([False]),
         waits_at_end=np.array([True]),
         **times,
@@ -55,9 +56,10 @@ def a_pass(
 
 def sums(p: Pass, kappa: float = 0.0, gamma: float = 1.0) -> dict[str, float]:
     """Walked layer by layer, folded and not; both must agree."""
-    walked = run_passes(p, kappa, gamma, fold=False)
+    p = replace(p, kappa=np.full(len(p.layers), kappa))
+    walked = run_passes(p, gamma, fold=False)
     for f in fields(Sums):
-        assert getattr(run(p, kappa, gamma), f.name) == pytest.approx(getattr(walked, f.name), abs=1e-9), f.name
+        assert getattr(run(p, gamma), f.name) == pytest.approx(getattr(walked, f.name), abs=1e-9), f.name
     return {f.name: float(getattr(walked, f.name)[0]) for f in fields(Sums)}
 
 
@@ -181,7 +183,7 @@ def test_a_late_host_leaves_the_gpu_idle_unless_something_communicates() -> None
 # folding
 
 
-def random_passes(n: int, seed: int) -> Pass:
+def random_passes(n: int, seed: int, kappa: float) -> Pass:
     """Columns of passes of every regime."""
     draw = np.random.default_rng(seed)
 
@@ -206,6 +208,7 @@ def random_passes(n: int, seed: int) -> Pass:
         root_replicate_s=some(5),
         carried_reduce_s=some(30, 0.3),
         carried_replicate_s=some(30, 0.3),
+        kappa=np.full(n, kappa),
         shares_wire=draw.random(n) < 0.3,
         waits_at_end=draw.random(n) < 0.8,
     )
@@ -213,8 +216,8 @@ def random_passes(n: int, seed: int) -> Pass:
 
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.0, 1.0), (0.19, 1.0), (0.3, 1.4)])
 def test_folded_layers_are_the_walked_ones(kappa: float, gamma: float) -> None:
-    p = random_passes(3000, seed=7)
-    folded, walked = run(p, kappa, gamma), run_passes(p, kappa, gamma, fold=False)
+    p = random_passes(3000, seed=7, kappa=kappa)
+    folded, walked = run(p, gamma), run_passes(p, gamma, fold=False)
     for f in fields(Sums):
         error = np.abs(getattr(folded, f.name) - getattr(walked, f.name)) / walked.duration_s
         assert error.max() < 1e-9, f.name
@@ -222,13 +225,13 @@ def test_folded_layers_are_the_walked_ones(kappa: float, gamma: float) -> None:
 
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.0, 1.0), (0.3, 1.4)])
 def test_sums_add_up(kappa: float, gamma: float) -> None:
-    s = run_passes(random_passes(2000, seed=3), kappa, gamma)
+    s = run_passes(random_passes(2000, seed=3, kappa=kappa), gamma)
     assert s.duration_s == pytest.approx(s.compute_s + s.exposed_s + s.idle_s, rel=1e-12)
     assert (s.overlapped_s <= s.compute_s * (1 + 1e-12)).all()
 
 
 def test_passes_without_a_queue_need_no_walk() -> None:
-    p = random_passes(500, seed=5)
+    p = random_passes(500, seed=5, kappa=0.2)
     queue = (
         "root_gather_s",
         "gather_s",
@@ -240,7 +243,7 @@ def test_passes_without_a_queue_need_no_walk() -> None:
         "carried_replicate_s",
     )
     plain = Pass(**{f.name: getattr(p, f.name) for f in fields(Pass)} | dict.fromkeys(queue, np.zeros(500)))
-    quick, walked = run_repeated(plain, 0.2, 1.1), run_passes(plain, 0.2, 1.1, fold=False)
+    quick, walked = run_repeated(plain, 1.1), run_passes(plain, 1.1, fold=False)
     for f in fields(Sums):
         assert getattr(quick, f.name) == pytest.approx(getattr(walked, f.name), rel=1e-9, abs=1e-9), f.name
 

@@ -51,10 +51,11 @@ def ring_bandwidth(links: Links, group: GroupPlacement) -> Floats:
     # the wires between GPUs of one node that the group can use: on a switch any pair has the whole link
     inside = np.minimum(node.link_bytes_per_s, node.pair_bytes_per_s * np.maximum(group.per_node - 1.0, 1.0))
     inside = inside * node.link_frac
-    outside = group.per_node * fabric.nic_bytes_per_s * fabric.nic_frac / _oversubscription(links, group)
+    nic = fabric.nic_bytes_per_s * fabric.nic_frac * links.bandwidth_scale
+    outside = group.per_node * nic / _oversubscription(links, group)
     # with one rank per node a ring has no hop inside the node
     several = np.where(group.per_node > 1, np.minimum(inside, outside), outside)
-    return links.bandwidth_scale * np.where(group.nodes > 1, several, inside)
+    return np.where(group.nodes > 1, several, inside)
 
 
 def _oversubscription(links: Links, group: GroupPlacement) -> Floats:
@@ -140,7 +141,7 @@ def all_reduce_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
 def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
     """All-reduce in the NVLink switch: its rate does not depend on the number of ranks."""
     node = links.cluster.node
-    rate = node.link_bytes_per_s * node.link_frac * constant("collectives", "nvls_ratio_frac") * links.bandwidth_scale
+    rate = node.link_bytes_per_s * node.link_frac * constant("collectives", "nvls_ratio_frac")
     return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
 
 
@@ -151,7 +152,7 @@ def send_s(links: Links, same_node: Bools, message_bytes: Floats, apart: Floats)
     Source:  nccl-tests sendrecv on H100: 15 to 25 GB/s of a 50 GB/s NIC, 79 to 367 GB/s over NVLink
     """
     node, fabric = links.cluster.node, links.cluster.fabric
-    inside = message_bytes / (node.pair_bytes_per_s * node.link_frac * links.bandwidth_scale)
+    inside = message_bytes / (node.pair_bytes_per_s * node.link_frac)
     over, extra = np.ones_like(apart), np.zeros_like(apart)
     for tier in fabric.tiers:
         crosses = apart >= tier.nodes

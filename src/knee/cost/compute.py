@@ -12,7 +12,10 @@ from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
 
+ALIGNED = 8
+"""Elements that a tensor core loads at once."""
 _SPLITS = (1, 2, 4, 8)
+_LAUNCHES = ((3, 1), (12, 7))  # of attention, fused and not: backward, forward; the latter with copies and dropout
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile
 
 
@@ -65,7 +68,7 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     """Seconds of a causal attention kernel.
 
     Formula: flop / (peak16 * frac * narrow) * (1 + half_seq_len/seq) * (1 + half_rows/rows)
-    Where:   narrow = head64_frac^log2(128/head_dim), at most 1; rows are the queries of all heads and sequences
+    Where:   narrow = head64_frac^log2(128/head_dim), at most 1, less where 8 does not divide head_dim; rows are the queries of all heads and sequences
     Source:  rates per kernel and GPU in the catalogue; the form from an H200's readings (data/h200)
     Valid:   head sizes 64 and 128; others by the same power
     """
@@ -76,6 +79,7 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
         half = half if rate.backward_half_seq_len is None else rate.backward_half_seq_len
     peak = gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
     narrow = min(1.0, float(rate.head64_frac ** np.log2(128.0 / op.head_dim)))
+    narrow *= 1.0 if op.head_dim % ALIGNED == 0 else rate.unaligned_frac
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
@@ -87,8 +91,9 @@ def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
 
 def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
     """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
-    share = {"hbm": 1.0, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}[op.rate]
-    return op.moved_bytes / (gpu.hbm_bytes_per_s * gpu.hbm_frac * share) + op.kernels * gpu.kernel_s
+    share = {"hbm": 1.0 / profile.stream_scale, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}
+    rate = gpu.hbm_bytes_per_s * gpu.hbm_frac * share[op.rate]
+    return op.moved_bytes / rate + op.kernels * gpu.kernel_s
 
 
 def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation) -> Floats:
@@ -116,7 +121,7 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
         if isinstance(op, Attention):
             time_s = time_s + attention_s(gpu, profile.attention, op)
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
-            kernels += 1 if op.forward else 3
+            kernels += _LAUNCHES[profile.attention == "unfused"][op.forward]
         elif isinstance(op, Stream):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.columns import Floats, Ints
-from knee.cost.collectives import Links, all_reduce_s, gather_s, send_s
+from knee.cost.collectives import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
 from knee.cost.compute import Cost, cost_of
 from knee.cost.placement import GroupPlacement, nodes_apart, place
+from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS
@@ -154,6 +155,21 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
         pp=place(table, per_node, "pp"),
         world=place(table, per_node, *table.placement),
     )
+
+
+def contention(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, g: Groups) -> Floats:
+    """How much slower compute runs beside this plan's communication.
+
+    Formula: kappa * min(1, B / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides in the node
+    Where:   B is the ring bandwidth of the group whose gathers and reduces run beside compute; 0.102 is an H100 node's
+    Source:  NCCL's channels, and with them the SMs and the memory traffic taken from compute, follow the wire's rate
+    """
+    links = Links.idle(cluster)
+    ring = np.where(modes.ddp, ring_bandwidth(links, g.replicate), ring_bandwidth(links, g.shard))
+    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
+    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
+    share = np.minimum(1.0, ring / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
+    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,11 +54,13 @@ class AttentionRate:
     """Queries (sequences x heads x length) at which half of the rate is reached: the last, longest tiles run alone."""
     head64_frac: float = 0.8
     """Rate at head size 64 over that at 128."""
+    unaligned_frac: float = 1.0
+    """Rate at head sizes that are no multiple of 8, which tensor cores cannot load in whole vectors, over its own."""
     j_per_flop: float | None = None
     """Dynamic energy of one operation; None where it is taken to be that of a matrix product."""
 
     def __post_init__(self) -> None:
-        _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac"))
+        _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
         _not_negative("attention", self, ("half_seq_len", "backward_half_seq_len", "half_rows", "j_per_flop"))
 
 

@@ -9,6 +9,7 @@ from knee.errors import SpecError
 from knee.specs.hardware import AttentionKernel
 
 Kernels = Literal["eager", "compiled", "fused"]
+LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,19 +26,27 @@ class Profile:
     attention: AttentionKernel
     launch_s: float
     """Host time to launch one kernel: a step cannot be shorter than its launches."""
+    issue_s: float = 0.0
+    """Host time to issue one tensor-parallel collective, its launch apart."""
+    crowded_issue_s: float = 0.0
+    """What each rank of a tensor-parallel group adds to that while pipeline transfers cross nodes: the threads that
+    serve them compete with the one that launches."""
     step_overhead_s: float
     """Host work once a step (data, logging, grad-norm sync), GPU idle."""
     gemm_scale: float = 1.0
     """This stack's GEMMs against the GPU's ``gemm_frac``."""
+    stream_scale: float = 1.0
+    """Time of this stack's memory-bound kernels over that of its kernel set."""
 
     compute_slowdown_frac: float
-    """How much slower compute runs while a collective kernel is resident: kappa, time x (1 + kappa)."""
+    """How much slower compute runs beside a collective at an H100 node's rates: kappa, time x (1 + kappa). Slower
+    networks keep fewer SMs and less memory busy, and so slow compute less."""
     comm_slowdown: float
     """How much longer a collective takes while compute runs beside it: gamma, time x gamma, at least 1."""
     hop_scale: float
     """In-training latency of a ring hop over its idle latency."""
     bandwidth_scale_frac: float
-    """In-training bandwidth of a collective over its idle bandwidth."""
+    """In-training bandwidth between nodes over its idle bandwidth."""
     tp_overlap_frac: float
     """Share of tensor-parallel communication that runs beside GEMMs; only inside a node."""
     p2p_overlap_frac: float
@@ -55,6 +64,10 @@ class Profile:
     """Reduce-scatters that may be outstanding before the compute stream waits; 0 is unlimited."""
     gather_overlap: bool
     """ZeRO-1 gathers parameters beside the next forward, not after the optimizer."""
+    deals_by_cost: bool = False
+    """Pipeline stages get layers by cost, the output projection counted, not by number."""
+    scatters_sends: bool = False
+    """Pipeline sends are cut over the tensor-parallel group without sequence parallelism too, and gathered in the node."""
     ddp_bucket_bytes: float = 25 * 2.0**20
     """Gradient bucket of DDP."""
     pat: bool = False
@@ -64,6 +77,16 @@ class Profile:
     """GPU memory outside the allocator: CUDA context, NCCL buffers."""
     allocator_frac: float
     """Memory lost to fragmentation, over what is allocated."""
+    rmsnorm_bytes: float | None = None
+    """Kept for backward by an RMSNorm for each element of its input; None: what its kernels keep."""
+    logit_bytes: float | None = None
+    """Held for each logit when backward begins; None: what its kernels hold."""
+    packed_qkv: bool = False
+    """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
+    keeps_gathered: bool = False
+    """Sequence parallelism keeps the gathered inputs of its products for backward, and does not gather them again."""
+    keeps_half_gradients: bool = False
+    """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
 
     @property
     def saved(self) -> Kernels:
@@ -74,6 +97,8 @@ class Profile:
         for name in (
             "compute_slowdown_frac",
             "launch_s",
+            "issue_s",
+            "crowded_issue_s",
             "step_overhead_s",
             "straggler_frac",
             "allocator_frac",
@@ -88,8 +113,15 @@ class Profile:
         for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):
             if not 0 < getattr(self, name) <= 1:
                 raise SpecError(f"profile.{name} is {getattr(self, name)}; it must be above 0 and at most 1")
-        for name in ("hop_scale", "gemm_scale", "ddp_bucket_bytes"):
+        for name in ("hop_scale", "gemm_scale", "stream_scale", "ddp_bucket_bytes"):
             if not getattr(self, name) > 0:
                 raise SpecError(f"profile.{name} is {getattr(self, name)}; it must be positive")
+        for name in ("rmsnorm_bytes", "logit_bytes"):
+            value = getattr(self, name)
+            if value is not None and not LEAST_KEPT_BYTES <= value <= MOST_KEPT_BYTES:
+                raise SpecError(
+                    f"profile.{name} is {value}; it must be between {LEAST_KEPT_BYTES:g} (one 16-bit tensor) "
+                    f"and {MOST_KEPT_BYTES:g} (five in fp32)"
+                )
         if self.comm_slowdown < 1:
             raise SpecError(f"profile.comm_slowdown is {self.comm_slowdown}; 1 is no slowdown, more is slower")

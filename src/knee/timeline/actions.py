@@ -21,8 +21,8 @@ from knee.timeline.passes import Pass, Segment
 from knee.workload.operations import Stream
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
-CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last", "last_early")
-"""Kinds of chunks: short ones lack a layer; early ones end their backward before the rank's last chunk does."""
+CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last", "last_early", "empty", "empty_early")
+"""Kinds of chunks: short ones lack a layer, empty ones have none; early ones end their backward before the rank's last chunk does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,22 @@ class LocalComm:
 
     hidden_s: Floats
     blocking_s: Floats
+    host_s: Floats
+    """Host time to issue it."""
 
     def plus(self, other: LocalComm) -> LocalComm:
         """Both, one after the other."""
-        return LocalComm(hidden_s=self.hidden_s + other.hidden_s, blocking_s=self.blocking_s + other.blocking_s)
+        return LocalComm(
+            hidden_s=self.hidden_s + other.hidden_s,
+            blocking_s=self.blocking_s + other.blocking_s,
+            host_s=self.host_s + other.host_s,
+        )
+
+    def times(self, factor: Floats) -> LocalComm:
+        """So many times."""
+        return LocalComm(
+            hidden_s=factor * self.hidden_s, blocking_s=factor * self.blocking_s, host_s=factor * self.host_s
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +61,14 @@ class LocalComms:
     head_backward: LocalComm
 
 
+def issue_s(profile: Profile, table: PlanTable, groups: Groups) -> Floats:
+    """Host time to issue one tensor-parallel collective; pipeline transfers between nodes crowd the host."""
+    crowded = np.where(groups.pp.nodes > 1, profile.crowded_issue_s * table.tp, 0.0)
+    return np.where(table.tp > 1, profile.issue_s + crowded, 0.0)
+
+
 def local_comms(
-    profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts
+    profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts, host_scale: float
 ) -> LocalComms:
     """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and under sequence parallelism two
     more gathers backward. CP: keys and values."""
@@ -58,13 +76,15 @@ def local_comms(
     # products that overlap with their exchange write into each other's memory, which no network offers
     share = np.where(groups.tp.nodes > 1, 0.0, share)
     sp = table.sequence_parallel
+    issue = host_scale * issue_s(profile, table, groups)
 
     def tp(gathers: float, all_reduces: float) -> LocalComm:
         total = np.where(sp, gathers * comm.tp_gather, all_reduces * comm.tp_all_reduce)
-        return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total)
+        host = np.where(sp, gathers, all_reduces) * issue
+        return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total, host_s=host)
 
     def blocking(seconds: Floats) -> LocalComm:
-        return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds)
+        return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)
 
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
@@ -76,10 +96,7 @@ def local_comms(
         embedding_forward=tp(1, 1),
         embedding_backward=tp(1, 0),
         layer_forward=tp(4, 2).plus(forward_cp),
-        layer_backward=LocalComm(
-            hidden_s=backward.hidden_s + again * repeat.hidden_s,
-            blocking_s=backward.blocking_s + again * repeat.blocking_s,
-        ),
+        layer_backward=backward.plus(repeat.times(again)),
         head_forward=tp(1, 0).plus(loss),
         head_backward=tp(1, 1),
     )
@@ -96,7 +113,7 @@ def _context_parallel(
 
     def ring_steps(send_s: Floats, cover_s: Floats) -> LocalComm:
         hidden = steps * np.minimum(send_s, cover_s)
-        return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden)
+        return LocalComm(hidden_s=hidden, blocking_s=steps * send_s - hidden, host_s=0.0 * hidden)
 
     forward, backward = ring_steps(comm.cp_send, step_forward), ring_steps(2.0 * comm.cp_send, 2.5 * step_forward)
     zero = np.zeros(len(table))
@@ -104,10 +121,12 @@ def _context_parallel(
         LocalComm(
             hidden_s=np.where(ring, forward.hidden_s, zero),
             blocking_s=np.where(ring, forward.blocking_s, comm.cp_gather),
+            host_s=zero,
         ),
         LocalComm(
             hidden_s=np.where(ring, backward.hidden_s, zero),
             blocking_s=np.where(ring, backward.blocking_s, 2.0 * comm.cp_gather),
+            host_s=zero,
         ),
     )
 
@@ -145,6 +164,8 @@ class StepParts:
     compute: ComputeCosts
     comm: CommCosts
     local: LocalComms
+    kappa: Floats
+    """How much slower compute runs beside communication."""
     shares_wire: Bools
     """TP or CP and the sharded group both cross nodes, and so the same NICs."""
     serial_replicas: Bools
@@ -184,7 +205,7 @@ def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows
         compute_s=cost.time_s[i] * there,
         hidden_s=local.hidden_s[i] * there,
         blocking_s=local.blocking_s[i] * there,
-        host_s=parts.launch_s * cost.kernels[i] * there,
+        host_s=(parts.launch_s * cost.kernels[i] + local.host_s[i]) * there,
     )
 
 
@@ -193,12 +214,12 @@ def _layer_segment(
 ) -> Segment:
     """A layer of the rows' plans. The share of a transfer that hides does so beside the chunk's layers, evenly."""
     i = rows.plan
-    hidden_send = np.where(receives, parts.profile.p2p_overlap_frac * parts.comm.pp_send[i] / rows.layers, 0.0)
+    hidden_send = np.where(receives, parts.profile.p2p_overlap_frac * parts.comm.pp_send[i], 0.0)
     return Segment(
         compute_s=cost_s[i],
-        hidden_s=local.hidden_s[i] + hidden_send,
+        hidden_s=local.hidden_s[i] + hidden_send / np.maximum(rows.layers, 1),
         blocking_s=local.blocking_s[i],
-        host_s=parts.launch_s * kernels[i],
+        host_s=parts.launch_s * kernels[i] + local.host_s[i],
     )
 
 
@@ -230,7 +251,7 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
     zero = np.zeros(len(rows))
     here = gathers[i] & ~gathers_while_filling(parts, rows)
-    gather = np.where(here, comm.gather_layer[i], 0.0)
+    gather = np.where(here & (rows.layers > 0), comm.gather_layer[i], 0.0)
     root = np.where(here, _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
     return Pass(
         layers=rows.layers,
@@ -255,6 +276,7 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
         root_replicate_s=zero,
         carried_reduce_s=zero,
         carried_replicate_s=zero,
+        kappa=parts.kappa[i],
         shares_wire=parts.shares_wire[i],
         waits_at_end=np.ones(len(rows), dtype=np.bool_),
     )
@@ -279,7 +301,7 @@ def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str
     out, back = parts.copies(parts.traffic.layer.moved)
     again_s, again_kernels = _recomputed(parts)
     cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
-    local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s)
+    local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s, host_s=0.0 * cost_s)
     if what != "weight":
         cost_s = cost_s + c.layer_backward_input.time_s + again_s + np.where(parts.modes.reshards, out, 0.0)
         kernels = kernels + c.layer_backward_input.kernels + again_kernels
@@ -296,9 +318,10 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
     """
     c, comm, local, i = parts.compute, parts.comm, parts.local, rows.plan
     zero, sends = np.zeros(len(rows)), reduces[i]
+    layers = rows.layers > 0
     whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
     # DDP's all-reduce needs no scatter before it, and one that shares the wire waits its turn: both are queued
-    reduce = np.where(sends, (comm.reduce_layer + _queued(parts, comm.replicate_layer))[i], 0.0)
+    reduce = np.where(sends & layers, (comm.reduce_layer + _queued(parts, comm.replicate_layer))[i], 0.0)
     root_reduce = _root(
         rows,
         comm.reduce_embedding + _queued(parts, comm.replicate_embedding),
@@ -317,16 +340,17 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
         layer=_backward_layer(parts, rows, reduces, what),
         tail=_end_segment(parts, c.embedding_backward, local.embedding_backward, rows, rows.embedding & whole),
         root_gather_s=zero,
-        gather_s=np.where(parts.modes.reshards[i] & whole, comm.gather_layer[i], 0.0),
+        gather_s=np.where(parts.modes.reshards[i] & layers & whole, comm.gather_layer[i], 0.0),
         # layers are alike, so gathering more than one ahead changes memory, not time
         ahead=np.minimum(parts.table.prefetch[i], 1),
         reduce_s=reduce,
         reduce_limit_s=limit,
         root_reduce_s=np.where(sends, root_reduce, 0.0),
-        replicate_s=np.where(beside, comm.replicate_layer[i], 0.0),
+        replicate_s=np.where(beside & layers, comm.replicate_layer[i], 0.0),
         root_replicate_s=np.where(beside, root_replicate, 0.0),
         carried_reduce_s=zero,
         carried_replicate_s=zero,
+        kappa=parts.kappa[i],
         shares_wire=parts.shares_wire[i],
         # resharding plans reduce in every microbatch and hand nothing on
         waits_at_end=~rows.early | parts.modes.reshards[i],

@@ -90,7 +90,7 @@ def record_action(parts: StepParts, a: Actions, action: str, row: int) -> Record
     """Walk one action with a recorder."""
     phases: list[Phase] = []
     one = a.passes[action].rows(np.array([row]))
-    run_passes(one, parts.profile.compute_slowdown_frac, parts.profile.comm_slowdown, phases.append, fold=False)
+    run_passes(one, parts.profile.comm_slowdown, phases.append, fold=False)
     queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(Recorded) if f.name.endswith("_s")}
     return Recorded(phases=tuple(phases), layers=int(one.layers[0]), **queues)
 
@@ -325,7 +325,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     times = pipeline_times(parts, a, np.array([0]))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, ends)
-    layout = layout_of(a.layers, p, v)
+    layout = layout_of(a.layers, p, v, a.head_layers)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
     wait = float(transfers(parts)[0])

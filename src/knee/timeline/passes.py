@@ -63,6 +63,8 @@ class Pass:
     carried_reduce_s: Floats
     """Reductions left over from the chunk before, already queued when this pass starts."""
     carried_replicate_s: Floats
+    kappa: Floats
+    """How much slower compute runs beside communication."""
     shares_wire: Bools
     """Local communication and the queue cross the same network, so one waits for the other."""
     waits_at_end: Bools

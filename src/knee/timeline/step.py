@@ -37,9 +37,9 @@ class Layout:
 
 
 @cache
-def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
+def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layout:
     """Sort the chunks of a pipeline into kinds."""
-    dealt = chunk_layers(layers, ranks * virtual)
+    dealt = chunk_layers(layers, ranks * virtual, head_layers)
     full = max(dealt)
     kinds = []
     for chunk, count in enumerate(dealt):
@@ -50,7 +50,8 @@ def layout_of(layers: int, ranks: int, virtual: int) -> Layout:
         elif chunk == len(dealt) - 1:
             name = "last" if virtual == 1 else "last_early"
         else:
-            name = ("middle" if count == full else "short") + ("_early" if chunk >= ranks else "")
+            name = "middle" if count == full else "short" if count else "empty"
+            name += "_early" if chunk >= ranks else ""
         kinds.append(CHUNKS.index(name))
     return Layout(
         kinds=tuple(kinds),
@@ -65,6 +66,8 @@ class Actions:
 
     layers: int
     """Of the model."""
+    head_layers: float
+    """What the output projection counts as where layers are dealt."""
     rows: ChunkRows
     row_of: Ints
     """Row of (kind, plan), or -1."""
@@ -76,7 +79,7 @@ class Actions:
     sums: dict[str, Sums]
 
 
-def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
+def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[ChunkRows, Ints]:
     """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
     n = len(table)
     row_of = np.full((len(CHUNKS), n), -1)
@@ -84,7 +87,7 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
     count = np.zeros((len(CHUNKS), n))
     for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
         plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
-        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]))
+        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
             count[kind, plans] = number
@@ -92,7 +95,7 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
     row_of[kinds, plan] = np.arange(len(kinds))
     name = np.array(CHUNKS)[kinds]
     early = np.char.endswith(name, "_early")
-    ends_rank = (name == "first") | (name == "middle") | (name == "short")
+    ends_rank = np.isin(name, ("first", "middle", "short", "empty"))
     rows = ChunkRows(
         plan=plan,
         layers=layer_count[kinds, plan],
@@ -105,10 +108,10 @@ def chunk_rows(layers: int, table: PlanTable) -> tuple[ChunkRows, Ints]:
     return rows, row_of
 
 
-def run_actions(parts: StepParts, layers: int) -> Actions:
+def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
     table, modes = parts.table, parts.modes
-    rows, row_of = chunk_rows(layers, table)
+    rows, row_of = chunk_rows(layers, head_layers, table)
     overlaps = modes.zero1 & parts.profile.gather_overlap
     every = np.ones(len(table), dtype=np.bool_)
     never = ~every
@@ -129,6 +132,7 @@ def run_actions(parts: StepParts, layers: int) -> Actions:
         parts,
         Actions(
             layers=layers,
+            head_layers=head_layers,
             rows=rows,
             row_of=row_of,
             ranks=table.pp,
@@ -155,31 +159,31 @@ def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
 
 def _walk(parts: StepParts, a: Actions) -> Actions:
     """Run each pass: with a queue layer by layer, without one in closed form."""
-    kappa, gamma = parts.profile.compute_slowdown_frac, parts.profile.comm_slowdown
+    gamma = parts.profile.comm_slowdown
     reshards = parts.modes.reshards[a.rows.plan]
     passes = dict(a.passes)
-    sums: dict[str, Sums] = {"F_first": run(passes["F_first"], kappa, gamma)}
+    sums: dict[str, Sums] = {"F_first": run(passes["F_first"], gamma)}
     for name in ("B_last", "W_last"):
         if name in passes:
-            passes[name] = _carry(passes[name], a, kappa, gamma)
-            sums[name] = run(passes[name], kappa, gamma)
+            passes[name] = _carry(passes[name], a, gamma)
+            sums[name] = run(passes[name], gamma)
     # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
     for name, like in (("F", "F_first"), ("B", "B_last")):
-        plain = run_repeated(passes[name], kappa, gamma)
+        plain = run_repeated(passes[name], gamma)
         sums[name] = Sums(
             **{name: np.where(reshards, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
         )
     if "W" in passes:
-        sums["W"] = run_repeated(passes["W"], kappa, gamma)
+        sums["W"] = run_repeated(passes["W"], gamma)
     return replace(a, passes=passes, sums=sums)
 
 
-def _carry(p: Pass, a: Actions, kappa: float, gamma: float) -> Pass:
+def _carry(p: Pass, a: Actions, gamma: float) -> Pass:
     """Hand what early chunks leave in the queue to the chunks that end their ranks' work, evenly over the ranks."""
     if not a.rows.early.any():
         return p
     early = np.flatnonzero(a.rows.early)
-    left = run_passes(p.rows(early), kappa, gamma)
+    left = run_passes(p.rows(early), gamma)
     plans = a.rows.plan[early]
 
     def per_rank(seconds: Floats) -> Floats:
@@ -356,7 +360,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     """Durations of every rank, chunk and kind of action."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
-    layout = layout_of(a.layers, p, v)
+    layout = layout_of(a.layers, p, v, a.head_layers)
     split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
     wait = transfers(parts)[plans]
     durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))

@@ -55,7 +55,7 @@ class _Walk:
     """The state of all passes between two segments."""
 
     sums: Sums
-    kappa: float
+    kappa: Floats
     gamma: float
     lead_s: Floats
     """Gather work done beyond what the next layer needs."""
@@ -71,7 +71,7 @@ class _Walk:
         sums = Sums(**{name: getattr(self.sums, name)[:n] for name in SUM_NAMES})
         return _Walk(
             sums=sums,
-            kappa=self.kappa,
+            kappa=self.kappa[:n],
             gamma=self.gamma,
             lead_s=self.lead_s[:n],
             reduces_s=self.reduces_s[:n],
@@ -91,8 +91,8 @@ class _Walk:
     def reorder(self, order: Ints) -> None:
         """Permute the passes."""
         self.sums = Sums(**{name: getattr(self.sums, name)[order] for name in SUM_NAMES})
-        self.lead_s, self.reduces_s, self.replicas_s = (
-            x[order] for x in (self.lead_s, self.reduces_s, self.replicas_s)
+        self.kappa, self.lead_s, self.reduces_s, self.replicas_s = (
+            x[order] for x in (self.kappa, self.lead_s, self.reduces_s, self.replicas_s)
         )
 
     def progress(self, span_s: Floats, window_s: Floats) -> tuple[Floats, Floats, Floats]:
@@ -190,7 +190,7 @@ class _Walk:
         )
 
 
-def run(p: Pass, kappa: float, gamma: float) -> Sums:
+def run(p: Pass, gamma: float) -> Sums:
     """All passes, each in the quickest way that is exact: those without a queue need no walk."""
     queued = np.flatnonzero(
         p.root_gather_s
@@ -203,9 +203,9 @@ def run(p: Pass, kappa: float, gamma: float) -> Sums:
         + p.carried_replicate_s
     )
     if len(queued) == len(p.layers):
-        return run_passes(p, kappa, gamma)
-    sums = run_repeated(p, kappa, gamma)
-    walked = run_passes(p.rows(queued), kappa, gamma)
+        return run_passes(p, gamma)
+    sums = run_repeated(p, gamma)
+    walked = run_passes(p.rows(queued), gamma)
     for name in SUM_NAMES:
         getattr(sums, name)[queued] = getattr(walked, name)
     return sums
@@ -215,7 +215,7 @@ EXPLICIT_LAYERS = 3
 """Layers walked before asking whether the rest repeats: the third must equal the second."""
 
 
-def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = None, *, fold: bool = True) -> Sums:
+def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: bool = True) -> Sums:
     """Walk all passes, layer by layer.
 
     Layers are alike, so a pass soon repeats itself; those that do are folded: the layers between the first few and the
@@ -227,7 +227,7 @@ def run_passes(p: Pass, kappa: float, gamma: float, record: Recorder | None = No
     q = p.rows(order)
     walk = _Walk(
         sums=Sums.zeros(size),
-        kappa=kappa,
+        kappa=q.kappa,
         gamma=gamma,
         lead_s=-q.root_gather_s,
         reduces_s=q.carried_reduce_s.copy(),
@@ -290,12 +290,12 @@ def _fold(walk: _Walk, q: Pass, history: list[Snapshot]) -> Ints:
     return left - skip
 
 
-def run_repeated(p: Pass, kappa: float, gamma: float) -> Sums:
+def run_repeated(p: Pass, gamma: float) -> Sums:
     """Passes without a queue: every layer is like the first, so one stands for all."""
     walks = [
         _Walk(
             sums=Sums.zeros(len(p.layers)),
-            kappa=kappa,
+            kappa=p.kappa,
             gamma=gamma,
             lead_s=np.zeros(len(p.layers)),
             reduces_s=np.zeros(len(p.layers)),

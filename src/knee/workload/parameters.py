@@ -55,6 +55,12 @@ def layer_tensors(model: Model) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
+def head_layers(model: Model) -> float:
+    """The output projection's products in layers' products."""
+    layer = sum(t.size for t in layer_tensors(model) if t.cols > 1)
+    return model.vocab * model.hidden / layer
+
+
 def embedding_tensors(model: Model) -> tuple[Tensor, ...]:
     """What stands before the first layer."""
     tensors = [Tensor(name="embedding", rows=model.vocab, cols=model.hidden, tp="rows")]

@@ -6,12 +6,15 @@ from functools import cache
 
 
 @cache
-def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
+def chunk_layers(layers: int, chunks: int, head_layers: float = 0.0) -> tuple[int, ...]:
     """Layers of each chunk, first to last.
 
     Chunks are filled evenly; where layers do not divide, the ends get one fewer, last and first in turn, because they
-    also carry the loss and the embedding (Llama-3 405B on 16 stages: 7, 8 x 14, 7).
+    also carry the loss and the embedding (Llama-3 405B on 16 stages: 7, 8 x 14, 7). Stacks that deal by cost count the
+    output projection as so many layers.
     """
+    if head_layers and chunks > 1:
+        return _by_cost(layers, chunks, head_layers)
     full = -(-layers // chunks)
     dealt = [full] * chunks
     ends = [i // 2 if i % 2 else chunks - 1 - i // 2 for i in range(chunks)]
@@ -20,8 +23,23 @@ def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
     return tuple(dealt)
 
 
+def _by_cost(layers: int, chunks: int, head_layers: float) -> tuple[int, ...]:
+    """Layers go to a chunk until it is past its share of the whole cost; the output projection is on the last chunk,
+    which may have no layer.
+
+    Source:  nanotron, models/base.py build_model: thresholds at equal shares of the cumulative cost
+    """
+    share = (layers + head_layers) / chunks
+    dealt, chunk = [0] * chunks, 0
+    for layer in range(1, layers + 1):
+        dealt[chunk] += 1
+        if layer > share * (chunk + 1) and chunk < chunks - 1:
+            chunk += 1
+    return tuple(dealt)
+
+
 @cache
-def stage_layers(layers: int, stages: int, virtual: int) -> tuple[int, ...]:
+def stage_layers(layers: int, stages: int, virtual: int, head_layers: float = 0.0) -> tuple[int, ...]:
     """Layers of each pipeline rank, over all its chunks (chunk v * stages + rank)."""
-    dealt = chunk_layers(layers, stages * virtual)
+    dealt = chunk_layers(layers, stages * virtual, head_layers)
     return tuple(sum(dealt[rank::stages]) for rank in range(stages))

@@ -81,14 +81,18 @@ class Traffic:
     """Activations that a rank hands to the next stage."""
 
 
-def traffic_of(model: Model, table: PlanTable, modes: Modes) -> Traffic:
-    """Messages of every plan. TP and PP shrink FSDP's bytes and, through the mesh, its group."""
+def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: bool = False) -> Traffic:
+    """Messages of every plan. TP and PP shrink FSDP's bytes and, through the mesh, its group.
+
+    Between stages every tensor-parallel rank sends what it holds: a part under sequence parallelism, or where the stack
+    ``scatters_sends``; else all of it.
+    """
     tokens = table.micro_tokens.astype(np.float64)
     ring = table.cp_method == CP_METHODS.index("ring")
     # a tensor-parallel rank keeps at least one key-value head
     kv = np.maximum(model.kv_width / table.tp, float(model.head_dim))
     kv_tokens = np.where(ring, tokens, tokens * table.cp)
-    split = np.where(table.sequence_parallel, table.tp, 1)
+    split = np.where(table.sequence_parallel | scatters_sends, table.tp, 1)
     fp32 = table.reduce_dtype == REDUCE_DTYPES.index("fp32")
     head = head_tensors(model)
     if model.tied_embeddings:

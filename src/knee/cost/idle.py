@@ -1,0 +1,108 @@
+"""Collective -> seconds on idle GPUs, as nccl-tests measures them.
+
+The rings and trees of ``cost.collectives`` on the same links, and three things that stand out on idle machines but are
+below what the in-training latencies, which were fitted without them, resolve: a gather copies its own shard, NVLS
+depends on the ranks behind the switch, and two nodes that exchange sums use both directions of their NICs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from knee.columns import Floats
+from knee.cost.collectives import Links, gather_s, ring_bandwidth, ring_turn_s, send_s
+from knee.cost.nccl_tables import Arch, constants
+from knee.cost.placement import GroupPlacement
+from knee.specs.constants import constant
+from knee.specs.hardware import Cluster
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
+OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send_receive")
+ReduceAlgorithm = Literal["ring", "tree", "nvls"]
+GENERATIONS: dict[str, Arch] = {"sm90": "hopper", "sm100": "blackwell"}
+"""GPUs whose switch adds -> NCCL's name of them."""
+NCCL = "2.30"
+"""Version whose table of NVLS efficiencies is used; the first that has one is 2.28."""
+
+
+def idle_s(cluster: Cluster, group: GroupPlacement, operation: Operation, message_bytes: Floats) -> Floats:
+    """Seconds of one collective by the algorithm that is fastest."""
+    links = Links.idle(cluster)
+    if operation == "all_reduce":
+        times = [reduce_by(links, group, message_bytes, name) for name in ("ring", "tree", "nvls")]
+        return np.minimum.reduce(times)
+    if operation == "send_receive":
+        # every rank passes its buffer to the next one; between nodes some have to cross
+        return send_s(links, group.nodes == 1, message_bytes, np.ones_like(group.nodes))
+    return gather_s(links, group, message_bytes) + _own_copy_s(links, group, message_bytes)
+
+
+def _own_copy_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """What a gather inside a node spends on the shard that it has already, or keeps.
+
+    Formula: c S / N / B
+    Where:   c = a copy in the GPU's own memory, in steps of the ring; beside a network it is hidden
+    """
+    copy = constant("idle", "own_copy_frac") * message_bytes / group.ranks / ring_bandwidth(links, group)
+    return np.where(group.nodes == 1, copy, 0.0)
+
+
+def reduce_by(links: Links, group: GroupPlacement, message_bytes: Floats, algorithm: ReduceAlgorithm) -> Floats:
+    """All-reduce by one algorithm; infinite where there is none.
+
+    Formula: ring  base + 2 turns + 2 S (N-1)/N / B
+             tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + wire; no hops inside where the switch reduces
+             nvls  base + S / rate, one node only
+    """
+    many, switch = group.nodes > 1, links.cluster.node.nvls
+    base = constant("collectives", "base_s")
+    if algorithm == "nvls":
+        alone = constant("idle", "nvls_base_s") + message_bytes / nvls_rate(links.cluster, group.ranks)
+        return np.where(many | (group.ranks < constant("idle", "nvls_ranks")) | (not switch), np.inf, alone)
+    if algorithm == "ring":
+        return base + 2.0 * ring_turn_s(links, group) + _ring_wire_s(links, group, message_bytes)
+    levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
+    inside = 0.0 if switch else 2.0 * (group.per_node - 1.0) * links.cluster.node.hop_s
+    tree = base + inside + 2.0 * levels * links.cluster.fabric.tree_level_s + _tree_wire_s(links, group, message_bytes)
+    return np.where(many, tree, np.inf)
+
+
+def _ring_wire_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    return 2.0 * message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
+
+
+def _tree_wire_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """Bytes of a tree over the slowest link.
+
+    Formula: more than two nodes: 2 S (N-1)/N / B, as a ring: a NIC carries the sum up and the result down
+             two nodes: max(S / NICs, inside); each sends its half-sum one way, and the NICs work both ways at once
+    Where:   inside = S over what NVLS reaches, or 2 S (N-1)/N over the links of the node
+    Source:  NVIDIA/nccl v2.30.7 src/graph/tuning.cc: the network counts twice for NVLS trees over two nodes;
+             NVIDIA/nccl-tests#22: bus bandwidth above the wire over two nodes
+    """
+    ring = _ring_wire_s(links, group, message_bytes)
+    node, fabric = links.cluster.node, links.cluster.fabric
+    across = message_bytes / (group.per_node * fabric.nic_bytes_per_s * fabric.nic_frac)
+    bus = 2.0 * message_bytes * (group.ranks - 1) / group.ranks
+    inside = bus / (node.link_bytes_per_s * node.link_frac)
+    if node.nvls:
+        one_node = 2.0 * (group.per_node - 1) / group.per_node * nvls_rate(links.cluster, group.per_node)
+        by_switch = bus / np.maximum(one_node * constant("idle", "nvls_two_nodes_frac"), 1.0)
+        inside = np.where(group.per_node >= constant("idle", "nvls_ranks"), by_switch, inside)
+    inside = np.where(group.per_node > 1, inside, 0.0)
+    return np.where(group.nodes == 2, np.minimum(np.maximum(across, inside), ring), ring)
+
+
+def nvls_rate(cluster: Cluster, ranks: Floats) -> Floats:
+    """Bytes of an all-reduce per second through the switch that adds and multicasts.
+
+    Formula: efficiency link / (1 + 1/N)
+    Where:   a GPU sends its buffer to be added, and the 1/N of the sum that it is the head of to be multicast
+    Source:  NVIDIA/nccl v2.30.7 src/graph/tuning.cc: efficiency .85 (Hopper), .74 (Blackwell)
+    """
+    node = cluster.node
+    arch = GENERATIONS.get(cluster.gpu.arch)
+    efficiency = constants(NCCL).nvls_efficiency_frac[arch] if arch is not None else 0.0
+    return np.asarray(efficiency * node.link_bytes_per_s * node.link_frac / (1.0 + 1.0 / np.maximum(ranks, 1.0)))
