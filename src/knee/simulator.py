@@ -220,7 +220,7 @@ def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
 def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     """Tensor-core operations (in 16-bit ones) and HBM traffic of one GPU in one step, mean over stages."""
     c, table = parts.compute, parts.table
-    full = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
+    full = table.repeats_frac
     selective = np.where(table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
     passes = model.layers * table.microbatches / table.pp
     totals = {}

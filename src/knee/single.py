@@ -10,7 +10,7 @@ from knee.record.events import Events
 from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import Results, Working, evaluate
 from knee.specs.job import Job
-from knee.specs.plan import CP_METHODS, RECOMPUTES
+from knee.specs.plan import CP_METHODS
 from knee.specs.table import table_of
 from knee.timeline.events import Tail, stage_events
 from knee.timeline.scripts import scripts_of
@@ -123,7 +123,7 @@ def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[Row]:
     tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
     size = float(w.traffic.tp_bytes[0])
     # embedding and head exchange once forward and once backward, each on one stage
-    again = 2.0 if table.recompute[0] == RECOMPUTES.index("full") else 1.0
+    again = 1.0 + float(table.repeats_frac[0])
     ends = 2.0 * m / stages
     gathers, scatters = layer_passes * (2.0 * again + 4.0) + ends, layer_passes * (2.0 * again + 2.0) + ends
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])

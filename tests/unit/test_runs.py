@@ -227,9 +227,9 @@ def test_the_rest_of_a_plan() -> None:
     plan = found.job.plan
     assert (plan.schedule, plan.virtual_stages, plan.pp, plan.dp) == ("interleaved", 2, 4, 2)
     assert (plan.sequence_parallel, plan.tp_overlap_frac, plan.precision) == (False, 0.75, "fp8")
-    assert plan.recompute == "selective"
-    assert any("recompute op taken as selective" in note for note in found.notes)
-    for word, (knees, why) in RECOMPUTE.items():
+    assert (plan.recompute, plan.recompute_frac) == ("full", 0.4)
+    assert any("recompute op taken as full of 40%" in note for note in found.notes)
+    for word, (knees, _, why) in RECOMPUTE.items():
         other = asked(recompute=word)
         assert other.job.plan.recompute == knees
         assert any(note.startswith(f"recompute {word}") for note in other.notes) is (why is not None)

@@ -55,7 +55,8 @@ def _print_question(job: Job) -> None:
     words = [plan.sharding, *degrees]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"recompute {plan.recompute}", plan.precision]
+    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
+    words += [f"recompute {plan.recompute}{share}", plan.precision]
     batch = (f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
              f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}")
     print_rows([["plan", ", ".join(words)], ["batch", batch]])

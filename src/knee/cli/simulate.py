@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
-        "recompute", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method", "sequence_parallel",
-        "tp_overlap", "placement")
+        "recompute", "recompute_frac", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method",
+        "sequence_parallel", "tp_overlap", "placement")
 
 TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
@@ -61,6 +61,8 @@ def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[...
         help="Sequences per microbatch and data-parallel rank; if left out all of a rank's at once, 1 with a pipeline.")
 @option("--recompute", section="Plan", type=Word(RECOMPUTES), help="Activations recomputed in backward; none if "
         "left out.")
+@option("--recompute-frac", section="Plan", type=float, metavar="FRAC", help="Share of the forward that full "
+        "recomputation runs again, as with every second block checkpointed (0.5); all of it if left out.")
 @option("--precision", section="Plan", type=Word(PRECISIONS), help="Type of the matrix products; bf16 if left out.")
 @option("--prefetch", section="Plan", type=int, metavar="N", help="Layers gathered ahead; 1 if left out.")
 @option("--reduce-dtype", section="Plan", type=Word(REDUCE_DTYPES), help="Type in which gradients are reduced; fp32 "

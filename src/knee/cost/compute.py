@@ -68,7 +68,8 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     """Seconds of a causal attention kernel.
 
     Formula: flop / (peak16 * frac * narrow) * (1 + half_seq_len/seq) * (1 + half_rows/rows)
-    Where:   narrow = head64_frac^log2(128/head_dim), at most 1, less where 8 does not divide head_dim; rows are the queries of all heads and sequences
+    Where:   narrow = head64_frac^log2(128/head_dim), at most 1, times unaligned_frac where 8 does not divide
+             head_dim; rows are the queries of all heads and sequences
     Source:  rates per kernel and GPU in the catalogue; the form from an H200's readings (data/h200)
     Valid:   head sizes 64 and 128; others by the same power
     """

@@ -35,16 +35,16 @@ GPUS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
 """A file's key of a GPU -> the catalogue cluster that has it, and what is different."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 """A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""
-RECOMPUTE: dict[str, tuple[Recompute, str | None]] = {
-    "none": ("none", None),
-    "selective": ("selective", None),
-    "full": ("full", None),
-    "unknown": ("none", "the source does not say"),
-    "op": ("selective", "per-operator checkpoints keep the products and run the rest again"),
-    "blocks": ("full", "some blocks whole: the others' memory and time are less"),
-    "mlp": ("none", "little is run again"),
+RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
+    "none": ("none", 1.0, None),
+    "selective": ("selective", 1.0, None),
+    "full": ("full", 1.0, None),
+    "unknown": ("none", 1.0, "the source does not say"),
+    "op": ("full", 0.4, "per-operator checkpoints keep every second product and run the rest again"),
+    "blocks": ("full", 0.5, "every second block, as nothing else is said"),
+    "mlp": ("full", 0.55, "the products into the MLP are run again, half of a layer's forward and a little more"),
 }
-"""A file's word -> knee's nearest, and why where it is not the same."""
+"""A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
 DEFAULT_VOCAB = 32_000
 MOST_STAGES = 256
 """Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
@@ -79,7 +79,7 @@ def job_of(setting: Setting) -> RunJob:
         "virtual_stages": setting.virtual_pp,
         "schedule": "interleaved" if setting.virtual_pp > 1 else "1f1b",
         "sequence_parallel": setting.sequence_parallel,
-        "recompute": _recompute(setting, notes),
+        **_recompute(setting, notes),
         "precision": _precision(setting),
         "cp_method": stack.cp_method,
         "reduce_dtype": "fp32" if setting.precision == "fp16" else stack.reduce_dtype,
@@ -164,13 +164,14 @@ def _model(setting: Setting, notes: list[str]) -> Model:
     )
 
 
-def _recompute(setting: Setting, notes: list[str]) -> Recompute:
+def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
     if setting.recompute not in RECOMPUTE:
         raise SpecError(f"recompute is {setting.recompute!r}; it must be one of {', '.join(RECOMPUTE)}")
-    word, why = RECOMPUTE[setting.recompute]
+    word, share, why = RECOMPUTE[setting.recompute]
     if why is not None:
-        notes.append(f"recompute {setting.recompute} taken as {word}: {why}")
-    return word
+        part = "" if share == 1 else f" of {share:.0%}"
+        notes.append(f"recompute {setting.recompute} taken as {word}{part}: {why}")
+    return {"recompute": word, "recompute_frac": share}
 
 
 def _precision(setting: Setting) -> str:

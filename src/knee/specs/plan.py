@@ -51,6 +51,8 @@ class Plan:
     micro_batch: int = 1
     """Sequences per microbatch and data-parallel rank."""
     recompute: Recompute = "none"
+    recompute_frac: float = 1.0
+    """Of full recomputation: share of the forward work that is run again, as with every second block checkpointed."""
     precision: Precision = "bf16"
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
@@ -71,6 +73,14 @@ class Plan:
             raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
             raise SpecError(f"plan.tp_overlap_frac is {self.tp_overlap_frac}; it must be between 0 and 1")
+        if not 0 < self.recompute_frac <= 1:
+            raise SpecError(f"plan.recompute_frac is {self.recompute_frac}; it must be above 0 and at most 1")
+        if self.recompute_frac < 1 and self.recompute != "full":
+            raise SpecError(
+                f"recompute_frac {self.recompute_frac:g} is a share of full recomputation, but recompute is "
+                f"{self.recompute}",
+                hint="add --recompute full",
+            )
         if sorted(self.placement) != sorted(AXES):
             raise SpecError(
                 f"plan.placement {'-'.join(self.placement)} must name each axis once",

@@ -67,7 +67,7 @@ class Profile:
     deals_by_cost: bool = False
     """Pipeline stages get layers by cost, the output projection counted, not by number."""
     scatters_sends: bool = False
-    """Pipeline sends are cut over the tensor-parallel group without sequence parallelism too, and gathered in the node."""
+    """Pipeline sends are cut over the tensor-parallel group without sequence parallelism too, and gathered after."""
     ddp_bucket_bytes: float = 25 * 2.0**20
     """Gradient bucket of DDP."""
     pat: bool = False

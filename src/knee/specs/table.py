@@ -50,6 +50,7 @@ class PlanTable:
     reduce_dtype: Ints
     state_dtype: Ints
     sequence_parallel: Bools
+    recompute_frac: Floats
     tp_overlap_frac: Floats
     """NaN where the profile decides."""
     placement: tuple[str, ...] = AXES
@@ -78,6 +79,11 @@ class PlanTable:
         """Tokens of one microbatch on one context-parallel rank."""
         return self.micro_batch * self.seq_len // self.cp
 
+    @property
+    def repeats_frac(self) -> Floats:
+        """Share of the forward that full recomputation runs again; 0 for plans without it."""
+        return np.where(self.recompute == RECOMPUTES.index("full"), self.recompute_frac, 0.0)
+
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""
         columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"}
@@ -100,6 +106,7 @@ class PlanTable:
             cp_method=CP_METHODS[self.cp_method[row]],
             micro_batch=int(self.micro_batch[row]),
             recompute=RECOMPUTES[self.recompute[row]],
+            recompute_frac=float(self.recompute_frac[row]),
             precision=PRECISIONS[self.precision[row]],
             prefetch=int(self.prefetch[row]),
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
@@ -143,6 +150,7 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
+        recompute_frac=np.array([p.recompute_frac for p in plans], dtype=np.float64),
         tp_overlap_frac=np.array(
             [np.nan if p.tp_overlap_frac is None else p.tp_overlap_frac for p in plans], dtype=np.float64
         ),

@@ -21,8 +21,20 @@ from knee.timeline.passes import Pass, Segment
 from knee.workload.operations import Stream
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
-CHUNKS = ("only", "first", "middle", "short", "middle_early", "short_early", "last", "last_early", "empty", "empty_early")
-"""Kinds of chunks: short ones lack a layer, empty ones have none; early ones end their backward before the rank's last chunk does."""
+CHUNKS = (
+    "only",
+    "first",
+    "middle",
+    "short",
+    "middle_early",
+    "short_early",
+    "last",
+    "last_early",
+    "empty",
+    "empty_early",
+)
+"""Kinds of chunks: short ones lack a layer, empty ones have none; early ones end their backward before the rank's last
+chunk does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +100,6 @@ def local_comms(
 
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
-    again = np.where(table.recompute == RECOMPUTES.index("full"), 1.0, 0.0)
     repeat = tp(4, 2).plus(forward_cp)
     # what sequence parallelism kept cut is gathered once more for the weight gradients
     backward = tp(6, 2).plus(backward_cp)
@@ -96,7 +107,7 @@ def local_comms(
         embedding_forward=tp(1, 1),
         embedding_backward=tp(1, 0),
         layer_forward=tp(4, 2).plus(forward_cp),
-        layer_backward=backward.plus(repeat.times(again)),
+        layer_backward=backward.plus(repeat.times(table.repeats_frac)),
         head_forward=tp(1, 0).plus(loss),
         head_backward=tp(1, 1),
     )
@@ -284,15 +295,10 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
 
 def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     """Forward work that backward does again: seconds and kernels per layer."""
-    c, recompute = parts.compute, parts.table.recompute
-    full, selective = RECOMPUTES.index("full"), RECOMPUTES.index("selective")
-    seconds = np.select(
-        [recompute == full, recompute == selective], [c.layer_forward.time_s, c.attention_forward_s], 0.0
-    )
-    kernels = np.select(
-        [recompute == full, recompute == selective], [c.layer_forward.kernels, np.ones(len(recompute))], 0.0
-    )
-    return seconds, kernels
+    c, full = parts.compute, parts.table.repeats_frac
+    selective = np.where(parts.table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
+    seconds = full * c.layer_forward.time_s + selective * c.attention_forward_s
+    return seconds, full * c.layer_forward.kernels + selective
 
 
 def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str) -> Segment:

@@ -46,11 +46,11 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
     weight = op.layer_backward_weight(model, s, kinds)
-    full = bool(one.recompute[0] == RECOMPUTES.index("full"))
-    selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
-    again = forward if full else [o for o in forward if isinstance(o, op.Attention)] if selective else []
     split = bool(is_zero_bubble(one)[0])
-    layer = {"F": forward, "B": [*again, *back] if split else [*again, *back, *weight], "W": weight}[action[0]]
+    layer = {"F": forward, "B": back if split else [*back, *weight], "W": weight}[action[0]]
+    selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
+    again = [o for o in forward if not selective or isinstance(o, op.Attention)] if action[0] == "B" else []
+    share = 1.0 if selective else float(one.repeats_frac[0])
     ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds))
     if action[0] != "F":
         ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
@@ -62,8 +62,13 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action == "B_last" else [])
 
+    def seconds_of(o: op.Operation, rate: Floats) -> float:
+        return float(operation_s(cluster.gpu, parts.profile, rate, o)[0])
+
+    extra = [(o.name, share * seconds_of(o, peak)) for o in again] + extra
+
     def named(ops: Sequence[op.Operation], rate: Floats, more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
-        seconds = [(o.name, float(operation_s(cluster.gpu, parts.profile, rate, o)[0])) for o in ops] + list(more)
+        seconds = [(o.name, seconds_of(o, rate)) for o in ops] + list(more)
         total = sum(t for _, t in seconds) or 1.0
         return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
 
@@ -75,7 +80,7 @@ def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Ti
     """A layer's part of the transfer that hides beside the chunk."""
     stages = int(parts.table.pp[0])
     pair = neighbours(parts, stage, (stage - 1 if forward else stage + 1) % stages)
-    share = parts.profile.p2p_overlap_frac / layers
+    share = parts.profile.p2p_overlap_frac / max(layers, 1)
     size = float(parts.traffic.pp_bytes[0]) * share
     message = Message(collective="send_recv", group=pair, message_bytes=size, dtype="bf16")
     return [(message, float(parts.comm.pp_send[0]) * share)]
@@ -106,8 +111,8 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
             "layer": _normal([*exchange(2, 2, 2), *kv, *send]),
             "tail": _normal([*exchange(1, 0, 0), *loss]),
         }
-    again = table.recompute[0] == RECOMPUTES.index("full")
-    repeated = [*exchange(2, 2, 2), *_keys_and_values(parts, stage, True)] if again else []
+    share = float(table.repeats_frac[0])
+    repeated = [(m, share * s) for m, s in (*exchange(2, 2, 2), *_keys_and_values(parts, stage, True))]
     return {
         "lead": _normal(exchange(0, 1, 1)),
         "layer": _normal([*repeated, *exchange(4, 2, 2), *kv, *send]),
