@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
+
 import numpy as np
 import pytest
 
 from knee.cost.step import shapes_of
-from knee.specs import Job
+from knee.errors import SpecError
+from knee.specs import Job, Model
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.workload.memory import MemoryColumns, _stage, _stage_memory, memory_of
 from knee.workload.stages import chunk_layers
@@ -107,12 +111,75 @@ def test_selective_recomputation_drops_the_scores_of_unfused_attention() -> None
 
 
 def test_tensor_parallelism_divides() -> None:
-    one, eight = memory(job()), memory(job(tp=8))
+    again = replace(EAGER, keeps_gathered=False)
+    one, eight = memory(job(profile=again)), memory(job(tp=8, profile=again))
     assert eight.activations_bytes[0] == pytest.approx(one.activations_bytes[0] / 8)
     assert eight.logits_bytes[0] == pytest.approx(one.logits_bytes[0] / 8)
-    replicated = memory(job(tp=8, sequence_parallel=False))
+    replicated = memory(job(tp=8, sequence_parallel=False, profile=again))
     norms = 32 * 2 * 8 * 4096 * TOKENS
     assert replicated.activations_bytes[0] - eight.activations_bytes[0] == pytest.approx(norms * 7 / 8)
+
+
+def test_gathered_inputs_that_are_kept_are_whole_on_every_rank() -> None:
+    """Two inputs of products a layer, of which a rank has an eighth anyway."""
+    again, kept = (memory(job(tp=8, profile=replace(EAGER, keeps_gathered=keeps))) for keeps in (False, True))
+    assert kept.activations_bytes[0] - again.activations_bytes[0] == pytest.approx(32 * 2 * 2 * 4096 * TOKENS * 7 / 8)
+    alone = memory(job(profile=replace(EAGER, keeps_gathered=True)))
+    assert alone.activations_bytes[0] == pytest.approx(32 * SAVED)  # nothing is gathered
+
+
+def test_nanotrons_layer_and_loss() -> None:
+    """Fused norms of 4 bytes, attention of 8 and the packed queries and keys of 4, four MLP tensors of 2."""
+    m = memory(job(profile=load_profile("nanotron").spec))
+    check(m, activations=32 * (2 * 4 * 4096 + 12 * 4096 + 8 * 11008) * TOKENS, logits=12 * TOKENS * 32000)
+
+
+def test_stages_by_cost_leave_fewer_layers_to_the_last() -> None:
+    """131,072 words cost 4 of 16 layers: the first of two stages has 11 of them, and two microbatches in flight."""
+    model = replace(LLAMA_7B, layers=16, hidden=2048, ffn=8192, vocab=131_072)
+    by_cost = replace(EAGER, deals_by_cost=True)
+    one, other = (memory(job(model=model, pp=2, microbatches=8, recompute="full", profile=p)) for p in (EAGER, by_cost))
+    held = 2 * chunk_layers(16, 2, 4.0)[0] * 2 * 2048 * TOKENS
+    work = layer_of(model)
+    assert other.activations_bytes[0] == pytest.approx(held + work)
+    assert one.activations_bytes[0] < other.activations_bytes[0]
+
+
+def layer_of(model: Model) -> float:
+    """What a layer keeps in eager without recomputation."""
+    return (2 * 8 * model.hidden + 8 * model.hidden + 8 * model.ffn) * TOKENS
+
+
+def test_a_share_of_full_recomputation_keeps_the_other_layers_whole() -> None:
+    none, half, full = (
+        float(memory(job(dp_shard=8, **how)).activations_bytes[0])
+        for how in ({"recompute": "none"}, {"recompute": "full", "recompute_frac": 0.5}, {"recompute": "full"})
+    )
+    assert half == pytest.approx((none + full + SAVED) / 2)  # of the layer at work there is one in both
+
+
+@pytest.mark.parametrize("sharding", ["ddp", "zero1"])
+def test_fp16_gradients_stay_fp16_until_the_optimizer(sharding: str) -> None:
+    """Scaled gradients: 2 bytes whole, and 4 of the part that the optimizer works on."""
+    shards = {"dp_shard": 64} if sharding == "zero1" else {"dp_replicate": 64}
+    part = N / 64 if sharding == "zero1" else N
+    check(memory(job(sharding=sharding, precision="fp16", **shards)), gradients=2 * N, optimizer=(8 + 4) * part)
+
+
+def test_deepspeed_keeps_bf16_gradients_beside_their_fp32_sum() -> None:
+    deepspeed = replace(EAGER, keeps_half_gradients=True)
+    check(memory(job(profile=deepspeed, sharding="zero1", dp_shard=64)), gradients=6 * N)
+    check(memory(job(profile=deepspeed, sharding="zero1", dp_shard=64, precision="fp16")), gradients=2 * N)
+    check(memory(job(profile=deepspeed, sharding="zero1", dp_shard=64, reduce_dtype="bf16")), gradients=2 * N)
+    plain, sharded = (memory(job(profile=p, sharding="fsdp", dp_shard=64)) for p in (EAGER, deepspeed))
+    assert sharded.total_bytes[0] == plain.total_bytes[0]
+
+
+@pytest.mark.parametrize("field", ["logit_bytes", "rmsnorm_bytes"])
+@pytest.mark.parametrize("value", [0.0, 1.9, 21.0, -4.0])
+def test_kept_bytes_are_those_of_some_tensors(field: str, value: float) -> None:
+    with pytest.raises(SpecError, match=f"profile.{field} is {value}"):
+        replace(EAGER, **{field: value})
 
 
 def test_a_pipeline_holds_what_is_in_flight() -> None:
@@ -140,16 +207,16 @@ def test_llama_3_405b_on_16_stages_holds_8_layers_where_it_is_fullest() -> None:
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
 def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
     """The three ranks that are looked at cover the fullest one."""
-    for layers_of in ("llama2-7b", "llama3-405b"):
+    for layers_of, profile in product(("llama2-7b", "llama3-405b"), (EAGER, replace(EAGER, deals_by_cost=True))):
         for pp in (3, 4, 16):
             virtual = 2 if schedule == "interleaved" else 1
-            j = job(model=load_model(layers_of).spec, pp=pp, tp=8, dp_shard=2, sharding="zero1", schedule=schedule,
-                    virtual_stages=virtual, microbatches=2 * pp)
+            j = job(model=load_model(layers_of).spec, profile=profile, pp=pp, tp=8, dp_shard=2, sharding="zero1",
+                    schedule=schedule, virtual_stages=virtual, microbatches=2 * pp)
             plans = table(j)
             modes, shapes = Modes.of(plans), shapes_of(plans)
             traffic = traffic_of(j.model, plans, modes)
             stages = [_stage_memory(j.model, j.profile, plans, shapes, modes, traffic,
-                                    _stage(j.model, plans, np.array([rank]))) for rank in range(pp)]
+                                    _stage(j.model, j.profile, plans, np.array([rank]))) for rank in range(pp)]
             most = max(float(s.total_bytes[0]) for s in stages)
             assert float(memory(j).total_bytes[0]) == pytest.approx(most, rel=1e-12)
 

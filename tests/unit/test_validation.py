@@ -57,6 +57,17 @@ def test_a_table_predicts_what_one_job_does(tmp_path: Path) -> None:
         assert p.fits == one.fits
 
 
+@pytest.mark.parametrize(("kernel", "unread"), [("", True), ("nanotron", True), ("Megatron-DeepSpeed", False)])
+def test_a_reading_of_the_allocator_leaves_the_context_out(tmp_path: Path, kernel: str, unread: bool) -> None:
+    row = ROW | {"memory_gib": 40, "kernel": kernel, "gpu": "a100-80gb"}
+    (p,), _ = predict(read(tmp_path, row).runs)
+    job = job_of(p.run.setting).job
+    one = simulate(job)
+    assert p.memory_bytes == pytest.approx(one.memory_bytes - unread * job.profile.context_bytes, rel=1e-12)
+    assert p.fits == one.fits
+    assert (validation.UNREAD in p.notes) == unread
+
+
 def test_each_source_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, {1: 110.0, 2: 150.0, 4: 80.0})
     many = [ROW | {"source": "A", "tokens_per_s_per_gpu": 100, "layers": n} for n in range(2, 7)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import get_args
+from typing import Literal, get_args
 
 from knee.errors import SpecError
 from knee.fidelity.runs import Setting
@@ -12,6 +12,9 @@ from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.load import load_profile
 from knee.specs.plan import CpMethod, ReduceDtype
 from knee.specs.profile import Profile
+
+MemoryRead = Literal["allocator", "device"]
+"""What a stack's readings of memory count: torch's allocator, as trainers print it, or the device (nvidia-smi)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,7 @@ class Stack:
     """Fused attention kernel where it is not the profile's."""
     reduce_dtype: ReduceDtype = "fp32"
     cp_method: CpMethod = "allgather"
+    memory_read: MemoryRead = "allocator"
 
 
 STACKS = (
@@ -61,11 +65,16 @@ STACKS = (
         compiled_profile="megatron-deepspeed",
         attention="flash2",
         cp_method="ring",
+        memory_read="device",
+    ),
+    # the benchmarks reduce gradients in bf16 (NeMo-Framework-Launcher, examples/training: optim.grad_sync_dtype=bf16)
+    Stack(
+        name="NeMo", words=("nemo",), profile="nemo", compiled_profile="nemo", reduce_dtype="bf16", cp_method="ring"
     ),
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
-        words=("megatron", "nemo", "maxtext", "paxml", "transformer engine"),
+        words=("megatron", "maxtext", "paxml", "transformer engine"),
         profile="nemo",
         compiled_profile="nemo",
         cp_method="ring",

@@ -13,10 +13,13 @@ from knee.fidelity.jobs_of_runs import RunJob, job_of
 from knee.fidelity.ranking import Group, Ranking, job_key, rank_group
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import STATUSES, PublishedRun, Row, RunFile, Status
+from knee.fidelity.stacks import stack_of
 from knee.simulator import simulate_table
+from knee.specs.profile import Profile
 from knee.specs.table import table_of
 
 NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
+UNREAD = "memory read from torch's allocator: the context and NCCL's buffers beside it are not compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,7 @@ class Prediction:
     stack: str
     tokens_per_s_per_gpu: float
     memory_bytes: float
+    """Of what the run's own reading counts; all of it where nothing was read."""
     fits: bool
     notes: tuple[str, ...]
 
@@ -148,12 +152,18 @@ def _predict_table(pairs: Sequence[tuple[PublishedRun, RunJob]]) -> list[Predict
             run=run,
             stack=asked.stack,
             tokens_per_s_per_gpu=float(results.tokens_per_s_per_gpu[i]),
-            memory_bytes=float(results.memory_bytes[i]),
+            memory_bytes=float(results.memory_bytes[i]) - _unread_bytes(run, first.profile),
             fits=bool(results.fits[i]),
-            notes=asked.notes,
+            notes=(*asked.notes, *((UNREAD,) if _unread_bytes(run, first.profile) else ())),
         )
         for i, (run, asked) in enumerate(pairs)
     ]
+
+
+def _unread_bytes(run: PublishedRun, profile: Profile) -> float:
+    """What the run's reading of memory leaves out."""
+    by_allocator = run.memory_bytes is not None and stack_of(run.setting).memory_read == "allocator"
+    return profile.context_bytes if by_allocator else 0.0
 
 
 def _score(

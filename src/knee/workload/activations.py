@@ -5,42 +5,50 @@ from __future__ import annotations
 import numpy as np
 
 from knee.columns import Floats
-from knee.specs.hardware import AttentionKernel
 from knee.specs.model import Model
-from knee.specs.profile import Kernels
+from knee.specs.profile import Profile
 from knee.workload.operations import Shapes
 
 
-def layer_saved_bytes(
-    model: Model, s: Shapes, kernels: Kernels, attention: AttentionKernel, recompute: Floats
-) -> Floats:
+def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floats) -> Floats:
     """What one layer keeps of one microbatch.
 
-    Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp
+    Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp, and inputs of products that
+             stay gathered on tokens
     Where:   recompute 0 none, 1 selective (the attention core is run again), 2 full (only the layer's input is kept)
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
-    h, tokens_tp = model.hidden, s.tokens / s.tp
-    # a fused norm keeps its input and output; eager RMSNorm its fp32 input, the unscaled and the scaled output
-    norm = 2 * (8.0 if kernels == "eager" and model.norm == "rmsnorm" else 4.0) * h
+    h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved == "eager"
+    # two norms; what they put out is the input of the products behind them
+    norms = 2 * norm_bytes(model, profile) * h * s.norm_tokens
+    if profile.keeps_gathered:
+        norms = norms + 2 * 2.0 * h * (s.tokens - s.norm_tokens)
     # queries, keys, values and the attention output, which is also the input of the output projection
     attention_core = 2.0 * (model.q_width + 2 * model.kv_width) + 2.0 * model.q_width
+    if profile.packed_qkv and model.positions == "rope":
+        attention_core += 2.0 * (model.q_width + model.kv_width)
     # gate, up, activation and product in eager; fused kernels recompute the activation
-    mlp_tensors = {"swiglu": 4 if kernels == "eager" else 3, "gelu": 2, "relu2": 3 if kernels == "eager" else 2}[
-        model.mlp
-    ]
+    mlp_tensors = {"swiglu": 4 if eager else 3, "gelu": 2, "relu2": 3 if eager else 2}[model.mlp]
     mlp = 2.0 * mlp_tensors * model.ffn
     scores = np.zeros_like(s.tokens)
-    if attention == "unfused":
+    if profile.attention == "unfused":
         # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)
         scores = 5.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 / s.cp
-    kept = norm * s.norm_tokens + (attention_core + mlp) * tokens_tp
+    kept = norms + (attention_core + mlp) * tokens_tp
     layer_input = 2.0 * h * s.norm_tokens
     return np.where(recompute == 2, layer_input, kept + np.where(recompute == 1, 0.0, scores))
 
 
-def logits_bytes(model: Model, s: Shapes, kernels: Kernels) -> Floats:
+def norm_bytes(model: Model, profile: Profile) -> float:
+    """What a norm keeps of each element: a fused one its input and output in 16 bit; RMSNorm written out in eager its
+    fp32 input, the unscaled and the scaled output."""
+    if model.norm == "layernorm":
+        return 4.0
+    return profile.rmsnorm_bytes or (8.0 if profile.saved == "eager" else 4.0)
+
+
+def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
     losses keep 16-bit logits and one fp32 copy."""
-    per_logit = 4.0 + 4.0 + 2.0 if kernels == "eager" else 2.0 + 4.0
+    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved == "eager" else 2.0 + 4.0)
     return per_logit * s.tokens * model.vocab / s.tp

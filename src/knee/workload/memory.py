@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 
 from knee.columns import Floats
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
+from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, SCHEDULES
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.operations import Shapes
+from knee.workload.parameters import head_layers
 from knee.workload.stages import chunk_layers, stage_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -69,17 +70,31 @@ def in_flight(table: PlanTable, rank: NDArray[np.int64]) -> Floats:
     return np.where(p > 1, chosen, 1).astype(np.float64)
 
 
-def _stage(model: Model, table: PlanTable, rank: NDArray[np.int64]) -> _Stage:
+def _stage(model: Model, profile: Profile, table: PlanTable, rank: NDArray[np.int64]) -> _Stage:
+    head = head_layers(model) if profile.deals_by_cost else 0.0
     layers, chunk = np.empty(len(table)), np.empty(len(table))
     cuts = table.pp * 1_000_000 + table.virtual_stages * 1_000 + np.minimum(rank, 999)
     for cut in np.unique(cuts):
         rows = np.flatnonzero(cuts == cut)
         p, v, r = (int(x[rows[0]]) for x in (table.pp, table.virtual_stages, rank))
-        layers[rows] = stage_layers(model.layers, p, v)[r]
-        chunk[rows] = max(chunk_layers(model.layers, p * v)[r::p])
+        layers[rows] = stage_layers(model.layers, p, v, head)[r]
+        chunk[rows] = max(chunk_layers(model.layers, p * v, head)[r::p])
     return _Stage(
         layers=layers, chunk=chunk, in_flight=in_flight(table, rank), first=rank == 0, last=rank == table.pp - 1
     )
+
+
+def _gradient_bytes(profile: Profile, table: PlanTable, modes: Modes, t: Traffic) -> tuple[Floats, Floats]:
+    """Bytes of a gradient element: kept whole from backward to the optimizer, and copied for the optimizer's part.
+
+    Where:   bf16 is summed in the type that is reduced, and a stack may keep the 16-bit gradient beside the sum; fp16,
+             whose gradients are scaled, stays fp16 until the optimizer takes its part in fp32
+    Source:  Megatron-LM's Float16OptimizerWithFloat16Params and DeepSpeed's ZeRO-1 (fp16); DeepSpeed's BF16_Optimizer
+    """
+    fp16 = (table.precision == PRECISIONS.index("fp16")) & ~modes.gathers & (table.state_bytes > PARAMETER_BYTES)
+    beside = PARAMETER_BYTES if profile.keeps_half_gradients else 0.0
+    sums = t.reduce_bytes + np.where(~modes.gathers & (t.reduce_bytes > PARAMETER_BYTES), beside, 0.0)
+    return np.where(fp16, PARAMETER_BYTES, sums), np.where(fp16, table.state_bytes, 0.0)
 
 
 def _stage_memory(
@@ -98,15 +113,18 @@ def _stage_memory(
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
     # gradients stay whole where they are reduced once, after the last microbatch
     keeps = ~modes.gathers | (~modes.reshards & (table.microbatches > 1))
-    gradients = np.where(keeps, t.reduce_bytes * own, 0.0) + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
-    optimizer = MOMENTS * table.state_bytes * sharded
+    kept_bytes, copied_bytes = _gradient_bytes(profile, table, modes, t)
+    gradients = np.where(keeps, kept_bytes * own, 0.0) + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
+    optimizer = (MOMENTS * table.state_bytes + copied_bytes) * sharded
 
     recompute = table.recompute.astype(np.float64)
     full = table.recompute == RECOMPUTES.index("full")
-    saved = layer_saved_bytes(model, s, profile.saved, profile.attention, recompute)
-    working = np.where(full, layer_saved_bytes(model, s, profile.saved, profile.attention, 0.0 * recompute), 0.0)
+    kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
+    saved = layer_saved_bytes(model, s, profile, recompute)
+    saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
+    working = np.where(full, kept, 0.0)
     activations = stage.in_flight * stage.chunk * saved + working
-    logits = stage.last * logits_bytes(model, s, profile.saved)
+    logits = stage.last * logits_bytes(model, s, profile)
     # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment
     frees = (modes.gathers | (table.dp == 1)) & (table.microbatches == 1) & (table.pp == 1)
     gradients = np.where(frees, np.maximum(gradients - activations - logits, 0.0), gradients)
@@ -138,11 +156,11 @@ def memory_of(model: Model, profile: Profile, table: PlanTable, s: Shapes, modes
     """The fullest GPU of each plan: the first rank (embedding, most microbatches), the second (no layer short) or the
     last (logits)."""
     zero = np.zeros(len(table), dtype=np.int64)
-    best = _stage_memory(model, profile, table, s, modes, t, _stage(model, table, zero))
+    best = _stage_memory(model, profile, table, s, modes, t, _stage(model, profile, table, zero))
     if not (table.pp > 1).any():
         return best
     for rank in (np.minimum(zero + 1, table.pp - 1), table.pp - 1):
-        other = _stage_memory(model, profile, table, s, modes, t, _stage(model, table, rank))
+        other = _stage_memory(model, profile, table, s, modes, t, _stage(model, profile, table, rank))
         more = other.total_bytes > best.total_bytes
         best = MemoryColumns(
             **{f.name: np.where(more, getattr(other, f.name), getattr(best, f.name)) for f in fields(MemoryColumns)}
