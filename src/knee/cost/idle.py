@@ -1,13 +1,14 @@
 """Collective -> seconds on idle GPUs, as nccl-tests measures them.
 
-The rings and trees of ``cost.collectives`` on the same links, and three things that stand out on idle machines but are
-below what the in-training latencies, which were fitted without them, resolve: a gather copies its own shard, NVLS
-depends on the ranks behind the switch, and two nodes that exchange sums use both directions of their NICs.
+The rings and trees of ``cost.collectives`` on the same links, and four things that stand out on idle machines but that
+the in-training latencies were fitted without: a ring fills a NIC better than a tree, a gather copies its own shard,
+NVLS depends on the ranks behind the switch, and two nodes that exchange sums use both directions of their NICs.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from knee.specs.hardware import Cluster
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"]
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send_receive")
 ReduceAlgorithm = Literal["ring", "tree", "nvls"]
+REDUCE_ALGORITHMS: tuple[ReduceAlgorithm, ...] = get_args(ReduceAlgorithm)
 GENERATIONS: dict[str, Arch] = {"sm90": "hopper", "sm100": "blackwell"}
 """GPUs whose switch adds -> NCCL's name of them."""
 NCCL = "2.30"
@@ -29,14 +31,26 @@ NCCL = "2.30"
 
 def idle_s(cluster: Cluster, group: GroupPlacement, operation: Operation, message_bytes: Floats) -> Floats:
     """Seconds of one collective by the algorithm that is fastest."""
-    links = Links.idle(cluster)
     if operation == "all_reduce":
-        times = [reduce_by(links, group, message_bytes, name) for name in ("ring", "tree", "nvls")]
-        return np.minimum.reduce(times)
+        times = [reduce_by(cluster, group, message_bytes, name) for name in REDUCE_ALGORITHMS]
+        return np.asarray(np.min(times, axis=0))
     if operation == "send_receive":
         # every rank passes its buffer to the next one; between nodes some have to cross
-        return send_s(links, group.nodes == 1, message_bytes, np.ones_like(group.nodes))
+        return send_s(Links.idle(cluster), group.nodes == 1, message_bytes, np.ones_like(group.nodes))
+    links = ring_links(cluster)
     return gather_s(links, group, message_bytes) + _own_copy_s(links, group, message_bytes)
+
+
+def ring_links(cluster: Cluster) -> Links:
+    """Links as a ring finds them: all of a NIC, where the fabric's share of it is that of a tree.
+
+    Formula: NIC share of a ring = NIC share of a tree / tree_frac
+    Source:  nic_frac of InfiniBand is a fit of figure 2a, an all-reduce by trees; NVIDIA/nccl src/graph/tuning.cc
+             expects a tree to reach 0.92 of the ring's bus bandwidth
+    """
+    fabric = cluster.fabric
+    share = min(fabric.nic_frac / constants(NCCL).rules.tree_frac, 1.0)
+    return Links.idle(replace(cluster, fabric=replace(fabric, nic_frac=share)))
 
 
 def _own_copy_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
@@ -49,31 +63,32 @@ def _own_copy_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> F
     return np.where(group.nodes == 1, copy, 0.0)
 
 
-def reduce_by(links: Links, group: GroupPlacement, message_bytes: Floats, algorithm: ReduceAlgorithm) -> Floats:
+def reduce_by(cluster: Cluster, group: GroupPlacement, message_bytes: Floats, algorithm: ReduceAlgorithm) -> Floats:
     """All-reduce by one algorithm; infinite where there is none.
 
     Formula: ring  base + 2 turns + 2 S (N-1)/N / B
              tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + wire; no hops inside where the switch reduces
              nvls  base + S / rate, one node only
     """
-    many, switch = group.nodes > 1, links.cluster.node.nvls
+    many, switch = group.nodes > 1, cluster.node.nvls
     base = constant("collectives", "base_s")
     if algorithm == "nvls":
-        alone = constant("idle", "nvls_base_s") + message_bytes / nvls_rate(links.cluster, group.ranks)
+        alone = constant("idle", "nvls_base_s") + message_bytes / nvls_rate(cluster, group.ranks)
         return np.where(many | (group.ranks < constant("idle", "nvls_ranks")) | (not switch), np.inf, alone)
     if algorithm == "ring":
-        return base + 2.0 * ring_turn_s(links, group) + _ring_wire_s(links, group, message_bytes)
+        links = ring_links(cluster)
+        return base + 2.0 * ring_turn_s(links, group) + _bus_s(links, group, message_bytes)
     levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
-    inside = 0.0 if switch else 2.0 * (group.per_node - 1.0) * links.cluster.node.hop_s
-    tree = base + inside + 2.0 * levels * links.cluster.fabric.tree_level_s + _tree_wire_s(links, group, message_bytes)
+    inside = 0.0 if switch else 2.0 * (group.per_node - 1.0) * cluster.node.hop_s
+    tree = base + inside + 2.0 * levels * cluster.fabric.tree_level_s + _tree_wire_s(cluster, group, message_bytes)
     return np.where(many, tree, np.inf)
 
 
-def _ring_wire_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+def _bus_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
     return 2.0 * message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
 
 
-def _tree_wire_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+def _tree_wire_s(cluster: Cluster, group: GroupPlacement, message_bytes: Floats) -> Floats:
     """Bytes of a tree over the slowest link.
 
     Formula: more than two nodes: 2 S (N-1)/N / B, as a ring: a NIC carries the sum up and the result down
@@ -82,17 +97,16 @@ def _tree_wire_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> 
     Source:  NVIDIA/nccl v2.30.7 src/graph/tuning.cc: the network counts twice for NVLS trees over two nodes;
              NVIDIA/nccl-tests#22: bus bandwidth above the wire over two nodes
     """
-    ring = _ring_wire_s(links, group, message_bytes)
-    node, fabric = links.cluster.node, links.cluster.fabric
+    node, fabric = cluster.node, ring_links(cluster).cluster.fabric
     across = message_bytes / (group.per_node * fabric.nic_bytes_per_s * fabric.nic_frac)
     bus = 2.0 * message_bytes * (group.ranks - 1) / group.ranks
     inside = bus / (node.link_bytes_per_s * node.link_frac)
     if node.nvls:
-        one_node = 2.0 * (group.per_node - 1) / group.per_node * nvls_rate(links.cluster, group.per_node)
+        one_node = 2.0 * (group.per_node - 1) / group.per_node * nvls_rate(cluster, group.per_node)
         by_switch = bus / np.maximum(one_node * constant("idle", "nvls_two_nodes_frac"), 1.0)
         inside = np.where(group.per_node >= constant("idle", "nvls_ranks"), by_switch, inside)
-    inside = np.where(group.per_node > 1, inside, 0.0)
-    return np.where(group.nodes == 2, np.minimum(np.maximum(across, inside), ring), ring)
+    exchange = np.maximum(across, np.where(group.per_node > 1, inside, 0.0))
+    return np.where(group.nodes == 2, exchange, _bus_s(Links.idle(cluster), group, message_bytes))
 
 
 def nvls_rate(cluster: Cluster, ranks: Floats) -> Floats:

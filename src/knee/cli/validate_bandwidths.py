@@ -1,0 +1,74 @@
+"""Bandwidths of collectives in ``knee validate``: what is read, written and printed of them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from knee.cli.validate_tables import ALL, print_counts, print_errors, print_table
+
+if TYPE_CHECKING:
+    from knee.fidelity.bandwidth_errors import BandwidthValidation
+    from knee.fidelity.bandwidths import BandwidthFile
+    from knee.fidelity.residuals import Residuals
+
+LARGE = "messages of 16 MiB and more"
+
+
+def as_data(file: BandwidthFile, found: BandwidthValidation) -> dict[str, Any]:
+    """For JSON."""
+    from knee.fidelity.bandwidth_errors import LARGE_BYTES
+
+    data = asdict(replace(found, predictions={}, reasons={}))
+    del data["predictions"], data["reasons"]
+    return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": list(file.ignored)}
+
+
+def rows(file: BandwidthFile, found: BandwidthValidation) -> list[dict[str, Any]]:
+    """One record a row of the file."""
+    records = []
+    for row in file.rows:
+        p = found.predictions.get(row.line)
+        records.append({
+            "line": row.line,
+            "source": row.source,
+            "collective": row.operation,
+            "skipped": found.reasons.get(row.line),
+            "gpus": row.test and row.test.n_gpus,
+            "nodes": p and p.nodes,
+            "message_bytes": row.test and row.test.message_bytes,
+            "cluster": p and p.cluster,
+            "measured_bus_bytes_per_s": row.bus_bytes_per_s,
+            "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
+            "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
+            "error_frac": p and p.error_frac,
+        })
+    return records
+
+
+def print_bandwidths(found: BandwidthValidation) -> None:
+    """Tables on stdout."""
+    from knee.cli.table import print_heading
+
+    said = [f"{name} {r.median_frac:.1%} over {r.points:,} tests" for name, r in found.headline.items() if r]
+    if said:
+        print_heading(f"bus bandwidth, {LARGE}: median error of {'; '.join(said)}")
+    scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
+    cells = [["source", "rows", "used", "skipped", "tests"]]
+    cells += [[name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
+              for name, s in scores.items()]
+    print_table("rows (repeats are one test)", cells)
+    print_errors(f"error by source, {LARGE}", {name: s.large for name, s in scores.items()},
+                 of="source", counted="tests")
+    print_errors(f"error by operation, {LARGE}", {name: s.large for name, s in found.operations.items()},
+                 of="operation", counted="tests")
+    print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
+    print_errors("error by message size", _flat(found.sizes, ", {}"), of="operation", counted="tests")
+    print_counts("skipped", {f"{name}: {reason}": rows for name, s in found.sources.items()
+                             for reason, rows in s.skipped.items()})
+
+
+def _flat(cells: dict[str, dict[str, Residuals]], words: str) -> dict[str, Residuals | None]:
+    """Two names as one."""
+    flat = {name + words.format(key): r for name, by_key in cells.items() for key, r in by_key.items()}
+    return {name.replace(" 1 nodes", " 1 node"): r for name, r in flat.items()}

@@ -1,0 +1,105 @@
+"""Training runs in ``knee validate``: what is read, written and printed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from knee.cli.validate_tables import ALL, print_counts, print_errors, print_table
+
+if TYPE_CHECKING:
+    from knee.fidelity.runs import RunFile
+    from knee.fidelity.validation import Score, Validation
+
+
+def as_data(runs: RunFile, found: Validation) -> dict[str, Any]:
+    """For JSON."""
+    return {
+        "median_of_sources_frac": found.headline_frac,
+        "all": asdict(found.all),
+        "sources": {name: asdict(score) for name, score in found.sources.items()},
+        "assumptions": found.notes,
+        "ignored_columns": list(runs.ignored),
+    }
+
+
+def rows(runs: RunFile, found: Validation) -> list[dict[str, Any]]:
+    """One record a row of the file."""
+    records = []
+    for row in runs.rows:
+        p = found.predictions.get(row.line)
+        records.append({
+            "line": row.line,
+            "id": row.id,
+            "source": row.source,
+            "status": row.status,
+            "skipped": found.reasons.get(row.line),
+            "stack": p and p.stack,
+            "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+            "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
+            "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
+            "error_frac": p and p.error_frac,
+            "published_memory_bytes": row.memory_bytes,
+            "median_memory_bytes": p and p.run.memory_bytes,
+            "predicted_memory_bytes": p and p.memory_bytes,
+            "memory_error_frac": p and p.memory_error_frac,
+            "fits": p and p.fits,
+            "assumptions": p and "; ".join(p.notes),
+        })
+    return records
+
+
+def print_runs(found: Validation) -> None:
+    """Tables on stdout."""
+    from knee.cli.table import print_heading
+
+    scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
+    if found.headline_frac is not None and found.all.throughput is not None:
+        print_heading(f"tokens/s per GPU: error {found.headline_frac:.1%} (median over {_counted(found)} of each one's "
+                      f"median), {found.all.throughput.median_frac:.1%} over all {found.all.throughput.points:,} runs")
+    _print_used(scores)
+    for title, errors in (
+        ("error of tokens/s per GPU", {name: score.throughput for name, score in scores.items()}),
+        ("error of memory", {name: score.memory for name, score in scores.items()}),
+    ):
+        print_errors(title, errors, of="source", counted="runs")
+    _print_fitting(scores)
+    _print_ranking(scores)
+    print_counts("skipped", {f"{name}: {reason}": rows for name, score in found.sources.items()
+                              for reason, rows in score.skipped.items()})
+    print_counts("assumptions", found.notes)
+
+
+def _counted(found: Validation) -> str:
+    count = sum(score.throughput is not None for score in found.sources.values())
+    return "one source" if count == 1 else f"{count} sources"
+
+
+def _print_used(scores: Mapping[str, Score]) -> None:
+    cells = [["source", "rows", "used", "skipped", "runs"]]
+    cells += [[name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.runs:,}"]
+              for name, s in scores.items()]
+    print_table("rows (repeats are one run)", cells)
+
+
+def _print_fitting(scores: Mapping[str, Score]) -> None:
+    from knee.fidelity.runs import STATUSES
+
+    cells = [["source", *(f"{status}: {word}" for status in STATUSES for word in ("fits", "does not"))]]
+    cells += [[name, *(f"{count:,}" for f in s.fitting.values() for count in (f.fits, f.does_not))]
+              for name, s in scores.items() if s.runs]
+    print_table("runs by status: does knee expect them to fit?", cells)
+
+
+def _print_ranking(scores: Mapping[str, Score]) -> None:
+    cells = [["source", "groups", "plans", "median", "mean", "worst", "best chosen", "rank correlation"]]
+    for name, score in scores.items():
+        if (r := score.ranking) is not None:
+            order = "" if r.median_spearman is None else f"{r.median_spearman:.2f}"
+            cells.append([name, f"{r.groups:,}", f"{r.plans:,}", f"{r.median_regret_frac:.1%}",
+                          f"{r.mean_regret_frac:.1%}", f"{r.worst_regret_frac:.1%}", f"{r.best_chosen_frac:.0%}",
+                          order])
+    print_table("regret of the plan that knee ranks first", cells)
+
+

@@ -1,0 +1,45 @@
+"""What ``knee validate`` prints of either kind of file: tables of errors, and counted sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from knee.fidelity.residuals import Residuals
+
+SHOWN = 12
+"""Reasons and assumptions that are printed; JSON has all."""
+ALL = "all rows"
+
+
+def print_table(title: str, cells: Sequence[Sequence[str]]) -> None:
+    """Nothing where there is a header only."""
+    from knee.cli.table import print_heading, print_rows
+
+    if len(cells) > 1:
+        print_heading(title)
+        print_rows(cells, right=range(1, len(cells[0])))
+
+
+def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: str, counted: str) -> None:
+    """Median, p90 and bias of each; ``of`` heads the names, ``counted`` their number."""
+    cells = [[of, counted, "median", "p90", "bias"]]
+    cells += [[name, f"{r.points:,}", f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.bias_frac:+.1%}"]
+              for name, r in residuals.items() if r is not None]
+    print_table(title, cells)
+
+
+def print_counts(title: str, counts: Mapping[str, int]) -> None:
+    """The sentences that most rows have."""
+    from knee.cli.table import print_heading
+
+    if not counts:
+        return
+    print_heading(f"{title}:")
+    for sentence, rows in sorted(counts.items(), key=lambda item: -item[1])[:SHOWN]:
+        click.echo(f"  - {rows:,} row{'s' if rows > 1 else ''}: {sentence}")
+    if len(counts) > SHOWN:
+        click.echo(f"  - and {len(counts) - SHOWN:,} more; --json has all, --rows has them by row")

@@ -1,0 +1,215 @@
+"""Bandwidths of collectives that others measured: a CSV in nccl-tests' words -> what ran, and its bus bandwidth."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.resources import as_file, files
+from pathlib import Path
+from statistics import median
+from typing import get_args
+
+from knee.cost.idle import Operation, ReduceAlgorithm
+from knee.errors import InputError
+from knee.fidelity.links import bus_factor
+from knee.fidelity.tables import count, positive, read_table
+from knee.specs.catalog import did_you_mean
+
+REQUIRED = ("gpu", "n_gpus", "collective", "bytes")
+"""Columns without which a row means nothing."""
+MEASURED = ("busbw_GBps", "algbw_GBps", "time_us")
+"""Of these one is needed; the first that a row has is taken."""
+OPTIONAL = ("source", "nodes", "gpus_per_node", "node_gbit_per_s", "fabric", "algorithm", "note", "reference")
+GB = 1e9
+GBIT = 1e9 / 8
+WORDS: dict[str, Operation] = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "sendrecv": "send_receive",
+    "sendreceive": "send_receive",
+}
+"""A file's word, without its dashes and underscores -> knee's."""
+FABRICS = {"tcpxo": "a3-mega-tcpxo", "slingshot": "h100-4-slingshot", "efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
+"""A file's word for its network -> the catalogue cluster that has it."""
+BROKEN = ("misconfigured", "broken")
+"""Words of a note with which a source itself says that its system did not run as it should."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Test:
+    """What was run, in the words of the file. None: the file does not say."""
+
+    source: str
+    gpu: str
+    nodes: int | None
+    n_gpus: int
+    operation: Operation
+    message_bytes: float
+    """The whole buffer: all ranks' parts of a gather together."""
+    algorithm: ReduceAlgorithm | None
+    gpus_per_node: int | None
+    node_bytes_per_s: float | None
+    """Injection bandwidth of a node, one direction."""
+    fabric: str | None
+    """A word of ``FABRICS``, from the file's column or its note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One test and the median of what it reached."""
+
+    test: Test
+    lines: tuple[int, ...]
+    """Lines of the file that repeat it."""
+    bus_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthRow:
+    """One line of the file: its test, or why there is none."""
+
+    line: int
+    source: str
+    operation: str
+    """In knee's word, or the file's where knee has none."""
+    bus_bytes_per_s: float | None = None
+    test: Test | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthFile:
+    """A file that was read."""
+
+    rows: tuple[BandwidthRow, ...]
+    ignored: tuple[str, ...] = ()
+    """Columns that mean nothing to knee."""
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """Usable rows, repeats as one."""
+        repeats: dict[Test, list[tuple[int, float]]] = {}
+        for row in self.rows:
+            if row.test is not None and row.bus_bytes_per_s is not None:
+                repeats.setdefault(row.test, []).append((row.line, row.bus_bytes_per_s))
+        return tuple(
+            Reading(test=test, lines=tuple(line for line, _ in found), bus_bytes_per_s=median(x for _, x in found))
+            for test, found in repeats.items()
+        )
+
+
+def own_bandwidths() -> BandwidthFile:
+    """The bandwidths that knee carries: public readings with a source each, figure 2a of the paper among them."""
+    with as_file(files("knee") / "catalog" / "validation" / "collectives.csv") as path:
+        return read_bandwidths(path)
+
+
+def is_bandwidths(header: Sequence[str]) -> bool:
+    """Whether a file's header is that of bandwidths rather than of training runs."""
+    return "collective" in header or any(name in header for name in MEASURED)
+
+
+def read_bandwidths(path: Path) -> BandwidthFile:
+    """Read a file in the form of ``collectives.csv``; rows that cannot be used keep their reason."""
+    header, lines = read_table(path, REQUIRED)
+    _check_columns(path, header)
+    if not lines:
+        raise InputError(f"{path} has a header but no rows", hint="give one message size a row")
+    known = {*REQUIRED, *MEASURED, *OPTIONAL}
+    return BandwidthFile(
+        rows=tuple(_row(line, header, cells) for line, cells in lines),
+        ignored=tuple(name for name in header if name and name not in known),
+    )
+
+
+def _check_columns(path: Path, header: Sequence[str]) -> None:
+    missing = [name for name in REQUIRED if name not in header]
+    if missing:
+        close = [f"{found} for {name}" for name in missing if (found := did_you_mean(name, header))]
+        needed = f"needed are {', '.join(REQUIRED)}, and one of {', '.join(MEASURED)}"
+        raise InputError(
+            f"{path} has no column {', '.join(missing)}", hint=f"is it {', '.join(close)}?" if close else needed
+        )
+    if not any(name in header for name in MEASURED):
+        raise InputError(
+            f"{path} has nothing to compare with: no column {' or '.join(MEASURED)}", hint="add what was measured"
+        )
+
+
+def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow:
+    """One line; what is wrong with it becomes its reason."""
+    found = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
+    word = found.get("collective", "").lower()
+    operation = WORDS.get(re.sub(r"[^a-z]", "", word.removesuffix("_perf")))
+    said = BandwidthRow(
+        line=line, source=found.get("source", "") or "unnamed", operation=operation or word or "unnamed"
+    )
+    try:
+        if len(cells) != len(header):
+            raise InputError("the row has more or fewer cells than the header")
+        if operation is None:
+            raise InputError(f"{word} is not modelled" if word else "collective is empty")
+        test = _test(found, operation, said.source)
+        return replace(said, test=test, bus_bytes_per_s=_measured(found, test))
+    except InputError as error:
+        return replace(said, reason=error.message)
+
+
+def _test(found: Mapping[str, str], operation: Operation, source: str) -> Test:
+    for column in REQUIRED:
+        if not found[column]:
+            raise InputError(f"{column} is empty")
+    note = found.get("note", "").lower()
+    if any(word in note for word in BROKEN):
+        raise InputError("the source calls its system misconfigured")
+    nodes, per_node = (count(c, found[c]) if found.get(c) else None for c in ("nodes", "gpus_per_node"))
+    n_gpus = count("n_gpus", found["n_gpus"])
+    if n_gpus < 2:
+        raise InputError("one GPU alone has nothing to send")
+    if nodes is not None and nodes > n_gpus:
+        raise InputError("there are more nodes than GPUs")
+    rate = found.get("node_gbit_per_s", "")
+    return Test(
+        source=source,
+        gpu=re.sub(r"\(.*", "", found["gpu"].lower()).strip(),
+        nodes=nodes,
+        n_gpus=n_gpus,
+        operation=operation,
+        message_bytes=positive("bytes", found["bytes"]),
+        algorithm=_algorithm(found.get("algorithm", "")) if operation == "all_reduce" else None,
+        gpus_per_node=per_node,
+        node_bytes_per_s=positive("node_gbit_per_s", rate) * GBIT if rate else _rate_in(note),
+        fabric=_fabric(found.get("fabric", "") or note),
+    )
+
+
+def _algorithm(text: str) -> ReduceAlgorithm | None:
+    """What NCCL was told or seen to use; words that knee does not know leave the choice to it."""
+    word = re.sub(r"[^a-z ]", "", text.lower()).split(" ")[0]
+    if word == "nvlstree":
+        return "tree"
+    return next((name for name in get_args(ReduceAlgorithm) if name == word), None)
+
+
+def _fabric(text: str) -> str | None:
+    words = re.findall(r"[a-z]+", text.lower())
+    return next((word for word in FABRICS if word in words), None)
+
+
+def _rate_in(note: str) -> float | None:
+    """Bytes per second of a node whose note says 8x200G or 4x HDR200."""
+    found = re.search(r"\b(\d{1,2}) ?x ?(?:[ehn]dr)?(\d{2,3})(?:g|\b)", note)
+    return int(found[1]) * int(found[2]) * GBIT if found else None
+
+
+def _measured(found: Mapping[str, str], test: Test) -> float:
+    """Bus bandwidth; from the algorithm's, or from the time, where the row does not have it."""
+    factor = bus_factor(test.operation, test.n_gpus)
+    for column, bus in (("busbw_GBps", 1.0), ("algbw_GBps", factor)):
+        if found.get(column):
+            return positive(column, found[column]) * GB * bus
+    if found.get("time_us"):
+        return test.message_bytes * factor / (positive("time_us", found["time_us"]) * 1e-6)
+    raise InputError("nothing was measured")
