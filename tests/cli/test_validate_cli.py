@@ -142,3 +142,96 @@ def test_many_different_reasons_are_cut(tmp_path: Path) -> None:
     result = knee(path)
     assert "and 29 more" in result.stdout
     assert len(json.loads(knee(path, "--json").stdout)["all"]["skipped"]) == 41
+
+
+# bandwidths of collectives
+
+BANDWIDTHS = (
+    "source,gpu,nodes,n_gpus,collective,bytes,algbw_GBps,busbw_GBps,algorithm,note",
+    "A,H100-80GB,1,8,all_reduce,1073741824,,466,NVLS,",
+    "A,H100-80GB,1,8,all_reduce,1048576,,67,,",
+    "A,H100-80GB,1,8,alltoall,1073741824,,330,,",
+    "B,H100-80GB,4,32,all_gather,1073741824,,360,,8x400G InfiniBand",
+    "B,H100-80GB,2,16,all_gather,268435456,,100,,MISCONFIGURED system",
+    "B,TPU-v9,2,16,all_gather,268435456,,100,,",
+)
+
+
+@pytest.fixture
+def bandwidths(tmp_path: Path) -> Path:
+    path = tmp_path / "collectives.csv"
+    path.write_text("\n".join(BANDWIDTHS) + "\n", encoding="utf-8")
+    return path
+
+
+def test_bandwidths(bandwidths: Path) -> None:
+    result = knee(bandwidths)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == ""
+    for words in ("bus bandwidth, messages of 16 MiB and more: median error of all_reduce", "all_gather on 4 nodes",
+                  "all_reduce on 1 node ", "all_reduce, 1 to 16 MiB", "all rows", "A: alltoall is not modelled",
+                  "B: the source calls its system misconfigured", "B: no GPU 'tpu-v9' is known"):
+        assert words in result.stdout
+
+
+def test_bandwidths_as_json(bandwidths: Path) -> None:
+    data = json.loads(knee(bandwidths, "--json").stdout)
+    assert data.keys() == {"large_bytes", "headline", "all", "sources", "operations", "nodes", "sizes",
+                           "ignored_columns"}
+    assert (data["all"]["rows"], data["all"]["rows_used"], data["all"]["tests"]) == (6, 3, 3)
+    assert data["headline"]["all_gather"]["points"] == 1
+    assert data["headline"]["all_gather"]["median_frac"] < 0.1
+    assert data["operations"]["alltoall"]["errors"] is None
+    assert list(data["nodes"]["all_gather"]) == ["4"]
+
+
+def test_rows_of_bandwidths(bandwidths: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    assert knee(bandwidths, "--rows", out).exit_code == 0
+    with out.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    expected = float(rows[0]["predicted_bus_bytes_per_s"]) / 466e9 - 1
+    assert float(rows[0]["error_frac"]) == pytest.approx(expected)
+    assert rows[2]["skipped"] == "alltoall is not modelled"
+    assert rows[3]["nodes"] == "4"
+
+
+def test_bandwidths_that_cannot_be_used(bandwidths: Path) -> None:
+    assert "has no column n_gpus" in refused_once(bandwidths, "n_gpus", "ngpus")
+    bandwidths.write_text("\n".join(BANDWIDTHS).replace("gpu,", "gpu,weather,").replace("GB,", "GB,fair,"))
+    assert "ignored columns: weather" in knee(bandwidths).stderr
+    bandwidths.write_text(BANDWIDTHS[0] + "\n")
+    assert "no rows" in refused(bandwidths)
+    bandwidths.write_text("\n".join((BANDWIDTHS[0], BANDWIDTHS[3], BANDWIDTHS[6])))
+    result = knee(bandwidths)
+    assert result.exit_code == 2
+    assert "none of the 2 rows" in result.stderr
+
+
+def refused_once(path: Path, old: str, new: str) -> str:
+    path.write_text("\n".join(BANDWIDTHS).replace(old, new))
+    return refused(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["collective\n", "busbw_GBps\n1\n", "\x00collective,bytes\n",
+     'collective,gpu\n"open', "collective,collective\n1,2\n"],
+)
+def test_hostile_headers(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "h.csv"
+    path.write_text(text)
+    assert "Traceback" not in refused(path)
+
+
+def test_hostile_cells(bandwidths: Path) -> None:
+    """Anything in a cell is a reason, never a crash."""
+    cells = BANDWIDTHS[1].split(",")
+    odd = ("", "-1", "nan", "inf", "1e400", "9" * 400, "0x10", "\u0663", "=1+1", "[bold]", "1e308", "1e-300", "(", "*")
+    rows = [",".join((*cells[:i], word, *cells[i + 1:])) for i in range(len(cells)) for word in odd]
+    bandwidths.write_text("\n".join((*BANDWIDTHS, *rows)) + "\n", encoding="utf-8")
+    result = knee(bandwidths, "--json")
+    assert result.exit_code == 0, (result.stderr, result.exception)
+    assert json.loads(result.stdout)["all"]["rows"] == 6 + len(rows)
+    assert knee(bandwidths).exit_code == 0

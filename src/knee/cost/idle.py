@@ -70,11 +70,13 @@ def reduce_by(cluster: Cluster, group: GroupPlacement, message_bytes: Floats, al
              tree  base + 2 (per_node - 1) hop + 2 log2(nodes) level + wire; no hops inside where the switch reduces
              nvls  base + S / rate, one node only
     """
-    many, switch = group.nodes > 1, cluster.node.nvls
+    many, switch = group.nodes > 1, _switch_adds(cluster)
     base = constant("collectives", "base_s")
     if algorithm == "nvls":
+        if not switch:
+            return np.full(np.shape(message_bytes), np.inf)
         alone = constant("idle", "nvls_base_s") + message_bytes / nvls_rate(cluster, group.ranks)
-        return np.where(many | (group.ranks < constant("idle", "nvls_ranks")) | (not switch), np.inf, alone)
+        return np.where(many | (group.ranks < constant("idle", "nvls_ranks")), np.inf, alone)
     if algorithm == "ring":
         links = ring_links(cluster)
         return base + 2.0 * ring_turn_s(links, group) + _bus_s(links, group, message_bytes)
@@ -101,12 +103,16 @@ def _tree_wire_s(cluster: Cluster, group: GroupPlacement, message_bytes: Floats)
     across = message_bytes / (group.per_node * fabric.nic_bytes_per_s * fabric.nic_frac)
     bus = 2.0 * message_bytes * (group.ranks - 1) / group.ranks
     inside = bus / (node.link_bytes_per_s * node.link_frac)
-    if node.nvls:
+    if _switch_adds(cluster):
         one_node = 2.0 * (group.per_node - 1) / group.per_node * nvls_rate(cluster, group.per_node)
-        by_switch = bus / np.maximum(one_node * constant("idle", "nvls_two_nodes_frac"), 1.0)
+        by_switch = bus / np.maximum(one_node * constant("idle", "nvls_two_nodes_frac"), 1.0)  # one GPU has no rate
         inside = np.where(group.per_node >= constant("idle", "nvls_ranks"), by_switch, inside)
     exchange = np.maximum(across, np.where(group.per_node > 1, inside, 0.0))
     return np.where(group.nodes == 2, exchange, _bus_s(Links.idle(cluster), group, message_bytes))
+
+
+def _switch_adds(cluster: Cluster) -> bool:
+    return cluster.node.nvls and cluster.gpu.arch in GENERATIONS
 
 
 def nvls_rate(cluster: Cluster, ranks: Floats) -> Floats:
@@ -117,6 +123,5 @@ def nvls_rate(cluster: Cluster, ranks: Floats) -> Floats:
     Source:  NVIDIA/nccl v2.30.7 src/graph/tuning.cc: efficiency .85 (Hopper), .74 (Blackwell)
     """
     node = cluster.node
-    arch = GENERATIONS.get(cluster.gpu.arch)
-    efficiency = constants(NCCL).nvls_efficiency_frac[arch] if arch is not None else 0.0
+    efficiency = constants(NCCL).nvls_efficiency_frac[GENERATIONS[cluster.gpu.arch]]
     return np.asarray(efficiency * node.link_bytes_per_s * node.link_frac / (1.0 + 1.0 / np.maximum(ranks, 1.0)))

@@ -12,7 +12,7 @@ import numpy as np
 from knee.cost.idle import OPERATIONS, Operation, idle_s, reduce_by
 from knee.cost.placement import GroupPlacement
 from knee.errors import InputError
-from knee.fidelity.bandwidths import FABRICS, BandwidthFile, BandwidthRow, Reading, Test
+from knee.fidelity.bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
 from knee.fidelity.jobs_of_runs import GPUS
 from knee.fidelity.links import bus_factor
 from knee.fidelity.residuals import Residuals
@@ -90,7 +90,7 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
     predictions = {line: p for p in found for line in p.reading.lines}
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for reading, reason in refused for line in reading.lines}
-    large = [p for p in found if p.reading.test.message_bytes >= LARGE_BYTES]
+    large = [p for p in found if p.reading.setting.message_bytes >= LARGE_BYTES]
 
     def scores(name_of: Callable[[BandwidthRow], str]) -> dict[str, BandwidthScore]:
         names = dict.fromkeys(name_of(row) for row in file.rows)
@@ -115,13 +115,13 @@ def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], lis
     refused: list[tuple[Reading, str]] = []
     for reading in readings:
         try:
-            cluster = cluster_of(reading.test)
-            nodes = _nodes(reading.test, cluster)
+            cluster = cluster_of(reading.setting)
+            nodes = _nodes(reading.setting, cluster)
         except InputError as error:
             refused.append((reading, error.message))
             continue
         clusters[cluster.name] = cluster
-        key = (cluster.name, reading.test.operation, reading.test.algorithm)
+        key = (cluster.name, reading.setting.operation, reading.setting.algorithm)
         columns.setdefault(key, []).append((reading, nodes))
     found: list[BandwidthPrediction] = []
     for (name, _, _), pairs in columns.items():
@@ -136,25 +136,25 @@ def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], lis
 
 def _rates(cluster: Cluster, pairs: Sequence[tuple[Reading, int]]) -> list[float]:
     """Bus bandwidths of one operation on one cluster."""
-    tests = [reading.test for reading, _ in pairs]
-    ranks = np.array([test.n_gpus for test in tests], dtype=np.float64)
+    settings = [reading.setting for reading, _ in pairs]
+    ranks = np.array([setting.n_gpus for setting in settings], dtype=np.float64)
     nodes = np.array([n for _, n in pairs], dtype=np.float64)
-    size = np.array([test.message_bytes for test in tests])
+    size = np.array([setting.message_bytes for setting in settings])
     group = GroupPlacement(ranks=ranks, per_node=ranks / nodes, nodes=nodes, span=nodes)
-    operation, algorithm = tests[0].operation, tests[0].algorithm
+    operation, algorithm = settings[0].operation, settings[0].algorithm
     with np.errstate(all="ignore"):
         seconds = idle_s(cluster, group, operation, size)
         if algorithm is not None:
             told = reduce_by(cluster, group, size, algorithm)
             # NCCL falls back where it has no such algorithm
             seconds = np.where(np.isfinite(told), told, seconds)
-        factors = np.array([bus_factor(operation, test.n_gpus) for test in tests])
+        factors = np.array([bus_factor(operation, setting.n_gpus) for setting in settings])
         return [float(rate) for rate in size * factors / seconds]
 
 
-def cluster_of(test: Test) -> Cluster:
+def cluster_of(setting: BandwidthSetting) -> Cluster:
     """The catalogue's cluster with the row's own nodes and network."""
-    return _cluster(test.gpu, test.gpus_per_node, test.node_bytes_per_s, test.fabric)
+    return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, setting.fabric)
 
 
 @cache
@@ -183,11 +183,11 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     )
 
 
-def _nodes(test: Test, cluster: Cluster) -> int:
+def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:
     """Nodes that were used; as few as hold the GPUs where the file does not say."""
-    nodes = test.nodes or -(-test.n_gpus // cluster.node.gpus)
-    if test.n_gpus > nodes * cluster.node.gpus:
-        raise InputError(f"{test.n_gpus} GPUs do not fit {nodes} nodes of {cluster.node.gpus}")
+    nodes = setting.nodes or -(-setting.n_gpus // cluster.node.gpus)
+    if setting.n_gpus > nodes * cluster.node.gpus:
+        raise InputError(f"{setting.n_gpus} GPUs do not fit {nodes} nodes of {cluster.node.gpus}")
     return nodes
 
 
@@ -202,7 +202,7 @@ def _score(
         tests=len(found),
         skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
         errors=_residuals(found.values()),
-        large=_residuals(p for p in found.values() if p.reading.test.message_bytes >= LARGE_BYTES),
+        large=_residuals(p for p in found.values() if p.reading.setting.message_bytes >= LARGE_BYTES),
     )
 
 
@@ -227,8 +227,8 @@ def _by(
 
 
 def _operation(p: BandwidthPrediction) -> Operation:
-    return p.reading.test.operation
+    return p.reading.setting.operation
 
 
 def _band(p: BandwidthPrediction) -> tuple[int, str]:
-    return [(i, name) for i, (name, least) in enumerate(BANDS) if p.reading.test.message_bytes >= least][-1]
+    return [(i, name) for i, (name, least) in enumerate(BANDS) if p.reading.setting.message_bytes >= least][-1]

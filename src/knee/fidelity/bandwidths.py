@@ -38,7 +38,7 @@ BROKEN = ("misconfigured", "broken")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Test:
+class BandwidthSetting:
     """What was run, in the words of the file. None: the file does not say."""
 
     source: str
@@ -60,7 +60,7 @@ class Test:
 class Reading:
     """One test and the median of what it reached."""
 
-    test: Test
+    setting: BandwidthSetting
     lines: tuple[int, ...]
     """Lines of the file that repeat it."""
     bus_bytes_per_s: float
@@ -75,7 +75,7 @@ class BandwidthRow:
     operation: str
     """In knee's word, or the file's where knee has none."""
     bus_bytes_per_s: float | None = None
-    test: Test | None = None
+    setting: BandwidthSetting | None = None
     reason: str | None = None
 
 
@@ -90,13 +90,17 @@ class BandwidthFile:
     @property
     def readings(self) -> tuple[Reading, ...]:
         """Usable rows, repeats as one."""
-        repeats: dict[Test, list[tuple[int, float]]] = {}
+        repeats: dict[BandwidthSetting, list[tuple[int, float]]] = {}
         for row in self.rows:
-            if row.test is not None and row.bus_bytes_per_s is not None:
-                repeats.setdefault(row.test, []).append((row.line, row.bus_bytes_per_s))
+            if row.setting is not None and row.bus_bytes_per_s is not None:
+                repeats.setdefault(row.setting, []).append((row.line, row.bus_bytes_per_s))
         return tuple(
-            Reading(test=test, lines=tuple(line for line, _ in found), bus_bytes_per_s=median(x for _, x in found))
-            for test, found in repeats.items()
+            Reading(
+                setting=setting,
+                lines=tuple(line for line, _ in found),
+                bus_bytes_per_s=median(rate for _, rate in found),
+            )
+            for setting, found in repeats.items()
         )
 
 
@@ -151,13 +155,13 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
             raise InputError("the row has more or fewer cells than the header")
         if operation is None:
             raise InputError(f"{word} is not modelled" if word else "collective is empty")
-        test = _test(found, operation, said.source)
-        return replace(said, test=test, bus_bytes_per_s=_measured(found, test))
+        setting = _setting(found, operation, said.source)
+        return replace(said, setting=setting, bus_bytes_per_s=_measured(found, setting))
     except InputError as error:
         return replace(said, reason=error.message)
 
 
-def _test(found: Mapping[str, str], operation: Operation, source: str) -> Test:
+def _setting(found: Mapping[str, str], operation: Operation, source: str) -> BandwidthSetting:
     for column in REQUIRED:
         if not found[column]:
             raise InputError(f"{column} is empty")
@@ -171,7 +175,7 @@ def _test(found: Mapping[str, str], operation: Operation, source: str) -> Test:
     if nodes is not None and nodes > n_gpus:
         raise InputError("there are more nodes than GPUs")
     rate = found.get("node_gbit_per_s", "")
-    return Test(
+    return BandwidthSetting(
         source=source,
         gpu=re.sub(r"\(.*", "", found["gpu"].lower()).strip(),
         nodes=nodes,
@@ -204,12 +208,12 @@ def _rate_in(note: str) -> float | None:
     return int(found[1]) * int(found[2]) * GBIT if found else None
 
 
-def _measured(found: Mapping[str, str], test: Test) -> float:
+def _measured(found: Mapping[str, str], setting: BandwidthSetting) -> float:
     """Bus bandwidth; from the algorithm's, or from the time, where the row does not have it."""
-    factor = bus_factor(test.operation, test.n_gpus)
+    factor = bus_factor(setting.operation, setting.n_gpus)
     for column, bus in (("busbw_GBps", 1.0), ("algbw_GBps", factor)):
         if found.get(column):
             return positive(column, found[column]) * GB * bus
     if found.get("time_us"):
-        return test.message_bytes * factor / (positive("time_us", found["time_us"]) * 1e-6)
+        return setting.message_bytes * factor / (positive("time_us", found["time_us"]) * 1e-6)
     raise InputError("nothing was measured")
