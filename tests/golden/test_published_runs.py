@@ -26,3 +26,15 @@ def test_the_whole_file() -> None:
     assert found.headline_frac < 0.15
     assert found.all.ranking is not None
     assert found.all.ranking.median_regret_frac < 0.1
+
+
+@pytest.mark.skipif(not RUNS.exists(), reason="the gathered runs are not beside this checkout")
+def test_memory_and_what_fits() -> None:
+    found = validate(read_runs(RUNS))
+    assert found.all.memory is not None
+    assert found.all.memory.median_frac < 0.1
+    for name, score in found.sources.items():
+        assert score.memory is None or score.memory.median_frac < 0.2, name
+    ran, failed = found.all.fitting["ok"], found.all.fitting["failed"]
+    assert ran.fits >= 0.95 * (ran.fits + ran.does_not)
+    assert failed.does_not >= 0.6 * (failed.fits + failed.does_not)
