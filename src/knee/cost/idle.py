@@ -82,7 +82,10 @@ def reduce_by(cluster: Cluster, group: GroupPlacement, message_bytes: Floats, al
         return base + 2.0 * ring_turn_s(links, group) + _bus_s(links, group, message_bytes)
     levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
     inside = 0.0 if switch else 2.0 * (group.per_node - 1.0) * cluster.node.hop_s
-    tree = base + inside + 2.0 * levels * cluster.fabric.tree_level_s + _tree_wire_s(cluster, group, message_bytes)
+    # over two nodes the switch sets the pace, and its pipeline fills first; deeper ones have it in their levels
+    by_switch = (group.nodes == 2) & (group.per_node >= constant("idle", "nvls_ranks")) & switch
+    fill = np.where(by_switch, constant("idle", "nvls_base_s"), base)
+    tree = fill + inside + 2.0 * levels * cluster.fabric.tree_level_s + _tree_wire_s(cluster, group, message_bytes)
     return np.where(many, tree, np.inf)
 
 
