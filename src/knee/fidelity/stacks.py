@@ -74,11 +74,12 @@ STACKS = (
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
-        words=("megatron", "maxtext", "paxml", "transformer engine"),
-        profile="nemo",
-        compiled_profile="nemo",
+        words=("megatron", "transformer engine"),
+        profile="fused",
+        compiled_profile="fused",
         cp_method="ring",
     ),
+    Stack(name="XLA", words=("maxtext", "paxml", "jax"), profile="xla", compiled_profile="xla", reduce_dtype="bf16"),
 )
 PLAIN = Stack(name="PyTorch", words=(), profile="eager")
 """What is taken where nothing is said."""

@@ -8,15 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from knee.errors import InputError
-from knee.fidelity.jobs_of_runs import RunJob, job_of
+from knee.fidelity.cases import Ask, Refused, cases_of, predicted, unread_bytes
+from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.ranking import Group, Ranking, job_key, rank_group
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import STATUSES, PublishedRun, Row, RunFile, Status
-from knee.fidelity.stacks import stack_of
-from knee.simulator import simulate_table
-from knee.specs.profile import Profile
-from knee.specs.table import table_of
 
 NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
 UNREAD = "memory read from torch's allocator: the context and NCCL's buffers beside it are not compared"
@@ -116,54 +112,29 @@ def validate(file: RunFile) -> Validation:
     )
 
 
-def predict(runs: Iterable[PublishedRun]) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
-    """All runs at once, a table for each model, cluster and profile; those that cannot be asked with the reason."""
-    tables: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
-    refused: list[tuple[PublishedRun, str]] = []
-    for run in runs:
-        try:
-            asked = job_of(run.setting)
-        except InputError as error:
-            refused.append((run, error.message))
-            continue
-        # clusters hold a mapping, so they have no hash; equal names are the same cluster here
-        key = (asked.job.model, asked.job.cluster.name, asked.job.profile)
-        tables.setdefault(key, []).append((run, asked))
+def predict(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Prediction], list[Refused]]:
+    """All runs at once; those that cannot be asked, or have no finite answer, with the reason."""
+    cases, refused = cases_of(runs, ask)
+    answer = predicted(cases)
     found: list[Prediction] = []
-    for pairs in tables.values():
-        try:
-            predictions = _predict_table(pairs)
-        except OverflowError:
-            refused += [(run, NO_ANSWER) for run, _ in pairs]
+    pairs = [(case, run, asked) for case in cases for run, asked in zip(case.runs, case.asked, strict=True)]
+    for i, (case, run, asked) in enumerate(pairs):
+        rate, memory = float(answer.tokens_per_s_per_gpu[i]), float(answer.memory_bytes[i])
+        if not (0 < rate < np.inf and np.isfinite(memory)):
+            refused.append((run, NO_ANSWER))
             continue
-        finite = [0 < p.tokens_per_s_per_gpu < np.inf and np.isfinite(p.memory_bytes) for p in predictions]
-        found += [p for p, is_finite in zip(predictions, finite, strict=True) if is_finite]
-        refused += [(p.run, NO_ANSWER) for p, is_finite in zip(predictions, finite, strict=True) if not is_finite]
-    return found, refused
-
-
-def _predict_table(pairs: Sequence[tuple[PublishedRun, RunJob]]) -> list[Prediction]:
-    first = pairs[0][1].job
-    table = table_of([asked.job for _, asked in pairs])
-    with np.errstate(all="ignore"):
-        results = simulate_table(first.model, first.cluster, first.profile, table)
-    return [
-        Prediction(
-            run=run,
-            stack=asked.stack,
-            tokens_per_s_per_gpu=float(results.tokens_per_s_per_gpu[i]),
-            memory_bytes=float(results.memory_bytes[i]) - _unread_bytes(run, first.profile),
-            fits=bool(results.fits[i]),
-            notes=(*asked.notes, *((UNREAD,) if _unread_bytes(run, first.profile) else ())),
+        unread = (UNREAD,) if unread_bytes(run, case.job.profile) else ()
+        found.append(
+            Prediction(
+                run=run,
+                stack=asked.stack,
+                tokens_per_s_per_gpu=rate,
+                memory_bytes=memory,
+                fits=bool(answer.fits[i]),
+                notes=(*asked.notes, *unread),
+            )
         )
-        for i, (run, asked) in enumerate(pairs)
-    ]
-
-
-def _unread_bytes(run: PublishedRun, profile: Profile) -> float:
-    """What the run's reading of memory leaves out."""
-    by_allocator = run.memory_bytes is not None and stack_of(run.setting).memory_read == "allocator"
-    return profile.context_bytes if by_allocator else 0.0
+    return found, refused
 
 
 def _score(

@@ -1,0 +1,98 @@
+"""Published runs grouped into tables that the simulator answers at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.columns import Bools, Floats
+from knee.errors import InputError
+from knee.fidelity.jobs_of_runs import RunJob, job_of
+from knee.fidelity.parameters import Values, applied
+from knee.fidelity.runs import PublishedRun, Setting
+from knee.fidelity.stacks import stack_of
+from knee.simulator import simulate_table
+from knee.specs.job import Job
+from knee.specs.profile import Profile
+from knee.specs.table import PlanTable, table_of
+
+Ask = Callable[[Setting], RunJob]
+Refused = tuple[PublishedRun, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Runs of one model on one cluster under one profile."""
+
+    job: Job
+    """Of the first; the others differ in the plan."""
+    table: PlanTable
+    runs: tuple[PublishedRun, ...]
+    asked: tuple[RunJob, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Of every run, in the order of the cases. NaN where the step has no finite answer."""
+
+    tokens_per_s_per_gpu: Floats
+    memory_bytes: Floats
+    """As the run's own reading counts it."""
+    fits: Bools
+
+
+def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Case], list[Refused]]:
+    """A table for each model, cluster and profile; runs that cannot be asked, with the reason."""
+    groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
+    refused: list[Refused] = []
+    for run in runs:
+        try:
+            asked = ask(run.setting)
+        except InputError as error:
+            refused.append((run, error.message))
+            continue
+        # clusters hold a mapping, so they have no hash; equal names are the same cluster here
+        key = (asked.job.model, asked.job.cluster.name, asked.job.profile)
+        groups.setdefault(key, []).append((run, asked))
+    cases = [
+        Case(
+            job=pairs[0][1].job,
+            table=table_of([asked.job for _, asked in pairs]),
+            runs=tuple(run for run, _ in pairs),
+            asked=tuple(asked for _, asked in pairs),
+        )
+        for pairs in groups.values()
+    ]
+    return cases, refused
+
+
+def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
+    """All runs, with these values of parameters in place of the catalogue's."""
+    rates, memories, fits = ([np.zeros(0)] for _ in range(3))
+    for case in cases:
+        cluster, profile = applied(case.job.cluster, case.job.profile, values or {})
+        unread = np.array([unread_bytes(run, profile) for run in case.runs])
+        try:
+            with np.errstate(all="ignore"):
+                results = simulate_table(case.job.model, cluster, profile, case.table)
+        except OverflowError:
+            rates.append(np.full(len(case.runs), np.nan))
+            memories.append(rates[-1])
+            fits.append(np.zeros(len(case.runs)))
+            continue
+        rates.append(results.tokens_per_s_per_gpu)
+        memories.append(results.memory_bytes - unread)
+        fits.append(results.fits.astype(np.float64))
+    return Predicted(
+        tokens_per_s_per_gpu=np.concatenate(rates),
+        memory_bytes=np.concatenate(memories),
+        fits=np.concatenate(fits).astype(np.bool_),
+    )
+
+
+def unread_bytes(run: PublishedRun, profile: Profile) -> float:
+    """What the run's reading of memory leaves out."""
+    by_allocator = run.memory_bytes is not None and stack_of(run.setting).memory_read == "allocator"
+    return profile.context_bytes if by_allocator else 0.0
