@@ -25,7 +25,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> RunFile:
 def pretend(monkeypatch: pytest.MonkeyPatch, rates: dict[int, float], fits: dict[int, bool] | None = None) -> None:
     """Predictions by tp, so that scores can be worked out."""
 
-    def fake(runs: tuple[PublishedRun, ...]) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
+    def fake(runs: tuple[PublishedRun, ...], _: object) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
         return [
             Prediction(
                 run=run,

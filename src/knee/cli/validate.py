@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,17 @@ class Answer:
 
 @click.command("validate")
 @click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--profile", metavar="NAME",
+              help="Software profile of all training runs, in place of what the rows tell: a name of `knee catalog` "
+                   "or a TOML file, such as one of `knee calibrate`.")
+@click.option("--cluster", metavar="NAME",
+              help="Cluster of all training runs, in place of what the rows tell: a name of `knee catalog` or a TOML "
+                   "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 @click.option("--rows", "rows_path", metavar="OUT.csv", type=click.Path(dir_okay=False, path_type=Path),
               help="Also write published, predicted and error of each row, or why it was skipped.")
-def command(file: Path | None, as_json: bool, rows_path: Path | None) -> None:
+def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool,
+            rows_path: Path | None) -> None:
     """Predict what others measured, in a CSV FILE, and say how far off knee is.
 
     Training runs, one a row. Needed are the columns layers, hidden, heads, gpu, n_gpus, seq_len and global_batch, and
@@ -57,7 +65,10 @@ def command(file: Path | None, as_json: bool, rows_path: Path | None) -> None:
     if rows_path is not None and rows_path.resolve() == file.resolve():
         raise InputError(f"--rows would overwrite {file}, which is read", hint="name another file")
     header, _ = read_table(file, REQUIRED)
-    answer = _bandwidths(file) if is_bandwidths(header) else _runs(file)
+    if is_bandwidths(header) and (profile or cluster):
+        raise InputError(f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
+                         hint="leave them out")
+    answer = _bandwidths(file) if is_bandwidths(header) else _runs(file, profile, cluster)
     if rows_path is not None:
         _write_rows(rows_path, answer)
     if not answer.used:
@@ -72,13 +83,17 @@ def command(file: Path | None, as_json: bool, rows_path: Path | None) -> None:
         answer.show()
 
 
-def _runs(path: Path) -> Answer:
+def _runs(path: Path, profile: str | None, cluster: str | None) -> Answer:
     from knee.cli.validate_runs import as_data, print_runs, rows
+    from knee.fidelity.jobs_of_runs import job_of
     from knee.fidelity.runs import read_runs
     from knee.fidelity.validation import validate
+    from knee.specs.load import load_cluster, load_profile
 
+    ask = partial(job_of, profile=None if profile is None else load_profile(profile).spec,
+                  cluster=None if cluster is None else load_cluster(cluster).spec)
     file = read_runs(path)
-    found = validate(file)
+    found = validate(file, ask)
     return Answer(data=as_data(file, found), rows=rows(file, found), used=bool(found.predictions),
                   skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_runs(found))
 

@@ -12,7 +12,6 @@ from knee.errors import InputError
 from knee.fidelity.jobs_of_runs import RunJob, job_of
 from knee.fidelity.parameters import Values, applied
 from knee.fidelity.runs import PublishedRun, Setting
-from knee.fidelity.stacks import stack_of
 from knee.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.profile import Profile
@@ -45,27 +44,32 @@ class Predicted:
 
 def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Case], list[Refused]]:
     """A table for each model, cluster and profile; runs that cannot be asked, with the reason."""
-    groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
+    pairs: list[tuple[PublishedRun, RunJob]] = []
     refused: list[Refused] = []
     for run in runs:
         try:
-            asked = ask(run.setting)
+            pairs.append((run, ask(run.setting)))
         except InputError as error:
             refused.append((run, error.message))
-            continue
+    return grouped(pairs), refused
+
+
+def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[Case]:
+    """Runs whose jobs are known already, a table for each model, cluster and profile."""
+    groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
+    for run, asked in pairs:
         # clusters hold a mapping, so they have no hash; equal names are the same cluster here
         key = (asked.job.model, asked.job.cluster.name, asked.job.profile)
         groups.setdefault(key, []).append((run, asked))
-    cases = [
+    return [
         Case(
-            job=pairs[0][1].job,
-            table=table_of([asked.job for _, asked in pairs]),
-            runs=tuple(run for run, _ in pairs),
-            asked=tuple(asked for _, asked in pairs),
+            job=some[0][1].job,
+            table=table_of([asked.job for _, asked in some]),
+            runs=tuple(run for run, _ in some),
+            asked=tuple(asked for _, asked in some),
         )
-        for pairs in groups.values()
+        for some in groups.values()
     ]
-    return cases, refused
 
 
 def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
@@ -73,7 +77,8 @@ def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
     rates, memories, fits = ([np.zeros(0)] for _ in range(3))
     for case in cases:
         cluster, profile = applied(case.job.cluster, case.job.profile, values or {})
-        unread = np.array([unread_bytes(run, profile) for run in case.runs])
+        pairs = zip(case.runs, case.asked, strict=True)
+        unread = np.array([unread_bytes(run, asked, profile) for run, asked in pairs])
         try:
             with np.errstate(all="ignore"):
                 results = simulate_table(case.job.model, cluster, profile, case.table)
@@ -92,7 +97,7 @@ def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
     )
 
 
-def unread_bytes(run: PublishedRun, profile: Profile) -> float:
+def unread_bytes(run: PublishedRun, asked: RunJob, profile: Profile) -> float:
     """What the run's reading of memory leaves out."""
-    by_allocator = run.memory_bytes is not None and stack_of(run.setting).memory_read == "allocator"
+    by_allocator = run.memory_bytes is not None and asked.memory_read == "allocator"
     return profile.context_bytes if by_allocator else 0.0

@@ -10,13 +10,14 @@ from typing import Any, get_args
 
 from knee.errors import SpecError
 from knee.fidelity.runs import Setting
-from knee.fidelity.stacks import profile_of, stack_of
+from knee.fidelity.stacks import MemoryRead, profile_of, stack_of
 from knee.specs.catalog import did_you_mean
 from knee.specs.hardware import Cluster, Fabric
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, make_job
 from knee.specs.model import Mlp, Model
 from knee.specs.plan import PRECISIONS, SHARDINGS, Recompute
+from knee.specs.profile import Profile
 
 _A100_40 = (("gpu.hbm_bytes", "40960 MiB"), ("gpu.hbm_bytes_per_s", "1555 GB/s"))
 """NVIDIA A100 datasheet: the 40 GB board differs from the 80 GB one in its memory only."""
@@ -46,6 +47,8 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
 }
 """A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
 DEFAULT_VOCAB = 32_000
+MEMORY_FRAC = 0.05
+"""Two readings of one GPU's memory differ by less."""
 MOST_STAGES = 256
 """Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
 ASYNC_TP = 0.75
@@ -60,17 +63,20 @@ class RunJob:
     stack: str
     notes: tuple[str, ...]
     """What had to be assumed."""
+    memory_read: MemoryRead = "device"
+    """What its reading of memory counts."""
 
 
-def job_of(setting: Setting) -> RunJob:
-    """The run as knee would be asked for it; SpecError where it cannot be."""
+def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster | None = None) -> RunJob:
+    """The run as knee would be asked for it, SpecError where it cannot be; a profile or a cluster that is given stands
+    in place of what the row says."""
     if setting.pp * setting.virtual_pp > MOST_STAGES:
         raise SpecError(f"pp({setting.pp}) * virtual_pp({setting.virtual_pp}) is more than {MOST_STAGES:,} stages")
     notes: list[str] = []
     stack = stack_of(setting)
-    cluster = cluster_of(setting)
+    where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
     model = _model(setting, notes)
-    profile = profile_of(setting, stack, cluster.gpu, notes)
+    software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
         "tp": setting.tp,
         "pp": setting.pp,
@@ -84,18 +90,18 @@ def job_of(setting: Setting) -> RunJob:
         "cp_method": stack.cp_method,
         "reduce_dtype": "fp32" if setting.precision == "fp16" else stack.reduce_dtype,
         "tp_overlap_frac": ASYNC_TP if setting.async_tp else None,
-        **_data_parallel(setting, notes),
+        **_data_parallel(setting, where.node.gpus, notes),
     }
     job, filled = make_job(
         model,
-        cluster,
-        profile,
+        where,
+        software,
         gpus=setting.n_gpus,
         global_batch=setting.global_batch,
         seq_len=setting.seq_len,
         plan_options=options,
     )
-    return RunJob(job=job, stack=stack.name, notes=(*notes, *filled))
+    return RunJob(job=job, stack=stack.name, notes=(*notes, *filled), memory_read=stack.memory_read)
 
 
 def cluster_of(setting: Setting) -> Cluster:
@@ -113,16 +119,35 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
         raise SpecError(f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}"))
     name, changes = GPUS[gpu]
     base = load_cluster(name, changes).spec
+    if word is not None:
+        base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
+    return _with_nodes(base, gpu, gpus_per_node, node_bytes_per_s)
+
+
+def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None) -> Cluster:
     per_node = gpus_per_node or base.node.gpus
-    fabric = base.fabric if word is None else _of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric)
+    fabric = base.fabric
     if node_bytes_per_s is not None:
         fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
     return replace(
         base,
-        name=f"{name} ({gpu}, {per_node} a node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s a GPU)",
+        name=f"{base.name} ({gpu}, {per_node} a node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s a GPU)",
         node=replace(base.node, gpus=per_node),
         fabric=fabric,
     )
+
+
+def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Cluster:
+    """The cluster that was given, if it has the row's GPU, with the row's own nodes and injection bandwidth."""
+    if setting.gpu not in GPUS:
+        notes.append(f"gpu {setting.gpu!r} taken as the {cluster.gpu.name} of {cluster.name}")
+    else:
+        name, changes = GPUS[setting.gpu]
+        gpu = load_cluster(name, changes).spec.gpu
+        # what a probe reads of the memory is a little less than what is sold
+        if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
+            raise SpecError(f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}")
+    return _with_nodes(cluster, cluster.gpu.name, setting.gpus_per_node, setting.node_bytes_per_s)
 
 
 def _of_kind(fabric: Fabric, like: Fabric) -> Fabric:
@@ -180,7 +205,7 @@ def _precision(setting: Setting) -> str:
     return setting.precision
 
 
-def _data_parallel(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
+def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping[str, Any]:
     """Sharding and its two degrees; ``shard_group`` is the sharded one, copies fill the rest."""
     sharding = setting.sharding or "fsdp"
     if sharding not in SHARDINGS:
@@ -192,7 +217,7 @@ def _data_parallel(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
         return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
     group = setting.shard_group
     if group is None:
-        group = min(dp, cluster_of(setting).node.gpus) if sharding == "hsdp" else dp
+        group = min(dp, per_node) if sharding == "hsdp" else dp
     if dp % group:
         raise SpecError(f"shard_group {group} does not divide dp {dp}")
     copies = dp // group

@@ -94,14 +94,17 @@ def stack_of(setting: Setting) -> Stack:
     return next((stack for stack in STACKS if any(word in text for word in stack.words)), PLAIN)
 
 
-def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str]) -> Profile:
-    """The catalogue's profile with the attention kernel that ran on this GPU."""
+def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:
+    """The catalogue's profile, or the one that was given, with the attention kernel that ran on this GPU."""
     if setting.attention not in ATTENTIONS:
         raise SpecError(f"attention is {setting.attention!r}; it must be one of {', '.join(ATTENTIONS)}")
     unfused = setting.attention == "unfused"
     name = stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
-    profile = _profile(name)
-    wanted = setting.attention if setting.attention != "flash" else stack.attention or profile.attention
+    profile = given or _profile(name)
+    if given is not None and setting.compile and given.kernels == "eager":
+        raise SpecError(f"it was compiled, and the kernels of {given.name} are not")
+    said = None if setting.attention == "flash" else setting.attention
+    wanted = said or (stack.attention if given is None else None) or profile.attention
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
     if not kernels or (unfused and kernels[0] != wanted):
         raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}")

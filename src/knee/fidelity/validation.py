@@ -84,9 +84,9 @@ class Validation:
     """Line of the file -> why it was skipped."""
 
 
-def validate(file: RunFile) -> Validation:
+def validate(file: RunFile, ask: Ask = job_of) -> Validation:
     """Predict every row of a file and score it."""
-    found, refused = predict(file.runs)
+    found, refused = predict(file.runs, ask)
     predictions = {line: p for p in found for line in p.run.lines}
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for run, reason in refused for line in run.lines}
@@ -123,7 +123,7 @@ def predict(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Predi
         if not (0 < rate < np.inf and np.isfinite(memory)):
             refused.append((run, NO_ANSWER))
             continue
-        unread = (UNREAD,) if unread_bytes(run, case.job.profile) else ()
+        unread = (UNREAD,) if unread_bytes(run, asked, case.job.profile) else ()
         found.append(
             Prediction(
                 run=run,
