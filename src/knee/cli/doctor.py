@@ -63,6 +63,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "validate": ("numpy", "pydantic", "click", "rich"),
+    "calibrate": ("numpy", "pydantic", "click", "rich", "scipy"),
     "catalog": ("numpy", "pydantic", "click", "rich"),
     "probe kernels": ("numpy", "pydantic", "click", "rich", "torch", "scipy"),
     "probe collectives": ("numpy", "pydantic", "click", "rich", "torch"),

@@ -15,13 +15,13 @@ SHOWN = 12
 ALL = "all rows"
 
 
-def print_table(title: str, cells: Sequence[Sequence[str]]) -> None:
-    """Nothing where there is a header only."""
+def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int] | None = None) -> None:
+    """Nothing where there is a header only; numbers are in all columns but the first if ``right`` does not say."""
     from knee.cli.table import print_heading, print_rows
 
     if len(cells) > 1:
         print_heading(title)
-        print_rows(cells, right=range(1, len(cells[0])))
+        print_rows(cells, right=range(1, len(cells[0])) if right is None else right)
 
 
 def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: str, counted: str) -> None:

@@ -45,8 +45,8 @@ class Residuals:
         return f"{self.points} points, error median {self.median_frac:.1%}, p90 {self.p90_frac:.1%}"
 
 
-def held_back(settings: Sequence[Hashable], *, seed: int = SEED, share: float = HELD_FRAC) -> Bools:
+def held_back(settings: Sequence[Hashable], *, seed: int = SEED) -> Bools:
     """True for points whose whole setting is kept from the fit: about three in ten of the distinct ones."""
     distinct = sorted(set(settings), key=repr)
-    chosen = set(random.Random(seed).sample(distinct, round(share * len(distinct))))
+    chosen = set(random.Random(seed).sample(distinct, round(HELD_FRAC * len(distinct))))
     return np.array([setting in chosen for setting in settings], dtype=np.bool_)

@@ -8,14 +8,22 @@ from knee.record.measurement import Measurement
 from knee.record.points import StepPoint
 from knee.single import simulate
 from knee.specs.hardware import AttentionKernel, Cluster
+from knee.specs.job import Job
 from knee.specs.load import load_profile, make_job
 from knee.specs.model import Model
+from knee.specs.profile import Profile
 
 
 def simulate_step(point: StepPoint, cluster: Cluster) -> Measurement:
-    """The same step on one GPU of a cluster. The measured loop loads no data and logs nothing."""
+    """The same step on one GPU of a cluster."""
+    return simulate(job_of_step(point, cluster))
+
+
+def job_of_step(point: StepPoint, cluster: Cluster, profile: Profile | None = None) -> Job:
+    """A step as a job, under the catalogue's profile if none is given. The measured loop loads no data, logs nothing
+    and waits for nobody."""
     kernel: AttentionKernel = point.attention  # type: ignore[assignment]
-    profile = load_profile("compiled" if point.compiled else "eager").spec
+    profile = profile or load_profile("compiled" if point.compiled else "eager").spec
     model = Model(
         name=point.model,
         layers=point.layers,
@@ -35,4 +43,4 @@ def simulate_step(point: StepPoint, cluster: Cluster) -> Measurement:
         seq_len=point.seq_len,
         plan_options={"sharding": "ddp", "state_dtype": point.master, "reduce_dtype": point.master},
     )
-    return simulate(job)
+    return job

@@ -1,4 +1,5 @@
-"""A cluster as a TOML file: a base entry of the catalogue, and values laid over it, each with its source."""
+"""A cluster or a profile as a TOML file: a base entry of the catalogue, and values laid over it, each with its source.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,22 @@ class Value:
 
 def cluster_toml(base: str, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
     """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.gemm_frac``."""
-    tables: dict[str, list[str]] = {"": [f"base = {_scalar(base)}"]}
+    return _toml(base, values, comments)
+
+
+def profile_toml(base: str | None, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
+    """The file's text; keys of ``values`` are fields, such as ``launch_s``. Without a base they are all there is."""
+    return _toml(base, values, comments)
+
+
+def _toml(base: str | None, values: Mapping[str, Value], comments: tuple[str, ...]) -> str:
+    tables: dict[str, list[str]] = {"": [] if base is None else [f"base = {_scalar(base)}"]}
     for path, value in values.items():
         table, _, name = path.rpartition(".")
         line = f"{name} = {{ value = {_scalar(value.value)}, kind = {_scalar(value.kind)}"
         tables.setdefault(table, []).append(f"{line}, source = {_scalar(value.source)} }}")
-    head = [f"# {comment}" for comment in comments]
+    # what stands in a comment ends with its line
+    head = [f"# {' '.join(comment.splitlines())}" for comment in comments]
     blocks = ["\n".join([*head, *tables.pop("")])]
     blocks += ["\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
     return "\n\n".join(blocks) + "\n"

@@ -1,0 +1,134 @@
+"""A user's own files -> runs with their jobs, all of one software stack, and what could not be used."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from knee.errors import InputError
+from knee.fidelity.cases import grouped, predicted
+from knee.fidelity.jobs_of_runs import job_of
+from knee.fidelity.records import Pair, Recorded, is_json, merged, read_records
+from knee.fidelity.runs import Row, RunFile, read_runs
+from knee.fidelity.validation import NO_ANSWER
+from knee.specs.hardware import Cluster
+from knee.specs.profile import Profile
+
+NOT_RUN = "it did not run to an end (oom or failed), so no time was measured"
+STATUS_ONLY = "it ran, but neither its throughput nor its memory is given"
+DIFFER = 1.25
+"""Repeats of one setting whose slowest and fastest are further apart contradict each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns:
+    """What the files have."""
+
+    pairs: tuple[Pair, ...]
+    """Runs to fit, repeats as one."""
+    rows: int
+    """Rows and records in all."""
+    rows_used: int
+    skipped: dict[str, int]
+    """Reason -> rows."""
+    notes: dict[str, int]
+    """Assumption -> rows."""
+    ignored: tuple[str, ...]
+    """Columns that mean nothing to knee."""
+    simulated: int
+    """Records that are simulated, not measured."""
+    probed: bool
+    """Whether steps of a probe are among them, which have no data, no log and no stragglers."""
+    differ: float
+    """Fastest over slowest of the repeats that differ most."""
+
+    @property
+    def profiles(self) -> dict[str, int]:
+        """Profiles that the runs are of -> runs."""
+        return dict(Counter(asked.job.profile.name for _, asked in self.pairs).most_common())
+
+
+def read_own_runs(paths: Sequence[Path], profile: Profile | None, cluster: Cluster | None) -> OwnRuns:
+    """Read all files; a profile or cluster that is given stands in place of what they say."""
+    rows: list[Row] = []
+    records: list[Recorded] = []
+    ignored: list[str] = []
+    for path in paths:
+        text = _text(path)
+        if is_json(text):
+            records += read_records(path, text, profile, cluster)
+        else:
+            file = read_runs(path)
+            rows += file.rows
+            ignored += file.ignored
+    skipped = Counter(row.reason for row in rows if row.reason is not None)
+    skipped.update(record.reason for record in records if record.reason is not None)
+    pairs: list[Pair] = []
+    ask = partial(job_of, profile=profile, cluster=cluster)
+    for run in RunFile(rows=tuple(rows), ignored=()).runs:
+        try:
+            pairs.append((run, ask(run.setting)))
+        except InputError as error:
+            skipped[error.message] += len(run.lines)
+    pairs += merged([record.pair for record in records if record.pair is not None])
+    used = _answered(_measured(pairs, skipped), skipped)
+    return OwnRuns(
+        pairs=tuple(used),
+        rows=len(rows) + len(records),
+        rows_used=sum(len(run.lines) for run, _ in used),
+        skipped=dict(skipped.most_common()),
+        notes=dict(Counter(note for run, asked in used for note in asked.notes for _ in run.lines).most_common()),
+        ignored=tuple(dict.fromkeys(ignored)),
+        simulated=sum(record.simulated for record in records),
+        probed=any(record.probed and record.pair is not None for record in records),
+        differ=_differ(rows),
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}",
+                         hint="name files of runs: CSV, or JSON of knee's own records") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path} cannot be read: it is not UTF-8 text", hint="save it as UTF-8") from None
+
+
+def _measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:
+    """Runs of which something was measured."""
+    kept = []
+    for run, asked in pairs:
+        if run.status != "ok":
+            skipped[NOT_RUN] += len(run.lines)
+        elif run.tokens_per_s_per_gpu is None and run.memory_bytes is None:
+            skipped[STATUS_ONLY] += len(run.lines)
+        else:
+            kept.append((run, asked))
+    return kept
+
+
+def _answered(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:
+    """Runs that have a finite answer: a fit needs one at every step."""
+    cases = grouped(pairs)
+    answer = predicted(cases)
+    known = np.isfinite(answer.tokens_per_s_per_gpu) & np.isfinite(answer.memory_bytes)
+    known &= (answer.tokens_per_s_per_gpu > 0) & (answer.memory_bytes > 0)
+    ordered = [pair for case in cases for pair in zip(case.runs, case.asked, strict=True)]
+    for (run, _), good in zip(ordered, known, strict=True):
+        if not good:
+            skipped[NO_ANSWER] += len(run.lines)
+    return [pair for pair, good in zip(ordered, known, strict=True) if good]
+
+
+def _differ(rows: Sequence[Row]) -> float:
+    repeats: dict[object, list[float]] = {}
+    for row in rows:
+        if row.tokens_per_s_per_gpu is not None:
+            repeats.setdefault(row.setting, []).append(row.tokens_per_s_per_gpu)
+    return max((max(rates) / min(rates) for rates in repeats.values()), default=1.0)
