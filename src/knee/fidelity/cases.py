@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from knee.fidelity.parameters import Values, applied
 from knee.fidelity.runs import PublishedRun, Setting
 from knee.simulator import simulate_table
 from knee.specs.job import Job
+from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable, table_of
 
@@ -59,17 +60,22 @@ def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[Case]:
     groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
     for run, asked in pairs:
         # clusters hold a mapping, so they have no hash; equal names are the same cluster here
-        key = (asked.job.model, asked.job.cluster.name, asked.job.profile)
+        key = (_any_length(asked.job.model), asked.job.cluster.name, asked.job.profile)
         groups.setdefault(key, []).append((run, asked))
     return [
         Case(
             job=some[0][1].job,
-            table=table_of([asked.job for _, asked in some]),
+            table=table_of([replace(asked.job, model=some[0][1].job.model) for _, asked in some]),
             runs=tuple(run for run, _ in some),
             asked=tuple(asked for _, asked in some),
         )
         for some in groups.values()
     ]
+
+
+def _any_length(model: Model) -> Model:
+    """The same for all lengths of sequences, where no weight depends on the longest."""
+    return model if model.positions == "learned" else replace(model, max_seq_len=1)
 
 
 def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
