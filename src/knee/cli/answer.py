@@ -13,13 +13,14 @@ from knee.record.measurement import Measurement
 from knee.specs import Job
 
 if TYPE_CHECKING:
+    from knee.fidelity.trust import Trust
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
 
 
-def as_data(job: Job, measurement: Measurement) -> dict[str, Any]:
-    """The answer for ``--json``: what was asked, then every metric."""
+def as_data(job: Job, measurement: Measurement, trust: Trust) -> dict[str, Any]:
+    """The answer for ``--json``: what was asked, every metric, and how far they can be trusted."""
     return {
         "model": job.model.name,
         "cluster": job.cluster.name,
@@ -29,16 +30,17 @@ def as_data(job: Job, measurement: Measurement) -> dict[str, Any]:
         "seq_len": job.seq_len,
         "plan": asdict(job.plan),
         **measurement.as_json(),
+        "trust": trust.as_json() | {"fits": trust.fits(measurement.memory_bytes, job.cluster.gpu.hbm_bytes)},
     }
 
 
-def print_answer(job: Job, measurement: Measurement, why: Sequence[WhyLine] = ()) -> None:
+def print_answer(job: Job, measurement: Measurement, trust: Trust, why: Sequence[WhyLine] = ()) -> None:
     """The answer as tables, its explanation if asked for, and its assumptions last."""
-    _print_question(job)
+    _print_question(job, trust)
     _print_throughput(measurement)
     _print_time(measurement)
     _print_communication(measurement)
-    _print_memory(job, measurement)
+    _print_memory(job, measurement, trust)
     _print_power(measurement)
     _print_why(why)
     print_heading("assumptions:")
@@ -46,7 +48,7 @@ def print_answer(job: Job, measurement: Measurement, why: Sequence[WhyLine] = ()
         sys.stdout.write(f"  - {sentence}\n")
 
 
-def _print_question(job: Job) -> None:
+def _print_question(job: Job, trust: Trust) -> None:
     plan = job.plan
     print_heading(f"{job.model.name} on {job.gpus:,} x {job.cluster.gpu.name} ({job.cluster.name}), "
                   f"profile {job.profile.name}")
@@ -59,7 +61,23 @@ def _print_question(job: Job) -> None:
     words += [f"recompute {plan.recompute}{share}", plan.precision]
     batch = (f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
              f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}")
-    print_rows([["plan", ", ".join(words)], ["batch", batch]])
+    reasons = [["", reason] for reason in trust.reasons]
+    print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
+
+
+def trust_words(trust: Trust) -> str:
+    """In one line: the label, the runs behind it, and where the truth is."""
+    if trust.low_frac is None or trust.high_frac is None:
+        return f"{trust.label}: no published run says how far it is from the truth"
+    where = f"{_change(trust.low_frac)} to {_change(trust.high_frac)} from this"
+    runs = f"4 of 5 of {trust.runs:,} published runs"
+    words = {
+        "validated": f"true throughput {where} in {runs} like it",
+        "near": f"true throughput {where} in {runs} most like it",
+        "extrapolated": f"true throughput at least {where}, as in {runs} most like it",
+    }
+    sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
+    return f"{trust.label}: {words[trust.label]}, from {sources} ({trust.like})"
 
 
 def _print_throughput(m: Measurement) -> None:
@@ -97,7 +115,7 @@ def _print_communication(m: Measurement) -> None:
     print_rows(rows, right=(2, 3, 4, 5))
 
 
-def _print_memory(job: Job, m: Measurement) -> None:
+def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
     print_heading("memory (on the GPU that needs most)")
     rows = []
     if m.memory is not None:
@@ -109,6 +127,10 @@ def _print_memory(job: Job, m: Measurement) -> None:
             rows.append([name, units.show(size, "bytes") if size else "0 B", none])
     has = units.show(job.cluster.gpu.hbm_bytes, "bytes")
     verdict = "fits" if m.fits else "does NOT fit"
+    if trust.fits(m.memory_bytes, job.cluster.gpu.hbm_bytes) == "unsure":
+        low, high = trust.memory_low_frac or 0.0, trust.memory_high_frac or 0.0
+        verdict += (f", but within the error of the memory model ({_change(low)} to {_change(high)} in 4 of 5 of "
+                    f"{trust.memory_runs:,} published readings: {trust.memory_like})")
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
     print_rows(rows, right=(1,))
 
@@ -134,6 +156,10 @@ def _print_why(lines: Sequence[WhyLine]) -> None:
 
 def _time(time_s: float) -> str:
     return units.show(time_s, "s") if time_s else "0 s"
+
+
+def _change(share_frac: float) -> str:
+    return f"{share_frac:+.0%}"
 
 
 def _number(value: float) -> str:

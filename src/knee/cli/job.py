@@ -41,6 +41,11 @@ class Asked:
     plan_options: dict[str, Any]
     """Options of the plan that were given; the rest of the plan is filled in."""
 
+    @property
+    def given(self) -> list[str]:
+        """Paths of what is not the catalogue's: set on the command line, or in a file without another source."""
+        return [path for path, source in self.sources.items() if source.kind == "user"]
+
     def with_options(self, **changes: Any) -> Job:
         """The job as if these options of the plan had been given as well."""
         job = self.job

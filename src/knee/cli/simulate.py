@@ -100,10 +100,14 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
 
     A job file needs no option; an option given besides replaces or completes what the file says.
 
+    Every answer says how far it can be trusted: how many published runs are like it, in what range the truth lay in
+    four of five of them, and what of it no published run had.
+
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """
     from knee.cli.answer import as_data, print_answer
     from knee.cli.job import ask, parse_sets
+    from knee.fidelity.trust import trust_of
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
     plan = {name: options[name] for name in PLAN}
@@ -114,14 +118,15 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
     lines = _explain(asked, flop_convention) if why else []
     if trace is not None:
         _write_trace(job, trace)
+    trust = trust_of(job, asked.given)
     if as_json:
-        data = as_data(job, measurement)
+        data = as_data(job, measurement, trust)
         if why:
             data["why"] = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
                            for line in lines]
         click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
-        print_answer(job, measurement, lines)
+        print_answer(job, measurement, trust, lines)
     if not measurement.fits:
         raise _does_not_fit(asked, measurement)
 

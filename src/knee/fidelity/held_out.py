@@ -1,0 +1,121 @@
+"""Errors of predictions on published runs that nothing was fitted to: written by a tool, read with every answer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from knee.columns import Bools, Floats
+
+if TYPE_CHECKING:
+    from knee.fidelity.jobs_of_runs import RunJob
+    from knee.fidelity.runs import PublishedRun
+
+OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
+"""What knee carries."""
+DIGITS = 4
+WORDS = ("source", "profile", "kernels", "gpu", "fabric", "sharding", "schedule", "precision")
+NUMBERS = ("n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "error_frac", "memory_error_frac", "unseen_error_frac")
+FOR_READERS = ("stack", "nodes", "seq_len", "recompute")
+"""Columns that are written and not read: they stand last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errors:
+    """Columns, one row a run. Errors are predicted over measured less one; NaN where nothing was measured.
+
+    ``error_frac`` is that of throughput by a fit of the run's own stack that saw no run of its model size,
+    ``unseen_error_frac`` by a profile that saw no run of its source.
+    """
+
+    words: dict[str, tuple[str, ...]]
+    numbers: dict[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.words["source"])
+
+    def is_(self, column: str, *values: str) -> Bools:
+        """Rows that have one of these words."""
+        return np.array([word in values for word in self.words[column]], dtype=np.bool_)
+
+    def of(self, column: str, chosen: Bools) -> list[str]:
+        """Words of some of the rows."""
+        return [word for word, is_one in zip(self.words[column], chosen, strict=True) if is_one]
+
+    def where(self, chosen: Bools) -> Errors:
+        """Some of the rows."""
+        return Errors(
+            words={name: tuple(self.of(name, chosen)) for name in self.words},
+            numbers={name: values[chosen] for name, values in self.numbers.items()},
+        )
+
+
+def error_rows(
+    found: Iterable[tuple[PublishedRun, RunJob, float | None, float | None, float | None]],
+) -> list[dict[str, object]]:
+    """Rows of ``errors.csv``.
+
+    Each run comes with the error of a fit that saw no run of its model size, that of memory, and the error of a
+    profile that saw no run of its source. None and NaN: nothing was measured.
+    """
+    return [
+        _row(run, asked, _rounded(error), _rounded(memory_error), _rounded(unseen))
+        for run, asked, error, memory_error, unseen in found
+        if _rounded(error) != "" or _rounded(memory_error) != ""
+    ]
+
+
+def _row(run: PublishedRun, asked: RunJob, error: object, memory_error: object, unseen: object) -> dict[str, object]:
+    job, plan = asked.job, asked.job.plan
+    values: dict[str, object] = {
+        "source": _word(run.setting.source),
+        "profile": job.profile.name,
+        "kernels": job.profile.kernels,
+        "gpu": job.cluster.gpu.name,
+        "fabric": job.cluster.fabric.kind,
+        "sharding": plan.sharding,
+        "schedule": plan.schedule,
+        "precision": plan.precision,
+        "n_gpus": job.gpus,
+        "layers": job.model.layers,
+        "hidden": job.model.hidden,
+        "tp": plan.tp,
+        "pp": plan.pp,
+        "cp": plan.cp,
+        "dp": plan.dp,
+        "error_frac": error,
+        "memory_error_frac": memory_error,
+        "unseen_error_frac": unseen,
+        "stack": _word(asked.stack),
+        "nodes": -(-job.gpus // job.cluster.node.gpus),
+        "seq_len": job.seq_len,
+        "recompute": plan.recompute,
+    }
+    return {name: values[name] for name in (*WORDS, *NUMBERS, *FOR_READERS)}
+
+
+@cache
+def read_errors(path: Path = OWN) -> Errors:
+    """The columns that trust is found from."""
+    names = (*WORDS, *NUMBERS)
+    # no cell has a comma in it, so that the csv module, which takes four times as long, is not needed
+    lines = [line.split(",", len(names)) for line in path.read_text(encoding="utf-8").splitlines()]
+    columns = dict(zip(lines[0], zip(*lines[1:], strict=True), strict=True))
+    return Errors(
+        words={name: columns[name] for name in WORDS},
+        numbers={name: np.array([float(cell or "nan") for cell in columns[name]]) for name in NUMBERS},
+    )
+
+
+def _word(text: str) -> str:
+    return text.replace(",", ";").replace('"', "").strip()
+
+
+def _rounded(error: float | None) -> float | str:
+    return "" if error is None or not math.isfinite(error) else round(error, DIGITS)
