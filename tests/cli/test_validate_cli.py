@@ -235,3 +235,16 @@ def test_hostile_cells(bandwidths: Path) -> None:
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert json.loads(result.stdout)["all"]["rows"] == 6 + len(rows)
     assert knee(bandwidths).exit_code == 0
+
+
+def test_a_profile_and_a_cluster_in_place_of_what_the_rows_tell(runs: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('base = "eager"\nstream_scale = 2.0\n', encoding="utf-8")
+    before, after = (json.loads(knee(runs, *more, "--json").stdout)["all"] for more in ((), ("--profile", mine)))
+    assert after["throughput"]["bias_frac"] < before["throughput"]["bias_frac"]
+    other = json.loads(knee(runs, "--cluster", "dgx-a100", "--json").stdout)["all"]
+    assert other["rows_used"] == 2  # a GPU that knee does not know is taken as the cluster's
+    assert any("the GPU is h100-80gb" in reason for reason in other["skipped"])
+    table = tmp_path / "bandwidths.csv"
+    table.write_text("gpu,n_gpus,collective,bytes,busbw_GBps\nh100-80gb,8,all_reduce,1e9,400\n", encoding="utf-8")
+    assert "--profile and --cluster are for training runs" in refused(table, "--profile", mine)

@@ -1,0 +1,314 @@
+"""``knee calibrate`` on runs whose truth is known, and on files as strangers write them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.fidelity.jobs_of_runs import job_of
+from knee.fidelity.runs import Setting
+from knee.report.files import csv_text
+from knee.single import simulate
+from knee.specs.load import load_profile
+from knee.specs.profile import Profile
+
+TRUTH = replace(load_profile("eager").spec, launch_s=30e-6, stream_scale=1.3, bandwidth_scale_frac=0.5)
+MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32), "13b": (40, 5120, 40)}
+RUNS = (
+    ("1b", 8, 1024, 1), ("1b", 8, 2048, 2), ("1b", 32, 1024, 1), ("1b", 8, 4096, 4), ("1b", 64, 512, 1),
+    ("7b", 8, 1024, 1), ("7b", 8, 4096, 1), ("7b", 8, 4096, 2), ("7b", 64, 512, 1), ("7b", 64, 2048, 1),
+    ("7b", 128, 1024, 1), ("7b", 128, 4096, 1), ("13b", 64, 2048, 1), ("13b", 16, 4096, 1), ("13b", 256, 1024, 1),
+    ("13b", 256, 512, 1),
+)
+"""Model, GPUs, tokens a sequence, sequences a GPU: small ones wait for the host, those on many GPUs for the network."""
+
+
+def rows(truth: Profile = TRUTH, runs: tuple[tuple[str, int, int, int], ...] = RUNS) -> list[dict[str, Any]]:
+    found = []
+    for name, gpus, seq_len, micro_batch in runs:
+        layers, hidden, heads = MODELS[name]
+        setting: dict[str, Any] = {
+            "source": "mine", "model": name, "layers": layers, "hidden": hidden, "heads": heads, "gpu": "h100-80gb",
+            "n_gpus": gpus, "seq_len": seq_len, "global_batch": gpus * micro_batch, "micro_batch": micro_batch,
+            "sharding": "fsdp",
+        }
+        measured = simulate(job_of(Setting(**setting), profile=truth).job)
+        found.append(setting | {"tokens_per_s_per_gpu": measured.tokens_per_s_per_gpu, "status": "ok"})
+    return found
+
+
+def write(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text(csv_text(records), encoding="utf-8")
+    return path
+
+
+def knee(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def calibrate(*args: str | Path) -> dict[str, Any]:
+    result = knee("calibrate", *args, "--json")
+    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
+    data: dict[str, Any] = json.loads(result.stdout)
+    data["by_name"] = {p["name"]: p for p in data["parameters"]}
+    return data
+
+
+def refused(*args: str | Path) -> str:
+    result = knee("calibrate", *args)
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("error:") == result.stderr.count("hint:") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("whole")
+    file, out = write(folder / "runs.csv", rows()), folder / "mine.toml"
+    return file, out, calibrate(file, "-o", out)
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Path:
+    """Five of them: quick, and too few to hold any back."""
+    return write(tmp_path / "few.csv", rows(runs=RUNS[5:10]))
+
+
+def test_what_was_true_is_found(whole: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, data = whole
+    profile = load_profile(str(out)).spec
+    for name in ("launch_s", "stream_scale", "bandwidth_scale_frac"):
+        found = data["by_name"][name]
+        assert found["determined"]
+        assert found["after"] == pytest.approx(getattr(TRUTH, name), rel=0.1)
+        assert getattr(profile, name) == pytest.approx(found["after"], rel=1e-3)
+    for name in ("step_overhead_s", "compute_slowdown_frac", "hop_scale"):  # what was right stays nearly so
+        assert data["by_name"][name]["after"] == pytest.approx(getattr(TRUTH, name), rel=0.1)
+    assert data["throughput_before"]["median_frac"] > 0.1
+    assert data["throughput_after"]["median_frac"] < 0.01
+    held = data["held_out"]
+    assert held["runs"] + held["fitted_runs"] == data["runs"] == 16
+    assert held["throughput_after"]["median_frac"] < 0.03 < held["throughput_before"]["median_frac"]
+
+
+def test_what_has_no_evidence_is_not_written(whole: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, data = whole
+    text = out.read_text(encoding="utf-8")
+    for name in ("issue_s", "tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac", "context_bytes"):
+        found = data["by_name"][name]
+        assert (found["determined"], found["why_left"]) == (False, "no run depends on it")
+        assert found["uncertainty_left_frac"] == pytest.approx(1.0)
+        assert f"\n{name} =" not in text
+    assert 'base = "eager"' in text
+
+
+def test_every_value_says_where_it_comes_from(whole: tuple[Path, Path, dict[str, Any]]) -> None:
+    _, out, _ = whole
+    source = load_profile(str(out)).sources["launch_s"]
+    assert source.kind == "fitted"
+    for words in ("knee calibrate", "16 runs of runs.csv", "median error of tokens/s", "->", "held back"):
+        assert words in source.text
+    assert load_profile(str(out)).sources["gemm_scale"].text == load_profile("eager").sources["gemm_scale"].text
+
+
+def test_other_commands_take_the_profile(whole: tuple[Path, Path, dict[str, Any]]) -> None:
+    file, out, data = whole
+    before, after = (json.loads(knee("validate", file, *more, "--json").stdout)["all"]["throughput"]
+                     for more in ((), ("--profile", out)))
+    assert before["median_frac"] == pytest.approx(data["throughput_before"]["median_frac"])
+    assert after["median_frac"] == pytest.approx(data["throughput_after"]["median_frac"], abs=1e-3)
+    asked = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "1", "--json")
+    steps = [json.loads(knee(*asked, "--profile", name).stdout)["step_s"] for name in ("eager", str(out))]
+    assert steps[1] > steps[0]
+
+
+def test_same_runs_same_file(few: Path, tmp_path: Path) -> None:
+    for name in ("a.toml", "b.toml"):
+        calibrate(few, "--only", "launch_s,stream_scale", "-o", tmp_path / name)
+    assert (tmp_path / "a.toml").read_bytes() == (tmp_path / "b.toml").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"few.csv", "a.toml", "b.toml"}
+
+
+def test_the_table(few: Path, tmp_path: Path) -> None:
+    result = knee("calibrate", few, "--only", "stream_scale", "-o", tmp_path / "p.toml")
+    assert result.exit_code == 0
+    for words in ("5 runs (5 of 5 rows), starting from eager: 1 of 15 parameters determined", "uncertainty left",
+                  "not asked for", "before -> after", "5 runs are too few to hold some back", "assumptions:"):
+        assert words in result.stdout
+    assert f"--profile {tmp_path / 'p.toml'}" in result.stderr
+    assert "held out" not in result.stdout
+
+
+def test_one_run_says_little_and_is_valid(tmp_path: Path) -> None:
+    file, out = write(tmp_path / "one.csv", rows(runs=RUNS[7:8])), tmp_path / "p.toml"
+    data = calibrate(file, "-o", out)
+    assert sum(p["determined"] for p in data["parameters"]) <= 2
+    assert "1 run is too few" in data["warnings"][-1]
+    assert load_profile(str(out)).spec.name == "p"
+
+
+def test_a_run_that_determines_nothing_leaves_the_base(few: Path, tmp_path: Path) -> None:
+    data = calibrate(few, "--only", "tp_overlap_frac", "-o", tmp_path / "p.toml")
+    assert "the runs determine none of the parameters: the profile is its base" in data["warnings"]
+    assert load_profile(str(tmp_path / "p.toml")).spec == replace(load_profile("eager").spec, name="p")
+
+
+def test_failed_runs_are_counted_and_not_used(tmp_path: Path) -> None:
+    records = rows(runs=RUNS[5:8])
+    records += [records[0] | {"tokens_per_s_per_gpu": "", "status": status, "micro_batch": 1, "global_batch": 8 * n}
+                for n, status in ((2, "oom"), (3, "failed"))]
+    data = calibrate(write(tmp_path / "r.csv", records), "--only", "stream_scale")
+    assert (data["rows"], data["rows_used"], data["runs"]) == (5, 3, 3)
+    assert data["skipped"] == {"it did not run to an end (oom or failed), so no time was measured": 2}
+    only_failed = write(tmp_path / "f.csv", records[3:])
+    assert "none of the 2 rows can be used; 2 of them: it did not run" in refused(only_failed)
+
+
+def test_runs_that_contradict_each_other(tmp_path: Path) -> None:
+    records = rows(runs=RUNS[5:10])
+    for i, record in enumerate(records):
+        record["tokens_per_s_per_gpu"] *= (0.4, 2.5)[i % 2]
+    records.append(records[0] | {"tokens_per_s_per_gpu": 2 * records[0]["tokens_per_s_per_gpu"]})
+    said = " ".join(calibrate(write(tmp_path / "r.csv", records), "--only", "stream_scale,gemm_scale")["warnings"])
+    assert "the error stays at" in said
+    assert "repeats of one setting differ by up to 100%" in said
+
+
+def test_several_stacks_need_a_name(tmp_path: Path) -> None:
+    records = rows(runs=RUNS[5:8])
+    for record, compiled in zip(records, (0, 1, 1), strict=True):
+        record["compile"] = compiled
+    file = write(tmp_path / "r.csv", records)
+    error = refused(file)
+    assert "several software stacks: compiled (2), eager (1)" in error
+    assert "--profile" in error
+    data = calibrate(file, "--profile", "eager", "--only", "stream_scale")
+    assert data["skipped"] == {"it was compiled, and the kernels of eager are not": 2}
+
+
+def test_runs_of_several_clusters_are_one_stack(tmp_path: Path) -> None:
+    records = rows(runs=RUNS[5:8])
+    other = [record | {"gpu": "a100-80gb", "tokens_per_s_per_gpu": 0.4 * record["tokens_per_s_per_gpu"]}
+             for record in records]
+    file = write(tmp_path / "r.csv", records + other)
+    assert calibrate(file, "--only", "stream_scale")["runs"] == 6
+    data = calibrate(file, "--only", "stream_scale", "--cluster", "dgx-h100")
+    assert (data["runs"], list(data["skipped"].values())) == (3, [3])
+    assert "the GPU is a100-80gb" in next(iter(data["skipped"]))
+
+
+def test_a_fit_goes_on_from_a_file(few: Path, tmp_path: Path) -> None:
+    first, second = tmp_path / "first.toml", tmp_path / "second.toml"
+    calibrate(few, "--only", "stream_scale", "-o", first)
+    calibrate(few, "--profile", first, "--only", "bandwidth_scale_frac", "-o", second)
+    one, two = (load_profile(str(path)).spec for path in (first, second))
+    assert two.stream_scale == one.stream_scale != 1.0
+    assert two.bandwidth_scale_frac != one.bandwidth_scale_frac
+    assert "which is read" in refused(few, "--profile", first, "-o", first)
+
+
+def test_records_of_knee_itself(tmp_path: Path) -> None:
+    file = tmp_path / "records.json"
+    texts = [knee("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", batch, "--sharding",
+                  "fsdp", "--set", "profile.stream_scale=1.3", "--json").stdout for batch in ("1", "2")]
+    measured = [json.loads(text) | {"kind": "measured"} for text in texts]
+    file.write_text("".join(texts), encoding="utf-8")  # one after another, as a shell appends them
+    data = calibrate(file, "--only", "stream_scale")
+    assert data["by_name"]["stream_scale"]["after"] == pytest.approx(1.3, rel=0.05)
+    assert "2 of the records are simulated" in data["warnings"][0]
+    lines = "".join(json.dumps(record) + "\n" for record in measured)
+    file.write_text(lines + lines + '{"model": "llama2', encoding="utf-8")  # repeats, and a line that was cut off
+    again = calibrate(file, "--only", "stream_scale")
+    assert again["by_name"] == data["by_name"]
+    assert (again["rows"], again["rows_used"], again["runs"]) == (5, 4, 2)
+    assert again["skipped"] == {"it was cut off while it was written": 1}
+    file.write_text(json.dumps(measured), encoding="utf-8")
+    assert calibrate(file, "--only", "stream_scale")["by_name"] == data["by_name"]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"model": "llama9"}, "llama9"),
+    ({"model": 7}, "model is not a name"),
+    ({"gpus": True}, "gpus is"),
+    ({"gpus": 10**400}, "dgx-h100 is described up to"),
+    ({"plan": []}, "plan is not a table"),
+    ({"plan": {"tp": "x"}}, "plan.tp"),
+    ({"step_s": -1}, "step_s is -1, and must be positive"),
+    ({"step_s": 10**400}, "far from any real one"),
+    ({"step_s": "fast"}, "step_s is 'fast', not a number"),
+    ({"tokens_per_s": 1.0}, "contradict each other"),
+    ({"fits": False}, "it did not run to an end"),
+    ({"kind": "guessed"}, "kind is 'guessed'"),
+    ({"plan": {"dp_shard": 3}}, "the plan fills 3 GPUs"),
+])
+def test_records_that_cannot_be_used(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    record = {"model": "llama2-7b", "cluster": "dgx-h100", "profile": "eager", "gpus": 8, "global_batch": 16,
+              "seq_len": 4096, "plan": {"dp_shard": 8}, "step_s": 1.0}
+    (tmp_path / "r.jsonl").write_text(json.dumps(record | change) + "\n", encoding="utf-8")
+    assert words in refused(tmp_path / "r.jsonl")
+    (tmp_path / "r.jsonl").write_text(json.dumps({k: v for k, v in record.items() if k not in change}), "utf-8")
+    if set(change) & {"model", "gpus", "plan"}:
+        assert f"the record has no {next(iter(change))}" in refused(tmp_path / "r.jsonl")
+
+
+def test_steps_of_a_probe() -> None:
+    steps = Path(__file__).parents[2] / "data/h200/steps.jsonl"
+    data = calibrate(steps, "--profile", "eager", "--only", "stream_scale,step_overhead_s")
+    assert data["by_name"]["stream_scale"]["determined"]
+    assert "load no data" in data["by_name"]["step_overhead_s"]["why_left"]
+    assert data["throughput_after"]["median_frac"] < 0.02
+    assert "--cluster" in refused(steps.with_name("kernels.jsonl"))
+    assert "several software stacks" in refused(steps)
+
+
+def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("knee.fidelity.own_profile.calibrate", lambda *_: pytest.fail("it was fitted"))
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    (tmp_path / "folder.toml").mkdir()
+    (tmp_path / "other.txt").write_text("no columns\n1\n", encoding="utf-8")
+    (tmp_path / "bad.json").write_text("{]", encoding="utf-8")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    for args, words in (
+        ((), "a file of runs is needed"),
+        ((tmp_path / "none.csv",), "cannot be read"),
+        ((tmp_path / "other.txt",), "has no column layers"),
+        ((tmp_path / "bad.json",), "line 1: it is not JSON"),
+        ((tmp_path / "bytes.csv",), "not UTF-8"),
+        ((few, "-o", few), "should end in .toml"),
+        ((few, "-o", tmp_path / "folder.toml"), "is a folder"),
+        ((few, "-o", tmp_path / "taken" / "p.toml"), "cannot be a folder"),
+        ((few, "--hold-out", "0.9"), "--hold-out is 0.9"),
+        ((few, "--only", "launch"), "--only launch: no such parameter"),
+        ((few, "--only", "launch_s", "--fix", "launch_s"), "leave nothing to fit"),
+        ((few, "--profile", "eagr"), "eagr"),
+        ((few, "--cluster", "dgx-h10"), "dgx-h10"),
+        ((few, "--cluster", "dgx-a100"), "none of the 5 rows can be used"),
+    ):
+        assert words in refused(*args)
+
+
+def test_without_scipy(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+    result = knee("calibrate", few, "-o", tmp_path / "p.toml")
+    assert result.exit_code == 4
+    assert "pip install 'knee[fit]'" in result.stderr
+    assert not (tmp_path / "p.toml").exists()
+
+
+def test_an_interrupted_fit_leaves_what_was_there(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    (tmp_path / "p.toml").write_text('base = "eager"\n', encoding="utf-8")
+    monkeypatch.setattr("os.replace", interrupted)
+    assert knee("calibrate", few, "--only", "stream_scale", "-o", tmp_path / "p.toml").exit_code == 130
+    assert (tmp_path / "p.toml").read_text(encoding="utf-8") == 'base = "eager"\n'
+    assert {path.name for path in tmp_path.iterdir()} == {"few.csv", "p.toml"}
