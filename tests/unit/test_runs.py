@@ -151,7 +151,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 def test_every_gpu_key_is_in_the_catalogue() -> None:
     known = catalog_entries("cluster")
-    for key, (cluster, _) in GPUS.items():
+    for key, cluster in GPUS.items():
         assert cluster in known
         precision = "fp16" if key.startswith("v100") else "bf16"
         assert asked(gpu=key, gpus_per_node=8, precision=precision).job.cluster.gpu.hbm_bytes > 0
@@ -227,8 +227,8 @@ def test_the_rest_of_a_plan() -> None:
     plan = found.job.plan
     assert (plan.schedule, plan.virtual_stages, plan.pp, plan.dp) == ("interleaved", 2, 4, 2)
     assert (plan.sequence_parallel, plan.tp_overlap_frac, plan.precision) == (False, 0.75, "fp8")
-    assert (plan.recompute, plan.recompute_frac) == ("full", 0.4)
-    assert any("recompute op taken as full of 40%" in note for note in found.notes)
+    assert (plan.recompute, plan.recompute_frac) == ("full", 0.55)
+    assert any("recompute op taken as full of 55%" in note for note in found.notes)
     for word, (knees, _, why) in RECOMPUTE.items():
         other = asked(recompute=word)
         assert other.job.plan.recompute == knees

@@ -31,10 +31,12 @@ DEFAULT_OUT = "out"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 def study(out: Path, as_json: bool) -> None:
-    """Run the paper's weak scaling and test its claims, on the simulator.
+    """Run the paper's weak scaling and test its claims, on the simulator, and say how far it can be trusted.
 
-    Writes DIR/index.html, a page that needs no network, and DIR/weak_scaling.csv and DIR/claims.csv.
+    Writes DIR/index.html, a page that needs no network, and DIR/weak_scaling.csv, DIR/claims.csv and DIR/fidelity.csv.
     """
+    from knee.cli.validate_own import print_fidelity
+    from knee.fidelity.own_set import own_fidelity
     from knee.report.files import csv_text, make_folder, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
@@ -46,8 +48,10 @@ def study(out: Path, as_json: bool) -> None:
     rows = list(_progress(weak_scaling(bench), "weak scaling", len(GPUS) * len(PLANS)))
     verdicts = list(_progress(judge(CLAIMS, bench, EXPLAINED), "claims", len(CLAIMS)))
     found, points, said = findings(rows), paper_points(rows), _assumptions(bench)
+    fidelity = own_fidelity()
     write_text(out / "weak_scaling.csv", csv_text([asdict(row) for row in rows]))
     write_text(out / "claims.csv", csv_text([asdict(v) for v in verdicts]))
+    write_text(out / "fidelity.csv", csv_text([asdict(s) for s in fidelity.sources]))
     tally = Tally.of(verdicts)
     if as_json:
         click.echo(
@@ -58,6 +62,7 @@ def study(out: Path, as_json: bool) -> None:
                     "findings": asdict(found),
                     "claims": [asdict(v) for v in verdicts],
                     "tally": asdict(tally),
+                    "fidelity": asdict(fidelity),
                     "assumptions": list(said),
                 },
                 indent=2,
@@ -68,13 +73,14 @@ def study(out: Path, as_json: bool) -> None:
         _print_weak_scaling(rows)
         _print_claims(verdicts)
         _print_failures(verdicts)
+        print_fidelity(fidelity)
         _print_assumptions(said)
     click.echo(f"claims: {tally}", err=as_json)
 
     # last, because the tables need nothing that may be missing
     from knee.report.study import study_page
 
-    page = study_page(rows, points, found, verdicts, assumptions=said, command=_command(out))
+    page = study_page(rows, points, found, verdicts, fidelity, assumptions=said, command=_command(out))
     write_text(out / "index.html", page)
     click.echo(f"wrote {out / 'index.html'}", err=True)
 

@@ -40,7 +40,8 @@ class Answer:
               help="Also write published, predicted and error of each row, or why it was skipped.")
 def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool,
             rows_path: Path | None) -> None:
-    """Predict what others measured, in a CSV FILE, and say how far off knee is.
+    """Predict what others measured, in a CSV FILE, and say how far off knee is. Without a file: what knee carries,
+    several hundred published runs and bandwidths with their sources, and the claims of the paper.
 
     Training runs, one a row. Needed are the columns layers, hidden, heads, gpu, n_gpus, seq_len and global_batch, and
     one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom or failed). What else is known of a run is
@@ -61,7 +62,10 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     from knee.fidelity.tables import read_table
 
     if file is None:
-        raise InputError("a file of published runs is needed", hint="knee validate runs.csv; --help names its columns")
+        if profile or cluster:
+            raise InputError("--profile and --cluster need a file of runs", hint="knee validate runs.csv --profile ...")
+        _own(as_json, rows_path)
+        return
     if rows_path is not None and rows_path.resolve() == file.resolve():
         raise InputError(f"--rows would overwrite {file}, which is read", hint="name another file")
     header, _ = read_table(file, REQUIRED)
@@ -81,6 +85,30 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
         click.echo(json.dumps(answer.data, indent=2, allow_nan=False))
     else:
         answer.show()
+
+
+def _own(as_json: bool, rows_path: Path | None) -> None:
+    """The validation set that knee carries."""
+    from knee.cli.validate_own import as_data, print_own
+    from knee.cli.validate_runs import rows
+    from knee.fidelity.own_set import own_fidelity, own_runs
+    from knee.fidelity.validation import validate
+    from knee.report.files import csv_text, write_text
+    from knee.study.paper import CLAIMS, EXPLAINED
+    from knee.study.runs import Bench
+    from knee.study.verdict import judge
+
+    file = own_runs()
+    runs = validate(file)
+    found = own_fidelity(runs)
+    if rows_path is not None:
+        write_text(rows_path, csv_text(rows(file, runs)))
+        click.echo(f"wrote {rows_path}", err=True)
+    verdicts = list(judge(CLAIMS, Bench(), EXPLAINED))
+    if as_json:
+        click.echo(json.dumps(as_data(found, verdicts), indent=2, allow_nan=False))
+    else:
+        print_own(found, verdicts)
 
 
 def _runs(path: Path, profile: str | None, cluster: str | None) -> Answer:

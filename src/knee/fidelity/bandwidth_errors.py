@@ -165,7 +165,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
         raise InputError(
             f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}")
         )
-    cluster = load_cluster(*GPUS[key]).spec
+    cluster = load_cluster(GPUS[key]).spec
     if word is not None:
         other = load_cluster(FABRICS[word]).spec
         # NICs and nodes go with the GPU; latency and efficiency are the network's own

@@ -28,6 +28,7 @@ UNDETERMINED = 0.75
 SCANNED = 8
 """Values at which a floor is tried."""
 STEPS = 12
+STEPS_AGAIN = 4
 STEP = 0.15
 """Of a prior's standard deviation, for differences: wide enough to look over tiles and waves."""
 
@@ -95,8 +96,11 @@ def _score(answer: Floats, measured: Floats) -> Residuals | None:
     return Residuals.of(answer[known], measured[known]) if known.any() else None
 
 
-def calibrate(cases: Sequence[Case], parameters: Sequence[Parameter]) -> Calibration:
-    """Fit what the runs determine; the rest keeps its value.
+def calibrate(
+    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None
+) -> Calibration:
+    """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: what it determined is
+    fitted again, from there, which is how runs are left out one group after another.
 
     Floors are tried over their range first; then slopes tell which parameters the runs can determine together, and only
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
@@ -104,11 +108,17 @@ def calibrate(cases: Sequence[Case], parameters: Sequence[Parameter]) -> Calibra
     measured = _Measured.of(cases)
     start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
     problem = _Problem(cases=cases, measured=measured, prior=start)
-    warm = problem.scanned(parameters)
-    uncertainty = problem.uncertainty(parameters, warm)
-    kept = [p for p in parameters if uncertainty[p.path] <= UNDETERMINED]
     values: dict[str, float] = {}
-    while kept:
+    if like is None:
+        warm = problem.scanned(parameters)
+        uncertainty = problem.uncertainty(parameters, warm)
+        kept = [p for p in parameters if uncertainty[p.path] <= UNDETERMINED]
+    else:
+        warm = {e.parameter.path: e.after for e in like.estimates}
+        uncertainty = {e.parameter.path: e.uncertainty for e in like.estimates}
+        kept = [p for p in parameters if p.path in like.values]
+        values = problem.fitted(kept, warm, most_steps=STEPS_AGAIN) if kept else {}
+    while kept and like is None:
         values = problem.fitted(kept, {**warm, **values})
         left = problem.uncertainty(kept, values)
         uncertainty |= left
@@ -184,7 +194,7 @@ class _Problem:
             values = min(tries, key=lambda v: _robust(self.errors(parameters, v)))
         return values
 
-    def fitted(self, parameters: Sequence[Parameter], start: Values) -> dict[str, float]:
+    def fitted(self, parameters: Sequence[Parameter], start: Values, *, most_steps: int = STEPS) -> dict[str, float]:
         """Least squares, robust against single runs that went wrong."""
         try:
             from scipy.optimize import least_squares
@@ -200,7 +210,7 @@ class _Problem:
             loss="soft_l1",
             xtol=1e-3,
             ftol=1e-3,
-            max_nfev=STEPS,
+            max_nfev=most_steps,
         )
         return _values(parameters, found.x)
 

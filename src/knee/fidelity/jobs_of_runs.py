@@ -19,21 +19,32 @@ from knee.specs.model import Mlp, Model
 from knee.specs.plan import PRECISIONS, SHARDINGS, Recompute
 from knee.specs.profile import Profile
 
-_A100_40 = (("gpu.hbm_bytes", "40960 MiB"), ("gpu.hbm_bytes_per_s", "1555 GB/s"))
-"""NVIDIA A100 datasheet: the 40 GB board differs from the 80 GB one in its memory only."""
-GPUS: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "h100-80gb": ("dgx-h100", ()),
-    "h200-141gb": ("dgx-h200", ()),
-    "a100-80gb": ("dgx-a100", ()),
-    "a100-40gb": ("dgx-a100", _A100_40),
-    "v100-32gb": ("dgx-v100", ()),
-    "b200-180gb": ("dgx-b200", ()),
-    "b200-192gb": ("dgx-b200", ()),
-    "gb200-186gb": ("gb200-nvl72", ()),
-    "gb200-192gb": ("gb200-nvl72", ()),
-    "mi300x-192gb": ("mi300x-8", ()),
+GPUS = {
+    "h100-80gb": "dgx-h100",
+    "h200-141gb": "dgx-h200",
+    "a100-80gb": "dgx-a100",
+    "a100-40gb": "dgx-a100-40",
+    "v100-32gb": "dgx-v100",
+    "b200-180gb": "dgx-b200",
+    "b200-192gb": "dgx-b200",
+    "gb200-186gb": "gb200-nvl72",
+    "gb200-192gb": "gb200-nvl72",
+    "mi300x-192gb": "mi300x-8",
+    "h100-sxm": "dgx-h100",
+    "h200-sxm": "dgx-h200",
+    "a100-sxm-80": "dgx-a100",
+    "a100-sxm-40": "dgx-a100-40",
+    "v100-sxm2-32": "dgx-v100",
+    "b200-sxm": "dgx-b200",
+    "h100": "dgx-h100",
+    "h200": "dgx-h200",
+    "a100": "dgx-a100",
+    "v100": "dgx-v100",
+    "b200": "dgx-b200",
+    "gb200": "gb200-nvl72",
+    "mi300x": "mi300x-8",
 }
-"""A file's key of a GPU -> the catalogue cluster that has it, and what is different."""
+"""A file's key of a GPU, the catalogue's own names and plain ones -> the catalogue cluster that has it."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 """A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
@@ -41,7 +52,7 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "selective": ("selective", 1.0, None),
     "full": ("full", 1.0, None),
     "unknown": ("none", 1.0, "the source does not say"),
-    "op": ("full", 0.4, "per-operator checkpoints keep every second product and run the rest again"),
+    "op": ("full", 0.55, "per-operator checkpoints keep attention and every second product and run the rest again"),
     "blocks": ("full", 0.5, "every second block, as nothing else is said"),
     "mlp": ("full", 0.55, "the products into the MLP are run again, half of a layer's forward and a little more"),
 }
@@ -117,8 +128,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     if gpu not in GPUS:
         close = did_you_mean(gpu, GPUS)
         raise SpecError(f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}"))
-    name, changes = GPUS[gpu]
-    base = load_cluster(name, changes).spec
+    base = load_cluster(GPUS[gpu]).spec
     if word is not None:
         base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
     return _with_nodes(base, gpu, gpus_per_node, node_bytes_per_s)
@@ -142,8 +152,7 @@ def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Clus
     if setting.gpu not in GPUS:
         notes.append(f"gpu {setting.gpu!r} taken as the {cluster.gpu.name} of {cluster.name}")
     else:
-        name, changes = GPUS[setting.gpu]
-        gpu = load_cluster(name, changes).spec.gpu
+        gpu = load_cluster(GPUS[setting.gpu]).spec.gpu
         # what a probe reads of the memory is a little less than what is sold
         if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
             raise SpecError(f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}")

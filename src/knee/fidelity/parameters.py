@@ -51,7 +51,7 @@ PARAMETERS = (
               meaning="what each rank adds to that while pipeline transfers cross nodes"),
     Parameter(path="profile.step_overhead_s", low=1e-3, high=0.5, spread=0.7,
               meaning="host work once a step"),
-    Parameter(path="profile.gemm_scale", low=0.8, high=1.08, spread=0.05,
+    Parameter(path="profile.gemm_scale", low=0.8, high=1.04, spread=0.05,
               meaning="rate of the stack's matrix products over the GPU's own"),
     Parameter(path="profile.stream_scale", low=0.3, high=2.5, spread=0.3,
               meaning="time of the stack's memory-bound kernels over its kernel set's"),

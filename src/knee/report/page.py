@@ -50,6 +50,7 @@ class Section:
     title: str
     says: str
     charts: tuple[Chart, ...]
+    tables: tuple[Markup, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +224,8 @@ def _section(section: Section) -> Markup:
         "section",
         tag("h2", section.title, id=f"{section.id}-title"),
         tag("p", section.says, class_="lead"),
-        tag("div", *map(_chart, section.charts), raw=True, class_="charts"),
+        *([tag("div", *map(_chart, section.charts), raw=True, class_="charts")] if section.charts else []),
+        *section.tables,
         raw=True,
         id=section.id,
         aria_labelledby=f"{section.id}-title",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import knee
+from knee.fidelity.own_set import OwnFidelity
 from knee.figures import weak_scaling as drawn
 from knee.figures.vega import to_svg
 from knee.report.html import Markup, table
@@ -24,6 +25,7 @@ def study_page(
     points: Sequence[PaperPoint],
     found: Findings,
     verdicts: Sequence[Verdict],
+    fidelity: OwnFidelity,
     *,
     assumptions: Sequence[str],
     command: str,
@@ -38,7 +40,7 @@ def study_page(
             found=sentences(found),
             tables=(_doublings(found),),
             verdicts=tuple(verdicts),
-            sections=(_weak_scaling(rows, points),),
+            sections=(_weak_scaling(rows, points), _fidelity(fidelity)),
             assumptions=tuple(assumptions),
             sources=(PAPER,),
             version=knee.__version__,
@@ -110,6 +112,29 @@ def _weak_scaling(rows: Sequence[Row], points: Sequence[PaperPoint]) -> Section:
         says="Two sequences of 4,096 tokens per GPU and step, under FSDP alone and with tensor parallelism of 2 and 4. "
         "Lines are simulated, hollow diamonds are the paper's.",
         charts=tuple(_chart(figure, rows, points) for figure in drawn.figures(rows, points)),
+    )
+
+
+def _fidelity(found: OwnFidelity) -> Section:
+    """Published runs and bandwidths that knee carries, against its predictions."""
+    out = [f"{100 * x:.1f}%" if x is not None else "unknown" for x in (found.size_out_frac, found.source_out_frac)]
+    bandwidths = [
+        {"collective": name, **asdict(r)}
+        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
+        if r is not None
+    ]
+    runs = [asdict(s) for s in found.sources]
+    return Section(
+        id="fidelity",
+        title="How far it can be trusted",
+        says=f"Published training runs of {len(found.sources)} sources, predicted: tokens/s per GPU is off by "
+        f"{100 * found.headline_frac:.1f}%, by {out[0]} where the model size was left out of the fit, and by {out[1]} "
+        "where the source was (medians over sources of each one's median).",
+        charts=(),
+        tables=(
+            table("Published runs against predictions", tuple(runs[0]), runs),
+            table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(bandwidths[0]), bandwidths),
+        ),
     )
 
 

@@ -24,7 +24,7 @@ def chunk_layers(layers: int, chunks: int, head_layers: float = 0.0) -> tuple[in
 
 
 def _by_cost(layers: int, chunks: int, head_layers: float) -> tuple[int, ...]:
-    """Layers go to a chunk until it is past its share of the whole cost; the output projection is on the last chunk,
+    """Layers go to a chunk until it has its share of the whole cost; the output projection is on the last chunk,
     which may have no layer.
 
     Source:  nanotron, models/base.py build_model: thresholds at equal shares of the cumulative cost
@@ -33,7 +33,7 @@ def _by_cost(layers: int, chunks: int, head_layers: float) -> tuple[int, ...]:
     dealt, chunk = [0] * chunks, 0
     for layer in range(1, layers + 1):
         dealt[chunk] += 1
-        if layer > share * (chunk + 1) and chunk < chunks - 1:
+        if layer >= share * (chunk + 1) and chunk < chunks - 1:
             chunk += 1
     return tuple(dealt)
 

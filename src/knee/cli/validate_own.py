@@ -1,0 +1,62 @@
+"""``knee validate`` without a file: knee's own validation set, which the study shows too."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.cli.validate_tables import print_table
+
+if TYPE_CHECKING:
+    from knee.fidelity.own_set import OwnFidelity
+    from knee.study.verdict import Verdict
+
+
+def percent(value: float | None) -> str:
+    """Or nothing."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def as_data(found: OwnFidelity, verdicts: list[Verdict]) -> dict[str, Any]:
+    """For JSON."""
+    from knee.study.verdict import Tally
+
+    return {**asdict(found), "claims": {"tally": asdict(Tally.of(verdicts)), "verdicts": [asdict(v) for v in verdicts]}}
+
+
+def print_fidelity(found: OwnFidelity) -> None:
+    """Runs by source with what a fit says of runs that it did not see; bandwidths."""
+    from knee.cli.table import print_heading
+
+    print_heading(f"published runs: tokens/s per GPU is off by {found.headline_frac:.1%}; "
+                  f"{percent(found.size_out_frac)} where the model size was left out of the fit, "
+                  f"{percent(found.source_out_frac)} where the source was (median over sources of each one's median)")
+    cells = [["source", "runs", "median", "p90", "bias", "size left out", "source left out", "memory", "stack", "GPUs"]]
+    cells += [[s.source, f"{s.runs:,}", percent(s.median_frac), percent(s.p90_frac), f"{s.bias_frac:+.1%}",
+               percent(s.size_out_frac), percent(s.source_out_frac), percent(s.memory_median_frac), s.stacks, s.gpus]
+              for s in found.sources]
+    print_table("error of tokens/s per GPU, and of memory where it was read", cells, right=range(1, 8))
+    cells = [["collective", "tests", "median", "p90", "bias"]]
+    cells += [[name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
+              for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather)) if r is not None]
+    print_table("error of bus bandwidth on idle links, messages of 16 MiB and up", cells)
+
+
+def print_sources(found: OwnFidelity) -> None:
+    """Where the runs were published."""
+    from knee.cli.table import print_heading
+
+    print_heading("sources:")
+    for s in found.sources:
+        click.echo(f"  - {s.source}: {s.reference}")
+
+
+def print_own(found: OwnFidelity, verdicts: list[Verdict]) -> None:
+    """All of it."""
+    from knee.study.verdict import Tally
+
+    print_fidelity(found)
+    print_sources(found)
+    click.echo(f"claims of arXiv 2411.13055: {Tally.of(verdicts)} (`knee study` shows them one by one)")

@@ -1,0 +1,206 @@
+"""Fit each software stack's profile on the published runs that knee carries, and say how well the rest is predicted.
+
+    python tools/fit_published.py [--write] [OTHER_RUNS.csv]
+
+Fitted on: the runs of src/knee/catalog/validation/runs.csv that ran, stack by stack. Each parameter of
+``fidelity.parameters`` starts from the stack's base profile with its prior; what a stack's runs do not determine stays
+there. Judged on: the same runs without the model size, and without the source, that is predicted; and, where a larger
+file is given, on its rows, of which the carried ones are a part.
+
+--write puts the values into src/knee/catalog/profiles/stacks.toml (kind "fitted") and the errors of runs that a fit did
+not see into src/knee/catalog/validation/errors.csv, from which ``knee simulate`` reads how far it can be trusted.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from knee.fidelity.calibration import Calibration, calibrate
+from knee.fidelity.cases import cases_of, predicted
+from knee.fidelity.held_out import error_rows
+from knee.fidelity.jobs_of_runs import RunJob, job_of
+from knee.fidelity.parameters import PARAMETERS
+from knee.fidelity.residuals import Residuals
+from knee.fidelity.runs import PublishedRun, Setting, read_runs
+from knee.specs.load import load_profile
+from knee.specs.profile import Profile
+from knee.units import dimension, show
+
+CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
+CARRIED, STACKS = CATALOG / "validation/runs.csv", CATALOG / "profiles/stacks.toml"
+ERRORS = CATALOG / "validation/errors.csv"
+MEMORY = ("profile.context_bytes", "profile.allocator_frac")
+FITTED = tuple(p for p in PARAMETERS if p.path not in MEMORY)
+"""Memory is set apart, by readings of it."""
+FEWEST = 8
+"""Runs below which a stack keeps its base's values."""
+DIGITS = 3
+
+Key = Callable[[Setting], Hashable]
+Values = dict[str, float]
+
+
+def unfitted(profile: Profile, stacks: dict[str, dict[str, object]]) -> Profile:
+    """A stack's profile before it was fitted: its facts, and its base's values."""
+    table = stacks[profile.name]
+    base = load_profile(str(table["base"])).spec
+    names = [p.path.partition(".")[2] for p in FITTED]
+    again = {n: getattr(base, n) for n in names if isinstance(v := table.get(n), dict) and v.get("kind") == "fitted"}
+    return replace(profile, **again)
+
+
+def rounded(values: Values) -> Values:
+    """As they are written."""
+    return {path: float(f"{value:.{DIGITS}g}") for path, value in values.items()}
+
+
+def size_of(setting: Setting) -> Hashable:
+    """A model size: what is left out together."""
+    return setting.layers, setting.hidden
+
+
+def source_of(setting: Setting) -> Hashable:
+    """Where a run was published."""
+    return setting.source
+
+
+class Stack:
+    """The runs of one profile: the carried ones that it is fitted on, and all that it is judged on."""
+
+    def __init__(self, carried: Sequence[PublishedRun], judged: Sequence[PublishedRun], ask: Callable[..., RunJob]):
+        self.ask, self.carried, self.judged = ask, carried, judged
+        self.full = calibrate(cases_of(carried, ask)[0], FITTED if len(carried) >= FEWEST else ())
+
+    def errors(self, runs: Sequence[PublishedRun], values: Values) -> dict[Setting, tuple[float, float]]:
+        """Of throughput and memory, NaN where nothing was measured."""
+        cases, _ = cases_of(runs, self.ask)
+        answer = predicted(cases, rounded(values))
+        flat = [run for case in cases for run in case.runs]
+        rate = answer.tokens_per_s_per_gpu / np.array([r.tokens_per_s_per_gpu or np.nan for r in flat]) - 1.0
+        memory = answer.memory_bytes / np.array([r.memory_bytes or np.nan for r in flat]) - 1.0
+        return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
+
+    def left_out(self, key: Key) -> dict[Setting, tuple[float, float]]:
+        """Every run predicted by a fit that saw none that shares its key."""
+        found: dict[Setting, tuple[float, float]] = {}
+        for one in dict.fromkeys(key(run.setting) for run in self.judged):
+            rest = [run for run in self.carried if key(run.setting) != one]
+            values = calibrate(cases_of(rest, self.ask)[0], FITTED, like=self.full).values if rest else {}
+            found |= self.errors([run for run in self.judged if key(run.setting) == one], values)
+        return found
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit, judge, write."""
+    files = [Path(a) for a in arguments if not a.startswith("--")]
+    stacks = tomllib.loads(STACKS.read_text(encoding="utf-8"))
+    carried = [run for run in read_runs(CARRIED).runs if run.status == "ok"]
+    judged = [run for run in read_runs(files[0]).runs if run.status == "ok"] if files else carried
+
+    def ask(setting: Setting) -> RunJob:
+        asked = job_of(setting)
+        if asked.job.profile.name not in stacks:
+            return asked
+        return replace(asked, job=replace(asked.job, profile=unfitted(asked.job.profile, stacks)))
+
+    def of_profile(runs: Sequence[PublishedRun]) -> dict[str, list[PublishedRun]]:
+        groups: dict[str, list[PublishedRun]] = {}
+        for case in cases_of(runs, ask)[0]:
+            groups.setdefault(case.job.profile.name, []).extend(case.runs)
+        return groups
+
+    fits, tables = {}, {"before": {}, "fitted": {}, "size": {}, "source": {}}
+    groups, whole = of_profile(carried), of_profile(judged)
+    for name in groups:
+        stack = Stack(groups[name], whole[name], ask)
+        fits[name] = stack.full
+        print_fit(name, stack.full)
+        tables["before"] |= stack.errors(whole[name], {})
+        tables["fitted"] |= stack.errors(whole[name], stack.full.values)
+        tables["size"] |= stack.left_out(size_of)
+        tables["source"] |= stack.left_out(source_of)
+    print_errors(tables, judged)
+    if "--write" in arguments:
+        write_values(fits)
+        rows = [
+            (run, ask(run.setting), *tables["size"][run.setting], tables["source"][run.setting][0])
+            for run in judged
+            if run.setting in tables["size"] and run.tokens_per_s_per_gpu is not None
+        ]
+        write_errors(error_rows(rows))
+
+
+def print_fit(name: str, found: Calibration) -> None:
+    """What was determined."""
+    before, after = found.throughput_before, found.throughput_after
+    assert before is not None
+    assert after is not None
+    print(f"{name}: {found.runs} runs, median {before.median_frac:.1%} -> {after.median_frac:.1%}")
+    for e in found.estimates:
+        if e.determined:
+            print(f"    {e.parameter.path:32} {e.before:10.4g} -> {e.after:10.4g}   ({e.uncertainty:.0%} of its prior)")
+
+
+def print_errors(tables: dict[str, dict[Setting, tuple[float, float]]], judged: Sequence[PublishedRun]) -> None:
+    """By source, and each source counting once."""
+    sources = dict.fromkeys(run.setting.source for run in judged)
+    print(f"\n{'source':28}{'runs':>6}" + "".join(f"{name:>16}" for name in tables))
+    medians: dict[str, list[float]] = {name: [] for name in tables}
+    for source in sources:
+        cells = []
+        for name, table in tables.items():
+            errors = np.array([e for s, (e, _) in table.items() if s.source == source and np.isfinite(e)])
+            found = Residuals.of(1.0 + errors, np.ones_like(errors))
+            medians[name].append(found.median_frac)
+            cells.append(f"{found.median_frac:7.1%} {found.p90_frac:7.1%}")
+        print(f"{source:28}{found.points:6}" + "".join(f"{cell:>16}" for cell in cells))
+    print(f"{'median over sources':34}" + "".join(f"{np.median(m):8.1%}{'':8}" for m in medians.values()))
+    everything = [np.array([abs(e) for e, _ in table.values() if np.isfinite(e)]) for table in tables.values()]
+    cells = [f"{np.median(e):7.1%} {np.quantile(e, 0.9):7.1%}" for e in everything]
+    print(f"{'all runs (median, p90)':28}{len(everything[0]):6}" + "".join(f"{cell:>16}" for cell in cells))
+
+
+def write_values(fits: dict[str, Calibration]) -> None:
+    """Replace the fitted lines of each stack's table."""
+    text = STACKS.read_text(encoding="utf-8")
+    names = "|".join(re.escape(p.path.partition(".")[2]) for p in FITTED)
+    for stack, found in fits.items():
+        head, start, rest = text.partition(f"[{stack}]\n")
+        if not start:
+            continue
+        body, gap, tail = rest.partition("\n[")
+        lines = [x for x in body.rstrip("\n").splitlines() if not re.match(rf"({names}) = .*kind = \"fitted\"", x)]
+        assert found.throughput_after is not None
+        assert found.throughput_before is not None
+        why = (
+            f"tools/fit_published.py on {found.runs} carried runs of this stack: median error "
+            f"{found.throughput_before.median_frac:.1%} before, {found.throughput_after.median_frac:.1%} after"
+        )
+        for path, value in rounded(found.values).items():
+            name = path.partition(".")[2]
+            is_time = dimension(name) == "s"
+            written = f'"{show(value, "s", DIGITS).replace("µ", "u")}"' if is_time else f"{value:g}"
+            lines.append(f'{name} = {{ value = {written}, kind = "fitted", source = "{why}" }}')
+        text = head + start + "\n".join(lines) + "\n" + (f"\n{gap.lstrip()}" if gap else "") + tail
+    STACKS.write_text(text, encoding="utf-8")
+
+
+def write_errors(rows: Sequence[dict[str, object]]) -> None:
+    """For ``knee simulate``."""
+    with ERRORS.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    print(f"wrote {len(rows)} errors")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
