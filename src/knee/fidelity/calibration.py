@@ -202,17 +202,19 @@ class _Problem:
             raise MissingExtra("a fit needs scipy", hint="pip install 'knee[fit]'") from None
         low = np.array([p.scaled(p.low) for p in parameters])
         high = np.array([p.scaled(p.high) for p in parameters])
+        # the first step's length is that of the start: counted from zero, a start near it would never move
+        zero = low - 1.0
         found = least_squares(
-            lambda x: self.errors(parameters, _values(parameters, x)),
-            np.clip(_positions(parameters, start), low + 1e-9, high - 1e-9),
-            jac=lambda x: self.slopes(parameters, x),
-            bounds=(low, high),
+            lambda x: self.errors(parameters, _values(parameters, x + zero)),
+            np.clip(_positions(parameters, start), low + 1e-9, high - 1e-9) - zero,
+            jac=lambda x: self.slopes(parameters, x + zero),
+            bounds=(low - zero, high - zero),
             loss="soft_l1",
             xtol=1e-3,
             ftol=1e-3,
             max_nfev=most_steps,
         )
-        return _values(parameters, found.x)
+        return _values(parameters, found.x + zero)
 
 
 def _robust(errors: Floats) -> float:
