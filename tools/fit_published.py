@@ -27,7 +27,7 @@ from knee.fidelity.calibration import Calibration, calibrate
 from knee.fidelity.cases import cases_of, predicted
 from knee.fidelity.held_out import error_rows
 from knee.fidelity.jobs_of_runs import RunJob, job_of
-from knee.fidelity.parameters import PARAMETERS
+from knee.fidelity.parameters import PARAMETERS, Parameter
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import PublishedRun, Setting, read_runs
 from knee.specs.load import load_profile
@@ -57,9 +57,16 @@ def unfitted(profile: Profile, stacks: dict[str, dict[str, object]]) -> Profile:
     return replace(profile, **again)
 
 
+def is_fact(table: dict[str, object], parameter: Parameter) -> bool:
+    """Whether a stack's table states a value that was not fitted."""
+    value = table.get(parameter.path.partition(".")[2])
+    return isinstance(value, dict) and value.get("kind") != "fitted"
+
+
 def rounded(values: Values) -> Values:
     """As they are written."""
-    return {path: float(f"{value:.{DIGITS}g}") for path, value in values.items()}
+    shares = {p.path for p in FITTED if p.is_share}
+    return {k: round(v, DIGITS) if k in shares else float(f"{v:.{DIGITS}g}") for k, v in values.items()}
 
 
 def size_of(setting: Setting) -> Hashable:
@@ -75,9 +82,15 @@ def source_of(setting: Setting) -> Hashable:
 class Stack:
     """The runs of one profile: the carried ones that it is fitted on, and all that it is judged on."""
 
-    def __init__(self, carried: Sequence[PublishedRun], judged: Sequence[PublishedRun], ask: Callable[..., RunJob]):
+    def __init__(
+        self,
+        carried: Sequence[PublishedRun],
+        judged: Sequence[PublishedRun],
+        ask: Callable[..., RunJob],
+        parameters: Sequence[Parameter],
+    ):
         self.ask, self.carried, self.judged = ask, carried, judged
-        self.full = calibrate(cases_of(carried, ask)[0], FITTED if len(carried) >= FEWEST else ())
+        self.full = calibrate(cases_of(carried, ask)[0], parameters if len(carried) >= FEWEST else ())
 
     def errors(self, runs: Sequence[PublishedRun], values: Values) -> dict[Setting, tuple[float, float]]:
         """Of throughput and memory, NaN where nothing was measured."""
@@ -91,9 +104,10 @@ class Stack:
     def left_out(self, key: Key) -> dict[Setting, tuple[float, float]]:
         """Every run predicted by a fit that saw none that shares its key."""
         found: dict[Setting, tuple[float, float]] = {}
+        same = [e.parameter for e in self.full.estimates]
         for one in dict.fromkeys(key(run.setting) for run in self.judged):
             rest = [run for run in self.carried if key(run.setting) != one]
-            values = calibrate(cases_of(rest, self.ask)[0], FITTED, like=self.full).values if rest else {}
+            values = calibrate(cases_of(rest, self.ask)[0], same, like=self.full).values if rest else {}
             found |= self.errors([run for run in self.judged if key(run.setting) == one], values)
         return found
 
@@ -120,7 +134,8 @@ def main(arguments: Sequence[str]) -> None:
     fits, tables = {}, {"before": {}, "fitted": {}, "size": {}, "source": {}}
     groups, whole = of_profile(carried), of_profile(judged)
     for name in groups:
-        stack = Stack(groups[name], whole[name], ask)
+        free = [p for p in FITTED if not is_fact(stacks.get(name, {}), p)]
+        stack = Stack(groups[name], whole[name], ask, free)
         fits[name] = stack.full
         print_fit(name, stack.full)
         tables["before"] |= stack.errors(whole[name], {})
@@ -184,7 +199,10 @@ def write_values(fits: dict[str, Calibration]) -> None:
             f"tools/fit_published.py on {found.runs} carried runs of this stack: median error "
             f"{found.throughput_before.median_frac:.1%} before, {found.throughput_after.median_frac:.1%} after"
         )
+        unmoved = rounded({e.parameter.path: e.before for e in found.estimates})
         for path, value in rounded(found.values).items():
+            if value == unmoved[path]:
+                continue
             name = path.partition(".")[2]
             is_time = dimension(name) == "s"
             written = f'"{show(value, "s", DIGITS).replace("µ", "u")}"' if is_time else f"{value:g}"

@@ -130,8 +130,8 @@ def test_every_option_of_the_plan_reaches_it() -> None:
     plan = answer(
         *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "2", "--dp-replicate", "1",
         "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2", "--micro-batch", "2",
-        "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16", "--prefetch", "2", "--reduce-dtype", "fp32",
-        "--state-dtype", "bf16",
+        "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16", "--prefetch", "2",
+        "--reduce-dtype", "fp32", "--state-dtype", "bf16",
         "--cp-method", "ring", "--no-sequence-parallel", "--tp-overlap", "25%",
         "--placement", "cp-tp-dp_shard-dp_replicate-pp",
     )["plan"]

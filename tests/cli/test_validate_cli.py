@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
+from knee.study import paper
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
 ROWS = (
@@ -100,8 +101,24 @@ def test_only_status(tmp_path: Path) -> None:
     assert json.loads(knee(path, "--json").stdout)["median_of_sources_frac"] is None
 
 
-def test_no_file() -> None:
-    assert "a file of published runs is needed" in refused()
+def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "CLAIMS", paper.CLAIMS[:2])
+    result = knee("--json", "--rows", str(tmp_path / "rows.csv"))
+    assert result.exit_code == 0
+    found = json.loads(result.stdout)
+    assert found["headline_frac"] < 0.06
+    assert found["size_out_frac"] < 0.09
+    assert found["source_out_frac"] < 0.18
+    assert found["all_reduce"]["median_frac"] < 0.1
+    assert found["all_gather"]["median_frac"] < 0.1
+    assert all(source["reference"] for source in found["sources"])
+    assert sum(found["claims"]["tally"].values()) == 2
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) > 300
+    text = knee().stdout
+    assert "size left out" in text
+    assert "arxiv 2411.13055" in text.lower()
+    assert "arXiv 2205.05198" in text
+    assert "need a file" in refused("--profile", "eager")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -173,8 +173,10 @@ class _Problem:
     def uncertainty(self, parameters: Sequence[Parameter], values: Values) -> dict[str, float]:
         """What is left of each one's, over its prior's; the least determined are fixed one by one, as two that the runs
         cannot tell apart are both vague until one of them is."""
-        slopes = self.slopes(parameters, _positions(parameters, values))
         found: dict[str, float] = {}
+        if not parameters:
+            return found
+        slopes = self.slopes(parameters, _positions(parameters, values))
         free = list(range(len(parameters)))
         while free:
             some = slopes[:, free]

@@ -78,11 +78,12 @@ class Job:
                 hint=f"use a tp that divides {model.kv_heads} or is a multiple of it",
             )
         chunks = plan.pp * plan.virtual_stages
-        if chunks > model.layers:
+        # the embedding and the loss may have a stage of their own
+        if chunks > model.layers + 2:
             raise SpecError(
                 f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {chunks} stages, but {model.name} has "
                 f"{model.layers} layers",
-                hint=f"use at most {model.layers} stages in all",
+                hint=f"use at most {model.layers} stages in all, or two more for the embedding and the loss",
             )
         if plan.tp > 1 and plan.sequence_parallel and (self.seq_len // plan.cp) % plan.tp:
             raise SpecError(
