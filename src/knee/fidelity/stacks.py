@@ -74,7 +74,7 @@ STACKS = (
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
-        words=("megatron", "transformer engine"),
+        words=("megatron", "transformer engine", "korthikanti"),
         profile="fused",
         compiled_profile="fused",
         cp_method="ring",

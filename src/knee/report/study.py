@@ -123,7 +123,8 @@ def _fidelity(found: OwnFidelity) -> Section:
         for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
         if r is not None
     ]
-    runs = [asdict(s) for s in found.sources]
+    runs = [{k: "" if v is None else v for k, v in asdict(s).items()} for s in found.sources]
+    columns = tuple(name for name in runs[0] if name != "reference")
     return Section(
         id="fidelity",
         title="How far it can be trusted",
@@ -132,8 +133,9 @@ def _fidelity(found: OwnFidelity) -> Section:
         "where the source was (medians over sources of each one's median).",
         charts=(),
         tables=(
-            table("Published runs against predictions", tuple(runs[0]), runs),
+            table("Published runs against predictions; memory where it was read", columns, runs),
             table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(bandwidths[0]), bandwidths),
+            table("Where the runs were published", ("source", "reference"), runs),
         ),
     )
 
