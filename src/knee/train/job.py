@@ -1,0 +1,199 @@
+"""One real run as a value: what a worker is handed as JSON. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from knee.errors import SpecError
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+
+Device = Literal["cpu", "cuda"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """Everything a worker needs to know; valid or refused, like every spec."""
+
+    model: Model
+    plan: Plan
+    gpus: int
+    """Processes of the run: GPUs, or CPU processes."""
+    global_batch: int
+    """Sequences per optimizer step, over all processes."""
+    seq_len: int
+    steps: int = 60
+    """Optimizer steps in all, those of the warm-up included."""
+    warmup: int = 10
+    """First steps that are run and not reported."""
+    seed: int = 0
+    device: Device = "cpu"
+    dtype: Dtype = "fp32"
+    """Type of the products. The plan's ``state_dtype`` says how parameters and moments are kept."""
+    compile: bool = False
+    """torch.compile of every block and of the loss."""
+    attention: AttentionChoice = "auto"
+    lr: float = 3e-4
+    clip_norm: float = 1.0
+    """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
+    trace_steps: int = 0
+    """Steps after the last reported one that run under the profiler."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Where tokens come from; empty is synthetic tokens."""
+    out: str = ""
+    """Folder of the records; empty writes none."""
+    timeout_s: float = 600.0
+    """A collective that waits longer ends the run."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Passed through into the record: names, sources, versions, what the command line was."""
+
+    def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_trainable()
+        self._check_plan_fills_processes()
+        self._check_split_of_model()
+        self._check_batch()
+
+    @property
+    def microbatches(self) -> int:
+        """Microbatches that each data-parallel rank runs in one step."""
+        return self.global_batch // (self.plan.dp * self.plan.micro_batch)
+
+    @property
+    def local_sequences(self) -> int:
+        """Sequences of one data-parallel rank and step."""
+        return self.global_batch // self.plan.dp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step, over all processes."""
+        return self.global_batch * self.seq_len
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; ``from_json`` makes the same job of it."""
+        plain = asdict(self)
+        plain["plan"]["placement"] = list(self.plan.placement)
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> TrainJob:
+        """A job from plain data; unknown and missing keys are refused by name."""
+        rest = {k: v for k, v in plain.items() if k not in ("model", "plan")}
+        model = _made(Model, "model", plain.get("model", {}))
+        plan_of = dict(plain.get("plan", {}))
+        if "placement" in plan_of:
+            plan_of["placement"] = tuple(plan_of["placement"])
+        return _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
+
+    def _check_numbers(self) -> None:
+        for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("lr", "clip_norm", "trace_steps", "seed"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
+        if self.timeout_s <= 0:
+            raise SpecError(f"timeout_s is {self.timeout_s}; it must be positive")
+        if self.warmup >= self.steps:
+            raise SpecError(
+                f"warmup {self.warmup} leaves none of {self.steps} steps to report",
+                hint="give --steps more than --warmup",
+            )
+        for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice)):
+            if getattr(self, name) not in get_args(known):
+                raise SpecError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(known))}")
+
+    def _check_trainable(self) -> None:
+        model, plan = self.model, self.plan
+        llama = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
+        other = [f"{name} {getattr(model, name)}" for name, value in llama.items() if getattr(model, name) != value]
+        if other:
+            raise SpecError(
+                f"{model.name} has {', '.join(other)}: the trainer trains Llama decoders (swiglu, rmsnorm, rope, no "
+                "biases)",
+                hint="simulate it, or train a Llama model of its size",
+            )
+        if plan.precision == "fp8":
+            raise SpecError("fp8 products are simulated but not trained", hint="use --precision bf16")
+        if plan.sharding == "zero1":
+            raise SpecError(
+                "zero1 is simulated but not trained: FSDP2 has no mode that shards optimizer states alone",
+                hint="use --sharding fsdp_no_reshard, which shards gradients too, or ddp",
+            )
+        if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
+            raise SpecError("nothing is sharded: dp_shard and cp are 1", hint="use --sharding ddp")
+        if plan.cp > 1 and plan.cp_method == "ring":
+            raise SpecError("ring attention is simulated but not trained", hint="use --cp-method allgather")
+        if model.tied_embeddings and plan.pp > 1:
+            raise SpecError(
+                f"{model.name} ties its output projection to its embedding, which a pipeline puts on different ranks",
+                hint="use pp 1, or an untied model",
+            )
+        if self.dtype == "fp16" and plan.reduce_dtype == "bf16":
+            raise SpecError("fp16 training cannot reduce gradients in bf16", hint="use --reduce-dtype fp32")
+        if self.dtype == "fp16" and plan.state_dtype == "bf16":
+            raise SpecError("fp16 training keeps fp32 parameters", hint="use --state-dtype fp32")
+
+    def _check_plan_fills_processes(self) -> None:
+        plan = self.plan
+        if plan.gpus != self.gpus:
+            raise SpecError(
+                f"the plan fills {plan.gpus} processes, not {self.gpus}: dp_replicate({plan.dp_replicate}) * "
+                f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {self.gpus}",
+                hint=f"make the product {self.gpus}, for example by leaving --dp-shard out",
+            )
+
+    def _check_split_of_model(self) -> None:
+        model, plan = self.model, self.plan
+        for what, size in (("heads", model.heads), ("key-value heads", model.kv_heads), ("MLP columns", model.ffn)):
+            if size % plan.tp:
+                raise SpecError(
+                    f"{model.name} has {size} {what}, which tp {plan.tp} does not divide",
+                    hint=f"use a tp that divides {size}; replicated key-value heads are simulated but not trained",
+                )
+        chunks = plan.pp * plan.virtual_stages
+        if chunks > model.layers:
+            raise SpecError(
+                f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {chunks} stages, but {model.name} has "
+                f"{model.layers} layers",
+                hint=f"use at most {model.layers} stages in all",
+            )
+        if self.seq_len % (2 * plan.cp) and plan.cp > 1:
+            raise SpecError(
+                f"cp {plan.cp} cuts a sequence into {2 * plan.cp} equal blocks, but seq_len is {self.seq_len}",
+                hint=f"use a seq_len that is a multiple of {2 * plan.cp}",
+            )
+        if plan.tp > 1 and (self.seq_len // plan.cp) % plan.tp:
+            raise SpecError(
+                f"a sequence of {self.seq_len // plan.cp} tokens is not divisible by tp {plan.tp}",
+                hint="use a sequence length that tp x cp divides",
+            )
+
+    def _check_batch(self) -> None:
+        plan = self.plan
+        if self.global_batch % (plan.dp * plan.micro_batch):
+            raise SpecError(
+                f"global_batch {self.global_batch} is no multiple of dp_replicate({plan.dp_replicate}) * "
+                f"dp_shard({plan.dp_shard}) * micro_batch({plan.micro_batch})",
+                hint="change --micro-batch or the batch, or raise tp, pp or cp",
+            )
+        if plan.schedule == "interleaved" and plan.pp > 1 and self.microbatches % plan.pp:
+            raise SpecError(
+                f"the interleaved schedule runs microbatches in groups of pp; {self.microbatches} is not a multiple "
+                f"of {plan.pp}",
+                hint="change --micro-batch or the batch, or use --schedule 1f1b",
+            )
+
+
+def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
+    unknown = sorted(set(plain) - {f.name for f in fields(cls)})
+    if unknown:
+        raise SpecError(f"{where} has no field {', '.join(unknown)}")
+    try:
+        return cls(**plain)
+    except TypeError as e:
+        raise SpecError(f"{where} is not whole: {e}") from None
