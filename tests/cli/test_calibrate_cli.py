@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from knee.cli import main
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.runs import Setting
-from knee.report.files import csv_text
+from knee.files import csv_text
 from knee.single import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile

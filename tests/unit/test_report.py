@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.report.files import csv_text, make_folder, write_text
+from knee.files import csv_text, make_folder, write_text
 from knee.report.html import heading, shown, table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
 from knee.study.verdict import Tally, Verdict

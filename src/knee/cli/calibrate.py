@@ -99,7 +99,7 @@ def _names(texts: tuple[str, ...]) -> list[str]:
 
 def _check_out(out: Path, inputs: list[Path]) -> None:
     """Refuse before minutes of fitting what could not be written."""
-    from knee.report.files import make_folder
+    from knee.files import make_folder
 
     if out.suffix != ".toml":
         raise InputError(f"--out is {str(out)!r}; it should end in .toml, after a name")
@@ -131,7 +131,7 @@ def _write(out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs:
     from datetime import date
 
     from knee.fidelity.profile_file import profile_text
-    from knee.report.files import write_text
+    from knee.files import write_text
 
     write_text(out, profile_text(name, base, found, runs, files=files, date=date.today().isoformat()))
     click.echo(f"wrote {out}", err=True)

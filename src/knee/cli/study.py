@@ -37,7 +37,7 @@ def study(out: Path, as_json: bool) -> None:
     """
     from knee.cli.validate_own import print_fidelity
     from knee.fidelity.own_set import own_fidelity
-    from knee.report.files import csv_text, make_folder, write_text
+    from knee.files import csv_text, make_folder, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
     from knee.study.verdict import Tally, judge

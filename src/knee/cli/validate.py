@@ -93,7 +93,7 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
     from knee.cli.validate_runs import rows
     from knee.fidelity.own_set import own_fidelity, own_runs
     from knee.fidelity.validation import validate
-    from knee.report.files import csv_text, write_text
+    from knee.files import csv_text, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
     from knee.study.verdict import judge
@@ -138,7 +138,7 @@ def _bandwidths(path: Path) -> Answer:
 
 
 def _write_rows(path: Path, answer: Answer) -> None:
-    from knee.report.files import csv_text, write_text
+    from knee.files import csv_text, write_text
 
     write_text(path, csv_text(answer.rows))
     click.echo(f"wrote {path}", err=True)
