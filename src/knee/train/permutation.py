@@ -1,0 +1,67 @@
+"""Shuffles and random tokens that are functions of their place alone: no state, no memory, the same on every machine.
+
+NumPy does not promise that its generators give the same numbers in later versions; these do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Words = NDArray[np.uint64]
+
+ROUNDS = 8
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def mix(words: Words) -> Words:
+    """64 well-mixed bits for each word.
+
+    Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators (OOPSLA 2014): splitmix64.
+    """
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
+        words = words + _GOLDEN
+        words = (words ^ (words >> np.uint64(30))) * _FIRST
+        words = (words ^ (words >> np.uint64(27))) * _SECOND
+    return words ^ (words >> np.uint64(31))
+
+
+def key(*parts: int) -> np.uint64:
+    """One key from several numbers; another order is another key."""
+    word = np.zeros(1, np.uint64)
+    for part in parts:
+        word = mix(word ^ np.uint64(part % 2**64))
+    return np.uint64(word[0])
+
+
+def permute(places: Words, n: int, seed: int, epoch: int) -> Words:
+    """Where each of the places 0 .. n-1 lies in a shuffle of n; O(1) memory, whatever n is.
+
+    A Feistel network permutes the smallest power of two that holds n; what falls outside n is sent round again until
+    it falls inside (cycle walking), which takes fewer than two rounds on average.
+    Source: Black, Rogaway, Ciphers with arbitrary finite domains (CT-RSA 2002).
+    """
+    bits = max(2, (n - 1).bit_length())
+    keys = [key(seed, epoch, turn) for turn in range(ROUNDS)]
+    found = _feistel(places, bits, keys)
+    while (outside := found >= np.uint64(n)).any():
+        found[outside] = _feistel(found[outside], bits, keys)
+    return found
+
+
+def _feistel(words: Words, bits: int, keys: list[np.uint64]) -> Words:
+    low_bits = np.uint64(bits // 2)
+    low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
+    high, low = words >> low_bits, words & low_mask
+    for even, odd in zip(keys[::2], keys[1::2], strict=True):  # either line can be undone, so that nothing collides
+        high = high ^ (mix(low ^ even) & high_mask)
+        low = low ^ (mix(high ^ odd) & low_mask)
+    return (high << low_bits) | low
+
+
+def random_tokens(keys: Words, length: int, vocab_size: int) -> NDArray[np.int64]:
+    """A row of tokens below ``vocab_size`` for each key, all alike in probability (to 1 in 2**32 / vocab_size)."""
+    with np.errstate(over="ignore"):
+        words = mix(keys[:, None] + np.arange(length, dtype=np.uint64) * _GOLDEN)
+    return (((words >> np.uint64(32)) * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int64)

@@ -1,0 +1,244 @@
+"""What lies in a folder of shards: one JSON file, written last. Without it there are no shards.
+
+A shard is nothing but tokens, one after another, in little-endian words; documents follow each other, each with the
+tokenizer's end-of-text token behind it. Beside it lies a file with the place after each document that ends in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from knee.errors import InputError
+
+INDEX = "index.json"
+TOKENIZER = "tokenizer.json"
+VERSION = 1
+WIDTH = {"uint16": 2, "uint32": 4}
+END_BYTES = 8
+"""A document's end is a little-endian uint64: tokens of the shard up to and with its end-of-text token."""
+ANEW = "`knee data prepare` makes them anew"
+
+Dtype = Literal["uint16", "uint32"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shard:
+    """One file of tokens, and the one with the ends of its documents."""
+
+    file: str
+    tokens: int
+    sha256: str
+    ends_file: str
+    documents: int
+    """Documents that end in this shard; the last may go on in the next."""
+    ends_sha256: str
+
+    def __post_init__(self) -> None:
+        _check(self)
+        for name in (self.file, self.ends_file):
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is not the name of a file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """What made tokens of the text."""
+
+    path: str
+    """Where its file was; a copy lies beside the shards."""
+    sha256: str
+    vocab_size: int
+    """The largest token and one."""
+    eos: str
+    eos_id: int
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A file of text, as it was."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """All that the tokens depend on: the same question has the same shards."""
+
+    tokenizer: Tokenizer
+    sources: tuple[Source, ...]
+    field: str
+    split: Literal["file", "block"]
+    shard_tokens: int
+    max_bad_frac: float
+    tokenizers: str
+    """Version of the library."""
+
+    def differs_from(self, other: Asked) -> str | None:
+        """The first thing in which two questions differ, in words; None where they are one."""
+        mine, others = {s.path: s for s in self.sources}, {s.path: s for s in other.sources}
+        words = {
+            "the tokenizer": self.tokenizer.sha256 == other.tokenizer.sha256,
+            "the end-of-text token": self.tokenizer.eos_id == other.tokenizer.eos_id,
+            "the list of files": list(mine) == list(others),
+            "--field": self.field == other.field,
+            "--split": self.split == other.split,
+            "--shard-tokens": self.shard_tokens == other.shard_tokens,
+            "--max-bad": self.max_bad_frac == other.max_bad_frac,
+            "the version of tokenizers": self.tokenizers == other.tokenizers,
+        }
+        changed = next((f"the file {path}" for path, one in mine.items() if others.get(path, one) != one), None)
+        return next((what for what, same in words.items() if not same), changed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """What of the text is not in the shards."""
+
+    records: int = 0
+    """Lines or rows that could not be used."""
+    empty: int = 0
+    """Documents without text."""
+    first: tuple[str, ...] = ()
+    """The first bad ones: place and reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """A folder of shards."""
+
+    asked: Asked
+    dtype: Dtype
+    shards: tuple[Shard, ...]
+    left_out: LeftOut
+    text_bytes: int
+    """Bytes of UTF-8 text that the tokens stand for."""
+    version: int = VERSION
+
+    @property
+    def tokens(self) -> int:
+        """Of all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def documents(self) -> int:
+        """Of all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def identity(self) -> str:
+        """One word for the content of all shards, in their order."""
+        return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
+
+    def as_text(self) -> str:
+        """The file."""
+        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+
+    def check_sizes(self, folder: Path) -> None:
+        """Refuse shards that are missing or not of their length: quick, and enough against what was cut off."""
+        for shard in self.shards:
+            for name, size in ((shard.file, shard.tokens * WIDTH[self.dtype]),
+                               (shard.ends_file, shard.documents * END_BYTES)):
+                check_size(folder / name, size)
+
+    def check_content(self, folder: Path, tell: Callable[[Shard], None] = lambda _: None) -> None:
+        """Refuse shards whose bytes are not those that were written; reads all of them."""
+        self.check_sizes(folder)
+        for shard in self.shards:
+            for name, digest in ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256)):
+                if sha256_of(folder / name) != digest:
+                    raise InputError(f"{folder / name} is corrupt: its checksum is not the one it was written with",
+                                     hint=ANEW)
+            tell(shard)
+
+
+def read_index(folder: Path) -> Index:
+    """What lies in a folder, or one sentence about what is wrong with it."""
+    path = folder / INDEX
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{folder} has no shards: {INDEX} is not there",
+                         hint="`knee data prepare` makes them; an interrupted one has to be finished first") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not JSON", hint=ANEW) from None
+    if isinstance(data, dict) and data.get("version") != VERSION and isinstance(data.get("version"), int):
+        raise InputError(f"{path} is of version {data['version']}, and this knee reads version {VERSION}", hint=ANEW)
+    try:
+        return index_of(data)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{path} is not an index of shards: {_in_words(error)}", hint=ANEW) from None
+
+
+def index_of(data: dict[str, Any]) -> Index:
+    """From JSON; KeyError, TypeError or ValueError where it is not one."""
+    if data["dtype"] not in WIDTH:
+        raise ValueError(f"dtype is {data['dtype']!r}")
+    return Index(
+        asked=asked_of(data["asked"]), dtype=data["dtype"], shards=shards_of(data["shards"]),
+        left_out=left_out_of(data["left_out"]), text_bytes=int(data["text_bytes"]), version=data["version"],
+    )
+
+
+def asked_of(data: dict[str, Any]) -> Asked:
+    """From JSON."""
+    sources = tuple(Source(**source) for source in data["sources"])
+    return Asked(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
+
+
+def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
+    """From JSON."""
+    return tuple(Shard(**shard) for shard in data)
+
+
+def left_out_of(data: dict[str, Any]) -> LeftOut:
+    """From JSON."""
+    return LeftOut(**data | {"first": tuple(data["first"])})
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse a file that is missing or not as long as it was written."""
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}", hint=ANEW) from None
+    if found != size:
+        what = "cut off" if found < size else "too long"
+        raise InputError(f"{path} is {what}: it has {found:,} bytes, and was written with {size:,}", hint=ANEW)
+
+
+def sha256_of(path: Path) -> str:
+    """Checksum of a file's content."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _check(record: Any) -> None:
+    """Counts are not negative, and words are words: the index may have been edited, or be another program's."""
+    for name in record.__slots__:
+        value = getattr(record, name)
+        numeric = name in ("tokens", "documents", "vocab_size", "eos_id", "size_bytes", "mtime_ns")
+        good = isinstance(value, int) and (value >= 0 or name == "mtime_ns") if numeric else isinstance(value, str)
+        if not good:
+            raise ValueError(f"{name} is {value!r}")
+
+
+def _in_words(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error).splitlines()[0]
