@@ -82,7 +82,6 @@ class Asked:
     field: str
     split: Literal["file", "block"]
     shard_tokens: int
-    max_bad_frac: float
     tokenizers: str
     """Version of the library."""
 
@@ -96,7 +95,6 @@ class Asked:
             "--field": self.field == other.field,
             "--split": self.split == other.split,
             "--shard-tokens": self.shard_tokens == other.shard_tokens,
-            "--max-bad": self.max_bad_frac == other.max_bad_frac,
             "the version of tokenizers": self.tokenizers == other.tokenizers,
         }
         changed = next((f"the file {path}" for path, one in mine.items() if others.get(path, one) != one), None)
