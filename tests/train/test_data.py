@@ -1,0 +1,687 @@
+"""Text to shards to batches: deterministic, rank-independent, resumable, and never half-read."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from knee.errors import InputError, KneeError, MissingExtra
+from knee.train import shards as shards_module
+from knee.train import text as text_module
+from knee.train.permutation import permute, random_tokens
+from knee.train.shard_index import INDEX, read_index
+from knee.train.shards import JOURNAL, write_shards
+from knee.train.text import blocks, documents, find_files
+from knee.train.tokens import Prefetcher, Shards, Share, Synthetic, open_data
+
+needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
+needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+SENTENCES = [
+    "The quick brown fox jumps over the lazy dog.", "Größe, naïve café, ελληνικά, 中文 and 🙂 are text too.",
+    "Training on many GPUs waits for the network.", "A shard is nothing but tokens, one after another.",
+]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real byte-level BPE, small, that asks for truncation as files of chat models do."""
+    library = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    made = library.Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.train_from_iterator(SENTENCES, trainers.BpeTrainer(
+        vocab_size=320, special_tokens=["<|end_of_text|>"], show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.enable_truncation(max_length=8)
+    made.enable_padding(length=8)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """200 documents of different length, as JSON lines."""
+    path = tmp_path / "corpus.jsonl"
+    lines = [json.dumps({"text": f"{n}: " + " ".join(SENTENCES[n % 4 :] * (1 + n % 5)), "n": n}) for n in range(200)]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def decoded(folder: Path) -> list[str]:
+    """Documents of a folder of shards, read by their boundaries."""
+    from knee.train.encode import load_tokenizer
+
+    index, library = read_index(folder), load_tokenizer(folder / "tokenizer.json")
+    texts, held = [], []
+    for shard in index.shards:
+        tokens = np.fromfile(folder / shard.file, np.dtype(index.dtype).newbyteorder("<"))
+        begin = 0
+        for end in np.fromfile(folder / shard.ends_file, "<u8").tolist():
+            assert tokens[end - 1] == index.asked.tokenizer.eos_id
+            held += tokens[begin : end - 1].tolist()
+            texts.append(library.decode(held, skip_special_tokens=False))
+            held, begin = [], end
+        held += tokens[begin:].tolist()
+    assert not held
+    return texts
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.name.startswith("shard-")}
+
+
+# Text files.
+
+
+def texts_of(path: Path, **options: Any) -> list[str]:
+    return [text for block in blocks(path, **options) for text in documents(block, **options).texts]
+
+
+def test_plain_text_is_a_document_per_file_or_per_block(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\nmore\n\n \n\ntwo ünï\n\n".encode())
+    assert texts_of(path) == ["one\nmore\n\n \n\ntwo ünï\n\n"]
+    assert texts_of(path, split="block") == ["one\nmore", "two ünï"]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 10_000])
+def test_blocks_lose_nothing_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", size)
+    path, text = tmp_path / "a.txt", "eins\nzwei\n\ndrei ü\nvier\n\n\nfünf"
+    path.write_text(text, encoding="utf-8")
+    assert "".join(texts_of(path)) == text
+    assert texts_of(path, split="block") == ["eins\nzwei", "drei ü\nvier", "fünf"]
+    pieces = [documents(block) for block in blocks(path)]
+    assert [piece.goes_on for piece in pieces] == [True] * (len(pieces) - 1) + [False]
+
+
+def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "good"}\n\nnot json\n[1]\n{"other": 1, "x": 2}\n{"text": null}\n{"text": "\xff"}\n'
+                     b'{"text": "\\ud83d"}\n{"text": ""}\n{"text": "last"}')
+    (block,) = blocks(path)
+    found = documents(block)
+    assert found.texts == ["good", "last"]
+    assert (found.records, found.empty) == (9, 1)
+    assert [place.removeprefix(f"{path}, ") for place in found.bad] == [
+        "line 3: it is not JSON", "line 4: it is not a JSON object",
+        "line 5: it has no field 'text', but 'other', 'x'", "line 6: 'text' is null, not text",
+        "line 7: it is not UTF-8 text", "line 8: 'text' has half of a surrogate pair, which is no text",
+    ]
+
+
+def test_text_that_is_not_utf8_is_one_sentence_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"fine\ncaf\xe9\n")
+    with pytest.raises(InputError, match=r"a\.txt, line 2 \(byte 8\): it is not UTF-8 text"):
+        texts_of(path)
+
+
+def test_gzip_reads_the_same_and_a_torn_one_is_refused(tmp_path: Path, corpus: Path) -> None:
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(corpus.read_bytes()))
+    assert texts_of(packed) == texts_of(corpus)
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(InputError, match=r"b\.jsonl\.gz is corrupt"):
+        texts_of(packed)
+    packed.write_bytes(b"plain")
+    with pytest.raises(InputError, match=r"b\.jsonl\.gz is corrupt"):
+        texts_of(packed)
+
+
+@needs_pyarrow
+def test_parquet_reads_the_same(tmp_path: Path, corpus: Path) -> None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path, texts = tmp_path / "c.parquet", texts_of(corpus)
+    parquet.write_table(pa.table({"id": range(len(texts) + 1), "body": [*texts, None]}), path, row_group_size=64)
+    assert texts_of(path, field="body") == texts
+    bad = [place for block in blocks(path, field="body") for place in documents(block, field="body").bad]
+    assert bad == [f"{path}, row 201: 'body' is null, not text"]
+    with pytest.raises(InputError, match="has no column 'text', but 'id', 'body'"):
+        texts_of(path)
+    path.write_bytes(b"PAR1 not really")
+    with pytest.raises(InputError, match="is not a Parquet file that can be read"):
+        texts_of(path)
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "c.parquet").touch()
+    monkeypatch.setattr(text_module, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtra, match="needs pyarrow") as caught:
+        find_files([tmp_path])
+    assert caught.value.hint == "pip install 'knee[data]'"
+
+
+def test_folders_globs_and_files(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.jsonl", "deep/c.jsonl.gz", ".hidden/d.txt", "README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    names = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
+    assert names == ["a.jsonl", "b.txt", "deep/c.jsonl.gz"]
+    assert find_files([tmp_path / "b.txt", f"{tmp_path}/*.txt"]) == [tmp_path / "b.txt"]
+    for wrong, words in (("nothing.txt", "no such file"), ("README.md", "not a file that can be read"),
+                         ("deep/../.hidden/*.jsonl", "no such file")):
+        with pytest.raises(InputError, match=words):
+            find_files([tmp_path / wrong])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="has no text files"):
+        find_files([tmp_path / "empty"])
+
+
+# Preparing.
+
+
+@needs_tokenizers
+def test_documents_come_back_as_they_were(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    made = write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=5000)
+    index = made.index
+    assert made.made == len(index.shards) >= 1
+    assert decoded(tmp_path / "out") == texts_of(corpus)
+    assert (index.documents, index.dtype) == (200, "uint16")
+    assert index.text_bytes == sum(len(text.encode()) for text in texts_of(corpus))
+    assert index.asked.tokenizer.eos == "<|end_of_text|>"
+    assert read_index(tmp_path / "out") == index
+    assert not (tmp_path / "out" / JOURNAL).exists()
+
+
+@needs_tokenizers
+@pytest.mark.parametrize("kind", ["plain", "block"])
+def test_plain_text_comes_back_as_it_was(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch,
+                                         kind: str) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 100)
+    path, text = tmp_path / "a.txt", "\n".join(SENTENCES * 10)
+    path.write_text(text, encoding="utf-8")
+    (tmp_path / "b.txt").write_text("short", encoding="utf-8")
+    (tmp_path / "empty.txt").touch()
+    made = write_shards([tmp_path / n for n in ("a.txt", "b.txt", "empty.txt")], tokenizer, tmp_path / "out",
+                        split="block" if kind == "block" else "file", shard_tokens=100)
+    assert len(made.index.shards) > (1 if kind == "plain" else 0)
+    assert decoded(tmp_path / "out") == [text, "short"]
+    assert made.index.left_out.empty == 1
+
+
+@needs_tokenizers
+def test_shards_do_not_depend_on_jobs(tmp_path: Path, corpus: Path, tokenizer: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 4096)
+    one = write_shards([corpus], tokenizer, tmp_path / "one", shard_tokens=3000)
+    two = write_shards([corpus], tokenizer, tmp_path / "two", shard_tokens=3000, jobs=2)
+    assert one == two
+    assert len(one.index.shards) > 3
+    assert content(tmp_path / "one") == content(tmp_path / "two")
+
+
+@needs_tokenizers
+def test_what_is_there_is_not_made_again(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    out = tmp_path / "out"
+    first = write_shards([corpus], tokenizer, out)
+    before = (out / INDEX).stat().st_mtime_ns
+    again = write_shards([corpus], tokenizer, out)
+    assert (again.made, again.index, (out / INDEX).stat().st_mtime_ns) == (0, first.index, before)
+    with pytest.raises(InputError, match="something else: --split differs"):
+        write_shards([corpus], tokenizer, out, split="block")
+    corpus.write_text(corpus.read_text(encoding="utf-8") + '{"text": "new"}\n', encoding="utf-8")
+    with pytest.raises(InputError, match=r"something else: the file .*corpus\.jsonl differs") as caught:
+        write_shards([corpus], tokenizer, out)
+    assert "--fresh" in str(caught.value.hint)
+    assert write_shards([corpus], tokenizer, out, fresh=True).index.documents == 201
+
+
+class Interrupted(Exception):
+    pass
+
+
+@needs_tokenizers
+@pytest.mark.parametrize("damage", ["none", "torn journal", "damaged shard", "missing shard"])
+def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, tokenizer: Path, damage: str,
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
+    corpus.write_text(corpus.read_text(encoding="utf-8") + "bad\n", encoding="utf-8")
+    second = tmp_path / "second.jsonl"
+    second.write_bytes(corpus.read_bytes())
+    whole = write_shards([corpus, second], tokenizer, tmp_path / "whole", shard_tokens=2500)
+    out, seen = tmp_path / "out", []
+
+    def stop(told: Any) -> None:
+        seen.append(told)
+        if told.tokens > whole.index.tokens * 0.7:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        write_shards([corpus, second], tokenizer, out, shard_tokens=2500, tell=stop)
+    assert not list(out.glob("*.part"))
+    with pytest.raises(InputError, match=r"has no shards: index\.json is not there"):
+        read_index(out)
+    finished = len(list(out.glob("shard-*.bin")))
+    match damage:
+        case "torn journal":
+            (out / JOURNAL).write_bytes((out / JOURNAL).read_bytes()[:-30])
+            finished -= 1
+        case "damaged shard":
+            data = bytearray((out / "shard-00002.bin").read_bytes())
+            data[100] ^= 1
+            (out / "shard-00002.bin").write_bytes(data)
+            finished = 2
+        case "missing shard":
+            (out / "shard-00000.ends").unlink()
+            finished = 0
+    again = write_shards([corpus, second], tokenizer, out, shard_tokens=2500)
+    assert again.index == whole.index
+    assert again.made == len(whole.index.shards) - finished
+    assert content(out) == content(tmp_path / "whole")
+    assert again.index.left_out.records == 2
+
+
+@needs_tokenizers
+def test_a_killed_preparation_leaves_nothing_half_read_and_no_processes(tmp_path: Path, tokenizer: Path) -> None:
+    corpus = tmp_path / "big.jsonl"
+    corpus.write_text("".join(json.dumps({"text": f"{n} " + " ".join(SENTENCES * 40)}) + "\n" for n in range(1500)),
+                      encoding="utf-8")
+    code = ("import sys; from pathlib import Path; from knee.train.shards import write_shards\n"
+            "if __name__ == '__main__': write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, "
+            "shard_tokens=200_000)")
+    script, out = tmp_path / "go.py", tmp_path / "out"
+    script.write_text(code, encoding="utf-8")
+    process = subprocess.Popen([sys.executable, script, corpus, tokenizer, out])
+    while process.poll() is None and not (out / "shard-00001.bin").exists():
+        time.sleep(0.01)
+    children = [int(pid) for pid in _children(process.pid)]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / INDEX).exists(), "it was over before it could be killed: make the text longer"
+    again = write_shards([corpus], tokenizer, out, shard_tokens=200_000)
+    assert again.made <= len(again.index.shards) - 1
+    assert again.index.documents == 1500
+    again.index.check_content(out)
+    assert not list(out.glob("*.part"))
+    deadline = time.monotonic() + 20
+    while any(_runs(pid) for pid in children) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(_runs(pid) for pid in children)
+
+
+def _children(pid: int) -> list[str]:
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    return path.read_text(encoding="utf-8").split() if path.exists() else []
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@needs_tokenizers
+def test_two_preparations_do_not_mix(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    def at_the_same_time(_: Any) -> None:
+        with pytest.raises(InputError, match="is being prepared by another process"):
+            write_shards([corpus], tokenizer, tmp_path / "out")
+
+    write_shards([corpus], tokenizer, tmp_path / "out", tell=at_the_same_time)
+
+
+@needs_tokenizers
+def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(tmp_path: Path, corpus: Path, tokenizer: Path,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
+    out, real, calls = tmp_path / "out", os.fsync, []
+
+    def full(handle: int) -> None:
+        calls.append(handle)
+        if len(calls) == 5:  # two files a shard: in the third
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(shards_module.os, "fsync", full)
+    with pytest.raises(InputError, match="shard-00002 cannot be written: No space left on device") as caught:
+        write_shards([corpus], tokenizer, out, shard_tokens=2500)
+    assert "goes on" in str(caught.value.hint)
+    assert not list(out.glob("*.part"))
+    again = write_shards([corpus], tokenizer, out, shard_tokens=2500)
+    assert again.made == len(again.index.shards) - 2
+
+
+@needs_tokenizers
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_disk_that_really_is_full(tmp_path: Path, corpus: Path, tokenizer: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.open
+    monkeypatch.setattr(Path, "open", lambda self, *a, **k: open("/dev/full", *a, **k)  # noqa: SIM115
+                        if self.name.endswith(".bin.part") else real(self, *a, **k))
+    monkeypatch.setattr(shards_module.os, "unlink", lambda _: None)
+    with pytest.raises(InputError, match="shard-00000 cannot be written: No space left on device"):
+        write_shards([corpus], tokenizer, tmp_path / "out")
+    assert not (tmp_path / "out" / INDEX).exists()
+
+
+@needs_tokenizers
+def test_too_many_bad_lines_are_refused_and_few_are_counted(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    corpus.write_text(corpus.read_text(encoding="utf-8") + "not json\n" * 3, encoding="utf-8")
+    with pytest.raises(InputError, match=r"3 of 203 records of .*corpus\.jsonl cannot be used.*line 201: it is not"):
+        write_shards([corpus], tokenizer, tmp_path / "out")
+    made = write_shards([corpus], tokenizer, tmp_path / "out", max_bad_frac=0.02)
+    assert made.index.left_out.records == 3
+    assert made.index.left_out.first[0].endswith("corpus.jsonl, line 201: it is not JSON")
+
+
+@needs_tokenizers
+def test_a_large_good_file_does_not_hide_a_small_bad_one(tmp_path: Path, tokenizer: Path) -> None:
+    good, bad = tmp_path / "0.jsonl", tmp_path / "1.jsonl"
+    good.write_text('{"text": "a"}\n' * 10_000, encoding="utf-8")
+    bad.write_text('{"text": "a"}\n' * 3 + '{"body": "a"}\n' * 200, encoding="utf-8")
+    with pytest.raises(InputError, match=r"200 of 203 records of .*1\.jsonl"):
+        write_shards([good, bad], tokenizer, tmp_path / "out", max_bad_frac=0.5)
+    with pytest.raises(InputError, match=r"200 of 203 records of .*1\.jsonl"):
+        write_shards([bad, good], tokenizer, tmp_path / "other", max_bad_frac=0.5)
+
+
+@needs_tokenizers
+def test_tokenizers_that_cannot_be_used(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
+    broken = tmp_path / "broken.json"
+    broken.write_text("{}", encoding="utf-8")
+    with pytest.raises(InputError, match="is not a tokenizer"):
+        write_shards([corpus], broken, tmp_path / "out")
+    with pytest.raises(InputError, match="is not there"):
+        write_shards([corpus], tmp_path / "none.json", tmp_path / "out")
+    with pytest.raises(InputError, match="has no token '</s>'") as caught:
+        write_shards([corpus], tokenizer, tmp_path / "out", eos="</s>")
+    assert "<|end_of_text|>" in str(caught.value.hint)
+    assert not (tmp_path / "out").exists()
+
+
+@needs_tokenizers
+def test_files_without_text_are_refused(tmp_path: Path, tokenizer: Path) -> None:
+    for name in ("a.txt", "b.jsonl"):
+        (tmp_path / name).touch()
+    with pytest.raises(InputError, match="there is no text in"):
+        write_shards([tmp_path / "a.txt", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out")
+
+
+def test_without_tokenizers_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").touch()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(MissingExtra, match="needs tokenizers") as caught:
+        write_shards([tmp_path / "a.txt"], tmp_path / "tokenizer.json", tmp_path / "out")
+    assert caught.value.hint == "pip install 'knee[data]'"
+
+
+# Reading.
+
+
+@pytest.fixture
+def folder(tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Several shards, so that sequences reach from one into the next."""
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
+    made = write_shards([corpus], tokenizer, tmp_path / "folder", shard_tokens=2500)
+    assert len(made.index.shards) > 4
+    return tmp_path / "folder"
+
+
+KNOWN_ORDER = [9, 0, 7, 1, 6, 5, 3, 8, 4, 2]
+KNOWN_TOKENS = [[21500, 2036, 1549, 26851, 23519]]
+SHARE = Share(seq_len=64, global_batch=8, seed=3)
+
+
+def shards(folder: Path, share: Share = SHARE, vocab_size: int = 320) -> Shards:
+    return Shards(folder, share, vocab_size=vocab_size)
+
+
+def test_an_epoch_reads_every_sequence_once(folder: Path) -> None:
+    data = shards(folder, replace(SHARE, global_batch=1))
+    stream = np.concatenate([np.fromfile(folder / s.file, "<u2") for s in data.index.shards]).astype(np.int64)
+    assert data.sequences == (len(stream) - 1) // 64 > 100
+    expected = {tuple(stream[64 * n : 64 * n + 65]) for n in range(data.sequences)}
+    epochs = [[tuple(data.batch(step)[0]) for step in range(n * data.sequences, (n + 1) * data.sequences)]
+              for n in (0, 1)]
+    for epoch in epochs:
+        assert set(epoch) == expected
+    assert epochs[0] != epochs[1]
+    assert epochs[0] != sorted(epochs[0])
+
+
+@pytest.mark.parametrize("kind", ["shards", "synthetic"])
+def test_the_global_batch_does_not_depend_on_the_ranks(folder: Path, kind: str) -> None:
+    source = {"kind": kind} | ({"path": str(folder)} if kind == "shards" else {})
+    for step in (0, 1, 17, 1000):
+        shares = [[replace(SHARE, dp_rank=rank, dp_size=size) for rank in range(size)] for size in (1, 2, 4, 8)]
+        batches = [np.concatenate([open_data(source, share, vocab_size=320).batch(step) for share in ranks])
+                   for ranks in shares]
+        assert batches[0].shape == (8, 65)
+        assert batches[0].dtype == np.int64
+        for batch in batches[1:]:
+            np.testing.assert_array_equal(batch, batches[0])
+
+
+@pytest.mark.parametrize("kind", ["shards", "synthetic"])
+def test_a_run_that_goes_on_reads_what_it_would_have_read(folder: Path, kind: str) -> None:
+    source = {"kind": kind} | ({"path": str(folder)} if kind == "shards" else {})
+    first = open_data(source, SHARE, vocab_size=320)
+    run = [first.batch(step) for step in range(60)]
+    second = open_data(source, SHARE, vocab_size=320)
+    np.testing.assert_array_equal(second.batch(59), run[59])
+    assert len({batch.tobytes() for batch in run}) == 60
+    other = open_data(source, replace(SHARE, seed=4), vocab_size=320)
+    assert not np.array_equal(other.batch(0), run[0])
+
+
+def test_known_values_never_change() -> None:
+    """A run must be repeatable with later versions too."""
+    assert permute(np.arange(10, dtype=np.uint64), 10, 7, 0).tolist() == KNOWN_ORDER
+    assert Synthetic(Share(seq_len=4, global_batch=1, seed=1), vocab_size=32_000).batch(5).tolist() == KNOWN_TOKENS
+
+
+@given(n=st.integers(1, 5000), seed=st.integers(0, 2**64 - 1), epoch=st.integers(0, 1000))
+def test_a_shuffle_is_a_permutation(n: int, seed: int, epoch: int) -> None:
+    found = permute(np.arange(n, dtype=np.uint64), n, seed, epoch)
+    assert sorted(found.tolist()) == list(range(n))
+
+
+def test_a_shuffle_of_huge_data_takes_no_memory() -> None:
+    n = 10**15
+    found = permute(np.arange(n - 1000, n, dtype=np.uint64), n, 1, 2)
+    assert len(set(found.tolist())) == 1000
+    assert found.max() < n
+    # uniform: the mean of 1000 places lies within 4 standard errors of the middle
+    assert abs(found.mean() / n - 0.5) < 4 / np.sqrt(12 * 1000)
+    near = permute(np.arange(10_000, dtype=np.uint64), 10_000, 1, 2).astype(float)
+    assert abs(np.corrcoef(near[:-1], near[1:])[0, 1]) < 0.05
+
+
+def test_synthetic_tokens_are_uniform() -> None:
+    tokens = random_tokens(np.arange(64, dtype=np.uint64), 4096, 100)
+    counts = np.bincount(tokens.ravel(), minlength=100)
+    assert len(counts) == 100
+    chi2 = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+    assert 40 < chi2 < 190  # 99 degrees of freedom
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(folder: Path) -> None:
+    used = read_index(folder).asked.tokenizer.vocab_size
+    shards(folder, vocab_size=used)
+    with pytest.raises(InputError, match=f"a vocabulary of {used}, and the model's has {used - 1}"):
+        shards(folder, vocab_size=used - 1)
+
+
+def test_shards_that_are_not_whole_are_refused_by_name(folder: Path) -> None:
+    path = folder / "shard-00001.bin"
+    data = path.read_bytes()
+    path.write_bytes(data[:-2])
+    with pytest.raises(InputError, match=r"shard-00001\.bin is cut off: it has [\d,]+ bytes, and was written with"):
+        shards(folder)
+    path.write_bytes(data + b"\0\0")
+    with pytest.raises(InputError, match=r"shard-00001\.bin is too long"):
+        shards(folder)
+    path.unlink()
+    with pytest.raises(InputError, match=r"shard-00001\.bin cannot be read: No such file"):
+        shards(folder)
+
+
+def test_changed_bytes_are_found_by_the_checksums(folder: Path) -> None:
+    path = folder / "shard-00002.bin"
+    data = bytearray(path.read_bytes())
+    data[10] ^= 1
+    path.write_bytes(data)
+    opened = shards(folder)
+    with pytest.raises(InputError, match=r"shard-00002\.bin is corrupt: its checksum"):
+        opened.verify()
+
+
+def test_a_token_beyond_the_vocabulary_is_an_error_and_not_a_crash(folder: Path) -> None:
+    for shard in read_index(folder).shards:
+        (folder / shard.file).write_bytes(b"\xff" * shard.tokens * 2)
+    with pytest.raises(InputError, match=r"shard-\d+\.bin is corrupt: token 65,535 is beyond its vocabulary"):
+        shards(folder).batch(0)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("not json", "is not JSON"), ("[]", "is not an index"), ("{}", "is not an index of shards: it has no 'dtype'"),
+    ('{"version": 99}', "is of version 99"), ("[" * 100_000, "is not JSON"),
+])  # fmt: skip
+def test_an_index_that_is_none(folder: Path, text: str, words: str) -> None:
+    (folder / INDEX).write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        shards(folder)
+
+
+@pytest.mark.parametrize(("field", "value"), [("tokens", -1), ("tokens", "x"), ("file", "../a"), ("sha256", None)])
+def test_an_index_that_was_edited(folder: Path, field: str, value: object) -> None:
+    data = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    data["shards"][0][field] = value
+    (folder / INDEX).write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match="is not an index of shards"):
+        shards(folder)
+
+
+def test_what_cannot_be_read(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no shards"):
+        shards(tmp_path)
+    with pytest.raises(InputError, match="one sequence needs 1,000,001"):
+        shards(folder, replace(SHARE, seq_len=1_000_000))
+    with pytest.raises(InputError, match="not a multiple of dp_size 3"):
+        replace(SHARE, dp_size=3)
+    with pytest.raises(InputError, match="dp_rank is 2"):
+        replace(SHARE, dp_rank=2, dp_size=2)
+    with pytest.raises(InputError, match="data is"):
+        open_data({"kind": "shard"}, SHARE, vocab_size=1)
+    with pytest.raises(InputError, match="step is -1"):
+        shards(folder).batch(-1)
+    assert isinstance(open_data({}, SHARE, vocab_size=10), Synthetic)
+
+
+def test_what_was_read_is_described(folder: Path) -> None:
+    described = shards(folder).describe()
+    assert described["kind"] == "shards"
+    assert described["sha256"] == read_index(folder).identity
+    json.dumps(described)
+    assert Synthetic(SHARE, vocab_size=5).describe() == {"kind": "synthetic", "seed": 3, "vocab_size": 5}
+
+
+def test_training_reads_without_the_extras(folder: Path) -> None:
+    """Workers have torch and NumPy, and nothing that prepared the text."""
+    code = ("import sys\nfor name in ('tokenizers', 'pyarrow', 'click', 'pydantic', 'rich'): sys.modules[name] = None\n"
+            "from pathlib import Path\nfrom knee.train.tokens import *\n"
+            f"print(Shards(Path({str(folder)!r}), Share(seq_len=8, global_batch=2), vocab_size=320).batch(0).shape)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "(2, 9)\n", done.stderr
+
+
+# Reading ahead.
+
+
+class Slow:
+    """Batches that take a while, or fail."""
+
+    def __init__(self, seconds: float = 0.0, fails_at: int | None = None) -> None:
+        self.seconds, self.fails_at, self.read = seconds, fails_at, 0
+
+    def batch(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        time.sleep(self.seconds)
+        if step == self.fails_at:
+            raise InputError("the shard is gone")
+        self.read += 1
+        return np.full((2, 3), step)
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+
+@needs_torch
+def test_steps_come_in_order_and_from_where_it_is_told() -> None:
+    with Prefetcher(Slow(), start=5, stop=9, ahead=3) as batches:
+        got = [batches.next() for _ in range(4)]
+        assert [int(tokens[0, 0]) for tokens in got] == [5, 6, 7, 8]
+        assert got[0].shape == (2, 3)
+        assert batches.step == 9
+        with pytest.raises(KneeError, match="step 9 is not read: the prefetcher is done"):
+            batches.next()
+
+
+@needs_torch
+def test_time_spent_waiting_is_told_and_is_none_where_reading_is_quicker() -> None:
+    with Prefetcher(Slow(0.05)) as batches:
+        for _ in range(4):
+            batches.next()
+        assert 0.1 < batches.waited_s < 0.6
+    with Prefetcher(Slow()) as batches:
+        batches.next()
+        first = batches.waited_s
+        for _ in range(5):
+            time.sleep(0.03)  # the step
+            batches.next()
+        assert batches.waited_s - first < 0.03
+
+
+@needs_torch
+def test_it_reads_no_further_ahead_than_told() -> None:
+    source = Slow()
+    with Prefetcher(source, ahead=3):
+        time.sleep(0.2)
+        assert source.read == 3
+
+
+@needs_torch
+def test_what_goes_wrong_in_the_thread_is_raised_at_its_step() -> None:
+    with Prefetcher(Slow(fails_at=2), ahead=4) as batches:
+        assert [int(batches.next()[0, 0]) for _ in range(2)] == [0, 1]
+        for _ in range(2):
+            with pytest.raises(InputError, match="the shard is gone"):
+                batches.next()
+
+
+@needs_torch
+def test_it_stops_wherever_it_is() -> None:
+    for ahead, taken in ((1, 0), (2, 1), (4, 3)):
+        batches = Prefetcher(Slow(), ahead=ahead)
+        for _ in range(taken):
+            batches.next()
+        batches.close()
+        batches.close()
+        assert not batches._thread.is_alive()
+        with pytest.raises(KneeError, match="closed"):
+            batches.next()
+    failed = Prefetcher(Slow(fails_at=0))
+    failed.close()
+
