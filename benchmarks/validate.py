@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from knee.fidelity.bandwidth_errors import validate_bandwidths
-from knee.fidelity.bandwidths import own_bandwidths
+from knee.fidelity.bandwidths import carried_bandwidths
 from knee.fidelity.runs import read_runs
 from knee.fidelity.validation import validate
 
@@ -50,7 +50,7 @@ def main() -> None:
         given = Path(sys.argv[1]) if len(sys.argv) > 1 else GATHERED
         path = given if given.exists() or len(sys.argv) > 1 else made_up(Path(folder) / "runs.csv")
         runs = best_of_three(lambda: validate(read_runs(path)).all.rows)
-    collectives = best_of_three(lambda: validate_bandwidths(own_bandwidths()).all.rows)
+    collectives = best_of_three(lambda: validate_bandwidths(carried_bandwidths()).all.rows)
     for name, (rows, seconds) in ((path.name, runs), ("collectives.csv", collectives)):
         print(f"{name}: {rows:,} rows in {seconds:.2f} s, {rows / seconds:,.0f} rows a second")
 

@@ -4,8 +4,9 @@
 
 Fitted on: the runs of src/knee/catalog/validation/runs.csv that ran, stack by stack. Each parameter of
 ``fidelity.parameters`` starts from the stack's base profile with its prior; what a stack's runs do not determine stays
-there. Judged on: the same runs without the model size, and without the source, that is predicted; and, where a larger
-file is given, on its rows, of which the carried ones are a part.
+there. Judged on: the same runs without the model size, and without the source, that is predicted (the choice of
+parameters is the whole fit's, their values are not; facts about a stack stay); and, where a larger file is given, on
+its rows, of which the carried ones are a part.
 
 --write puts the values into src/knee/catalog/profiles/stacks.toml (kind "fitted") and the errors of runs that a fit did
 not see into src/knee/catalog/validation/errors.csv, from which ``knee simulate`` reads how far it can be trusted.
@@ -17,7 +18,7 @@ import csv
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ import numpy as np
 
 from knee.fidelity.calibration import Calibration, calibrate
 from knee.fidelity.cases import cases_of, predicted
-from knee.fidelity.held_out import error_rows
+from knee.fidelity.error_table import error_rows
 from knee.fidelity.jobs_of_runs import RunJob, job_of
 from knee.fidelity.parameters import PARAMETERS, Parameter
 from knee.fidelity.residuals import Residuals
@@ -37,27 +38,40 @@ from knee.units import dimension, show
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 CARRIED, STACKS = CATALOG / "validation/runs.csv", CATALOG / "profiles/stacks.toml"
 ERRORS = CATALOG / "validation/errors.csv"
-MEMORY = ("profile.context_bytes", "profile.allocator_frac")
-FITTED = tuple(p for p in PARAMETERS if p.path not in MEMORY)
-"""Memory is set apart, by readings of it."""
+FITTED = PARAMETERS
 FEWEST = 8
 """Runs below which a stack keeps its base's values."""
 DIGITS = 3
 
 Key = Callable[[Setting], Hashable]
 Values = dict[str, float]
+Tables = Mapping[str, Mapping[str, object]]
 
 
-def unfitted(profile: Profile, stacks: dict[str, dict[str, object]]) -> Profile:
-    """A stack's profile before it was fitted: its facts, and its base's values."""
-    table = stacks[profile.name]
-    base = load_profile(str(table["base"])).spec
-    names = [p.path.partition(".")[2] for p in FITTED]
-    again = {n: getattr(base, n) for n in names if isinstance(v := table.get(n), dict) and v.get("kind") == "fitted"}
-    return replace(profile, **again)
+def prior(profile: Profile, stacks: Tables, fitted: Mapping[str, Values]) -> Profile:
+    """A stack's profile before it is fitted: its own facts, and else what its bases have, fitted in this very run."""
+    values = {}
+    for p in FITTED:
+        name, table = p.path.partition(".")[2], profile.name
+        while table in stacks:
+            if is_fact(stacks[table], p) or (table != profile.name and p.path in fitted.get(table, {})):
+                break
+            table = str(stacks[table]["base"])
+        known = fitted.get(table, {}) if table != profile.name else {}
+        values[name] = known.get(p.path, getattr(load_profile(table).spec, name))
+    return replace(profile, **values)
 
 
-def is_fact(table: dict[str, object], parameter: Parameter) -> bool:
+def bases(name: str, stacks: Tables) -> list[str]:
+    """The profiles that one is laid over, nearest first."""
+    found = []
+    while name in stacks:
+        name = str(stacks[name]["base"])
+        found.append(name)
+    return found
+
+
+def is_fact(table: Mapping[str, object], parameter: Parameter) -> bool:
     """Whether a stack's table states a value that was not fitted."""
     value = table.get(parameter.path.partition(".")[2])
     return isinstance(value, dict) and value.get("kind") != "fitted"
@@ -119,11 +133,13 @@ def main(arguments: Sequence[str]) -> None:
     carried = [run for run in read_runs(CARRIED).runs if run.status == "ok"]
     judged = [run for run in read_runs(files[0]).runs if run.status == "ok"] if files else carried
 
+    fitted: dict[str, Values] = {}
+
     def ask(setting: Setting) -> RunJob:
         asked = job_of(setting)
         if asked.job.profile.name not in stacks:
             return asked
-        return replace(asked, job=replace(asked.job, profile=unfitted(asked.job.profile, stacks)))
+        return replace(asked, job=replace(asked.job, profile=prior(asked.job.profile, stacks, fitted)))
 
     def of_profile(runs: Sequence[PublishedRun]) -> dict[str, list[PublishedRun]]:
         groups: dict[str, list[PublishedRun]] = {}
@@ -133,16 +149,21 @@ def main(arguments: Sequence[str]) -> None:
 
     fits, tables = {}, {"before": {}, "fitted": {}, "size": {}, "source": {}}
     groups, whole = of_profile(carried), of_profile(judged)
-    for name in groups:
+    # a base before what is laid over it
+    for name in sorted(groups, key=lambda n: len(bases(n, stacks))):
         free = [p for p in FITTED if not is_fact(stacks.get(name, {}), p)]
         stack = Stack(groups[name], whole[name], ask, free)
-        fits[name] = stack.full
+        fits[name], fitted[name] = stack.full, rounded(stack.full.values)
         print_fit(name, stack.full)
         tables["before"] |= stack.errors(whole[name], {})
         tables["fitted"] |= stack.errors(whole[name], stack.full.values)
         tables["size"] |= stack.left_out(size_of)
         tables["source"] |= stack.left_out(source_of)
     print_errors(tables, judged)
+    seen = {run.setting for run in carried}
+    if rest := [run for run in judged if run.setting not in seen]:
+        print("\nruns that are not carried, and so were never fitted on")
+        print_errors({k: {s: e for s, e in t.items() if s not in seen} for k, t in tables.items()}, rest)
     if "--write" in arguments:
         write_values(fits)
         rows = [
@@ -150,7 +171,9 @@ def main(arguments: Sequence[str]) -> None:
             for run in judged
             if run.setting in tables["size"] and run.tokens_per_s_per_gpu is not None
         ]
-        write_errors(error_rows(rows))
+        own = {run.setting for run in carried}
+        flags = [int(run.setting in own) for run, *_ in rows]
+        write_errors([row | {"carried": flag} for row, flag in zip(error_rows(rows), flags, strict=True)])
 
 
 def print_fit(name: str, found: Calibration) -> None:
@@ -204,8 +227,10 @@ def write_values(fits: dict[str, Calibration]) -> None:
             if value == unmoved[path]:
                 continue
             name = path.partition(".")[2]
-            is_time = dimension(name) == "s"
-            written = f'"{show(value, "s", DIGITS).replace("µ", "u")}"' if is_time else f"{value:g}"
+            written = {
+                "s": f'"{show(value, "s", DIGITS).replace("µ", "u")}"',
+                "bytes": f'"{value / 1e9:g} GB"',
+            }.get(dimension(name) or "", f"{value:g}")
             lines.append(f'{name} = {{ value = {written}, kind = "fitted", source = "{why}" }}')
         text = head + start + "\n".join(lines) + "\n" + (f"\n{gap.lstrip()}" if gap else "") + tail
     STACKS.write_text(text, encoding="utf-8")

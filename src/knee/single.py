@@ -125,7 +125,8 @@ def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[Row]:
     # embedding and head exchange once forward and once backward, each on one stage
     again = 1.0 + float(table.repeats_frac[0])
     ends = 2.0 * m / stages
-    gathers, scatters = layer_passes * (2.0 * again + 4.0) + ends, layer_passes * (2.0 * again + 2.0) + ends
+    backward = 2.0 if w.profile.keeps_gathered else 4.0
+    gathers, scatters = layer_passes * (2.0 * again + backward) + ends, layer_passes * (2.0 * again + 2.0) + ends
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
     rows: list[Row] = [
         ("all_gather", "tp", tp, gathers * sp, size, gathers * sp * exchange),

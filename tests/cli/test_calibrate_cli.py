@@ -270,7 +270,7 @@ def test_steps_of_a_probe() -> None:
 
 
 def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.fidelity.own_profile.calibrate", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("knee.fidelity.user_profile.calibrate", lambda *_: pytest.fail("it was fitted"))
     (tmp_path / "taken").write_text("", encoding="utf-8")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "other.txt").write_text("no columns\n1\n", encoding="utf-8")

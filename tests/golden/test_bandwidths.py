@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from knee.fidelity.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.fidelity.bandwidths import BandwidthSetting, own_bandwidths, read_bandwidths
+from knee.fidelity.bandwidths import BandwidthSetting, carried_bandwidths, read_bandwidths
 from knee.fidelity.residuals import Residuals
 
 GATHERED = Path(__file__).parents[3] / "shared" / "data" / "collectives.csv"
@@ -19,7 +19,7 @@ BAR_FRAC = 0.1
 
 @pytest.fixture(scope="module")
 def own() -> BandwidthValidation:
-    return validate_bandwidths(own_bandwidths())
+    return validate_bandwidths(carried_bandwidths())
 
 
 def median(residuals: Residuals | None) -> float:
@@ -67,7 +67,7 @@ def test_the_gathered_file() -> None:
 @pytest.mark.skipif(not GATHERED.exists(), reason="the gathered bandwidths are not beside this checkout")
 def test_what_nothing_was_fitted_to() -> None:
     """Rows of the gathered file that knee does not carry: other sizes, other nodes, other sources."""
-    known = {_key(reading.setting) for reading in own_bandwidths().readings}
+    known = {_key(reading.setting) for reading in carried_bandwidths().readings}
     file = read_bandwidths(GATHERED)
     rows = [row for row in file.rows if row.setting is not None and _key(row.setting) not in known]
     found = validate_bandwidths(replace(file, rows=tuple(rows)))

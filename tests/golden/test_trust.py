@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.fidelity.held_out import Errors, error_rows, read_errors
+from knee.fidelity.error_table import Errors, error_rows, read_errors
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.runs import read_runs
 from knee.fidelity.trust import Trust, trust_of

@@ -17,8 +17,8 @@ from knee.fidelity.bandwidths import (
     REQUIRED,
     BandwidthFile,
     BandwidthSetting,
+    carried_bandwidths,
     is_bandwidths,
-    own_bandwidths,
     read_bandwidths,
 )
 from knee.specs.load import load_cluster
@@ -252,8 +252,8 @@ def test_a_cell_that_overflows_is_a_reason(tmp_path: Path) -> None:
 # what knee carries
 
 
-def test_own_bandwidths_have_no_row_to_spare() -> None:
-    file = own_bandwidths()
+def test_carried_bandwidths_have_no_row_to_spare() -> None:
+    file = carried_bandwidths()
     assert file.ignored == ()
     assert not [row for row in file.rows if row.reason is not None]
     assert len(file.readings) == len(file.rows)
@@ -261,6 +261,6 @@ def test_own_bandwidths_have_no_row_to_spare() -> None:
 
 
 def test_a_file_is_scored_the_same_in_any_order() -> None:
-    file = own_bandwidths()
+    file = carried_bandwidths()
     turned = validate_bandwidths(replace(file, rows=file.rows[::-1]))
     assert turned.headline == validate_bandwidths(file).headline

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from knee import simulate
 from knee.cost.step import contention, groups_of
@@ -15,6 +17,7 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.table import table_of
+from knee.timeline.step import layout_of
 from knee.workload.parameters import head_layers
 from knee.workload.stages import chunk_layers
 from knee.workload.traffic import Modes, traffic_of
@@ -42,6 +45,24 @@ def test_layers_dealt_by_cost_leave_room_for_the_head() -> None:
     for chunks in (1, 2, 3, 5, 8, 16, 20):
         assert sum(chunk_layers(28, chunks, 3.3)) == 28
     assert chunk_layers(16, 4, 0.0) == (4, 4, 4, 4)
+
+
+@given(layers=st.integers(1, 130), ranks=st.integers(1, 40), virtual=st.integers(1, 4), head=st.floats(0.0, 30.0))
+def test_no_layer_is_lost_whichever_way_they_are_dealt(layers: int, ranks: int, virtual: int, head: float) -> None:
+    assume(ranks * virtual <= layers + 2)
+    layout = layout_of(layers, ranks, virtual, head)
+    assert sum(layout.layers[kind] * count for kind, count in layout.counts.items()) == layers
+    assert [layout.layers[kind] for kind in layout.kinds] == list(chunk_layers(layers, ranks * virtual, head))
+
+
+def test_inputs_that_stay_gathered_are_not_gathered_again() -> None:
+    keeps, cuts = (with_profile(job(tp=8, gpus=8, batch=16), keeps_gathered=k) for k in (True, False))
+    calls = [sum(c.calls for c in simulate(j).comm_loads if (c.collective, c.group) == ("all_gather", "tp"))
+             for j in (keeps, cuts)]
+    layers = keeps.model.layers * keeps.microbatches
+    assert calls[1] - calls[0] == pytest.approx(2 * layers)
+    assert simulate(keeps).step_s < simulate(cuts).step_s
+    assert simulate(keeps).memory_bytes > simulate(cuts).memory_bytes
 
 
 def test_a_stage_without_layers_only_passes_on() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.fidelity.bandwidths import own_bandwidths
-from knee.fidelity.held_out import FOR_READERS, NUMBERS, OWN, WORDS, Errors, error_rows, read_errors
+from knee.fidelity.bandwidths import carried_bandwidths
+from knee.fidelity.error_table import FOR_READERS, NUMBERS, OWN, WORDS, Errors, error_rows, read_errors
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.likeness import ENOUGH, FAMILIES, GATHERED_GPUS, VENDOR, likeness_of
 from knee.fidelity.runs import PublishedRun, Setting
@@ -273,7 +273,7 @@ def test_the_carried_errors_are_whole() -> None:
 
 
 def test_the_largest_all_gather_is_the_carried_one() -> None:
-    tests = own_bandwidths().readings
+    tests = carried_bandwidths().readings
     assert max(t.setting.n_gpus for t in tests if t.setting.operation == "all_gather") == GATHERED_GPUS
 
 

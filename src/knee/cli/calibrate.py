@@ -12,8 +12,8 @@ import click
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.fidelity.own_profile import OwnProfile
-    from knee.fidelity.own_runs import OwnRuns
+    from knee.fidelity.user_profile import OwnProfile
+    from knee.fidelity.user_runs import UserRuns
     from knee.specs.load import Loaded
     from knee.specs.profile import Profile
 
@@ -55,8 +55,8 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
         knee simulate llama2-7b --cluster dgx-h100 --gpus 256 --local-batch 2 --profile mine.toml
     """
     from knee.cli.calibrate_tables import as_data, print_profile
-    from knee.fidelity.own_profile import chosen, fit_profile
-    from knee.fidelity.own_runs import read_own_runs
+    from knee.fidelity.user_profile import chosen, fit_profile
+    from knee.fidelity.user_runs import read_user_runs
     from knee.specs.load import load_cluster, load_profile
 
     if not files:
@@ -70,7 +70,7 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
         _check_out(out, [*files, *(Path(ref) for ref in (profile, cluster) if ref is not None)])
     given = None if profile is None else load_profile(profile)
     where = None if cluster is None else load_cluster(cluster).spec
-    runs = read_own_runs(files, None if given is None else given.spec, where)
+    runs = read_user_runs(files, None if given is None else given.spec, where)
     if not runs.pairs:
         raise _nothing(runs)
     name = profile or _profile_of(runs)
@@ -112,12 +112,12 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     make_folder(out.parent)
 
 
-def _nothing(runs: OwnRuns) -> InputError:
+def _nothing(runs: UserRuns) -> InputError:
     reason, rows = next(iter(runs.skipped.items()))
     return InputError(f"none of the {runs.rows:,} rows can be used; {rows:,} of them: {reason}")
 
 
-def _profile_of(runs: OwnRuns) -> str:
+def _profile_of(runs: UserRuns) -> str:
     """The one profile that all runs are of."""
     if len(runs.profiles) > 1:
         counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
@@ -126,7 +126,7 @@ def _profile_of(runs: OwnRuns) -> str:
     return next(iter(runs.profiles))
 
 
-def _write(out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs: OwnRuns,
+def _write(out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs: UserRuns,
            files: tuple[Path, ...]) -> None:
     from datetime import date
 

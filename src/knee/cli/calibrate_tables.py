@@ -12,13 +12,13 @@ from knee.cli.table import print_heading, print_rows
 from knee.cli.validate_tables import print_counts, print_table
 
 if TYPE_CHECKING:
-    from knee.fidelity.own_profile import OwnProfile
-    from knee.fidelity.own_runs import OwnRuns
     from knee.fidelity.residuals import Residuals
+    from knee.fidelity.user_profile import OwnProfile
+    from knee.fidelity.user_runs import UserRuns
     from knee.specs.profile import Profile
 
 
-def as_data(name: str, base: Profile, runs: OwnRuns, found: OwnProfile, out: Path | None) -> dict[str, Any]:
+def as_data(name: str, base: Profile, runs: UserRuns, found: OwnProfile, out: Path | None) -> dict[str, Any]:
     """For JSON."""
     fit = found.fit
     return {
@@ -42,7 +42,7 @@ def as_data(name: str, base: Profile, runs: OwnRuns, found: OwnProfile, out: Pat
     }
 
 
-def print_profile(name: str, base: Profile, runs: OwnRuns, found: OwnProfile) -> None:
+def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -> None:
     """Tables on stdout."""
     rows = _parameters(base, found)
     fitted = [row for row in rows if not row[5]]

@@ -35,8 +35,8 @@ def study(out: Path, as_json: bool) -> None:
 
     Writes DIR/index.html, a page that needs no network, and DIR/weak_scaling.csv, DIR/claims.csv and DIR/fidelity.csv.
     """
-    from knee.cli.validate_own import print_fidelity
-    from knee.fidelity.own_set import own_fidelity
+    from knee.cli.validate_carried import print_fidelity
+    from knee.fidelity.carried_set import carried_fidelity
     from knee.files import csv_text, make_folder, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
@@ -48,7 +48,7 @@ def study(out: Path, as_json: bool) -> None:
     rows = list(_progress(weak_scaling(bench), "weak scaling", len(GPUS) * len(PLANS)))
     verdicts = list(_progress(judge(CLAIMS, bench, EXPLAINED), "claims", len(CLAIMS)))
     found, points, said = findings(rows), paper_points(rows), _assumptions(bench)
-    fidelity = own_fidelity()
+    fidelity = carried_fidelity()
     write_text(out / "weak_scaling.csv", csv_text([asdict(row) for row in rows]))
     write_text(out / "claims.csv", csv_text([asdict(v) for v in verdicts]))
     write_text(out / "fidelity.csv", csv_text([asdict(s) for s in fidelity.sources]))

@@ -58,8 +58,8 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     than the fastest, among runs that differ only in the plan.
     """
     from knee.fidelity.bandwidths import is_bandwidths
+    from knee.fidelity.csv_cells import read_table
     from knee.fidelity.runs import REQUIRED
-    from knee.fidelity.tables import read_table
 
     if file is None:
         if profile or cluster:
@@ -89,18 +89,18 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
 
 def _own(as_json: bool, rows_path: Path | None) -> None:
     """The validation set that knee carries."""
-    from knee.cli.validate_own import as_data, print_own
+    from knee.cli.validate_carried import as_data, print_own
     from knee.cli.validate_runs import rows
-    from knee.fidelity.own_set import own_fidelity, own_runs
+    from knee.fidelity.carried_set import carried_fidelity, carried_runs
     from knee.fidelity.validation import validate
     from knee.files import csv_text, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
     from knee.study.verdict import judge
 
-    file = own_runs()
+    file = carried_runs()
     runs = validate(file)
-    found = own_fidelity(runs)
+    found = carried_fidelity(runs)
     if rows_path is not None:
         write_text(rows_path, csv_text(rows(file, runs)))
         click.echo(f"wrote {rows_path}", err=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Floats
+from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
@@ -15,7 +16,6 @@ from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
 ALIGNED = 8
 """Elements that a tensor core loads at once."""
 _SPLITS = (1, 2, 4, 8)
-_LAUNCHES = ((3, 1), (12, 7))  # of attention, fused and not: backward, forward; the latter with copies and dropout
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile
 
 
@@ -90,6 +90,12 @@ def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
     return 1.0 if energy is None else energy / gpu.gemm_j_per_flop
 
 
+def attention_launches(profile: Profile, *, forward: bool) -> float:
+    """Kernels of attention: one forward and three backward where it is fused."""
+    kind = "unfused" if profile.attention == "unfused" else "fused"
+    return constant("attention", f"{kind}_{'forward' if forward else 'backward'}_kernels")
+
+
 def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
     """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
     share = {"hbm": 1.0 / profile.stream_scale, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}
@@ -122,7 +128,7 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
         if isinstance(op, Attention):
             time_s = time_s + attention_s(gpu, profile.attention, op)
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
-            kernels += _LAUNCHES[profile.attention == "unfused"][op.forward]
+            kernels += attention_launches(profile, forward=op.forward)
         elif isinstance(op, Stream):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes

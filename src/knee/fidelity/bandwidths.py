@@ -12,8 +12,8 @@ from typing import get_args
 
 from knee.cost.idle import Operation, ReduceAlgorithm
 from knee.errors import InputError
+from knee.fidelity.csv_cells import count, positive, read_table
 from knee.fidelity.links import bus_factor
-from knee.fidelity.tables import count, positive, read_table
 from knee.specs.catalog import did_you_mean
 
 REQUIRED = ("gpu", "n_gpus", "collective", "bytes")
@@ -104,7 +104,7 @@ class BandwidthFile:
         )
 
 
-def own_bandwidths() -> BandwidthFile:
+def carried_bandwidths() -> BandwidthFile:
     """The bandwidths that knee carries: public readings with a source each, figure 2a of the paper among them."""
     with as_file(files("knee") / "catalog" / "validation" / "collectives.csv") as path:
         return read_bandwidths(path)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Floats
-from knee.errors import MissingExtra
+from knee.errors import InputError, MissingExtra
 from knee.fidelity.cases import Case, Predicted, predicted
 from knee.fidelity.parameters import Parameter, Values, value_of
 from knee.fidelity.residuals import Residuals
@@ -21,6 +21,8 @@ from knee.fidelity.residuals import Residuals
 NOISE = 0.05
 """Relative error of a published throughput: between 1% and 15%, by source."""
 MEMORY_NOISE = 0.1
+NO_ANSWER = 100.0
+"""Standard deviations that a run counts as far off where values leave it without an answer."""
 WEIGHT = 30.0
 """A source counts as no more runs than these, however many it has: its runs err alike."""
 UNDETERMINED = 0.75
@@ -28,7 +30,6 @@ UNDETERMINED = 0.75
 SCANNED = 8
 """Values at which a floor is tried."""
 STEPS = 12
-STEPS_AGAIN = 4
 STEP = 0.15
 """Of a prior's standard deviation, for differences: wide enough to look over tiles and waves."""
 
@@ -84,7 +85,9 @@ class _Measured:
         """Errors in standard deviations of their noise, weighed."""
         rate = np.log(answer.tokens_per_s_per_gpu / self.rate) / NOISE
         memory = np.log(answer.memory_bytes / self.memory) / MEMORY_NOISE
-        return np.concatenate([(r * self.weight)[np.isfinite(r)] for r in (rate, memory)])
+        pairs = ((rate, self.rate), (memory, self.memory))
+        found = np.concatenate([(r * self.weight)[np.isfinite(measured)] for r, measured in pairs])
+        return np.asarray(np.nan_to_num(found, nan=NO_ANSWER, posinf=NO_ANSWER, neginf=-NO_ANSWER), dtype=np.float64)
 
     def scores(self, answer: Predicted) -> tuple[Residuals | None, Residuals | None]:
         """Throughput and memory."""
@@ -99,12 +102,14 @@ def _score(answer: Floats, measured: Floats) -> Residuals | None:
 def calibrate(
     cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None
 ) -> Calibration:
-    """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: what it determined is
-    fitted again, from there, which is how runs are left out one group after another.
+    """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
+    determined are fitted again, from their priors, which is how runs are left out one group after another.
 
     Floors are tried over their range first; then slopes tell which parameters the runs can determine together, and only
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
     """
+    if not cases:
+        raise InputError("there is no run to fit on", hint="give runs with a measured throughput or memory")
     measured = _Measured.of(cases)
     start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
     problem = _Problem(cases=cases, measured=measured, prior=start)
@@ -114,10 +119,9 @@ def calibrate(
         uncertainty = problem.uncertainty(parameters, warm)
         kept = [p for p in parameters if uncertainty[p.path] <= UNDETERMINED]
     else:
-        warm = {e.parameter.path: e.after for e in like.estimates}
         uncertainty = {e.parameter.path: e.uncertainty for e in like.estimates}
         kept = [p for p in parameters if p.path in like.values]
-        values = problem.fitted(kept, warm, most_steps=STEPS_AGAIN) if kept else {}
+        values = problem.fitted(kept, problem.scanned(kept)) if kept else {}
     while kept and like is None:
         values = problem.fitted(kept, {**warm, **values})
         left = problem.uncertainty(kept, values)
@@ -196,7 +200,7 @@ class _Problem:
             values = min(tries, key=lambda v: _robust(self.errors(parameters, v)))
         return values
 
-    def fitted(self, parameters: Sequence[Parameter], start: Values, *, most_steps: int = STEPS) -> dict[str, float]:
+    def fitted(self, parameters: Sequence[Parameter], start: Values) -> dict[str, float]:
         """Least squares, robust against single runs that went wrong."""
         try:
             from scipy.optimize import least_squares
@@ -214,7 +218,7 @@ class _Problem:
             loss="soft_l1",
             xtol=1e-3,
             ftol=1e-3,
-            max_nfev=most_steps,
+            max_nfev=STEPS,
         )
         return _values(parameters, found.x + zero)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Bools
-from knee.fidelity.held_out import Errors
+from knee.fidelity.error_table import Errors
 from knee.specs.catalog import entry_names
 from knee.specs.job import Job
 

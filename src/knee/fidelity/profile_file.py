@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from knee.fidelity.own_profile import OwnProfile
-from knee.fidelity.own_runs import OwnRuns
 from knee.fidelity.residuals import Residuals
+from knee.fidelity.user_profile import OwnProfile
+from knee.fidelity.user_runs import UserRuns
 from knee.specs.catalog import read_toml
 from knee.specs.load import Loaded
 from knee.specs.profile import Profile
@@ -19,7 +19,7 @@ MEMORY = ("context_bytes", "allocator_frac")
 
 
 def profile_text(
-    ref: str, base: Loaded[Profile], found: OwnProfile, runs: OwnRuns, *, files: Sequence[Path], date: str
+    ref: str, base: Loaded[Profile], found: OwnProfile, runs: UserRuns, *, files: Sequence[Path], date: str
 ) -> str:
     """The file's text; ``ref`` is the name or path that the base was loaded by."""
     name, values = _under(ref, base)
@@ -46,7 +46,7 @@ def _under(ref: str, base: Loaded[Profile]) -> tuple[str | None, dict[str, Value
     }
 
 
-def _fitted(found: OwnProfile, runs: OwnRuns, files: Sequence[Path], date: str) -> dict[str, Value]:
+def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str) -> dict[str, Value]:
     fit, held = found.fit, found.held_out
     rate = _change("tokens/s", fit.throughput_before, fit.throughput_after)
     memory = _change("memory", fit.memory_before, fit.memory_after)
@@ -61,7 +61,7 @@ def _fitted(found: OwnProfile, runs: OwnRuns, files: Sequence[Path], date: str) 
     return values
 
 
-def _attention(base: Profile, runs: OwnRuns) -> dict[str, Value]:
+def _attention(base: Profile, runs: UserRuns) -> dict[str, Value]:
     """The attention kernel, where all runs have one that is not the base's."""
     kernels = {asked.job.profile.attention for _, asked in runs.pairs}
     if len(kernels) != 1 or base.attention in kernels:
@@ -82,7 +82,7 @@ def _change(what: str, before: Residuals | None, after: Residuals | None) -> str
     return f"median error of {what} {before.median_frac:.1%} -> {after.median_frac:.1%}"
 
 
-def _counted(runs: OwnRuns) -> str:
+def _counted(runs: UserRuns) -> str:
     count = len(runs.pairs)
     return f"{count:,} run{'s' if count > 1 else ''}"
 

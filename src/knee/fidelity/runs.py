@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from knee.errors import InputError
-from knee.fidelity.tables import count, positive, read_table
+from knee.fidelity.csv_cells import count, positive, read_table
 from knee.specs.catalog import did_you_mean
 
 Status = Literal["ok", "oom", "failed"]

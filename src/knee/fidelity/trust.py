@@ -10,11 +10,9 @@ from typing import Any, Literal
 import numpy as np
 
 from knee.columns import Bools, Floats, Ints
-from knee.fidelity.held_out import Errors, error_rows, read_errors
+from knee.fidelity.error_table import Errors, read_errors
 from knee.fidelity.likeness import ENOUGH, VENDOR, Rung, likeness_of
 from knee.specs.job import Job
-
-__all__ = ["Trust", "error_rows", "trust_of"]
 
 Label = Literal["validated", "near", "extrapolated"]
 COVERED_FRAC = 0.8

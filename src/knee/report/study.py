@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import knee
-from knee.fidelity.own_set import OwnFidelity
+from knee.fidelity.carried_set import CarriedFidelity
 from knee.figures import weak_scaling as drawn
 from knee.figures.vega import to_svg
 from knee.report.html import Markup, table
@@ -25,7 +25,7 @@ def study_page(
     points: Sequence[PaperPoint],
     found: Findings,
     verdicts: Sequence[Verdict],
-    fidelity: OwnFidelity,
+    fidelity: CarriedFidelity,
     *,
     assumptions: Sequence[str],
     command: str,
@@ -115,7 +115,7 @@ def _weak_scaling(rows: Sequence[Row], points: Sequence[PaperPoint]) -> Section:
     )
 
 
-def _fidelity(found: OwnFidelity) -> Section:
+def _fidelity(found: CarriedFidelity) -> Section:
     """Published runs and bandwidths that knee carries, against its predictions."""
     out = [f"{100 * x:.1f}%" if x is not None else "unknown" for x in (found.size_out_frac, found.source_out_frac)]
     bandwidths = [

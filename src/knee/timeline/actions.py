@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Bools, Floats, Ints
-from knee.cost.compute import Cost, stream_s
+from knee.cost.compute import Cost, attention_launches, stream_s
 from knee.cost.step import CommCosts, ComputeCosts, Groups
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
@@ -21,20 +21,10 @@ from knee.timeline.passes import Pass, Segment
 from knee.workload.operations import Stream
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
-CHUNKS = (
-    "only",
-    "first",
-    "middle",
-    "short",
-    "middle_early",
-    "short_early",
-    "last",
-    "last_early",
-    "empty",
-    "empty_early",
-)
-"""Kinds of chunks: short ones lack a layer, empty ones have none; early ones end their backward before the rank's last
-chunk does."""
+MIDDLES = ("middle", "short", "shorter", "shortest")
+"""Chunks between the ends, by how many layers they have."""
+CHUNKS = ("only", "first", "last", "last_early", *MIDDLES, *(f"{name}_early" for name in MIDDLES))
+"""Kinds of chunks; early ones end their backward before the rank's last chunk does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,8 +72,8 @@ def issue_s(profile: Profile, table: PlanTable, groups: Groups) -> Floats:
 def local_comms(
     profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts, host_scale: float
 ) -> LocalComms:
-    """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and under sequence parallelism two
-    more gathers backward. CP: keys and values."""
+    """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and two more gathers backward where
+    sequence parallelism keeps its inputs cut. CP: keys and values."""
     share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
     # products that overlap with their exchange write into each other's memory, which no network offers
     share = np.where(groups.tp.nodes > 1, 0.0, share)
@@ -101,8 +91,8 @@ def local_comms(
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
     repeat = tp(4, 2).plus(forward_cp)
-    # what sequence parallelism kept cut is gathered once more for the weight gradients
-    backward = tp(6, 2).plus(backward_cp)
+    # what was kept cut is gathered once more for the weight gradients
+    backward = tp(4 if profile.keeps_gathered else 6, 2).plus(backward_cp)
     return LocalComms(
         embedding_forward=tp(1, 1),
         embedding_backward=tp(1, 0),
@@ -298,7 +288,7 @@ def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     c, full = parts.compute, parts.table.repeats_frac
     selective = np.where(parts.table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
     seconds = full * c.layer_forward.time_s + selective * c.attention_forward_s
-    return seconds, full * c.layer_forward.kernels + selective
+    return seconds, full * c.layer_forward.kernels + selective * attention_launches(parts.profile, forward=True)
 
 
 def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str) -> Segment:

@@ -115,7 +115,7 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
     repeated = [(m, share * s) for m, s in (*exchange(2, 2, 2), *_keys_and_values(parts, stage, True))]
     return {
         "lead": _normal(exchange(0, 1, 1)),
-        "layer": _normal([*repeated, *exchange(4, 2, 2), *kv, *send]),
+        "layer": _normal([*repeated, *exchange(2 if parts.profile.keeps_gathered else 4, 2, 2), *kv, *send]),
         "tail": _normal(exchange(1, 0, 0)),
     }
 

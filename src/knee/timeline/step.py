@@ -13,6 +13,7 @@ from knee.specs.table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import (
     CHUNKS,
+    MIDDLES,
     ChunkRows,
     StepParts,
     backward_pass,
@@ -40,7 +41,8 @@ class Layout:
 def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layout:
     """Sort the chunks of a pipeline into kinds."""
     dealt = chunk_layers(layers, ranks * virtual, head_layers)
-    full = max(dealt)
+    # stages dealt evenly have two sizes, those dealt by cost a remainder and empty ones too
+    sizes = sorted(set(dealt[1:-1]), reverse=True)
     kinds = []
     for chunk, count in enumerate(dealt):
         if len(dealt) == 1:
@@ -50,8 +52,7 @@ def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layo
         elif chunk == len(dealt) - 1:
             name = "last" if virtual == 1 else "last_early"
         else:
-            name = "middle" if count == full else "short" if count else "empty"
-            name += "_early" if chunk >= ranks else ""
+            name = MIDDLES[sizes.index(count)] + ("_early" if chunk >= ranks else "")
         kinds.append(CHUNKS.index(name))
     return Layout(
         kinds=tuple(kinds),
@@ -95,7 +96,7 @@ def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[Chunk
     row_of[kinds, plan] = np.arange(len(kinds))
     name = np.array(CHUNKS)[kinds]
     early = np.char.endswith(name, "_early")
-    ends_rank = np.isin(name, ("first", "middle", "short", "empty"))
+    ends_rank = np.isin(name, ("first", *MIDDLES))
     rows = ChunkRows(
         plan=plan,
         layers=layer_count[kinds, plan],

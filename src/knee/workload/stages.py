@@ -24,10 +24,12 @@ def chunk_layers(layers: int, chunks: int, head_layers: float = 0.0) -> tuple[in
 
 
 def _by_cost(layers: int, chunks: int, head_layers: float) -> tuple[int, ...]:
-    """Layers go to a chunk until it has its share of the whole cost; the output projection is on the last chunk,
-    which may have no layer.
+    """Layers go to a chunk until it has its share of the whole cost; the output projection is taken to be on the last
+    chunk, which may have no layer.
 
-    Source:  nanotron, models/base.py build_model: thresholds at equal shares of the cumulative cost
+    Source:  nanotron, models/base.py build_model: thresholds at equal shares of the cumulative cost. There a layer that
+             ends exactly on its chunk's share leaves room for one more; memory and throughput of the Ultra-Scale
+             Playbook's runs, where such ties are common, agree with none
     """
     share = (layers + head_layers) / chunks
     dealt, chunk = [0] * chunks, 0

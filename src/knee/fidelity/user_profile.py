@@ -13,10 +13,10 @@ from knee.columns import Floats
 from knee.errors import InputError
 from knee.fidelity.calibration import Calibration, Estimate, calibrate
 from knee.fidelity.cases import grouped, predicted
-from knee.fidelity.own_runs import DIFFER, OwnRuns
 from knee.fidelity.parameters import PARAMETERS, Parameter, Values
-from knee.fidelity.records import Pair
 from knee.fidelity.residuals import SEED, Residuals
+from knee.fidelity.user_records import Pair
+from knee.fidelity.user_runs import DIFFER, UserRuns
 from knee.specs.catalog import did_you_mean
 
 HELD_FRAC = 0.25
@@ -71,7 +71,7 @@ def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
     return [p for name, p in known.items() if name in wanted]
 
 
-def fit_profile(runs: OwnRuns, parameters: Sequence[Parameter], held_frac: float = HELD_FRAC) -> OwnProfile:
+def fit_profile(runs: UserRuns, parameters: Sequence[Parameter], held_frac: float = HELD_FRAC) -> OwnProfile:
     """Fit on some runs and try on the others; then fit on all."""
     left = {p.path: "not asked for" for p in PARAMETERS if p not in parameters}
     if runs.probed:
@@ -144,7 +144,7 @@ def _residuals(answer: Floats, measured: Sequence[float | None]) -> Residuals | 
     return Residuals.of(answer[known], np.array([value for value in measured if value is not None]))
 
 
-def _warnings(runs: OwnRuns, fit: Calibration, held_out: HeldOut | None, held_frac: float) -> list[str]:
+def _warnings(runs: UserRuns, fit: Calibration, held_out: HeldOut | None, held_frac: float) -> list[str]:
     said = []
     if runs.simulated:
         said.append(f"{runs.simulated:,} of the records are simulated, not measured: a fit to them finds what knee "

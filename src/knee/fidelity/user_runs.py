@@ -13,8 +13,8 @@ import numpy as np
 from knee.errors import InputError
 from knee.fidelity.cases import grouped, predicted
 from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.records import Pair, Recorded, is_json, merged, read_records
 from knee.fidelity.runs import Row, RunFile, read_runs
+from knee.fidelity.user_records import Pair, Recorded, is_json, merged, read_records
 from knee.fidelity.validation import NO_ANSWER
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
@@ -26,7 +26,7 @@ DIFFER = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRuns:
+class UserRuns:
     """What the files have."""
 
     pairs: tuple[Pair, ...]
@@ -53,7 +53,7 @@ class OwnRuns:
         return dict(Counter(asked.job.profile.name for _, asked in self.pairs).most_common())
 
 
-def read_own_runs(paths: Sequence[Path], profile: Profile | None, cluster: Cluster | None) -> OwnRuns:
+def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Cluster | None) -> UserRuns:
     """Read all files; a profile or cluster that is given stands in place of what they say."""
     rows: list[Row] = []
     records: list[Recorded] = []
@@ -77,7 +77,7 @@ def read_own_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clust
             skipped[error.message] += len(run.lines)
     pairs += merged([record.pair for record in records if record.pair is not None])
     used = _answered(_measured(pairs, skipped), skipped)
-    return OwnRuns(
+    return UserRuns(
         pairs=tuple(used),
         rows=len(rows) + len(records),
         rows_used=sum(len(run.lines) for run, _ in used),

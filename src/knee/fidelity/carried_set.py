@@ -11,7 +11,7 @@ from importlib.resources import as_file, files
 import numpy as np
 
 from knee.fidelity.bandwidth_errors import validate_bandwidths
-from knee.fidelity.bandwidths import own_bandwidths
+from knee.fidelity.bandwidths import carried_bandwidths
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import RunFile, read_runs
 from knee.fidelity.validation import Validation, validate
@@ -40,7 +40,7 @@ class SourceFidelity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnFidelity:
+class CarriedFidelity:
     """The table that the study shows."""
 
     sources: tuple[SourceFidelity, ...]
@@ -53,7 +53,7 @@ class OwnFidelity:
     all_gather: Residuals | None
 
 
-def own_runs() -> RunFile:
+def carried_runs() -> RunFile:
     """The published runs that knee carries."""
     with as_file(FOLDER / "runs.csv") as path:
         return read_runs(path)
@@ -65,9 +65,9 @@ def references() -> dict[str, str]:
     return {name: str(table["reference"]) for name, table in tomllib.loads(text).items()}
 
 
-def own_fidelity(found: Validation | None = None) -> OwnFidelity:
+def carried_fidelity(found: Validation | None = None) -> CarriedFidelity:
     """Predict the carried runs and bandwidths; errors of runs left out are those of the last fit."""
-    found = found or validate(own_runs())
+    found = found or validate(carried_runs())
     left_out = _left_out()
     where = references()
     sources = []
@@ -91,8 +91,8 @@ def own_fidelity(found: Validation | None = None) -> OwnFidelity:
                 reference=where[name],
             )
         )
-    bandwidths = validate_bandwidths(own_bandwidths()).headline
-    return OwnFidelity(
+    bandwidths = validate_bandwidths(carried_bandwidths()).headline
+    return CarriedFidelity(
         sources=tuple(sources),
         headline_frac=float(np.median([s.median_frac for s in sources])),
         size_out_frac=_median([s.size_out_frac for s in sources if s.size_out_frac is not None]),
@@ -103,12 +103,12 @@ def own_fidelity(found: Validation | None = None) -> OwnFidelity:
 
 
 def _left_out() -> Mapping[str, Mapping[str, list[float]]]:
-    """Sizes of the errors of runs that a fit did not see, by source (``tools/fit_published.py``)."""
+    """Sizes of the errors of carried runs that a fit did not see, by source (``tools/fit_published.py``)."""
     found: dict[str, dict[str, list[float]]] = {"error_frac": {}, "unseen_error_frac": {}}
     text = (FOLDER / "errors.csv").read_text(encoding="utf-8")
     for row in csv.DictReader(text.splitlines()):
         for name, by_source in found.items():
-            if row.get(name):
+            if row[name] and row["carried"] == "1":
                 by_source.setdefault(row["source"], []).append(abs(float(row[name])))
     return found
 

@@ -10,7 +10,7 @@ import click
 from knee.cli.validate_tables import print_table
 
 if TYPE_CHECKING:
-    from knee.fidelity.own_set import OwnFidelity
+    from knee.fidelity.carried_set import CarriedFidelity
     from knee.study.verdict import Verdict
 
 
@@ -19,14 +19,14 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
-def as_data(found: OwnFidelity, verdicts: list[Verdict]) -> dict[str, Any]:
+def as_data(found: CarriedFidelity, verdicts: list[Verdict]) -> dict[str, Any]:
     """For JSON."""
     from knee.study.verdict import Tally
 
     return {**asdict(found), "claims": {"tally": asdict(Tally.of(verdicts)), "verdicts": [asdict(v) for v in verdicts]}}
 
 
-def print_fidelity(found: OwnFidelity) -> None:
+def print_fidelity(found: CarriedFidelity) -> None:
     """Runs by source with what a fit says of runs that it did not see; bandwidths."""
     from knee.cli.table import print_heading
 
@@ -44,7 +44,7 @@ def print_fidelity(found: OwnFidelity) -> None:
     print_table("error of bus bandwidth on idle links, messages of 16 MiB and up", cells)
 
 
-def print_sources(found: OwnFidelity) -> None:
+def print_sources(found: CarriedFidelity) -> None:
     """Where the runs were published."""
     from knee.cli.table import print_heading
 
@@ -53,7 +53,7 @@ def print_sources(found: OwnFidelity) -> None:
         click.echo(f"  - {s.source}: {s.reference}")
 
 
-def print_own(found: OwnFidelity, verdicts: list[Verdict]) -> None:
+def print_own(found: CarriedFidelity, verdicts: list[Verdict]) -> None:
     """All of it."""
     from knee.study.verdict import Tally
 

@@ -11,11 +11,11 @@ from statistics import median
 from typing import Any, get_args
 
 from knee.errors import InputError, SpecError
+from knee.fidelity.csv_cells import LEAST
 from knee.fidelity.jobs_of_runs import MOST_STAGES, RunJob
 from knee.fidelity.machine_file import base_of
 from knee.fidelity.runs import PublishedRun, Setting, Status
 from knee.fidelity.steps import job_of_step
-from knee.fidelity.tables import LEAST
 from knee.record.measurement import Kind
 from knee.record.points import Record, StepPoint, point_of
 from knee.record.readings import Readings, read_readings
