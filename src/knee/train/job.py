@@ -87,7 +87,8 @@ class TrainJob:
         plan_of = dict(plain.get("plan", {}))
         if "placement" in plan_of:
             plan_of["placement"] = tuple(plan_of["placement"])
-        return _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
+        job: TrainJob = _made(cls, "job", {**rest, "model": model, "plan": _made(Plan, "plan", plan_of)})
+        return job
 
     def _check_numbers(self) -> None:
         for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
@@ -149,11 +150,16 @@ class TrainJob:
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
-        for what, size in (("heads", model.heads), ("key-value heads", model.kv_heads), ("MLP columns", model.ffn)):
+        for what, size in (
+            ("heads", model.heads),
+            ("key-value heads", model.kv_heads),
+            ("MLP columns", model.ffn),
+            ("tokens in its vocabulary", model.vocab),
+        ):
             if size % plan.tp:
                 raise SpecError(
                     f"{model.name} has {size} {what}, which tp {plan.tp} does not divide",
-                    hint=f"use a tp that divides {size}; replicated key-value heads are simulated but not trained",
+                    hint=f"use a tp that divides {size}",
                 )
         chunks = plan.pp * plan.virtual_stages
         if chunks > model.layers:

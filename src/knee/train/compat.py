@@ -1,0 +1,136 @@
+"""Every private part of torch that the trainer uses, in one place. Held against torch 2.11 and 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import schedules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group as the functional collectives want it: by name, so that it is a constant of compiled code."""
+
+    name: str
+    size: int
+    rank: int
+
+    @classmethod
+    def of(cls, group: Any) -> Group:
+        """The same group by its name."""
+        return cls(name=group.group_name, size=group.size(), rank=dist.get_rank(group))
+
+
+# torch.ops._c10d_functional is what torch.distributed._functional_collectives calls. Its Python functions were renamed
+# between 2.11 and 2.13, the operators were not; they run eagerly, compiled and on fake tensors alike.
+def all_gather(x: Any, group: Group) -> Any:
+    """Parts of all ranks, one after the other along dim 0."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+
+
+def reduce_scatter(x: Any, group: Group) -> Any:
+    """This rank's part, along dim 0, of the sum over ranks."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
+
+
+def all_reduce(x: Any, group: Group, op: str = "sum") -> Any:
+    """The sum (or ``max``) over ranks."""
+    ops = torch.ops._c10d_functional
+    return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.name))
+
+
+def flash_lower_right(q: Any, k: Any, v: Any) -> Any:
+    """The CUDA flash kernel, heads second. Called directly, its causal mask ends at the last key (lower right);
+    ``scaled_dot_product_attention`` would begin it at the first one (as torch.nn.attention.bias does)."""
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[0]
+
+
+def scaled_fused_step(optimizer: Any, *, divide_by: Any, skip: Any) -> None:
+    """A fused optimizer's step with gradients divided by one number, not taken where ``skip`` is 1; both on the device.
+
+    torch.amp.GradScaler hands these two to fused optimizers in this way; it saves a pass over the gradients.
+    """
+    optimizer.grad_scale, optimizer.found_inf = divide_by, skip
+    try:
+        optimizer.step()
+    finally:
+        del optimizer.grad_scale, optimizer.found_inf
+
+
+def ordered_schedule(stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]) -> Any:
+    """A schedule of torch's runtime for one stage per rank, from an order of F, I (input's) and W (weights' backward).
+
+    Its own zero-bubble classes want two stages per rank.
+    """
+    kinds = {"F": schedules.FORWARD, "I": schedules.BACKWARD_INPUT, "W": schedules.BACKWARD_WEIGHT}
+    schedule = schedules._PipelineScheduleRuntime(
+        [stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False
+    )
+    schedule.pipeline_order = {
+        rank: [schedules._Action(rank, kinds[kind], microbatch) for kind, microbatch in order]
+        for rank, order in enumerate(orders)
+    }
+    schedule._prepare_schedule_with_comms(schedule.pipeline_order)
+    return schedule
+
+
+@contextmanager
+def fake_world(rank: int, world: int) -> Iterator[None]:
+    """A process group of fake ranks, and what torch's own code needs to run on it quickly and without values.
+
+    DeviceMesh computes on real tensors; FSDP2 makes one chunk per rank and looks at two of them; the pipeline of torch
+    2.13 lets stages vote on whether shapes are static, which nobody answers here.
+    """
+    import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    made = DeviceMesh.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        with unset_fake_temporarily():
+            made(self, *args, **kwargs)
+
+    def static(self: Any, stages: Any, *_: Any, **__: Any) -> None:
+        del self
+        for stage in stages:
+            stage._inference_mode = schedules.InferenceMode.STATIC
+
+    old: list[tuple[Any, str, Any]] = [(DeviceMesh, "__init__", made)]
+    old.append((fsdp_param, "_chunk_with_empty", fsdp_param._chunk_with_empty))
+    DeviceMesh.__init__ = init
+    fsdp_param._chunk_with_empty = _Chunks
+    if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):  # 2.13
+        old.append((schedules._PipelineSchedule, "_warmup_p2p", schedules._PipelineSchedule._warmup_p2p))
+        schedules._PipelineSchedule._warmup_p2p = static
+    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        for where, name, value in old:
+            setattr(where, name, value)
+
+
+class _Chunks:
+    """What ``_chunk_with_empty`` returns, made when asked for."""
+
+    def __init__(self, tensor: Any, chunks: int, dim: int) -> None:
+        self.tensor, self.chunks, self.dim = tensor, chunks, dim
+        self.size = -(-tensor.size(dim) // chunks)
+
+    def __len__(self) -> int:
+        return self.chunks
+
+    def __getitem__(self, i: int) -> Any:
+        whole = self.tensor.size(self.dim)
+        low, high = min(i * self.size, whole), min((i + 1) * self.size, whole)
+        return self.tensor.narrow(self.dim, low, high - low) if high > low else self.tensor.new_empty(0)

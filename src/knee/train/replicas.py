@@ -1,0 +1,59 @@
+"""Plain data parallelism (ddp): every rank has all of its stage's weights, gradients are averaged block by block.
+
+Our own rather than torch's DistributedDataParallel, whose buckets ignore blocks and which does not know of pipelines;
+and rather than FSDP2 with shards of the whole, which would copy every weight to gather it from itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Replicas:
+    """Averages gradients over copies, a block at a time, beside the backward of the blocks before it."""
+
+    def __init__(self, decoders: list[Any], group: Any, microbatches: int, reduce_dtype: Any) -> None:
+        self.group, self.reduce_dtype = group, reduce_dtype
+        self.buckets: list[_Bucket] = []
+        for decoder in decoders:
+            own = [p for name, p in decoder.named_parameters() if not name.startswith("blocks.")]
+            for parameters in [*(list(b.parameters()) for b in decoder.blocks.values()), own]:
+                if parameters:
+                    self.buckets.append(_Bucket(parameters, microbatches, self))
+
+    def finish(self) -> None:
+        """Wait for all averages; start those whose gradients came without autograd's hooks (zero bubble)."""
+        for bucket in self.buckets:
+            bucket.finish()
+
+
+class _Bucket:
+    def __init__(self, parameters: list[Any], microbatches: int, replicas: Replicas) -> None:
+        self.parameters, self.replicas = parameters, replicas
+        self.expected, self.seen = len(parameters) * microbatches, 0
+        self.flat: Any = None
+        self.work: Any = None
+        for p in parameters:
+            p.register_post_accumulate_grad_hook(self._arrived)
+
+    def _arrived(self, _: Any) -> None:
+        self.seen += 1
+        if self.seen == self.expected:
+            self._start()
+
+    def _start(self) -> None:
+        self.flat = torch.cat([p.grad.flatten() for p in self.parameters]).to(self.replicas.reduce_dtype)
+        self.work = dist.all_reduce(self.flat, group=self.replicas.group, async_op=True)
+
+    def finish(self) -> None:
+        if self.work is None:
+            self._start()
+        self.work.wait()
+        self.flat /= dist.get_world_size(self.replicas.group)
+        parts = self.flat.split([p.numel() for p in self.parameters])
+        grads = [p.grad for p in self.parameters]
+        torch._foreach_copy_(grads, [part.view_as(g) for part, g in zip(parts, grads, strict=True)])
+        self.seen, self.flat, self.work = 0, None, None
