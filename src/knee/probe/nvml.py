@@ -156,6 +156,10 @@ class Nvml:
         answer = self._ask("nvmlDeviceGetFieldValues", [POWER_INSTANT])
         if answer and answer[0].nvmlReturn == 0:
             return float(answer[0].value.uiVal) / 1e3
+        return self.mean_w()
+
+    def mean_w(self) -> float:
+        """Draw as nvidia-smi and most papers have it: a mean over the last second on recent boards."""
         return float(self._read("power", "nvmlDeviceGetPowerUsage")) / 1e3
 
     def sm_hz(self) -> float:

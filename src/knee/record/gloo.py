@@ -96,7 +96,7 @@ def _axis(operator: Span, outside: list[Span]) -> str | None:
     """The mesh axis, where what is around the operator tells it."""
     for outer in reversed(outside):
         if outer.name.startswith(AXIS):
-            return outer.name.removeprefix(AXIS)
+            return str(outer.name.removeprefix(AXIS))
         if outer.name.startswith("FSDP::"):
             return "dp_replicate" if "allreduce" in operator.name else "dp_shard"
         if "Redistribute" in outer.name:

@@ -36,8 +36,8 @@ WORDS = (("reduce_scatter", "reducescatter"), ("all_gather", "allgather"), ("all
          ("broadcast", "broadcast"), ("all_to_all", "alltoall"), ("send_recv", "sendrecv"), ("send_recv", "send"),
          ("send_recv", "recv"), ("send_recv", "coalesced"))
 """Collective -> how its name begins or what it contains, underscores left out; the first that fits counts."""
-ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard"}
-"""A group's description in torch -> the axis it runs over."""
+ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard", "shards": "dp_shard", "copies": "dp_replicate"}
+"""A group's description in torch, or knee's name of several axes together -> the axis it runs over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -146,8 +146,8 @@ class _Groups:
         return Group(name=axis, size=int(size), first_rank=max(0, start), stride=max(1, stride))
 
     def on_axis(self, axis: str | None) -> Group | None:
-        """The group of this rank on an axis."""
-        return next((group for group in self.known.values() if group.name == axis), None)
+        """The group of this rank on an axis; of several, the one that spans another axis too."""
+        return max((group for group in self.known.values() if group.name == axis), key=lambda g: g.size, default=None)
 
 
 def _ranks(text: Any) -> tuple[int, ...]:

@@ -1,0 +1,110 @@
+"""A few steady steps under torch's profiler, after the timed window: where the time went, by the simulator's metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from knee.errors import KneeError
+from knee.metrics.step import StepTimes, measure
+from knee.record.events import COLLECTIVES, Events
+from knee.record.kineto_read import Trace, read_kineto
+from knee.specs.plan import Plan
+from knee.train.measure import synchronize
+
+FEW_RANKS = 16
+"""Up to so many ranks each keeps its trace; of more, one rank of every pipeline stage does."""
+UNDER_PROFILER = 1
+"""Steps that run under the profiler before it records: its first step is slow."""
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """Where a rank lies on the mesh axes: the plan's placement names them from neighbouring ranks outwards."""
+    found = {}
+    for axis in plan.placement:
+        rank, found[axis] = divmod(rank, getattr(plan, axis))
+    return found
+
+
+def keeps_trace(plan: Plan, rank: int, world: int) -> bool:
+    """Whether this rank's trace is written."""
+    place = coordinates(plan, rank)
+    return world <= FEW_RANKS or not any(place[axis] for axis in place if axis != "pp")
+
+
+def axes_of(plan: Plan) -> dict[str, str]:
+    """torch takes the group of all ranks for an axis that spans them."""
+    shards = {"dp_shard": plan.dp_shard * plan.cp, "cp": plan.cp if plan.dp_shard > 1 else 1}
+    sizes = {axis: getattr(plan, axis) for axis in ("tp", "pp", "dp_replicate")} | shards
+    wide = [axis for axis, size in sizes.items() if size > 1]
+    return {"world": wide[0], "default_pg": wide[0]} if len(wide) == 1 else {}
+
+
+def traced_steps(steps: int, device: str, run: Callable[[], None]) -> Any:
+    """Run that many steps under the profiler; ``run`` is one step. The profile, not yet written."""
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    plan = schedule(wait=0, warmup=UNDER_PROFILER, active=steps, repeat=1)
+    # gloo's calls are told apart by the shapes of what they move
+    with profile(activities=activities, schedule=plan, record_shapes=device != "cuda") as profiler:
+        for number in range(UNDER_PROFILER + steps):
+            run()
+            if number in (UNDER_PROFILER - 1, UNDER_PROFILER + steps - 1):
+                synchronize(device)  # so that no step's work lies outside of it
+            profiler.step()
+    return profiler
+
+
+def write_trace(profiler: Any, path: Path) -> None:
+    """The trace, compressed, whole or not at all."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        profiler.export_chrome_trace(str(partial))
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:
+        partial.unlink(missing_ok=True)
+        raise KneeError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_trace(path: Path, plan: Plan) -> dict[str, Any]:
+    """Times of one step, by the function that measures simulated steps, and what the trace does not say."""
+    trace = read_kineto(path, axes=axes_of(plan))
+    return summary(trace, measure(trace.events))
+
+
+def summary(trace: Trace, times: StepTimes) -> dict[str, Any]:
+    """Per step: every time of ``StepTimes``, and communication by collective and group."""
+    steps = trace.steps
+    plain = {name: value / steps for name, value in asdict(times).items() if name != "loads"}
+    return {
+        "steps": steps,
+        "step_s": trace.events.step_s / steps,
+        **plain,
+        "copies_s": trace.copies_s / steps,
+        "comm_loads": _loads(trace.events, times, steps),
+        "notes": list(trace.notes),
+    }
+
+
+def _loads(events: Events, times: StepTimes, steps: int) -> list[dict[str, Any]]:
+    found = []
+    for (collective, group), load in times.loads.items():
+        ids = [i for i, g in enumerate(events.groups) if g.name == group]
+        of_kind = COLLECTIVES.index(collective) if collective in COLLECTIVES else -1
+        rows = events.is_comm & (events.collective == of_kind)
+        rows &= (events.group_id == -1) if not ids else (events.group_id >= min(ids)) & (events.group_id <= max(ids))
+        total = float(events.message_bytes[rows].sum())
+        found.append({
+            "collective": collective,
+            "group": group,
+            "group_size": events.groups[ids[0]].size if ids else None,
+            "calls": load.calls / steps,
+            "message_bytes": total / load.calls if total else None,
+            "load_s": load.load_s / steps,
+        })
+    return found
