@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "validate": ("knee.cli.validate", "Predict published runs of a CSV file, and say how far off knee is."),
     "calibrate": ("knee.cli.calibrate", "Fit a software profile on your own measured runs."),
     "probe": ("knee.cli.probe", "Measure this machine: kernels, collectives, power; write it as a cluster file."),
+    "data": ("knee.cli.data", "Make tokens of text files for `knee train`, and look at them."),
     "catalog": ("knee.cli.catalog", "What knee knows, and from where: models, GPUs, clusters, software profiles."),
     "doctor": ("knee.cli.doctor", "What works on this machine, and what is missing for the rest."),
 }

@@ -46,6 +46,7 @@ class Finding:
 
 
 BASE, REPORT, TRAIN = "pip install knee", "pip install 'knee[report]'", "pip install 'knee[train]'"
+DATA = "pip install 'knee[data]'"
 NEEDS = (
     Need(name="numpy", module="numpy", why="every answer", get=BASE),
     Need(name="pydantic", module="pydantic", why="reading models, clusters and jobs", get=BASE),
@@ -56,6 +57,8 @@ NEEDS = (
     Need(name="torch", module="torch", why="measuring this machine; no simulation needs it", get=TRAIN),
     Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=TRAIN),
     Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; no simulation needs it", get=TRAIN),
+    Need(name="tokenizers", module="tokenizers", why="making tokens of text; synthetic tokens need none", get=DATA),
+    Need(name="pyarrow", module="pyarrow", why="reading text from Parquet files", get=DATA),
     Need(name="NVML", why="power of NVIDIA GPUs; no simulation needs it", get="install the NVIDIA driver"),
     Need(name="chromium", why="tests of web pages", get="apt install chromium"),
 )
@@ -64,6 +67,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "validate": ("numpy", "pydantic", "click", "rich"),
     "calibrate": ("numpy", "pydantic", "click", "rich", "scipy"),
+    "data prepare": ("numpy", "click", "rich", "tokenizers"),
+    "data show": ("numpy", "click", "rich"),
     "catalog": ("numpy", "pydantic", "click", "rich"),
     "probe kernels": ("numpy", "pydantic", "click", "rich", "torch", "scipy"),
     "probe collectives": ("numpy", "pydantic", "click", "rich", "torch"),

@@ -5,6 +5,8 @@ NumPy does not promise that its generators give the same numbers in later versio
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,6 +15,7 @@ Words = NDArray[np.uint64]
 ROUNDS = 8
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_ALL = 2**64 - 1
 
 
 def mix(words: Words) -> Words:
@@ -20,19 +23,21 @@ def mix(words: Words) -> Words:
 
     Source: Steele, Lea, Flood, Fast splittable pseudorandom number generators (OOPSLA 2014): splitmix64.
     """
-    with np.errstate(over="ignore"):  # arithmetic is modulo 2**64
-        words = words + _GOLDEN
-        words = (words ^ (words >> np.uint64(30))) * _FIRST
-        words = (words ^ (words >> np.uint64(27))) * _SECOND
+    words = words + _GOLDEN  # arithmetic of arrays is modulo 2**64
+    words = (words ^ (words >> np.uint64(30))) * _FIRST
+    words = (words ^ (words >> np.uint64(27))) * _SECOND
     return words ^ (words >> np.uint64(31))
 
 
-def key(*parts: int) -> np.uint64:
-    """One key from several numbers; another order is another key."""
-    word = np.zeros(1, np.uint64)
+def key(*parts: int) -> int:
+    """One key of 64 bits from several numbers; another order is another key. ``mix``, without arrays."""
+    word = 0
     for part in parts:
-        word = mix(word ^ np.uint64(part % 2**64))
-    return np.uint64(word[0])
+        word = ((word ^ (part & _ALL)) + int(_GOLDEN)) & _ALL
+        word = ((word ^ (word >> 30)) * int(_FIRST)) & _ALL
+        word = ((word ^ (word >> 27)) * int(_SECOND)) & _ALL
+        word ^= word >> 31
+    return word
 
 
 def permute(places: Words, n: int, seed: int, epoch: int) -> Words:
@@ -43,14 +48,19 @@ def permute(places: Words, n: int, seed: int, epoch: int) -> Words:
     Source: Black, Rogaway, Ciphers with arbitrary finite domains (CT-RSA 2002).
     """
     bits = max(2, (n - 1).bit_length())
-    keys = [key(seed, epoch, turn) for turn in range(ROUNDS)]
+    keys = _keys(seed, epoch)
     found = _feistel(places, bits, keys)
     while (outside := found >= np.uint64(n)).any():
         found[outside] = _feistel(found[outside], bits, keys)
     return found
 
 
-def _feistel(words: Words, bits: int, keys: list[np.uint64]) -> Words:
+@lru_cache(maxsize=16)
+def _keys(seed: int, epoch: int) -> tuple[np.uint64, ...]:
+    return tuple(np.uint64(key(seed, epoch, turn)) for turn in range(ROUNDS))
+
+
+def _feistel(words: Words, bits: int, keys: tuple[np.uint64, ...]) -> Words:
     low_bits = np.uint64(bits // 2)
     low_mask, high_mask = np.uint64(2 ** (bits // 2) - 1), np.uint64(2 ** (bits - bits // 2) - 1)
     high, low = words >> low_bits, words & low_mask
@@ -62,6 +72,6 @@ def _feistel(words: Words, bits: int, keys: list[np.uint64]) -> Words:
 
 def random_tokens(keys: Words, length: int, vocab_size: int) -> NDArray[np.int64]:
     """A row of tokens below ``vocab_size`` for each key, all alike in probability (to 1 in 2**32 / vocab_size)."""
-    with np.errstate(over="ignore"):
-        words = mix(keys[:, None] + np.arange(length, dtype=np.uint64) * _GOLDEN)
-    return (((words >> np.uint64(32)) * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int64)
+    words = mix(keys[:, None] + np.arange((length + 1) // 2, dtype=np.uint64) * _GOLDEN)
+    halves = words.astype("<u8", copy=False).view("<u4")[:, :length]  # two tokens of a word
+    return ((halves.astype(np.uint64) * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.int64)

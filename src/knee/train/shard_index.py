@@ -21,7 +21,7 @@ VERSION = 1
 WIDTH = {"uint16": 2, "uint32": 4}
 END_BYTES = 8
 """A document's end is a little-endian uint64: tokens of the shard up to and with its end-of-text token."""
-ANEW = "`knee data prepare` makes them anew"
+ANEW = "`knee data prepare ... --fresh` makes the shards anew"
 
 Dtype = Literal["uint16", "uint32"]
 

@@ -45,6 +45,8 @@ class Told:
     """Of the files, as they lie on disk."""
     text_bytes: int
     tokens: int
+    made_tokens: int
+    """Those that this call made."""
     path: str
 
 
@@ -207,6 +209,7 @@ class _Preparation:
         self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
         self.state = replace(steps[-1], shard=None) if steps else _State()
         self.shards = [step.shard for step in steps if step.shard is not None]
+        self.kept = sum(shard.tokens for shard in self.shards)
         self.number = {source.path: number for number, source in enumerate(asked.sources)}
         self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
         lines = [asdict(asked), *map(asdict, steps)]
@@ -259,7 +262,8 @@ class _Preparation:
     def _tell(self, block: Block, writer: _Writer) -> None:
         done = self.before[self.number[block.path]] + block.read_bytes
         tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
-        self.tell(Told(done_bytes=done, text_bytes=self.state.text_bytes, tokens=tokens, path=block.path))
+        self.tell(Told(done_bytes=done, text_bytes=self.state.text_bytes, tokens=tokens,
+                       made_tokens=tokens - self.kept, path=block.path))
 
     def _refuse_bad(self) -> None:
         """A file in which too much cannot be used was probably not meant."""

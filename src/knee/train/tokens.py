@@ -22,6 +22,8 @@ from knee.train.permutation import key, permute, random_tokens
 from knee.train.shard_index import ANEW, Index, Shard, read_index
 
 Rows = NDArray[np.int64]
+SHUFFLED_AT_ONCE = 1024
+"""Places of the shuffle that are looked up together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ class Shards:
                              hint="prepare more text, or train on shorter sequences")
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.index.shards)])
         self._open: dict[int, NDArray[Any]] = {}
+        self._shuffled: tuple[int, NDArray[np.uint64]] = -1, np.empty((0, 0), np.uint64)
 
     def batch(self, step: int) -> Rows:
         """As ``Batches`` says."""
@@ -126,12 +129,20 @@ class Shards:
 
     def sequences_of(self, step: int) -> list[int]:
         """Which sequences a step reads on this rank."""
-        places = [divmod(step * self.share.global_batch + int(row), self.sequences) for row in self.share.rows]
-        found: list[int] = []
-        for epoch in sorted({epoch for epoch, _ in places}):  # a batch may reach into the next epoch
-            within = np.array([place for one, place in places if one == epoch], np.uint64)
-            found += permute(within, self.sequences, self.share.seed, epoch).tolist()
+        at_once = max(1, SHUFFLED_AT_ONCE // len(self.share.rows))
+        number, within = divmod(step, at_once)
+        if self._shuffled[0] != number:  # a shuffle of a few places costs as much as one of a thousand
+            self._shuffled = number, self._shuffle(range(number * at_once, (number + 1) * at_once))
+        found: list[int] = self._shuffled[1][within].tolist()
         return found
+
+    def _shuffle(self, steps: range) -> NDArray[np.uint64]:
+        """The sequences of each step, a row for each."""
+        before = np.array([step * self.share.global_batch for step in steps], np.uint64)
+        epochs, places = np.divmod(before[:, None] + self.share.rows, np.uint64(self.sequences))
+        for epoch in np.unique(epochs):
+            places[epochs == epoch] = permute(places[epochs == epoch], self.sequences, self.share.seed, int(epoch))
+        return places
 
     def verify(self, tell: Callable[[Shard], None] = lambda _: None) -> None:
         """Read everything and hold it against the checksums."""

@@ -1,0 +1,134 @@
+"""``knee data``: from text files to a folder that training reads, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.train.tokens import Shards, Share
+
+needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
+TEXTS = ["The first document says hello.", "Ein zweites: schöne Grüße, 世界.", "A third."] * 10
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"text": text, "body": text.upper()}) for text in TEXTS]
+    Path("corpus.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.fixture
+def tokenizer() -> str:
+    """A small byte-level BPE."""
+    library = pytest.importorskip("tokenizers")
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    made = library.Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], show_progress=False,
+                                                        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.save("tokenizer.json")
+    return "tokenizer.json"
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(main, ["data", *words])
+
+
+def prepare(*words: str) -> Result:
+    return ask("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "out", "--jobs", "1", *words)
+
+
+def test_prepare_show_and_train_on_it(tokenizer: str) -> None:
+    made = prepare()
+    assert made.exit_code == 0, made.output
+    assert "1 shards made" in made.stderr
+    assert "100% of the files" in made.stderr
+    shown = ask("show", "out", "--verify")
+    assert shown.exit_code == 0, shown.output
+    for words in ("documents", "30", "(uint16)", "</s> (0) ends a document", "all as they were written",
+                  "The first document says hello.</s>Ein zweites: schöne Grüße, 世界.</s>", "corpus.jsonl"):
+        assert words in shown.stdout, words
+    assert Shards(Path("out"), Share(seq_len=16, global_batch=2), vocab_size=300).batch(0).shape == (2, 17)
+    assert "nothing has changed" in prepare().stderr
+    assert Path(tokenizer).read_bytes() == Path("out/tokenizer.json").read_bytes()
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_json_has_everything() -> None:
+    made, shown = json.loads(prepare("--json").stdout), json.loads(ask("show", "out", "--json").stdout)
+    assert made["made"] == 1
+    for name in ("tokens", "documents", "sha256", "asked", "shards", "left_out", "first_tokens", "first_text"):
+        assert made[name] == shown[name]
+    assert shown["documents"] == 30
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_another_field_needs_another_folder() -> None:
+    prepare()
+    refused = prepare("--field", "body")
+    assert refused.exit_code == 2
+    assert "--field differs" in refused.stderr
+    assert "hint: give another --out, or --fresh" in refused.stderr
+    assert prepare("--field", "body", "--fresh").exit_code == 0
+    assert "THE FIRST DOCUMENT" in ask("show", "out").stdout
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_bad_lines_are_named() -> None:
+    with Path("corpus.jsonl").open("a", encoding="utf-8") as file:
+        file.write("oops\n")
+    refused = prepare()
+    assert refused.exit_code == 2
+    assert "1 of 31 records of" in refused.stderr
+    assert "line 31: it is not JSON" in refused.stderr
+    assert "--max-bad" in refused.stderr
+    allowed = prepare("--max-bad", "0.1")
+    assert allowed.exit_code == 0, allowed.output
+    assert "line 31: it is not JSON" in allowed.stderr
+    assert "1 bad records" in allowed.stdout
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_what_is_wrong_is_said_in_words() -> None:
+    prepare()
+    Path("out/shard-00000.bin").write_bytes(b"\0\0")
+    for words in (("show", "out"), ("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "out")):
+        cut = ask(*words)
+        assert cut.exit_code == 2
+        assert "out/shard-00000.bin is cut off" in cut.stderr
+        assert "--fresh" in cut.stderr
+    for words, said in ((("show", "nowhere"), "nowhere has no shards"),
+                        (("prepare", "none.txt", "--tokenizer", "tokenizer.json", "--out", "o"), "no such file"),
+                        (("prepare", "corpus.jsonl", "--tokenizer", "corpus.jsonl", "--out", "o"), "not a tokenizer"),
+                        (("prepare", "corpus.jsonl", "--out", "o"), "'--tokenizer'"),
+                        (("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "corpus.jsonl"),
+                         "corpus.jsonl")):
+        wrong = ask(*words)
+        assert wrong.exit_code == 2, words
+        assert said in wrong.stderr, words
+        assert "Traceback" not in wrong.output
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_without_tokenizers_show_has_numbers_and_prepare_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare()
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    shown = ask("show", "out")
+    assert shown.exit_code == 0
+    assert "hello" not in shown.stdout
+    missing = ask("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "other")
+    assert missing.exit_code == 4
+    assert "hint: pip install 'knee[data]'" in missing.stderr
+
+
+@needs_tokenizers
+def test_help_is_shown_without_a_subcommand() -> None:
+    assert "prepare" in ask().stdout
