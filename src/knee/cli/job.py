@@ -60,7 +60,7 @@ def ask(model: str, *, cluster: str | None, profile: str | None, sizes: Mapping[
     _refuse_sizes_in_sets(sets)
     sizes = {name: value for name, value in sizes.items() if value is not None}
     plan = {name: value for name, value in plan.items() if value is not None}
-    if _is_job_file(model):
+    if is_job_file(model):
         return _from_file(Path(model), cluster, profile, sizes, plan, sets)
     return _from_names(model, cluster, profile, sizes, plan, sets)
 
@@ -91,7 +91,8 @@ def _refuse_sizes_in_sets(sets: Pairs) -> None:
             raise InputError("--set model: the model is the command's argument", hint=f"for example {_EXAMPLE}")
 
 
-def _is_job_file(ref: str) -> bool:
+def is_job_file(ref: str) -> bool:
+    """Whether this is a whole job as a TOML file, and not a model's."""
     if not ref.endswith(".toml"):
         return False
     return any(key in read_toml(Path(ref)) for key in _JOB_KEYS)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli.options import Option, Sectioned, Word
+from knee.cli.options import Sectioned
+from knee.cli.plan import option, plan_of, plan_options
 from knee.errors import DoesNotFit, InputError, KneeError
-from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
+from knee.specs.plan import RECOMPUTES
 
 if TYPE_CHECKING:
     from knee.cli.job import Asked
@@ -20,17 +21,8 @@ if TYPE_CHECKING:
     from knee.specs import Job
     from knee.why import WhyLine
 
-PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
-        "recompute", "recompute_frac", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method",
-        "sequence_parallel", "tp_overlap", "placement")
-
 TRACED_PASSES = 2**16
 """Most layers times microbatches of a trace: already gigabytes with eager kernels."""
-
-
-def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """An option under a heading of ``--help``."""
-    return click.option(*names, cls=Option, section=section, **settings)
 
 
 @click.command("simulate", cls=Sectioned)
@@ -47,36 +39,7 @@ def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[...
 @option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
         help="Change one value of the model, cluster, profile or plan, for example "
              "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.")
-@option("--tp", section="Plan", type=int, metavar="N", help="Tensor-parallel degree.")
-@option("--pp", section="Plan", type=int, metavar="N", help="Pipeline stages.")
-@option("--cp", section="Plan", type=int, metavar="N", help="Context-parallel degree.")
-@option("--dp-shard", section="Plan", type=int, metavar="N",
-        help="Data-parallel ranks that share one sharded copy; fills the GPUs if left out.")
-@option("--dp-replicate", section="Plan", type=int, metavar="N", help="Copies of the sharded group (hsdp, ddp).")
-@option("--sharding", section="Plan", type=Word(SHARDINGS), help="What data parallelism shards; "
-        "fsdp gathers again in backward, fsdp_no_reshard (the default) keeps the parameters.")
-@option("--schedule", section="Plan", type=Word(SCHEDULES), help="Pipeline schedule; 1f1b if left out.")
-@option("--virtual-stages", section="Plan", type=int, metavar="N", help="Model chunks per stage (interleaved).")
-@option("--micro-batch", section="Plan", type=int, metavar="M",
-        help="Sequences per microbatch and data-parallel rank; if left out all of a rank's at once, 1 with a pipeline.")
-@option("--recompute", section="Plan", type=Word(RECOMPUTES), help="Activations recomputed in backward; none if "
-        "left out.")
-@option("--recompute-frac", section="Plan", type=float, metavar="FRAC", help="Share of the forward that full "
-        "recomputation runs again, as with every second block checkpointed (0.5); all of it if left out.")
-@option("--precision", section="Plan", type=Word(PRECISIONS), help="Type of the matrix products; bf16 if left out.")
-@option("--prefetch", section="Plan", type=int, metavar="N", help="Layers gathered ahead; 1 if left out.")
-@option("--reduce-dtype", section="Plan", type=Word(REDUCE_DTYPES), help="Type in which gradients are reduced; fp32 "
-        "if left out.")
-@option("--state-dtype", section="Plan", type=Word(STATE_DTYPES), help="Type of the parameters and moments that the "
-        "optimizer updates; fp32 if left out.")
-@option("--cp-method", section="Plan", type=Word(CP_METHODS), help="How context parallelism shares keys and values; "
-        "allgather if left out.")
-@option("--sequence-parallel/--no-sequence-parallel", section="Plan", default=None,
-        help="Split norms and residuals along the sequence inside the tensor-parallel group; on if left out.")
-@option("--tp-overlap", section="Plan", metavar="FRAC",
-        help="Share of tensor-parallel communication hidden beside GEMMs, 0 to 1; the profile's if left out.")
-@option("--placement", section="Plan", metavar="AXES",
-        help="Mesh axes from neighbouring GPUs outwards; tp-cp-dp_shard-dp_replicate-pp if left out.")
+@plan_options
 @option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
         help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
@@ -110,9 +73,7 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
     from knee.fidelity.trust import trust_of
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
-    plan = {name: options[name] for name in PLAN}
-    plan["tp_overlap_frac"] = plan.pop("tp_overlap")
-    asked = ask(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, sets=parse_sets(sets))
+    asked = ask(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan_of(options), sets=parse_sets(sets))
     job = asked.job
     measurement = _simulate(asked, flop_convention)
     lines = _explain(asked, flop_convention) if why else []

@@ -290,7 +290,8 @@ def compose_from_files(out: Path, job: TrainJob, told: Callable[[int], str | Non
     status, error, rank = verdict(job, pieces)
     if rank is not None and not any(piece["rank"] == rank for piece in pieces):
         step = _last_step(out, rank)
-        error = f"rank {rank} {told(rank) or 'ended without a word'}" + ("" if step is None else f"; last heard of at step {step}")
+        error = f"rank {rank} {told(rank) or 'ended without a word'}"
+        error += "" if step is None else f"; last heard of at step {step}"
     return compose(job, pieces, status=status, error=error, rank=rank)
 
 

@@ -1,4 +1,4 @@
-"""A few steady steps under torch's profiler, after the timed window: where the time went, by the simulator's metrics."""
+"""A few steady steps under torch's profiler, after the timed window: where time went, by the simulator's metrics."""
 
 from __future__ import annotations
 

@@ -1,0 +1,291 @@
+"""``knee train``: a real run of a plan on this machine or under torchrun, measured as the simulator's answers are."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.cli.options import Sectioned, Word
+from knee.cli.plan import option, plan_of, plan_options
+from knee.errors import DoesNotFit, InputError, KneeError
+
+if TYPE_CHECKING:
+    from knee.specs import Job, Model
+    from knee.train.job import TrainJob
+
+DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+LOCAL_BATCH = 2.0
+"""The paper's."""
+STEPS = {"cuda": 60, "cpu": 30}
+WARMUP = 6
+"""One step in so many is warm-up: 10 of the paper's 60."""
+PLACEHOLDER = "cpu"
+"""A cluster that completes a job where none is named: no plan depends on it."""
+
+
+@click.command("train", cls=Sectioned)
+@click.argument("model")
+@option("--nproc", section="Run", type=int, metavar="N",
+        help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
+             "torchrun, which starts them itself.")
+@option("--device", section="Run", type=Word(("cuda", "cpu")), help="The GPUs where there are any, if left out.")
+@option("--steps", section="Run", type=int, metavar="N",
+        help="Optimizer steps in all; 60, as in the paper, or 30 on a processor if left out.")
+@option("--warmup", section="Run", type=int, metavar="N",
+        help="First steps that are not measured; a sixth of them (10 of 60) if left out.")
+@option("--trace-steps", section="Run", type=int, default=3, show_default=True, metavar="N",
+        help="Steps under the profiler after the measured ones; 0 for none.")
+@option("--dtype", section="Run", type=Word(("fp32", "bf16", "fp16")),
+        help="Type of the matrix products: fp32 on a processor, the plan's precision on GPUs if left out.")
+@option("--compile", "compiles", section="Run", is_flag=True, help="Compile every block and the loss.")
+@option("--attention", section="Run", type=Word(("auto", "flash", "cudnn", "math")), default="auto",
+        show_default=True, help="Which attention kernels may run.")
+@option("--data", section="Run", type=click.Path(path_type=Path), metavar="DIR",
+        help="Shards of `knee data`; synthetic tokens if left out.")
+@option("--seed", section="Run", type=int, default=0, show_default=True, help="Of the weights and the data.")
+@option("--lr", section="Run", type=float, default=3e-4, show_default=True, help="Learning rate.")
+@option("--timeout", "timeout_s", section="Run", type=float, default=600.0, show_default=True, metavar="SECONDS",
+        help="A run that does not move for so long is ended.")
+@option("--out", section="Run", type=click.Path(path_type=Path), metavar="DIR",
+        help="Folder of the record, traces and logs; runs/MODEL-DATE if left out.")
+@option("--force", section="Run", is_flag=True, help="Replace the record of an earlier run in that folder.")
+@option("--local-batch", section="What", type=float, metavar="B",
+        help="Sequences a step over all processes, divided by all processes; 2 if left out.")
+@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all processes.")
+@option("--seq-len", section="What", type=int, metavar="S",
+        help="Tokens a sequence; 4,096 or the model's longest if left out.")
+@option("--cluster", section="What", metavar="NAME",
+        help="Named in the record: the catalogue's cluster with this GPU if left out.")
+@option("--profile", section="What", metavar="NAME",
+        help="Named in the record: `eager`, or `compiled` with --compile, if left out.")
+@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
+        help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@plan_options
+@option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
+        help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
+@option("--json", "as_json", section="Output", is_flag=True, help="Print the record as JSON.")
+def command(model: str, out: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+    """Train MODEL for real under a parallel plan, and measure it.
+
+    MODEL and the plan are what `knee simulate` takes; models are Llama decoders. The processes of one machine are
+    started by this command; those of several by torchrun, with the same options on each:
+
+    \b
+        knee train llama-tiny
+        knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run
+        torchrun --nnodes 16 --nproc-per-node 8 ... -m knee train llama2-7b --tp 2 --out run
+
+    The record, OUT/record.json, has the throughput of the steps after the warm-up (all their tokens over all their
+    time), memory, power and energy where NVML tells them, and, from traces of a few more steps, compute and
+    communication, exposed and overlapped. `knee compare` puts it beside a simulation, `knee calibrate` learns from it.
+    A run that ends early leaves a record too, which says why.
+    """
+    from knee.probe.machine import need_torch
+
+    need_torch("knee train")
+    under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    job = make(model, options, world=_world(options, under_torchrun))
+    if under_torchrun and out is None:
+        raise InputError("--out is missing: torchrun's ranks need to agree on a folder", hint="give --out")
+    out = out or Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    if under_torchrun:
+        sys.exit(_work(job, out, force))
+    _run(job, out, force=force, as_json=as_json)
+
+
+def _world(options: dict[str, Any], under_torchrun: bool) -> int:
+    """Processes of the run."""
+    nproc = options["nproc"]
+    if under_torchrun:
+        if nproc is not None:
+            raise InputError("--nproc starts processes, and torchrun has started them", hint="leave --nproc out")
+        try:
+            return int(os.environ["WORLD_SIZE"])
+        except ValueError:
+            raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}; it should be a whole number") from None
+    if nproc is not None and nproc < 1:
+        raise InputError(f"--nproc is {nproc}; it must be at least 1")
+    return nproc or max(1, prod(options[axis] or 1 for axis in DEGREES))
+
+
+def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
+    """The job that the command line describes, resolved once."""
+    from knee.cli.job import ask, is_job_file, parse_sets
+    from knee.train.job import TrainJob
+
+    device = _device(options["device"], world)
+    plan = plan_of(options)
+    dtype = options["dtype"] or ("fp32" if device == "cpu" else plan["precision"])
+    if options["dtype"] in ("bf16", "fp16"):
+        if plan["precision"] not in (None, options["dtype"]):
+            raise InputError(f"--dtype {options['dtype']} and --precision {plan['precision']} contradict each other")
+        plan["precision"] = options["dtype"]
+    sizes = {"gpus": world} | {name: options[name] for name in ("global_batch", "local_batch", "seq_len")}
+    in_file = is_job_file(model)
+    if not in_file and sizes["global_batch"] is None and sizes["local_batch"] is None:
+        sizes["local_batch"] = LOCAL_BATCH
+    cluster = options["cluster"] or (None if in_file else PLACEHOLDER)
+    asked = ask(model, cluster=cluster, profile=options["profile"], sizes=sizes, plan=plan,
+                sets=parse_sets(options["sets"]))
+    job = asked.job
+    steps = options["steps"] if options["steps"] is not None else STEPS[device]
+    warmup = options["warmup"] if options["warmup"] is not None else steps // WARMUP
+    for sentence in asked.assumptions:
+        if not sentence.startswith("profile") and os.environ.get("RANK", "0") == "0":
+            click.echo(sentence, err=True)
+    data = options["data"]
+    return TrainJob(
+        model=job.model,
+        plan=job.plan,
+        gpus=world,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        steps=steps,
+        warmup=warmup,
+        seed=options["seed"],
+        device=device,
+        dtype=dtype or job.plan.precision,
+        compile=options["compiles"],
+        attention=options["attention"],
+        lr=options["lr"],
+        trace_steps=options["trace_steps"],
+        data={} if data is None else {"kind": "shards", "path": str(data.resolve())},
+        timeout_s=options["timeout_s"],
+        facts=_facts(job, options, named=in_file or options["cluster"] is not None),
+    )
+
+
+def _device(wanted: str | None, world: int) -> Any:
+    """What was asked for, or the GPUs where torch can use them; torch itself is not imported."""
+    from knee.probe.inventory import read_inventory
+
+    found = read_inventory()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(found.gpus) if hidden is None else len([name for name in hidden.split(",") if name.strip()])
+    usable = bool(count and found.gpus) and (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
+    if wanted == "cuda" and not usable:
+        why = found.software.driver.trouble or f"torch {found.software.torch} was built for the {'CPU'} alone"
+        raise InputError(f"--device cuda: {why}", hint="`knee doctor` says what is there; --device cpu trains on the "
+                                                       "processor")
+    device = wanted or ("cuda" if usable else "cpu")
+    if device == "cuda" and "RANK" not in os.environ and world > count:
+        raise InputError(f"{world} processes need {world} GPUs, and {count} can be seen here",
+                         hint="start several machines with torchrun, or use --device cpu")
+    return device
+
+
+def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
+    """What the record says besides, and what workers need of the catalogue."""
+    from knee.specs.load import load_profile
+
+    profile = options["profile"] or ("compiled" if options["compiles"] else None)
+    if profile is not None:
+        load_profile(profile)
+    return {
+        "cluster": job.cluster.name if named else None,
+        "profile": profile,
+        "flop_convention": options["flop_convention"],
+        "flop_per_token": _flop_per_token(job.model, job.seq_len, options["flop_convention"]),
+        "gpus_known": _gpus_known(),
+        "command": ["knee", *sys.argv[1:]],
+    }
+
+
+def _flop_per_token(model: Model, seq_len: int, convention: str) -> float:
+    import numpy as np
+
+    from knee.workload.flop import model_flop_per_token
+
+    return float(model_flop_per_token(model, np.array([seq_len]), convention)[0])
+
+
+def _gpus_known() -> list[dict[str, Any]]:
+    """Dense peaks of the catalogue's GPUs with their sources, and the cluster that stands for each."""
+    from knee.fidelity.machine_file import BASES
+    from knee.specs.load import catalog_entries, load_cluster
+
+    known: dict[str, dict[str, Any]] = {}
+    for name in dict.fromkeys((*BASES.values(), *catalog_entries("cluster"))):
+        loaded = load_cluster(name)
+        gpu = loaded.spec.gpu
+        if gpu.vendor == "generic" or gpu.name in known:
+            continue
+        source = loaded.sources.get("gpu.bf16_flop_per_s") or loaded.sources.get("gpu.fp16_flop_per_s")
+        known[gpu.name] = {
+            "gpu": gpu.name,
+            "word": gpu.name.split("-")[0].upper(),
+            "cluster": name,
+            "sms": gpu.sms,
+            "memory_bytes": gpu.hbm_bytes,
+            "peaks": {"bf16": gpu.bf16_flop_per_s, "fp16": gpu.fp16_flop_per_s},
+            "source": source.text if source else "",
+        }
+    return list(known.values())
+
+
+def _work(job: TrainJob, out: Path, force: bool) -> int:
+    """One rank of torchrun's."""
+    from dataclasses import replace
+
+    from knee.train.launch import clear, prepare, write_job
+    from knee.train.worker import Place, work
+
+    place = Place.of_environment()
+    prepare(out, force=force)
+    job = replace(job, out=str(out.resolve()))
+    if place.rank == 0:
+        clear(out)
+        write_job(out, job)
+    return work(job, place)
+
+
+def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
+    """All ranks, on this machine."""
+    from dataclasses import replace
+
+    from knee.train.launch import launch, prepare
+
+    prepare(out, force=force)
+    click.echo(f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {out}/logs",
+               err=True)
+    record, number = launch(replace(job, out=str(out.resolve())), out)
+    if as_json:
+        click.echo(json.dumps(record, indent=1, allow_nan=False))
+    elif record["window_steps"]:
+        _print(record)
+    click.echo(f"wrote {out}/record.json", err=True)
+    if record["status"] == "oom":
+        raise DoesNotFit(f"rank {record['failed_rank']}: {record['error']}",
+                         hint="use a smaller --micro-batch, --recompute full, more tp, or more GPUs")
+    if number is not None:
+        click.echo(f"{record['error']} after {record['steps_done']} steps", err=True)
+        sys.exit(128 + number)
+    if record["status"] != "done":
+        raise KneeError(f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
+                        hint=f"{out}/logs has what the ranks said")
+
+
+def _print(record: dict[str, Any]) -> None:
+    """The record as tables."""
+    from knee.cli.table import print_heading, print_rows
+    from knee.fidelity.side_by_side import ROWS, shown
+
+    print_heading(f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
+                  f"{record['window_steps']} steps")
+    print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
+    if record["comm_loads"]:
+        from knee.units import show
+
+        print_heading("communication (per process and step)")
+        rows = [["collective", "group", "ranks", "calls", "message", "time"]]
+        rows += [[load["collective"], load["group"], str(load["group_size"] or "?"), f"{load['calls']:g}",
+                  show(load["message_bytes"], "bytes") if load["message_bytes"] else "?", show(load["load_s"], "s")]
+                 for load in record["comm_loads"]]
+        print_rows(rows, right=(2, 3, 4, 5))

@@ -1,0 +1,138 @@
+"""Records of measured, simulated and published steps beside each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.errors import InputError
+from knee.record.measurement import Kind
+from knee.units import show
+
+FORM = "a record is what `knee simulate --json` and `knee train` write, or a folder with a record.json"
+JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
+"""What two records should agree in before their numbers are held against each other."""
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One quantity."""
+
+    title: str
+    key: str
+    unit: str | None
+    """None for a plain number."""
+    over: str | None = None
+    """The key that it is a share of."""
+
+    def value(self, record: Record) -> float | None:
+        """Of a record; None where it is not known."""
+        value = _number(record, self.key)
+        if value is None or self.over is None:
+            return value
+        # a share of a traced step is of the traced step's own length
+        whole = _number(record, f"traced_{self.over}") or _number(record, self.over)
+        return value / whole if whole else None
+
+
+ROWS = (
+    Row(title="tokens/s", key="tokens_per_s", unit=None),
+    Row(title="tokens/s per GPU", key="tokens_per_s_per_gpu", unit=None),
+    Row(title="step time", key="step_s", unit="s"),
+    Row(title="MFU", key="mfu_frac", unit="frac"),
+    Row(title="compute load", key="compute_load_s", unit="s"),
+    Row(title="communication load", key="comm_load_s", unit="s"),
+    Row(title="exposed communication", key="exposed_comm_s", unit="s"),
+    Row(title="exposed share of the step", key="exposed_comm_s", unit="frac", over="step_s"),
+    Row(title="overlapped communication", key="overlapped_comm_s", unit="s"),
+    Row(title="memory per GPU", key="memory_bytes", unit="bytes"),
+    Row(title="power per GPU", key="power_w_per_gpu", unit="w"),
+    Row(title="tokens per joule", key="tokens_per_j", unit=None),
+)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """One record of a file, or of the folder of a run."""
+    file = path / "record.json" if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}",
+                         hint=FORM) from None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        raise InputError(f"{file} is not a JSON document", hint=FORM) from None
+    if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
+        raise InputError(f"{file} is not a record", hint=FORM)
+    if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
+        raise InputError(f"{file} has nothing that could be compared", hint=FORM)
+    return record
+
+
+def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
+    """MFU under different FLOP conventions is different quantities under one name."""
+    known = [(name, record.get("flop_convention")) for name, record in zip(names, records, strict=True)
+             if record.get("mfu_frac") is not None]
+    other = next(((name, how) for name, how in known if how != known[0][1]), None)
+    if other is not None:
+        raise InputError(
+            f"{known[0][0]} counts FLOP by the {known[0][1]} convention and {other[0]} by {other[1]}: their MFU cannot "
+            "be compared",
+            hint="make both with the same --flop-convention",
+        )
+
+
+def compared(records: Sequence[Record]) -> list[tuple[Row, list[float | None], list[float | None]]]:
+    """Each quantity that some record knows, its values, and how far each is from the first record's (a share)."""
+    table = []
+    for row in ROWS:
+        values = [row.value(record) for record in records]
+        if any(value is not None for value in values):
+            first = values[0]
+            table.append((row, values, [value / first - 1 if value is not None and first else None
+                                        for value in values]))
+    return table
+
+
+def differences(records: Sequence[Record]) -> list[str]:
+    """What of the job is not the same in all, and runs that did not end well."""
+    notes = []
+    for key in JOB:
+        values = [record.get(key) for record in records]
+        if key == "plan":
+            notes += _plans(values)
+        elif len({str(value) for value in values}) > 1:
+            notes.append(f"{key} differs: {', '.join(str(value) for value in values)}")
+    for number, record in enumerate(records, start=1):
+        if record.get("status") not in (None, "done"):
+            notes.append(f"record {number} {record['status']}: {record.get('error')}")
+        if record.get("fits") is False and record.get("kind") == "simulated":
+            notes.append(f"record {number} does not fit in memory")
+    return notes
+
+
+def _plans(plans: Sequence[Any]) -> list[str]:
+    known = [plan for plan in plans if isinstance(plan, dict)]
+    names = dict.fromkeys(name for plan in known for name in plan)
+    return [f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}" for name in names
+            if len({str(plan.get(name)) for plan in known}) > 1]
+
+
+def shown(row: Row, value: float | None) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "unknown"
+    if row.unit is not None:
+        return show(value, row.unit) if value else f"0 {row.unit}".replace("0 frac", "0%")
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _number(record: Record, key: str) -> float | None:
+    value = record.get(key)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
