@@ -59,8 +59,9 @@ def prepare(folder: Path, corpus: Path, tokenizer_file: Path) -> Path:
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]
+    parts = [texts[n : n + 500] for n in range(0, len(texts), 500)]
     library, start = Tokenizer.from_file(str(tokenizer_file)), time.perf_counter()
-    count = sum(len(one.ids) for n in range(0, len(texts), 500) for one in library.encode_batch_fast(texts[n : n + 500]))
+    count = sum(len(one.ids) for part in parts for one in library.encode_batch_fast(part))
     rate = count / (time.perf_counter() - start)
     print(f"{'tokenizers alone, 1 thread':<28}{rate / 1e6:>10.2f} Mtokens/s")
     for jobs in dict.fromkeys((1, os.cpu_count() or 1)):

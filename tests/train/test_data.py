@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -322,6 +323,25 @@ def test_a_killed_preparation_leaves_nothing_half_read_and_no_processes(tmp_path
     assert not any(_runs(pid) for pid in children)
 
 
+@needs_tokenizers
+def test_a_killed_process_of_the_pool_is_said_and_what_is_finished_stays(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 1024)
+    killed: list[int] = []
+
+    def kill_one(_: Any) -> None:
+        if not killed and (tmp_path / "out" / "shard-00000.bin").exists():
+            killed.extend(child.pid or 0 for child in multiprocessing.active_children()[:1])
+            os.kill(killed[0], signal.SIGKILL)
+
+    with pytest.raises(KneeError, match="a process that made tokens was killed"):
+        write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500, jobs=2, tell=kill_one)
+    again = write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500)
+    assert 0 < again.made < len(again.index.shards)
+    assert again.index.documents == 200
+
+
 def _children(pid: int) -> list[str]:
     path = Path(f"/proc/{pid}/task/{pid}/children")
     return path.read_text(encoding="utf-8").split() if path.exists() else []
@@ -531,6 +551,9 @@ def test_shards_that_are_not_whole_are_refused_by_name(folder: Path) -> None:
     path.write_bytes(data[:-2])
     with pytest.raises(InputError, match=r"shard-00001\.bin is cut off: it has [\d,]+ bytes, and was written with"):
         shards(folder)
+    other = shards(folder, replace(SHARE, dp_rank=1, dp_size=2))
+    with pytest.raises(InputError, match=r"shard-00001\.bin is cut off"):
+        [other.batch(step) for step in range(30)]
     path.write_bytes(data + b"\0\0")
     with pytest.raises(InputError, match=r"shard-00001\.bin is too long"):
         shards(folder)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from knee.errors import InputError, KneeError
 from knee.train.permutation import key, permute, random_tokens
-from knee.train.shard_index import ANEW, Index, Shard, read_index
+from knee.train.shard_index import ANEW, Index, Shard, check_size, read_index
 
 Rows = NDArray[np.int64]
 SHUFFLED_AT_ONCE = 1024
@@ -102,10 +102,15 @@ class Shards:
     """
 
     def __init__(self, folder: Path, share: Share, *, vocab_size: int) -> None:
-        """Refuse a folder that is not whole (sizes only; ``verify`` reads everything), or not for this model."""
+        """Refuse a folder that is not whole, or not for this model.
+
+        The first rank looks at the length of every shard; thousands of ranks that all did would stall a shared file
+        system, so that the others look at those they open. ``verify`` reads everything.
+        """
         self.folder, self.share = folder, share
         self.index: Index = read_index(folder)
-        self.index.check_sizes(folder)
+        if share.dp_rank == 0:
+            self.index.check_sizes(folder)
         used = self.index.asked.tokenizer.vocab_size
         if used > vocab_size:
             raise InputError(f"{folder} has tokens of a vocabulary of {used:,}, and the model's has {vocab_size:,}",
@@ -180,6 +185,7 @@ class Shards:
             if shard.tokens == 0:  # nothing to map
                 self._open[number] = np.empty(0, dtype)
                 return self._open[number]
+            check_size(self.folder / shard.file, shard.tokens * dtype.itemsize)
             try:
                 # as a plain array: slices of a memmap are slow to make
                 mapped = np.memmap(self.folder / shard.file, dtype, mode="r", shape=(shard.tokens,))
