@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from knee.cli import main
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.runs import Setting
+from knee.fidelity.user_profile import _away, _job_key
+from knee.fidelity.user_runs import read_user_runs
 from knee.files import csv_text
 from knee.single import simulate
 from knee.specs.load import load_profile
@@ -140,8 +142,9 @@ def test_same_runs_same_file(few: Path, tmp_path: Path) -> None:
 def test_the_table(few: Path, tmp_path: Path) -> None:
     result = knee("calibrate", few, "--only", "stream_scale", "-o", tmp_path / "p.toml")
     assert result.exit_code == 0
-    for words in ("5 runs (5 of 5 rows), starting from eager: 1 of 15 parameters determined", "uncertainty left",
-                  "not asked for", "before -> after", "5 runs are too few to hold some back", "assumptions:"):
+    for words in ("fitted, and not checked on other runs: 5 runs",
+                  "(5 of 5 rows), starting from eager, 1 of 15 parameters determined", "uncertainty left",
+                  "all others free", "not asked for", "before -> after", "5 runs are too few to hold some back", "assumptions:"):
         assert words in result.stdout
     assert f"--profile {tmp_path / 'p.toml'}" in result.stderr
     assert "held out" not in result.stdout
@@ -151,7 +154,9 @@ def test_one_run_says_little_and_is_valid(tmp_path: Path) -> None:
     file, out = write(tmp_path / "one.csv", rows(runs=RUNS[7:8])), tmp_path / "p.toml"
     data = calibrate(file, "-o", out)
     assert sum(p["determined"] for p in data["parameters"]) <= 2
-    assert "1 run is too few" in data["warnings"][-1]
+    assert "not checked: 1 run is too few" in data["warnings"][-1]
+    assert data["checked"] is False
+    assert "# Not checked" in out.read_text(encoding="utf-8")
     assert load_profile(str(out)).spec.name == "p"
 
 
@@ -179,7 +184,54 @@ def test_runs_that_contradict_each_other(tmp_path: Path) -> None:
     records.append(records[0] | {"tokens_per_s_per_gpu": 2 * records[0]["tokens_per_s_per_gpu"]})
     said = " ".join(calibrate(write(tmp_path / "r.csv", records), "--only", "stream_scale,gemm_scale")["warnings"])
     assert "the error stays at" in said
+    assert "contradict each other" in said
     assert "repeats of one setting differ by up to 100%" in said
+
+
+@pytest.mark.parametrize("runs", [RUNS[5:6], RUNS[5:9]])
+def test_runs_that_are_off_alike(runs: tuple[tuple[str, int, int, int], ...], tmp_path: Path) -> None:
+    records = [r | {"tokens_per_s_per_gpu": 0.3 * r["tokens_per_s_per_gpu"]} for r in rows(runs=runs)]
+    said = " ".join(calibrate(write(tmp_path / "r.csv", records), "--only", "gemm_scale")["warnings"])
+    assert "the parameters that may be fitted do not explain it" in said
+    assert "contradict" not in said
+
+
+def test_what_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
+    """Slow products look like slow memory-bound kernels: what is fitted for one stands for the other."""
+    truth = replace(load_profile("eager").spec, gemm_scale=0.9, stream_scale=1.4)
+    runs = tuple(("7b", gpus, 4096, batch) for gpus in (8, 16, 64) for batch in (1, 2))
+    file = write(tmp_path / "r.csv", rows(truth, runs))
+    data = calibrate(file, "--only", "gemm_scale,stream_scale,launch_s")
+    stream, gemm = data["by_name"]["stream_scale"], data["by_name"]["gemm_scale"]
+    assert stream["after"] > 1.5
+    assert (stream["confounded_with"], gemm["confounded_with"]) == ("gemm_scale", "stream_scale")
+    assert stream["uncertainty_left_all_free_frac"] > 1.25 * stream["uncertainty_left_frac"]
+    assert gemm["why_left"] == "the runs cannot tell it from stream_scale"
+    assert data["by_name"]["launch_s"]["confounded_with"] is None
+    assert any("stream_scale and gemm_scale cannot be told apart by these runs" in said for said in data["warnings"])
+
+
+def test_a_fit_that_is_no_better_on_other_runs_is_not_taken(tmp_path: Path) -> None:
+    records = rows(load_profile("eager").spec)
+    file, out_file = write(tmp_path / "r.csv", records), tmp_path / "p.toml"
+    pairs = read_user_runs([file], None, None).pairs
+    away = dict(zip((run.lines[0] for run, _ in pairs), _away([_job_key(pair) for pair in pairs], 0.25), strict=True))
+    for line, record in enumerate(records, start=2):  # only runs that a first fit sees are slow
+        record["tokens_per_s_per_gpu"] *= 1.0 if away[line] else 0.9
+    write(file, records)
+    data = calibrate(file, "--only", "stream_scale", "-o", out_file)
+    held = data["held_out"]
+    assert held["throughput_after"]["median_frac"] > held["throughput_before"]["median_frac"]
+    assert (data["checked"], data["by_name"]["stream_scale"]["after"]) == (True, 1.0)
+    assert data["by_name"]["stream_scale"]["fitted"] > 1.1
+    assert load_profile(str(out_file)).spec == replace(load_profile("eager").spec, name="p")
+    assert "# Kept as in eager: tokens/s of runs that were held back is predicted no better" in out_file.read_text()
+    first = knee("calibrate", file, "--only", "stream_scale").stdout.splitlines()[0]
+    assert first.startswith("kept as in eager, as tokens/s of runs that were held back")
+    forced = calibrate(file, "--only", "stream_scale", "-o", out_file, "--anyway")
+    assert forced["by_name"]["stream_scale"]["after"] == data["by_name"]["stream_scale"]["fitted"]
+    assert load_profile(str(out_file)).spec.stream_scale > 1.1
+    assert "--anyway took the fitted values" in forced["warnings"][-1]
 
 
 def test_several_stacks_need_a_name(tmp_path: Path) -> None:
@@ -284,7 +336,8 @@ def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: py
         ((tmp_path / "bytes.csv",), "not UTF-8"),
         ((few, "-o", few), "should end in .toml"),
         ((few, "-o", tmp_path / "folder.toml"), "is a folder"),
-        ((few, "-o", tmp_path / "taken" / "p.toml"), "cannot be a folder"),
+        ((few, "-o", tmp_path / "taken" / "p.toml"), "there is no folder"),
+        ((few, "-o", tmp_path / "no" / "such" / "p.toml"), "there is no folder"),
         ((few, "--hold-out", "0.9"), "--hold-out is 0.9"),
         ((few, "--only", "launch"), "--only launch: no such parameter"),
         ((few, "--only", "launch_s", "--fix", "launch_s"), "leave nothing to fit"),
@@ -293,6 +346,7 @@ def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: py
         ((few, "--cluster", "dgx-a100"), "none of the 5 rows can be used"),
     ):
         assert words in refused(*args)
+    assert not (tmp_path / "no").exists()
 
 
 def test_without_scipy(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,6 +354,7 @@ def test_without_scipy(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = knee("calibrate", few, "-o", tmp_path / "p.toml")
     assert result.exit_code == 4
     assert "pip install 'knee[fit]'" in result.stderr
+    assert "fitting" not in result.stderr
     assert not (tmp_path / "p.toml").exists()
 
 

@@ -36,9 +36,11 @@ KEPT_FRAC = 0.5
               "repeated.")
 @click.option("--hold-out", "held_frac", metavar="FRAC", type=float, default=0.25, show_default=True,
               help="Share of the runs that a first fit does not see and is tried on; 0 is none.")
+@click.option("--anyway", is_flag=True,
+              help="Take the fitted values even where runs that were held back are predicted no better with them.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 def command(files: tuple[Path, ...], out: Path | None, profile: str | None, cluster: str | None,
-            only: tuple[str, ...], fixed: tuple[str, ...], held_frac: float, as_json: bool) -> None:
+            only: tuple[str, ...], fixed: tuple[str, ...], held_frac: float, anyway: bool, as_json: bool) -> None:
     """Fit a software profile on your own measured RUNS, and say what they can and cannot tell.
 
     RUNS are files of three kinds, in any mix: CSV as for `knee validate`, one training run a row; records of knee's
@@ -48,13 +50,15 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     All runs should be of one software stack; models, GPUs and plans may differ. Each parameter starts from the
     profile's value and moves as far as the runs have evidence for. What they cannot determine stays, and is not
     written. A first fit leaves out a share of the runs, all of one model on one number of GPUs, and is tried on them;
-    the profile is fitted on all.
+    the profile is fitted on all. Where the runs left out are predicted no better the profile's own values stay. With
+    fewer than 8 runs none are left out, and nothing is checked.
 
     \b
         knee calibrate runs.csv -o mine.toml
         knee simulate llama2-7b --cluster dgx-h100 --gpus 256 --local-batch 2 --profile mine.toml
     """
     from knee.cli.calibrate_tables import as_data, print_profile
+    from knee.fidelity.calibration import need_scipy
     from knee.fidelity.user_profile import chosen, fit_profile
     from knee.fidelity.user_runs import read_user_runs
     from knee.specs.load import load_cluster, load_profile
@@ -65,6 +69,7 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     if not 0 <= held_frac <= KEPT_FRAC:
         raise InputError(f"--hold-out is {held_frac:g}; it must be between 0 and {KEPT_FRAC:g}")
     parameters = chosen(_names(only), _names(fixed))
+    need_scipy()
     files = tuple(dict.fromkeys(files))
     if out is not None:
         _check_out(out, [*files, *(Path(ref) for ref in (profile, cluster) if ref is not None)])
@@ -77,9 +82,10 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     base = given or load_profile(name)
     if runs.ignored:
         click.echo(f"ignored columns: {', '.join(runs.ignored)}", err=True)
-    click.echo(f"fitting {len(parameters)} parameters on {len(runs.pairs):,} "
-               f"run{'s' if len(runs.pairs) > 1 else ''} from {name} ...", err=True)
-    found = fit_profile(runs, parameters, held_frac)
+    click.echo(f"{len(parameters)} parameters, {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}, starting "
+               f"from {name}", err=True)
+    found = fit_profile(runs, parameters, held_frac, anyway=anyway, say=lambda stage: click.echo(f"{stage} ...",
+                                                                                                 err=True))
     if out is not None:
         _write(out, name, base, found, runs, files)
     if as_json:
@@ -99,8 +105,6 @@ def _names(texts: tuple[str, ...]) -> list[str]:
 
 def _check_out(out: Path, inputs: list[Path]) -> None:
     """Refuse before minutes of fitting what could not be written."""
-    from knee.files import make_folder
-
     if out.suffix != ".toml":
         raise InputError(f"--out is {str(out)!r}; it should end in .toml, after a name")
     if out.is_dir():
@@ -109,7 +113,10 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
         raise InputError(f"--out would overwrite {out}, which is read", hint="name another file")
     if out.exists() and not os.access(out, os.W_OK):
         raise InputError(f"{out} cannot be written: permission denied", hint="name another file")
-    make_folder(out.parent)
+    if not out.parent.is_dir():
+        raise InputError(f"{out} cannot be written: there is no folder {out.parent}", hint="make it first")
+    if not os.access(out.parent, os.W_OK):
+        raise InputError(f"{out} cannot be written: {out.parent} takes no files", hint="name another folder")
 
 
 def _nothing(runs: UserRuns) -> InputError:

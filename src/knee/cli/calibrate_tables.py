@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,14 @@ def as_data(name: str, base: Profile, runs: UserRuns, found: OwnProfile, out: Pa
         "rows": runs.rows,
         "rows_used": runs.rows_used,
         "runs": len(runs.pairs),
+        "checked": found.held_out is not None,
+        "kept_base": sorted(set(found.kept_base.values())),
         "parameters": [
-            {"name": field, "meaning": meaning, "before": before, "after": after, "determined": not why,
-             "uncertainty_left_frac": left, "why_left": why or None}
-            for field, meaning, before, after, left, why in _parameters(base, found)
+            {"name": row.field, "meaning": row.meaning, "before": row.before, "after": row.after,
+             "fitted": row.fitted, "determined": not row.why, "uncertainty_left_frac": row.left,
+             "uncertainty_left_all_free_frac": row.marginal, "confounded_with": row.partner,
+             "why_left": row.why or None}
+            for row in _parameters(base, found)
         ],
         **{f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
            for what in ("throughput", "memory") for when in ("before", "after")},
@@ -45,17 +49,18 @@ def as_data(name: str, base: Profile, runs: UserRuns, found: OwnProfile, out: Pa
 def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -> None:
     """Tables on stdout."""
     rows = _parameters(base, found)
-    fitted = [row for row in rows if not row[5]]
-    print_heading(f"{len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} ({runs.rows_used:,} of {runs.rows:,} "
-                  f"rows), starting from {name}: {len(fitted)} of {len(rows)} parameters determined")
+    fitted = [row for row in rows if not row.why]
+    print_heading(f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
+                  f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
+                  f"parameters {'taken' if found.kept_base else 'determined'}")
     print_table("determined, and written", [
-        ["parameter", "before", "after", "uncertainty left", "meaning"],
-        *([field, _shown(field, before), _shown(field, after), _share(left), meaning]
-          for field, meaning, before, after, left, _ in fitted)], right=range(1, 4))
+        ["parameter", "before", "after", "uncertainty left", "all others free", "not told from", "meaning"],
+        *([row.field, _shown(row.field, row.before), _shown(row.field, row.after), _share(row.left),
+           _share(row.marginal), row.partner or "", row.meaning] for row in fitted)], right=range(1, 5))
     print_table("left as they were", [
         ["parameter", "value", "uncertainty left", "why", "meaning"],
-        *([field, _shown(field, before), _share(left), why, meaning]
-          for field, meaning, before, _, left, why in rows if why)], right=(1, 2))
+        *([row.field, _shown(row.field, row.before), _share(row.left), row.why, row.meaning]
+          for row in rows if row.why)], right=(1, 2))
     _print_errors(found)
     print_counts("skipped", runs.skipped)
     print_counts("assumptions", runs.notes)
@@ -65,8 +70,39 @@ def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -
             click.echo(f"  - {warning}")
 
 
-def _parameters(base: Profile, found: OwnProfile) -> list[tuple[str, str, float, float, float | None, str]]:
-    """Field, meaning, before, after, uncertainty left over the prior's, why it was left ("" where it was not)."""
+def _verdict(name: str, found: OwnProfile) -> str:
+    """What became of it, in the first words."""
+    if found.kept_base:
+        why = "; ".join(dict.fromkeys(found.kept_base.values()))
+        return f"{'in part kept' if found.values else 'kept'} as in {name}, as {why}"
+    if not found.fit.values:
+        return f"nothing to take over {name}"
+    if found.held_out is None:
+        return "fitted, and not checked on other runs"
+    return "fitted, and better on runs that were held back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One parameter."""
+
+    field: str
+    meaning: str
+    before: float
+    after: float
+    fitted: float | None
+    """What the fit found, taken or not; None where it was not determined."""
+    left: float | None
+    """Uncertainty left over the prior's, with what was not determined at its value."""
+    marginal: float | None
+    """The same with all free."""
+    partner: str | None
+    """What it cannot be told from."""
+    why: str
+    """Why it was left; "" where it was not."""
+
+
+def _parameters(base: Profile, found: OwnProfile) -> list[_Row]:
     from knee.fidelity.parameters import PARAMETERS
 
     estimates = {e.parameter.path: e for e in found.fit.estimates}
@@ -74,8 +110,18 @@ def _parameters(base: Profile, found: OwnProfile) -> list[tuple[str, str, float,
     for p in PARAMETERS:
         field, e = p.path.removeprefix("profile."), estimates.get(p.path)
         before = float(getattr(base, field))
-        after, left = (before, None) if e is None else (e.after, e.uncertainty)
-        rows.append((field, p.meaning, before, after, left, found.left.get(p.path, "")))
+        partner = None if e is None or e.confounded_with is None else e.confounded_with.removeprefix("profile.")
+        rows.append(_Row(
+            field=field,
+            meaning=p.meaning,
+            before=before,
+            after=found.values.get(p.path, before),
+            fitted=found.fit.values.get(p.path),
+            left=None if e is None else e.uncertainty,
+            marginal=None if e is None else e.marginal,
+            partner=partner,
+            why=found.left.get(p.path, ""),
+        ))
     return rows
 
 
@@ -92,9 +138,15 @@ def _print_errors(found: OwnProfile) -> None:
     cells += [[what, f"{before.points:,}", _arrow(before.median_frac, after.median_frac),
                _arrow(before.p90_frac, after.p90_frac), f"{before.bias_frac:+.1%} -> {after.bias_frac:+.1%}"]
               for what, before, after in lines if before is not None and after is not None]
-    print_table("before -> after", cells)
+    print_table("before -> after the fit" + _not_taken(found), cells)
     if held is not None:
         print_rows([[f"held out: {held.runs:,} runs, predicted by a fit to the other {held.fitted_runs:,}"]])
+
+
+def _not_taken(found: OwnProfile) -> str:
+    if not found.kept_base:
+        return ""
+    return ", which is taken in part" if found.values else ", which is not taken"
 
 
 def _arrow(before: float, after: float) -> str:

@@ -29,6 +29,9 @@ UNDETERMINED = 0.75
 """A parameter whose uncertainty is left above this share of its prior's has not been determined."""
 SCANNED = 8
 """Values at which a floor is tried."""
+CONFOUNDED = 1.25
+"""A parameter whose uncertainty grows by more once all others are free cannot be told from one of them: 1.25 is a
+correlation of 0.6."""
 STEPS = 12
 STEP = 0.15
 """Of a prior's standard deviation, for differences: wide enough to look over tiles and waves."""
@@ -43,7 +46,12 @@ class Estimate:
     after: float
     determined: bool
     uncertainty: float
-    """Standard deviation left, over the prior's: 1 where the runs say nothing."""
+    """Standard deviation left, over the prior's: 1 where the runs say nothing. Those that were not determined are taken
+    to be at their value."""
+    marginal: float
+    """The same with all parameters free, within their priors: never less."""
+    confounded_with: str | None = None
+    """Path of the parameter that the runs cannot tell it from, where that is why the two differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +107,14 @@ def _score(answer: Floats, measured: Floats) -> Residuals | None:
     return Residuals.of(answer[known], measured[known]) if known.any() else None
 
 
+def need_scipy() -> None:
+    """Refuse before anything is read where nothing can be fitted."""
+    try:
+        import scipy.optimize  # noqa: F401 - whether it is there
+    except ImportError:
+        raise MissingExtra("a fit needs scipy", hint="pip install 'knee[fit]'") from None
+
+
 def calibrate(
     cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None
 ) -> Calibration:
@@ -130,6 +146,7 @@ def calibrate(
             break
         kept = [p for p in kept if left[p.path] <= UNDETERMINED]
         values = {p.path: values[p.path] for p in kept}
+    apart = problem.told_apart(parameters, values, uncertainty) if like is None else {}
     estimates = tuple(
         Estimate(
             parameter=p,
@@ -137,6 +154,8 @@ def calibrate(
             after=values.get(p.path, start[p.path]),
             determined=p.path in values,
             uncertainty=uncertainty[p.path],
+            marginal=apart.get(p.path, (uncertainty[p.path], None))[0],
+            confounded_with=apart.get(p.path, (uncertainty[p.path], None))[1],
         )
         for p in parameters
     )
@@ -192,6 +211,37 @@ class _Problem:
             free.pop(int(np.argmax(left)))
         return found
 
+    def told_apart(
+        self, parameters: Sequence[Parameter], values: Values, uncertainty: Values
+    ) -> dict[str, tuple[float, str | None]]:
+        """What is left of each one's uncertainty with all of them free, and the one that it cannot be told from.
+
+        Formula: covariance = (slopes^T slopes)^-1, the priors being rows of the slopes; the partner is the parameter
+            with the largest correlation.
+        Where: of a parameter that was fitted, what is left grows ``CONFOUNDED``-fold over what was left with the others
+            at their value; of another, the runs would determine it if all others were known.
+        Valid: near the values, where errors are straight lines.
+        """
+        if not parameters:
+            return {}
+        x = _positions(parameters, {p.path: values.get(p.path, self.prior[p.path]) for p in parameters})
+        slopes = self.slopes(parameters, x)
+        evidence = slopes.T @ slopes
+        covariance = np.linalg.inv(evidence)
+        marginal = np.sqrt(np.diag(covariance))
+        alone = 1.0 / np.sqrt(np.diag(evidence))
+        correlation = np.abs(covariance / np.outer(marginal, marginal))
+        np.fill_diagonal(correlation, 0.0)
+        found: dict[str, tuple[float, str | None]] = {}
+        for i, p in enumerate(parameters):
+            if p.path in values:
+                vague = marginal[i] > CONFOUNDED * uncertainty[p.path]
+            else:
+                vague = alone[i] <= UNDETERMINED < marginal[i]
+            partner = parameters[int(np.argmax(correlation[i]))].path if vague else None
+            found[p.path] = float(max(marginal[i], uncertainty[p.path])), partner
+        return found
+
     def scanned(self, parameters: Sequence[Parameter]) -> dict[str, float]:
         """The values that are there, floors at the best of a few."""
         values = {p.path: p.inside(self.prior[p.path]) for p in parameters}
@@ -202,10 +252,9 @@ class _Problem:
 
     def fitted(self, parameters: Sequence[Parameter], start: Values) -> dict[str, float]:
         """Least squares, robust against single runs that went wrong."""
-        try:
-            from scipy.optimize import least_squares
-        except ImportError:
-            raise MissingExtra("a fit needs scipy", hint="pip install 'knee[fit]'") from None
+        need_scipy()
+        from scipy.optimize import least_squares
+
         low = np.array([p.scaled(p.low) for p in parameters])
         high = np.array([p.scaled(p.high) for p in parameters])
         # the first step's length is that of the start: counted from zero, a start near it would never move

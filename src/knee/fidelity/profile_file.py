@@ -29,7 +29,9 @@ def profile_text(
         values,
         comments=(
             f"Made by knee calibrate on {date} from {_counted(runs)} of {_names(files)}.",
-            f"What is not here is {ref} as it was." if values else f"The runs determine nothing: this is {ref}.",
+            *(f"Kept as in {ref}: {why}." for why in dict.fromkeys(found.kept_base.values())),
+            *(("Not checked: no runs were held back from the fit.",) if found.held_out is None else ()),
+            f"What is not here is {ref} as it was." if values else f"Nothing is taken from the runs: this is {ref}.",
         ),
     )
 
@@ -53,7 +55,7 @@ def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str)
     tried = "" if held is None or held.throughput_before is None else (
         "; " + _change("tokens/s held back from the fit", held.throughput_before, held.throughput_after))
     values = {}
-    for path, value in fit.values.items():
+    for path, value in found.values.items():
         field = path.removeprefix("profile.")
         said = memory if field in MEMORY or not rate else rate + tried
         source = f"knee calibrate, {date}, {_counted(runs)} of {_names(files)}: {said}"
