@@ -64,7 +64,9 @@ def scaled_fused_step(optimizer: Any, *, divide_by: Any, skip: Any) -> None:
         del optimizer.grad_scale, optimizer.found_inf
 
 
-def ordered_schedule(stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]) -> Any:
+def ordered_schedule(
+    stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]
+) -> Any:
     """A schedule of torch's runtime for one stage per rank, from an order of F, I (input's) and W (weights' backward).
 
     Its own zero-bubble classes want two stages per rank.

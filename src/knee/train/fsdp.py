@@ -41,16 +41,17 @@ def _prefetch(decoder: Any, ahead: int) -> None:
         later, earlier = order[i + 1 : i + 1 + ahead], order[max(1, i - ahead) : i][::-1]
         if later:
             module.set_modules_to_forward_prefetch(later)
-        if module is not decoder:
+        if earlier or not ahead:
             module.set_modules_to_backward_prefetch(earlier or [module])
-    decoder.set_modules_to_backward_prefetch(blocks[::-1][:ahead] or [decoder])
+    if ahead:
+        decoder.set_modules_to_backward_prefetch(blocks[::-1][:ahead])
 
 
 def before_microbatch(decoder: Any, job: TrainJob, *, last: bool) -> None:
     """What this microbatch's backward does with gradients and parameters.
 
-    Plans that keep parameters gathered keep them (and the whole gradients) until the last microbatch; plans that reshard
-    reduce every microbatch's gradients, and only replicas wait for the last.
+    Plans that keep parameters gathered keep them (and the whole gradients) until the last microbatch; plans that
+    reshard reduce every microbatch's gradients, and only replicas wait for the last.
     """
     decoder.set_is_last_backward(last)
     if job.plan.sharding in ("fsdp", "hsdp"):

@@ -85,7 +85,7 @@ class Decoder(nn.Module):
         """Cosines and sines of this rank's positions."""
         self.loss: Callable[..., Any] = cross_entropy
 
-    def forward(self, x: Any, target: Any = None) -> Any:
+    def forward(self, x: Any, labels: Any = None) -> Any:
         """Tokens (first stage) or activations -> activations, or the mean loss (last stage)."""
         if self.first:
             x = self.tp.leave(self.tp.lookup(x, self.embedding).to(self.compute_dtype))
@@ -95,7 +95,7 @@ class Decoder(nn.Module):
             return x
         y = self.tp.enter(rms_norm(x, self.norm))
         head = self.embedding if self.model.tied_embeddings else self.output
-        return self.loss(linear(y, head), target, self.tp.vocabulary)
+        return self.loss(linear(y, head), labels, self.tp.vocabulary)
 
 
 def linear(x: Any, weight: Any) -> Any:
@@ -136,7 +136,8 @@ class _Turn(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
-        return _turn(grad, *ctx.saved_tensors, -1.0), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, sin, -1.0), None, None
 
 
 def _turn(x: Any, cos: Any, sin: Any, way: float) -> Any:

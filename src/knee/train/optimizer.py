@@ -47,7 +47,8 @@ class Optimizer:
             group = self.mesh.group("tp")
             assert group is not None
             flat = all_reduce(torch.cat([g.flatten() for g in parts]), group)
-            torch._foreach_copy_(parts, [f.view_as(g) for f, g in zip(flat.split([g.numel() for g in parts]), parts)])
+            sums = flat.split([g.numel() for g in parts])
+            torch._foreach_copy_(parts, [s.view_as(g) for s, g in zip(sums, parts, strict=True)])
 
     def norm_and(self, loss: Any) -> tuple[Any, Any]:
         """The norm of the whole gradient, and ``loss`` summed over ranks: one small message for both.

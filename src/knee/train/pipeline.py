@@ -41,7 +41,7 @@ class Pipeline:
         losses: list[Any] = []
         inputs = (tokens,) if self.first else ()
         if self.last:
-            self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, **{"labels": target})
+            self.schedule.step(*inputs, target=target, losses=losses, return_outputs=False, labels=target)
             return torch.stack([x.detach() for x in losses]).sum()
         self.schedule.step(*inputs, return_outputs=False)
         return torch.zeros((), device=self.mesh.device)

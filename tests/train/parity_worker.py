@@ -1,0 +1,100 @@
+"""The parity pool: for each world size, forked ranks run all its cases on one process group, and say what they saw.
+
+    python parity_worker.py CASES.json FOLDER
+
+Ranks are forked because importing torch takes longer than most cases.
+"""
+
+from __future__ import annotations
+
+import collections
+import gc
+import json
+import os
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from knee.train import context_parallel, optimizer, replicas, step, tensor_parallel
+from knee.train.job import TrainJob
+from knee.train.mesh import local_device, make_mesh
+from knee.train.step import Trainer, local_rows, synthetic_tokens
+
+BREAKS = {
+    "tp reduce_scatter": (tensor_parallel, "reduce_scatter", lambda x, group: x[group.rank].contiguous()),
+    "tp all_reduce": (tensor_parallel, "all_reduce", lambda x, _: x),
+    "tp norms": (optimizer, "all_reduce", lambda x, _: x),
+    "cp reduce_scatter": (
+        context_parallel,
+        "reduce_scatter",
+        lambda x, group: x.chunk(group.size)[group.rank].contiguous(),
+    ),
+    "ddp all_reduce": (replicas, "dist", mock.Mock(get_world_size=lambda _: 2)),
+}
+"""Collectives that do not communicate."""
+
+
+def run(case: dict) -> dict:
+    """Losses and gradient norms of a case's steps."""
+    job = TrainJob.from_json(case["job"])
+    with ExitStack() as stack:
+        # inductor takes half a minute to start on a CPU; that code is captured and differentiated is what is held here
+        eager = lambda f: torch.compile(f, backend="aot_eager", dynamic=False)  # noqa: E731
+        stack.enter_context(mock.patch.object(step, "compiled", eager))
+        began = time.perf_counter()
+        trainer = Trainer(job, make_mesh(job.plan, local_device("cpu")))
+        if case.get("break"):
+            stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
+        tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
+        results = [trainer.step(local_rows(job, trainer.mesh, synthetic_tokens(job, i))) for i in range(job.steps)]
+    events = collections.Counter(e.name for e in tracer.events()) if tracer else {}
+    return {
+        "losses": [r.loss for r in results],
+        "norms": [r.grad_norm for r in results],
+        "seconds": time.perf_counter() - began,
+        "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},
+    }
+
+
+def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> None:
+    """Every case in turn; one that fails ends the rank, as its group may be left in the middle of something."""
+    torch.set_num_threads(1)
+    if ranks > 1:
+        store = dist.FileStore(str(folder / f"{ranks}.store"), ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    found = {}
+    for case in cases:
+        try:
+            found[case["name"]] = run(case)
+        except Exception:
+            found[case["name"]] = {"error": traceback.format_exc()}
+            break
+        finally:
+            gc.collect()
+    (folder / f"{ranks}.{rank}.json").write_text(json.dumps(found))
+
+
+def main(cases: str, folder: str) -> None:
+    """World sizes one after the other."""
+    for ranks, some in json.loads(Path(cases).read_text()).items():
+        children = []
+        for rank in range(int(ranks)):
+            if not (child := os.fork()):
+                try:
+                    rank_main(rank, int(ranks), some, Path(folder))
+                finally:
+                    os._exit(0)  # groups of many cases are not torn down in order
+            children.append(child)
+        for child in children:
+            os.waitpid(child, 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,165 @@
+"""Every layout trains as one process does: losses and gradient norms of five steps, in fp32.
+
+Norms are held as well as losses, because AdamW hides a gradient of the wrong size. One pool of gloo processes per world
+size serves all of its cases.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+from knee.train.job import TrainJob
+
+pytest.importorskip("torch")
+
+TINY = Model(name="tiny", layers=4, hidden=32, ffn=48, heads=8, kv_heads=4, vocab=64)
+TOLERANCE = 1e-5
+PP = {"pp": 2, "micro_batch": 2}
+CASES = {
+    1: {
+        "one": {},
+        "accumulation": {"micro_batch": 2},
+        "recompute selective": {"recompute": "selective"},
+        "recompute full": {"recompute": "full"},
+        "recompute half": {"recompute": "full", "recompute_frac": 0.5},
+        "compile": {"compile": True},
+    },
+    2: {
+        "fsdp_no_reshard": {"dp_shard": 2},
+        "fsdp": {"dp_shard": 2, "sharding": "fsdp"},
+        "fsdp prefetch 0": {"dp_shard": 2, "sharding": "fsdp", "prefetch": 0},
+        "fsdp_no_reshard accumulation": {"dp_shard": 2, "micro_batch": 1},
+        "fsdp accumulation": {"dp_shard": 2, "sharding": "fsdp", "micro_batch": 1},
+        "fsdp recompute": {"dp_shard": 2, "sharding": "fsdp", "recompute": "full"},
+        "ddp": {"dp_replicate": 2, "sharding": "ddp"},
+        "ddp accumulation": {"dp_replicate": 2, "sharding": "ddp", "micro_batch": 1},
+        "tp": {"tp": 2},
+        "tp without sp": {"tp": 2, "sequence_parallel": False},
+        "tp recompute": {"tp": 2, "recompute": "full"},
+        "tp compile": {"tp": 2, "compile": True},
+        "cp": {"cp": 2},
+        "cp ddp": {"cp": 2, "sharding": "ddp"},
+        "pp gpipe": {**PP, "schedule": "gpipe"},
+        "pp 1f1b": {**PP, "schedule": "1f1b"},
+        "pp interleaved": {**PP, "schedule": "interleaved", "virtual_stages": 2},
+        "pp zero_bubble": {**PP, "schedule": "zero_bubble"},
+        "pp 1f1b recompute": {**PP, "recompute": "full"},
+    },
+    4: {
+        "hsdp": {"dp_shard": 2, "dp_replicate": 2, "sharding": "hsdp"},
+        "hsdp accumulation": {"dp_shard": 2, "dp_replicate": 2, "sharding": "hsdp", "micro_batch": 1},
+        "replicated fsdp_no_reshard": {"dp_shard": 2, "dp_replicate": 2},
+        "fsdp x tp": {"dp_shard": 2, "tp": 2},
+        "fsdp x pp": {"dp_shard": 2, **PP},
+        "fsdp reshard x pp": {"dp_shard": 2, "sharding": "fsdp", **PP},
+        "fsdp x pp interleaved": {"dp_shard": 2, **PP, "schedule": "interleaved", "virtual_stages": 2},
+        "fsdp x pp zero_bubble": {"dp_shard": 2, **PP, "schedule": "zero_bubble"},
+        "ddp x pp zero_bubble": {"dp_replicate": 2, "sharding": "ddp", **PP, "schedule": "zero_bubble"},
+        "fsdp x cp": {"dp_shard": 2, "cp": 2},
+        "fsdp x cp, cp outside": {"dp_shard": 2, "cp": 2, "placement": ["tp", "dp_shard", "pp", "cp", "dp_replicate"]},
+        "tp x pp": {"tp": 2, **PP},
+        "tp x pp without sp": {"tp": 2, **PP, "sequence_parallel": False},
+        "tp x cp": {"tp": 2, "cp": 2},
+        "tp 4": {"tp": 4},
+        "cp 4": {"cp": 4},
+        "pp 4": {"pp": 4, "micro_batch": 1},
+        "pp 4 zero_bubble": {"pp": 4, "micro_batch": 1, "schedule": "zero_bubble"},
+    },
+    8: {
+        "fsdp x tp x pp": {"dp_shard": 2, "tp": 2, **PP},
+        "tp x pp x cp": {"tp": 2, "cp": 2, **PP},
+        "hsdp x tp": {"dp_shard": 2, "dp_replicate": 2, "tp": 2, "sharding": "hsdp"},
+        "hsdp x cp": {"dp_shard": 2, "dp_replicate": 2, "cp": 2, "sharding": "hsdp"},
+    },
+}
+BROKEN = {
+    "tp reduce_scatter": {"tp": 2},
+    "tp all_reduce": {"tp": 2, "sequence_parallel": False},
+    "tp norms": {"tp": 2},
+    "cp reduce_scatter": {"cp": 2},
+    "ddp all_reduce": {"dp_replicate": 2, "sharding": "ddp"},
+}
+TRACED = ("fsdp", "fsdp_no_reshard")
+
+
+def _job(plan: dict, ranks: int, *, steps: int = 5) -> dict:
+    compiles = plan.get("compile", False)
+    degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
+    chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
+    return TrainJob(
+        model=TINY, plan=chosen, gpus=ranks, global_batch=8, seq_len=32, steps=steps, warmup=0, lr=3e-3, clip_norm=0.3,
+        compile=compiles,
+    ).as_json()  # fmt: skip
+
+
+def _case(name: str, plan: dict, ranks: int, **more: object) -> dict:
+    return {"name": name, "job": _job(plan, ranks), **more}
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]:
+    """What every case showed, by world size. A rank that failed shows its traceback; all ranks say the same."""
+    cases = {ranks: [_case(name, plan, ranks) for name, plan in some.items()] for ranks, some in CASES.items()}
+    cases[2] += [_case(f"broken {name}", plan, 2, **{"break": name}) for name, plan in BROKEN.items()]
+    cases[2] += [_case(f"traced {kind}", {"dp_shard": 2, "sharding": kind}, 2, trace=True) for kind in TRACED]
+    folder = tmp_path_factory.mktemp("parity")
+    (folder / "cases.json").write_text(json.dumps(cases))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    worker = [sys.executable, str(Path(__file__).with_name("parity_worker.py")), "cases.json", str(folder)]
+    done = subprocess.run(worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    found = {}
+    for ranks in CASES:
+        files = [folder / f"{ranks}.{rank}.json" for rank in range(ranks)]
+        assert all(f.exists() for f in files), done.stderr
+        by_rank = [json.loads(f.read_text()) for f in files]
+        errors = [x["error"] for one in by_rank for x in one.values() if "error" in x]
+        assert not errors, "\n".join(errors)
+        for name, first in by_rank[0].items():
+            assert all(x[name]["losses"] == first["losses"] for x in by_rank), f"{name}: ranks disagree"
+            assert all(x[name]["norms"] == first["norms"] for x in by_rank), f"{name}: ranks disagree"
+        found[ranks] = by_rank[0]
+    return found
+
+
+def _difference(a: dict, b: dict) -> float:
+    """Largest relative difference of losses and norms."""
+    pairs = zip(a["losses"] + a["norms"], b["losses"] + b["norms"], strict=True)
+    return max(abs(x - y) / abs(y) for x, y in pairs)
+
+
+@pytest.mark.parametrize("ranks", CASES)
+def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str, dict]]) -> None:
+    reference = seen[1]["one"]
+    differences = {name: _difference(seen[ranks][name], reference) for name in CASES[ranks]}
+    for name, difference in differences.items():
+        print(f"{ranks} {name:35} {difference:8.1e} {seen[ranks][name]['seconds']:6.1f} s")
+    assert max(differences.values()) < TOLERANCE, {n: d for n, d in differences.items() if d >= TOLERANCE}
+
+
+def test_steps_differ(seen: dict[int, dict[str, dict]]) -> None:
+    """Else equality would say little."""
+    assert len({round(x, 4) for x in seen[1]["one"]["losses"]}) == 5
+    assert len({round(x, 4) for x in seen[1]["one"]["norms"]}) == 5
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_collective_shows(name: str, seen: dict[int, dict[str, dict]]) -> None:
+    assert _difference(seen[2][f"broken {name}"], seen[1]["one"]) > 10 * TOLERANCE
+
+
+def test_fsdp_gathers_ahead_and_without_resharding_once(seen: dict[int, dict[str, dict]]) -> None:
+    """FSDP's own markers in a trace of five steps."""
+    steps, reshard, keep = 5, seen[2]["traced fsdp"]["events"], seen[2]["traced fsdp_no_reshard"]["events"]
+    for block in range(TINY.layers):
+        assert keep[f"FSDP::all_gather (blocks.{block})"] == steps
+        assert reshard[f"FSDP::all_gather (blocks.{block})"] == 2 * steps
+        assert reshard[f"FSDP::forward_prefetch for blocks.{block}"] == steps
+        assert reshard[f"FSDP::backward_prefetch for blocks.{block}"] == steps
