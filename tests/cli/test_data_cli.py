@@ -49,7 +49,7 @@ def prepare(*words: str) -> Result:
 def test_prepare_show_and_train_on_it(tokenizer: str) -> None:
     made = prepare()
     assert made.exit_code == 0, made.output
-    assert "1 shards made" in made.stderr
+    assert "1 shard made" in made.stderr
     assert "100% of the files" in made.stderr
     shown = ask("show", "out", "--verify")
     assert shown.exit_code == 0, shown.output
