@@ -112,7 +112,7 @@ def _world(options: dict[str, Any], under_torchrun: bool) -> int:
             raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}; it should be a whole number") from None
     if nproc is not None and nproc < 1:
         raise InputError(f"--nproc is {nproc}; it must be at least 1")
-    return nproc or max(1, prod(options[axis] or 1 for axis in DEGREES))
+    return int(nproc or max(1, prod(options[axis] or 1 for axis in DEGREES)))
 
 
 def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
@@ -122,7 +122,7 @@ def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
 
     device = _device(options["device"], world)
     plan = plan_of(options)
-    dtype = options["dtype"] or ("fp32" if device == "cpu" else plan["precision"])
+    dtype: Any = options["dtype"] or ("fp32" if device == "cpu" else plan["precision"])
     if options["dtype"] in ("bf16", "fp16"):
         if plan["precision"] not in (None, options["dtype"]):
             raise InputError(f"--dtype {options['dtype']} and --precision {plan['precision']} contradict each other")
@@ -135,6 +135,7 @@ def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
     asked = ask(model, cluster=cluster, profile=options["profile"], sizes=sizes, plan=plan,
                 sets=parse_sets(options["sets"]))
     job = asked.job
+    dtype = dtype or job.plan.precision
     steps = options["steps"] if options["steps"] is not None else STEPS[device]
     warmup = options["warmup"] if options["warmup"] is not None else steps // WARMUP
     for sentence in asked.assumptions:
@@ -151,7 +152,7 @@ def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
         warmup=warmup,
         seed=options["seed"],
         device=device,
-        dtype=dtype or job.plan.precision,
+        dtype=dtype,
         compile=options["compiles"],
         attention=options["attention"],
         lr=options["lr"],

@@ -1,0 +1,167 @@
+"""Traces are read into the events that were written, and into what others measured in theirs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from knee.errors import InputError
+from knee.metrics.step import measure
+from knee.record.kineto import write_kineto
+from knee.record.kineto_read import collective_of, read_kineto
+from knee.record.spans import nanoseconds
+from knee.single import events_of
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.plan import Plan
+from knee.train.trace import axes_of, coordinates, keeps_trace, read_trace
+
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+TRUTH = {
+    "hta_128rank_sampled_rank0": (210320, 396199, 336983),
+    "hta_a100_2rank_rank0_nccl_args": (115655.8, 46876.5, 39559.5),
+    "hta_a100_8rank_rank3_dlrm": (281336, 163535, 87921),
+    "hta_v100_2rank_rank1_large": (620516, 357343, 357343),
+    "tracelens_b200_8rank_rank0": (10771.7, 21.95, 21.95),
+}
+"""Compute, communication and exposed communication in microseconds, by another program (shared/traces/README.md)."""
+
+
+@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp_replicate": 2, "sharding": "hsdp"}])
+def test_a_simulated_step_comes_back(tmp_path: Path, plan: dict[str, Any]) -> None:
+    job, _ = make_job(load_model("llama-1b").spec, load_cluster("dgx-h100").spec, load_profile("paper").spec, gpus=16,
+                      local_batch=2, plan_options=plan)
+    written = events_of(job)
+    paths = write_kineto(written, tmp_path / "step.json.gz")
+    for events, path in zip(written, paths, strict=True):
+        trace = read_kineto(path)
+        before, after = measure(events), measure(trace.events)
+        assert (trace.steps, trace.device, trace.copies_s) == (1, "cuda", 0.0)
+        assert (trace.events.rank, trace.events.world_size) == (events.rank, 16)
+        assert trace.events.step_s == pytest.approx(events.step_s, abs=2e-9)
+        for name in ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s"):
+            assert getattr(after, name) == pytest.approx(getattr(before, name), abs=1e-9 * len(events)), name
+        assert {key: load.calls for key, load in after.loads.items()} == {
+            key: load.calls for key, load in before.loads.items()}
+        assert set(trace.events.groups) == set(events.groups)
+        comm = trace.events.is_comm
+        assert trace.events.message_bytes[comm].sum() == pytest.approx(events.message_bytes[events.is_comm].sum(),
+                                                                       rel=1e-4)
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the traces of others are not here")
+@pytest.mark.parametrize("name", TRUTH)
+def test_others_traces_are_read_in_full(name: str) -> None:
+    times = measure(read_kineto(SHARED / f"{name}.json.gz").events)
+    found = np.array([times.compute_s, times.comm_s, times.exposed_comm_s]) * 1e6
+    assert found == pytest.approx(TRUTH[name], abs=0.06)
+
+
+def span(name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op",
+         **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": thread, "ts": 4458676416788.066 + start,
+            "dur": duration, "args": args}
+
+
+def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
+    """One step on a processor: FSDP's gather and scatter, a tensor-parallel gather, a pipeline's send, the norm."""
+    def tensors(*sizes: int) -> dict[str, Any]:
+        return {"Input Dims": [[size] for size in sizes], "Input type": ["float"] * len(sizes)}
+
+    issue, annotation = {"thread": 1}, {"thread": 2, "category": "user_annotation"}
+    events = [
+        span("ProfilerStep#3", 0, 1000, category="user_annotation"),
+        span("FSDP::all_gather (blocks.0)", 10, 20, category="user_annotation"),
+        span("c10d::_allgather_base_", 12, 10, **issue, **tensors(64, 32)),
+        span("gloo:all_gather", 30, 100, **annotation, **tensors(32)),
+        span("aten::linear", 50, 100),
+        span("aten::mm", 60, 50),
+        span("autograd::engine::evaluate_function: MmBackward0", 200, 300),
+        span("aten::mm", 210, 50),
+        span("FSDP::post_backward_reduce", 300, 50, category="user_annotation"),
+        span("c10d::_reduce_scatter_base_", 310, 10, **issue, **tensors(32, 64)),
+        span("gloo:all_reduce", 330, 100, **annotation, **tensors(64)),
+        span("aten::add", 500, 80),  # a DTensor's: it gathers inside
+        span("Redistribute", 505, 30, category="user_annotation"),
+        span("c10d::allgather_into_tensor_coalesced_", 510, 10, **{"Input Dims": [[[8]], [[4]]],
+                                                                   "Input type": ["TensorList", "TensorList"]}),
+        span("gloo:all_gather", 515, 20, **annotation, **tensors(4)),
+        span("aten::add", 550, 20),
+        span("c10d::send", 600, 5, **{"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
+        span("gloo:send", 602, 30, category="user_annotation", **tensors(3)),
+        span("c10d::allreduce_", 700, 10, **{"Input Dims": [[[]]], "Input type": ["TensorList"]}),
+        span("gloo:all_reduce", 705, 40, **annotation, **{"Input Dims": [[]], "Input type": ["float"]}),
+    ]
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
+              {"pg_name": "1", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [0, 2]},
+              {"pg_name": "2", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": [0, 1]}]
+    info = {"backend": backend, "rank": 0, "world_size": 4, "pg_config": groups}
+    path.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
+    return path
+
+
+def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
+    trace = read_kineto(gloo_trace(tmp_path / "t.json.gz"))
+    times = measure(trace.events)
+    assert trace.device == "cpu"
+    assert trace.notes == ()
+    assert {key: (load.calls, round(load.load_s * 1e6)) for key, load in times.loads.items()} == {
+        ("all_gather", "dp_shard"): (1, 100),
+        ("reduce_scatter", "dp_shard"): (1, 100),
+        ("all_gather", "tp"): (1, 20),
+        ("send_recv", "pp"): (1, 30),
+        ("all_reduce", "world"): (1, 40),
+    }
+    # aten::linear, the backward's mm, and what an operator with a collective inside does besides it
+    assert times.compute_s == pytest.approx((100 + 50 + 20) * 1e-6, abs=2e-9)
+    assert times.overlapped_comm_s == pytest.approx(80e-6, abs=2e-9)
+    assert trace.events.step_s == pytest.approx(1e-3, abs=2e-9)
+
+
+def test_a_trace_per_step_with_messages(tmp_path: Path) -> None:
+    found = read_trace(gloo_trace(tmp_path / "t.json.gz"), Plan(tp=2, dp_shard=2))
+    loads = {(load["collective"], load["group"]): load for load in found["comm_loads"]}
+    assert loads["all_gather", "dp_shard"]["message_bytes"] == 64 * 4
+    assert loads["reduce_scatter", "dp_shard"]["message_bytes"] == 64 * 4
+    assert loads["all_gather", "tp"]["group_size"] == 2
+    assert found["step_s"] == pytest.approx(1e-3, abs=2e-9)
+
+
+def test_an_axis_that_spans_all_ranks_gives_the_world_its_name() -> None:
+    assert axes_of(Plan(dp_shard=8))["world"] == "dp_shard"
+    assert axes_of(Plan(tp=4))["world"] == "tp"
+    assert axes_of(Plan(tp=4, dp_shard=2)) == {}
+
+
+def test_ranks_that_keep_a_trace() -> None:
+    plan = Plan(tp=2, dp_shard=8, pp=2)
+    assert coordinates(plan, 19) == {"tp": 1, "cp": 0, "dp_shard": 1, "dp_replicate": 0, "pp": 1}
+    assert [rank for rank in range(32) if keeps_trace(plan, rank, 32)] == [0, 16]
+    assert keeps_trace(Plan(tp=2, dp_shard=2), 3, 4)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("4458676416788.066", 4458676416788066), ("12", 12000),
+                                                ("0.0005", 0), ("1.5e3", 1500000), ("3.25", 3250)])
+def test_times_are_whole_nanoseconds(text: str, expected: int) -> None:
+    assert nanoseconds(text) == expected
+
+
+def test_collectives_by_name() -> None:
+    assert collective_of("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL") == "reduce_scatter"
+    assert collective_of("_allgather_base") == "all_gather"
+    assert collective_of("ncclKernel_AllReduce_RING_LL_Sum_float") == "all_reduce"
+    assert collective_of("ncclDevKernel_Generic") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": []}', b"\x1f\x8bxx"])
+def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"bad\.json"):
+        read_kineto(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_kineto(tmp_path / "none.json")
