@@ -149,8 +149,9 @@ def _say(done: Prepared, progress: _Progress) -> None:
         click.echo("nothing has changed: the shards are there already", err=True)
         return
     kept = len(done.index.shards) - done.made
-    words = f"{done.made:,} shard{'' if done.made == 1 else 's'} made" + (f", {kept:,} kept of an earlier call" if kept else "")
-    click.echo(f"{words}: {progress.rate()}", err=True)
+    made = f"{done.made:,} shard{'' if done.made == 1 else 's'} made"
+    earlier = f", {kept:,} kept of an earlier call" if kept else ""
+    click.echo(f"{made}{earlier}: {progress.rate()}", err=True)
 
 
 class _Progress:
