@@ -1,0 +1,207 @@
+"""``knee train`` as a stranger uses it: real runs of one and two processes, ended in every way, and bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+
+HAS_TORCH = find_spec("torch") is not None
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
+SOURCES = Path(__file__).parents[2] / "src"
+SMALL = ("llama-tiny", "--device", "cpu", "--seq-len", "32", "--global-batch", "4", "--micro-batch", "2")
+
+
+def start(folder: Path, *options: str, module: tuple[str, ...] = ("-m", "knee")) -> subprocess.Popen[str]:
+    environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        environment.pop(name, None)
+    return subprocess.Popen([sys.executable, *module, "train", *SMALL, *options], cwd=folder, env=environment,
+                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def finish(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    with start(folder, *options, "--json") as process:
+        out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    record: dict[str, Any] = json.loads(out)
+    return record, err
+
+
+def until_step(out: Path, rank: int, process: subprocess.Popen[str]) -> int:
+    """Wait until a rank trains; its process id."""
+    path, deadline = out / "heartbeats" / f"rank{rank}.json", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if path.exists() and (beat := json.loads(path.read_text(encoding="utf-8")))["step"] >= 2:
+            return int(beat["pid"])
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.1)
+    raise AssertionError("no step was reached")
+
+
+def record_of(out: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((out / "record.json").read_text(encoding="utf-8"))
+    return record
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    return finish(tmp_path_factory.mktemp("one"), "--steps", "6")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    return finish(tmp_path_factory.mktemp("two"), "--steps", "6", "--nproc", "2", "--trace-steps", "2", "--out", "run")
+
+
+@needs_torch
+def test_one_process_needs_no_option(one: tuple[dict[str, Any], str]) -> None:
+    record, err = one
+    assert (record["kind"], record["status"], record["gpus"], record["dtype"]) == ("measured", "done", 1, "fp32")
+    assert record["window_steps"] == 5
+    assert len(record["losses"]) == len(record["grad_norms"]) == 6
+    assert record["compute_load_s"] > 0
+    assert record["comm_load_s"] == 0
+    assert record["flop_convention"] == "palm"
+    assert (record["mfu_frac"], record["power_w_per_gpu"]) == (None, None)
+    assert record["profile"] == "eager"
+    assert record["cluster"] == "cpu"
+    assert "loss" in err
+    assert "tokens/s" in err
+    assert "Traceback" not in err
+
+
+@needs_torch
+def test_two_processes_train_the_same_model(one: tuple[dict[str, Any], str], two: tuple[dict[str, Any], str]) -> None:
+    assert two[0]["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
+    assert two[0]["grad_norms"] == pytest.approx(one[0]["grad_norms"], rel=1e-4)
+    assert [row["status"] for row in two[0]["ranks"]] == ["done", "done"]
+
+
+@needs_torch
+def test_communication_is_read_from_the_traces(two: tuple[dict[str, Any], str]) -> None:
+    record = two[0]
+    loads = {(load["collective"], load["group"]): load for load in record["comm_loads"]}
+    # without resharding every block is gathered once a step, and so is the root: 4 + 1
+    assert loads["all_gather", "dp_shard"]["calls"] == 5
+    assert loads["reduce_scatter", "dp_shard"]["calls"] == 5
+    assert loads["all_gather", "dp_shard"]["group_size"] == 2
+    assert record["comm_s"] == pytest.approx(record["exposed_comm_s"] + record["overlapped_comm_s"])
+    assert record["trace"]["ranks"] == 2
+
+
+@needs_torch
+def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tmp_path, "--nproc", "2", "--steps", "100000", "--timeout", "60", "--out", "run") as process:
+        os.kill(until_step(out, 1, process), signal.SIGKILL)
+        killed_s = time.monotonic()
+        _, err = process.communicate(timeout=60)
+    assert time.monotonic() - killed_s < 30
+    assert process.returncode == 1
+    assert err.count("error:") == 1
+    assert "rank 1 was ended by SIGKILL" in err
+    record = record_of(out)
+    assert (record["status"], record["failed_rank"]) == ("failed", 1)
+    assert record["steps_done"] >= 2
+    assert len(record["losses"]) >= 2
+
+
+@needs_torch
+def test_a_run_that_is_told_to_end_leaves_a_record(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tmp_path, "--steps", "100000", "--warmup", "1", "--out", "run") as process:
+        until_step(out, 0, process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM" in err
+    record = record_of(out)
+    assert (record["status"], record["fits"]) == ("terminated", None)
+    assert record["tokens_per_s"] > 0
+    assert record["window_steps"] >= 1
+
+
+@needs_torch
+def test_torchrun_starts_the_same_run(tmp_path: Path, two: tuple[dict[str, Any], str]) -> None:
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "knee")
+    with start(tmp_path, "--steps", "6", "--trace-steps", "0", "--out", "run", module=torchrun) as process:
+        _, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    record = record_of(tmp_path / "run")
+    assert record["status"] == "done"
+    assert record["losses"] == pytest.approx(two[0]["losses"], rel=1e-6)
+
+
+def refused(*args: str, code: int = 2) -> str:
+    result: Result = CliRunner().invoke(main, ["train", *args])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("error:") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@needs_torch
+def test_a_plan_that_does_not_fill_the_processes(tmp_path: Path) -> None:
+    assert "tp(4)" in refused(*SMALL, "--nproc", "2", "--tp", "4", "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@needs_torch
+def test_a_record_is_not_replaced_unasked(tmp_path: Path) -> None:
+    (tmp_path / "record.json").write_text("{}", encoding="utf-8")
+    assert "--force" in refused(*SMALL, "--out", str(tmp_path))
+
+
+@needs_torch
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "cannot be a folder" in refused(*SMALL, "--out", str(tmp_path / "file"))
+
+
+@needs_torch
+@pytest.mark.parametrize(("options", "words"), [
+    (("--steps", "5", "--warmup", "5"), "leaves none of 5 steps"),
+    (("--nproc", "0"), "--nproc is 0"),
+    (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
+    (("--sharding", "zero1"), "simulated but not trained"),
+    (("--dtype", "int4"), "is not one of"),
+    (("--flop-convention", "mine"), "no FLOP convention"),
+    (("--profile", "nobody"), "nobody"),
+])
+def test_bad_input_is_refused_in_words(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    assert words in refused(*SMALL, *options, "--out", str(tmp_path / "run"))
+
+
+@needs_torch
+def test_torchruns_ranks_agree_on_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "--out is missing" in refused(*SMALL)
+    assert "leave --nproc out" in refused(*SMALL, "--nproc", "2", "--out", "x")
+
+
+def test_without_torch_the_install_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from knee.probe import machine
+
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert "pip install 'knee[train]'" in refused(*SMALL, code=4)
+
+
+def test_a_model_that_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    from knee.probe import machine
+
+    monkeypatch.setattr(machine, "find_spec", lambda _: object())
+    assert "Llama decoders" in refused("gpt3-175b", "--device", "cpu")
