@@ -122,6 +122,89 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
             setattr(where, name, value)
 
 
+def fake_tensors() -> Any:
+    """Tensors with a shape and a type, and nothing in them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def is_sharded_tensor(kind: type) -> bool:
+    """Whether this is DTensor, whose operations stand for those of its local part."""
+    from torch.distributed.tensor import DTensor
+
+    return issubclass(kind, DTensor)
+
+
+def is_counted_product(func: Any) -> bool:
+    """Whether torch's own FLOP counter has a formula for this operation."""
+    from torch.utils.flop_counter import flop_registry
+
+    return func._overloadpacket in flop_registry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Issued:
+    """A collective as torch's dispatcher sees it."""
+
+    collective: str
+    group: str
+    """torch's name of the process group."""
+    functional: bool
+    """Ours (TP, CP); else called by FSDP2, the pipeline, or through torch.distributed."""
+    group_size: int
+    message_bytes: int
+    """Of the whole message: all that is gathered, or one rank's input of a reduction."""
+    dtype: Any
+
+
+_COLLECTIVES = {
+    "_allgather_base_": "all_gather",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "allreduce_": "all_reduce",
+    "send": "send",
+    "recv_": "recv",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_reduce": "all_reduce",
+}
+
+
+def collective_of(func: Any, args: Any) -> Issued | None:
+    """What this operation sends; None where it only computes or waits."""
+    name = func._overloadpacket.__name__
+    if func.namespace not in ("c10d", "_c10d_functional") or name == "wait_tensor":
+        return None
+    functional = func.namespace == "_c10d_functional"
+    group = _resolved(args[-1]) if functional else next(g for g in map(_unboxed, args) if g is not None)
+    collective = _COLLECTIVES[name]
+    tensors = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, torch.Tensor)]
+    whole = max(tensors, key=lambda t: t.numel())
+    repeated = group.size() if functional and collective == "all_gather" else 1
+    return Issued(
+        collective=collective,
+        group=group.group_name,
+        functional=functional,
+        group_size=group.size(),
+        message_bytes=whole.numel() * whole.element_size() * repeated,
+        dtype=whole.dtype,
+    )
+
+
+def _resolved(name: str) -> Any:
+    return dist.distributed_c10d._resolve_process_group(name)
+
+
+def _unboxed(argument: Any) -> Any:
+    """The process group in an argument of a c10d operation; None for another argument."""
+    if not isinstance(argument, torch.ScriptObject):
+        return None
+    try:
+        return dist.ProcessGroup.unbox(argument)
+    except RuntimeError:  # a reduction's kind
+        return None
+
+
 class _Chunks:
     """What ``_chunk_with_empty`` returns, made when asked for."""
 
