@@ -144,7 +144,8 @@ def test_the_table(few: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     for words in ("fitted, and not checked on other runs: 5 runs",
                   "(5 of 5 rows), starting from eager, 1 of 15 parameters determined", "uncertainty left",
-                  "all others free", "not asked for", "before -> after", "5 runs are too few to hold some back", "assumptions:"):
+                  "all others free", "not asked for", "before -> after", "5 runs are too few to hold some back",
+                  "assumptions:"):
         assert words in result.stdout
     assert f"--profile {tmp_path / 'p.toml'}" in result.stderr
     assert "held out" not in result.stdout

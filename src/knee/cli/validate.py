@@ -37,7 +37,8 @@ class Answer:
                    "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 @click.option("--rows", "rows_path", metavar="OUT.csv", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write published, predicted and error of each row, or why it was skipped.")
+              help="Also write published, predicted and error of each row, or why it was skipped; without a file, "
+                   "those of bandwidths go to OUT.bandwidths.csv.")
 def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool,
             rows_path: Path | None) -> None:
     """Predict what others measured, in a CSV FILE, and say how far off knee is. Without a file: what knee carries,
@@ -74,7 +75,7 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
                          hint="leave them out")
     answer = _bandwidths(file) if is_bandwidths(header) else _runs(file, profile, cluster)
     if rows_path is not None:
-        _write_rows(rows_path, answer)
+        _write_rows(rows_path, answer.rows)
     if not answer.used:
         reason, rows = next(iter(answer.skipped.items()))
         none = f"none of the {len(answer.rows):,} rows of {file} can be predicted"
@@ -89,26 +90,32 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
 
 def _own(as_json: bool, rows_path: Path | None) -> None:
     """The validation set that knee carries."""
+    from knee.cli import validate_bandwidths as of_bandwidths
+    from knee.cli import validate_runs as of_runs
+    from knee.cli.progress import progress
     from knee.cli.validate_carried import as_data, print_own
-    from knee.cli.validate_runs import rows
+    from knee.fidelity.bandwidth_errors import validate_bandwidths
+    from knee.fidelity.bandwidths import carried_bandwidths
     from knee.fidelity.carried_set import carried_fidelity, carried_runs
     from knee.fidelity.validation import validate
-    from knee.files import csv_text, write_text
     from knee.study.paper import CLAIMS, EXPLAINED
     from knee.study.runs import Bench
     from knee.study.verdict import judge
 
-    file = carried_runs()
-    runs = validate(file)
-    found = carried_fidelity(runs)
+    file, other = carried_runs(), carried_bandwidths()
+    runs, links = validate(file), validate_bandwidths(other)
+    found = carried_fidelity(runs, links)
     if rows_path is not None:
-        write_text(rows_path, csv_text(rows(file, runs)))
-        click.echo(f"wrote {rows_path}", err=True)
-    verdicts = list(judge(CLAIMS, Bench(), EXPLAINED))
+        _write_rows(rows_path, of_runs.rows(file, runs))
+        _write_rows(rows_path.with_name(f"{rows_path.stem}.bandwidths{rows_path.suffix}"),
+                    of_bandwidths.rows(other, links))
+    verdicts = list(progress(judge(CLAIMS, Bench(), EXPLAINED), "claims of the paper", len(CLAIMS)))
     if as_json:
-        click.echo(json.dumps(as_data(found, verdicts), indent=2, allow_nan=False))
+        data = as_data(found, verdicts) | {
+            "carried_runs": of_runs.as_data(file, runs), "carried_bandwidths": of_bandwidths.as_data(other, links)}
+        click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
-        print_own(found, verdicts)
+        print_own(found, runs, links, verdicts)
 
 
 def _runs(path: Path, profile: str | None, cluster: str | None) -> Answer:
@@ -137,8 +144,8 @@ def _bandwidths(path: Path) -> Answer:
                   skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_bandwidths(found))
 
 
-def _write_rows(path: Path, answer: Answer) -> None:
+def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     from knee.files import csv_text, write_text
 
-    write_text(path, csv_text(answer.rows))
+    write_text(path, csv_text(rows))
     click.echo(f"wrote {path}", err=True)

@@ -53,11 +53,16 @@ def print_bandwidths(found: BandwidthValidation) -> None:
     said = [f"{name} {r.median_frac:.1%} over {r.points:,} tests" for name, r in found.headline.items() if r]
     if said:
         print_heading(f"bus bandwidth, {LARGE}: median error of {'; '.join(said)}")
+    print_scores(found)
+
+
+def print_scores(found: BandwidthValidation) -> None:
+    """By source, operation, nodes and message size."""
     scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
     cells = [["source", "rows", "used", "skipped", "tests"]]
     cells += [[name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
               for name, s in scores.items()]
-    print_table("rows (repeats are one test)", cells)
+    print_table("rows of bandwidths (repeats are one test)", cells)
     print_errors(f"error by source, {LARGE}", {name: s.large for name, s in scores.items()},
                  of="source", counted="tests")
     print_errors(f"error by operation, {LARGE}", {name: s.large for name, s in found.operations.items()},

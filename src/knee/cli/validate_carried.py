@@ -10,7 +10,9 @@ import click
 from knee.cli.validate_tables import print_table
 
 if TYPE_CHECKING:
+    from knee.fidelity.bandwidth_errors import BandwidthValidation
     from knee.fidelity.carried_set import CarriedFidelity
+    from knee.fidelity.validation import Validation
     from knee.study.verdict import Verdict
 
 
@@ -44,6 +46,14 @@ def print_fidelity(found: CarriedFidelity) -> None:
     print_table("error of bus bandwidth on idle links, messages of 16 MiB and up", cells)
 
 
+def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
+    every = runs.all.throughput
+    count = 0 if every is None else every.points
+    return (f"The first figure counts each source once; over all {count:,} runs, where large sweeps weigh most, the "
+            f"median error is {percent(every and every.median_frac)}. \"Left out\" is of these carried runs too; what "
+            f"`knee simulate` says of its trust is of {found.gathered_runs:,} gathered runs, of which they are a part.")
+
+
 def print_sources(found: CarriedFidelity) -> None:
     """Where the runs were published."""
     from knee.cli.table import print_heading
@@ -53,10 +63,17 @@ def print_sources(found: CarriedFidelity) -> None:
         click.echo(f"  - {s.source}: {s.reference}")
 
 
-def print_own(found: CarriedFidelity, verdicts: list[Verdict]) -> None:
+def print_own(
+    found: CarriedFidelity, runs: Validation, links: BandwidthValidation, verdicts: list[Verdict]
+) -> None:
     """All of it."""
+    from knee.cli.validate_bandwidths import print_scores as print_links
+    from knee.cli.validate_runs import print_scores
     from knee.study.verdict import Tally
 
     print_fidelity(found)
+    click.echo(_why_they_differ(found, runs))
+    print_scores(runs)
+    print_links(links)
     print_sources(found)
     click.echo(f"claims of arXiv 2411.13055: {Tally.of(verdicts)} (`knee study` shows them one by one)")

@@ -54,16 +54,25 @@ def print_runs(found: Validation) -> None:
     """Tables on stdout."""
     from knee.cli.table import print_heading
 
-    scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
     if found.headline_frac is not None and found.all.throughput is not None:
+        points = found.all.throughput.points
+        over = "over its only run" if points == 1 else f"over all {points:,} runs"
         print_heading(f"tokens/s per GPU: error {found.headline_frac:.1%} (median over {_counted(found)} of each one's "
-                      f"median), {found.all.throughput.median_frac:.1%} over all {found.all.throughput.points:,} runs")
+                      f"median), {found.all.throughput.median_frac:.1%} {over}")
+    print_errors("error of tokens/s per GPU", {name: score.throughput for name, score in _scores(found).items()},
+                 of="source", counted="runs")
+    print_scores(found)
+
+
+def _scores(found: Validation) -> dict[str, Score]:
+    return {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
+
+
+def print_scores(found: Validation) -> None:
+    """All but the error of throughput: rows, memory, what fits, the choice among plans, and what was assumed."""
+    scores = _scores(found)
     _print_used(scores)
-    for title, errors in (
-        ("error of tokens/s per GPU", {name: score.throughput for name, score in scores.items()}),
-        ("error of memory", {name: score.memory for name, score in scores.items()}),
-    ):
-        print_errors(title, errors, of="source", counted="runs")
+    print_errors("error of memory", {name: score.memory for name, score in scores.items()}, of="source", counted="runs")
     _print_fitting(scores)
     _print_ranking(scores)
     print_counts("skipped", {f"{name}: {reason}": rows for name, score in found.sources.items()

@@ -10,7 +10,7 @@ from importlib.resources import as_file, files
 
 import numpy as np
 
-from knee.fidelity.bandwidth_errors import validate_bandwidths
+from knee.fidelity.bandwidth_errors import BandwidthValidation, validate_bandwidths
 from knee.fidelity.bandwidths import carried_bandwidths
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import RunFile, read_runs
@@ -51,6 +51,8 @@ class CarriedFidelity:
     all_reduce: Residuals | None
     """Of bus bandwidth, messages of 16 MiB and up."""
     all_gather: Residuals | None
+    gathered_runs: int
+    """Runs of the table by which an answer says how far it can be trusted; those that are carried are a part."""
 
 
 def carried_runs() -> RunFile:
@@ -65,7 +67,9 @@ def references() -> dict[str, str]:
     return {name: str(table["reference"]) for name, table in tomllib.loads(text).items()}
 
 
-def carried_fidelity(found: Validation | None = None) -> CarriedFidelity:
+def carried_fidelity(
+    found: Validation | None = None, links: BandwidthValidation | None = None
+) -> CarriedFidelity:
     """Predict the carried runs and bandwidths; errors of runs left out are those of the last fit."""
     found = found or validate(carried_runs())
     left_out = _left_out()
@@ -91,7 +95,7 @@ def carried_fidelity(found: Validation | None = None) -> CarriedFidelity:
                 reference=where[name],
             )
         )
-    bandwidths = validate_bandwidths(carried_bandwidths()).headline
+    bandwidths = (links or validate_bandwidths(carried_bandwidths())).headline
     return CarriedFidelity(
         sources=tuple(sources),
         headline_frac=float(np.median([s.median_frac for s in sources])),
@@ -99,18 +103,23 @@ def carried_fidelity(found: Validation | None = None) -> CarriedFidelity:
         source_out_frac=_median([s.source_out_frac for s in sources if s.source_out_frac is not None]),
         all_reduce=bandwidths.get("all_reduce"),
         all_gather=bandwidths.get("all_gather"),
+        gathered_runs=len(_errors()),
     )
 
 
 def _left_out() -> Mapping[str, Mapping[str, list[float]]]:
     """Sizes of the errors of carried runs that a fit did not see, by source (``tools/fit_published.py``)."""
     found: dict[str, dict[str, list[float]]] = {"error_frac": {}, "unseen_error_frac": {}}
-    text = (FOLDER / "errors.csv").read_text(encoding="utf-8")
-    for row in csv.DictReader(text.splitlines()):
+    for row in _errors():
         for name, by_source in found.items():
-            if row[name] and row["carried"] == "1":
+            if row[name] and row.get("carried", "1") == "1":
                 by_source.setdefault(row["source"], []).append(abs(float(row[name])))
     return found
+
+
+def _errors() -> list[dict[str, str]]:
+    text = (FOLDER / "errors.csv").read_text(encoding="utf-8")
+    return list(csv.DictReader(text.splitlines()))
 
 
 def _median(values: list[float]) -> float | None:
