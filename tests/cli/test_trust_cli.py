@@ -13,8 +13,8 @@ from knee.cli import main
 from knee.fidelity.trust import Trust
 
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "2", "--sharding", "fsdp")
-KEYS = {"label", "runs", "sources", "low_frac", "high_frac", "median_error_frac", "memory_low_frac", "memory_high_frac",
-        "like", "reasons", "fits"}
+KEYS = {"label", "runs", "kind_runs", "basis_runs", "sources", "covered_frac", "low_frac", "high_frac",
+        "median_error_frac", "memory_low_frac", "memory_high_frac", "like", "reasons", "fits"}
 
 
 def knee(*args: str) -> Result:
@@ -42,12 +42,14 @@ def test_the_line_below_the_question_says_the_same() -> None:
     (line,) = [line for line in lines if line.startswith("  trust  ")]
     assert lines.index(line) == 3
     assert line.startswith(f"  trust  validated: true throughput {found['low_frac']:+.0%} to {found['high_frac']:+.0%}")
-    assert f"{found['runs']} published runs like it, from {found['sources']} sources ({found['like']})" in line
+    assert f"in 4 of 5 of {found['basis_runs']} published runs of its kind ({found['like']}; " in line
+    assert line.endswith(f", {found['runs']} of them like it in every size")
 
 
 def test_reasons_stand_below_the_line() -> None:
     lines = knee(*ASK, "--precision", "fp8").stdout.splitlines()
     assert lines[3].startswith("  trust  extrapolated: true throughput at least ")
+    assert lines[3].endswith("; none is like it")
     assert lines[4] == "         no published run computed in fp8"
 
 
@@ -64,6 +66,17 @@ def test_a_value_of_ones_own_is_not_validated(change: str) -> None:
     assert found["reasons"][0].startswith("values of your own: ")
 
 
+@pytest.mark.parametrize("change", ["fabric.nic_bytes_per_s=400Gbit/s", "gpu.hbm_bytes_per_s=3.35TB/s"])
+def test_the_catalogue_s_own_value_changes_nothing(change: str) -> None:
+    assert trust(*ASK, "--set", change) == trust(*ASK)
+
+
+def test_a_network_of_1_gbit_is_not_validated() -> None:
+    found, usual = trust(*ASK, "--set", "fabric.nic_bytes_per_s=1Gbit/s"), trust(*ASK)
+    assert found["label"] in ("near", "extrapolated")
+    assert found["low_frac"] < usual["low_frac"]
+
+
 def test_a_price_changes_nothing() -> None:
     assert trust(*ASK, "--set", "usd_per_gpu_h=3") == trust(*ASK)
 
@@ -73,7 +86,13 @@ def test_a_cluster_file_of_ones_own(tmp_path: Path) -> None:
     path.write_text('base = "dgx-h100"\n[fabric]\nnic_bytes_per_s = "200 Gbit/s"\n', encoding="utf-8")
     found = trust(*ASK, "--cluster", str(path))
     assert found["label"] == "near"
-    assert found["reasons"][0].startswith("a cluster of your own, ")
+    assert found["reasons"][0] == "values of your own in cluster mine: fabric.nic_bytes_per_s"
+
+
+def test_a_cluster_file_that_only_renames_its_base(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('base = "dgx-h100"\n', encoding="utf-8")
+    assert trust(*ASK, "--cluster", str(path)) == trust(*ASK)
 
 
 def test_a_gpu_of_ones_own_in_a_file(tmp_path: Path) -> None:

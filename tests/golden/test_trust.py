@@ -27,13 +27,25 @@ KEY = ("source", "profile", "gpu", "n_gpus", "layers", "hidden", "tp", "pp", "cp
 pytestmark = pytest.mark.skipif(not RUNS.exists(), reason="the gathered runs are not beside this checkout")
 
 
+# validated bands promise 4 of 5, the others 9 of 10
+MEAN, FLOOR = (0.75, 0.95), 0.45
+
+
 def test_bands_hold_the_truth_of_model_sizes_that_they_did_not_see() -> None:
-    assert 0.7 <= np.mean(list(covered("size").values())) <= 0.95
+    assert_covered(covered("size"))
 
 
 def test_bands_hold_the_truth_of_sources_that_they_did_not_see() -> None:
     # the runs of a stack that no fit has seen, asked for with the plain profile of its kernels
-    assert 0.7 <= np.mean(list(covered("source").values())) <= 0.95
+    assert_covered(covered("source"))
+
+
+def assert_covered(shares: dict[str, float]) -> None:
+    """Each source counts once, and none is left out in the cold."""
+    table = "\n".join(f"{source:28}{share:6.0%}" for source, share in sorted(shares.items()))
+    print(table)
+    assert MEAN[0] <= np.mean(list(shares.values())) <= MEAN[1], table
+    assert min(shares.values()) >= FLOOR, table
 
 
 def test_the_errors_are_of_this_simulator() -> None:

@@ -66,18 +66,25 @@ def _print_question(job: Job, trust: Trust) -> None:
 
 
 def trust_words(trust: Trust) -> str:
-    """In one line: the label, the runs behind it, and where the truth is."""
+    """In one line: the label, where the truth is, and the runs that say so."""
     if trust.low_frac is None or trust.high_frac is None:
         return f"{trust.label}: no published run says how far it is from the truth"
     where = f"{_change(trust.low_frac)} to {_change(trust.high_frac)} from this"
-    runs = f"4 of 5 of {trust.runs:,} published runs"
-    words = {
-        "validated": f"true throughput {where} in {runs} like it",
-        "near": f"true throughput {where} in {runs} most like it",
-        "extrapolated": f"true throughput at least {where}, as in {runs} most like it",
-    }
+    share = {0.8: "4 of 5", 0.9: "9 of 10"}.get(trust.covered_frac, f"{trust.covered_frac:.0%}")
     sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
-    return f"{trust.label}: {words[trust.label]}, from {sources} ({trust.like})"
+    runs = f"{trust.basis_runs:,} published runs"
+    words = {
+        "validated": f"true throughput {where} in {share} of {runs} of its kind ({trust.like}; {sources}), "
+                     f"{trust.runs:,} of them like it in every size",
+        "near": f"true throughput {where} in {share} of {runs} most like it ({trust.like}; {sources})",
+        "extrapolated": f"true throughput at least {where}, as in {share} of {_all(runs, trust.like)}; "
+                        "none is like it",
+    }
+    return f"{trust.label}: {words[trust.label]}"
+
+
+def _all(runs: str, like: str) -> str:
+    return f"all {runs}" if like == "all" else f"all {runs} with {like}"
 
 
 def _print_throughput(m: Measurement) -> None:

@@ -16,14 +16,19 @@ from knee.columns import Bools, Floats
 if TYPE_CHECKING:
     from knee.fidelity.jobs_of_runs import RunJob
     from knee.fidelity.runs import PublishedRun
+    from knee.specs.job import Job
 
 OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
 """What knee carries."""
 DIGITS = 4
 WORDS = ("source", "profile", "kernels", "gpu", "fabric", "sharding", "schedule", "precision")
 NUMBERS = ("n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "error_frac", "memory_error_frac", "unseen_error_frac")
-FOR_READERS = ("stack", "nodes", "seq_len", "recompute")
-"""Columns that are written and not read: they stand last."""
+LAST_WORDS = ("stack", "recompute")
+LAST_NUMBERS = ("nodes", "seq_len", "nic_bytes_per_s", "micro_tokens", "tokens_per_gpu")
+"""Read where the file has them; NaN elsewhere."""
+COLUMNS = (*WORDS, *NUMBERS, "stack", "nodes", "seq_len", "recompute", "nic_bytes_per_s", "micro_tokens",
+           "tokens_per_gpu")
+"""As they are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +102,21 @@ def _row(run: PublishedRun, asked: RunJob, error: object, memory_error: object, 
         "nodes": -(-job.gpus // job.cluster.node.gpus),
         "seq_len": job.seq_len,
         "recompute": plan.recompute,
+        "nic_bytes_per_s": round(job.cluster.fabric.nic_bytes_per_s),
+        "micro_tokens": micro_tokens(job),
+        "tokens_per_gpu": round(tokens_per_gpu(job)),
     }
-    return {name: values[name] for name in (*WORDS, *NUMBERS, *FOR_READERS)}
+    return {name: values[name] for name in COLUMNS}
+
+
+def micro_tokens(job: Job) -> int:
+    """Tokens of one microbatch on one GPU: what each of its kernels is given."""
+    return job.plan.micro_batch * job.seq_len // job.plan.cp
+
+
+def tokens_per_gpu(job: Job) -> float:
+    """Tokens of a step over all GPUs, divided by all GPUs."""
+    return job.tokens / job.gpus
 
 
 @cache
@@ -109,9 +127,13 @@ def read_errors(path: Path = OWN) -> Errors:
     # one split of the whole file, since no cell has a comma in it: ten times faster than the csv module
     cells = text.replace("\n", ",").split(",")
     columns = {name: cells[width + i :: width] for i, name in enumerate(cells[:width])}
+    none = [""] * (len(cells) // width - 1)
     return Errors(
-        words={name: tuple(columns[name]) for name in WORDS},
-        numbers={name: np.array([float(cell or "nan") for cell in columns[name]]) for name in NUMBERS},
+        words={name: tuple(columns.get(name, none)) for name in (*WORDS, *LAST_WORDS)},
+        numbers={
+            name: np.array([float(cell or "nan") for cell in columns.get(name, none)])
+            for name in (*NUMBERS, *LAST_NUMBERS)
+        },
     )
 
 

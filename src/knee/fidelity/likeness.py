@@ -1,34 +1,59 @@
-"""Which published runs are like a job, from the most alike to all of them, and what of the job no run had."""
+"""Which published runs are of a job's kind, which are like it, and what of the job they had not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from knee.columns import Bools
-from knee.fidelity.error_table import Errors
+from knee.columns import Bools, Floats
+from knee.fidelity.error_table import Errors, micro_tokens, tokens_per_gpu
+from knee.fidelity.own_values import Entry, entry_of
 from knee.specs.catalog import entry_names
+from knee.specs.hardware import Cluster
 from knee.specs.job import Job
+from knee.specs.profile import Profile
 
 FAMILIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "hsdp": "FSDP"}
 """Shardings that communicate alike."""
 ENOUGH = 8
-"""Runs that a band is taken from; where there are fewer, runs that are less alike join."""
-CLOSE = 4.0
-"""Runs on up to so many times more or fewer GPUs are like the job in scale."""
-FAR = 2.0
-"""Beyond so many times the most GPUs of any run, nothing is near."""
+"""Runs that make a job validated, and that a band is taken from."""
+FAR = 4.0
+"""Beyond so many times the range of the runs of its kind, all sizes together, a job is not near them."""
+ALIKE_WORK = 16.0
+"""Runs whose layers have up to so many times more or less work on a GPU say something about it: small ones wait for
+the host, and err by that."""
 GATHERED_GPUS = 1024
 """The largest all-gather of ``catalog/validation/collectives.csv``."""
 VENDOR = "NVIDIA"
 """Of the GPUs of all published runs."""
 RATINGS = ("arch", "sms", "fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "hbm_bytes_per_s")
 """What makes it another GPU where it is changed."""
-NO_MATTER = ("name", "max_gpus", "usd_per_gpu_h", "tdp_w", "idle_w", "comm_w", "cap_sharpness", "j_per_flop",
-             "j_per_byte", "gemm_j_per_flop", "hbm_j_per_byte")
-"""Last words of paths that change neither time nor memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A number in which runs can be like a job."""
+
+    column: str
+    words: str
+    close: float
+    """Runs with up to so many times more or less are like it."""
+    of: Callable[[Job], float]
+    shown: float = 1.0
+    """On the screen it is this many times as large."""
+
+
+SIZES = (
+    Size(column="n_gpus", words="GPUs", close=4.0, of=lambda job: job.gpus),
+    Size(column="layers", words="layers", close=4.0, of=lambda job: job.model.layers),
+    Size(column="hidden", words="hidden size", close=2.0, of=lambda job: job.model.hidden),
+    Size(column="seq_len", words="tokens a sequence", close=4.0, of=lambda job: job.seq_len),
+    Size(column="tokens_per_gpu", words="tokens a GPU and step", close=8.0, of=tokens_per_gpu),
+)
+NETWORK = Size(column="nic_bytes_per_s", words="Gbit/s of network a GPU", close=2.0,
+               of=lambda job: job.cluster.fabric.nic_bytes_per_s, shown=8e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +70,23 @@ class Rung:
 class Likeness:
     """A job's place among the published runs."""
 
+    kind: Rung
+    """Runs with its GPU, its stack or kernel set, and its kinds of parallelism."""
+    like: Bools
+    """Those of them that are close in every size, and alike in recomputation and in crossing nodes."""
     rungs: tuple[Rung, ...]
-    """The most alike first; the last has all runs."""
+    """Sets to take a band from: those of its kind first, all runs last."""
+    memory_rungs: tuple[Rung, ...]
+    """The same for memory, of which the stack says more than the GPU."""
     absent: tuple[str, ...]
-    """What no published run has."""
+    """What makes it extrapolated."""
     doubts: tuple[str, ...]
-    """What published runs have, but not together, or not of this cluster or profile."""
+    """What else keeps it from being validated."""
 
 
 def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Likeness:
-    """Compare a job with every run; ``given`` are paths of values that are not the catalogue's."""
-    paths = [path for path in given if path.rpartition(".")[2] not in NO_MATTER]
-    rungs = _rungs(job, errors)
-    absent = (*_absent(job, errors), *_another_gpu(paths))
-    # that no run is like it needs no saying where what none has is named
-    apart = () if absent else _apart(job, errors, rungs[0])
-    return Likeness(rungs=rungs, absent=absent, doubts=(*_own(job, paths), *_not_together(job, errors), *apart))
+    """Compare a job with every run; ``given`` are paths of values that someone wrote."""
+    return _Comparison(job, list(given), errors).result()
 
 
 def kind_words(job: Job) -> str:
@@ -71,115 +97,224 @@ def kind_words(job: Job) -> str:
     return " + ".join(words) or "one GPU alone"
 
 
-def _rungs(job: Job, errors: Errors) -> tuple[Rung, ...]:
-    gpu, kernels = job.cluster.gpu.name, f"{job.profile.kernels} kernels"
-    own, alike = errors.is_("profile", job.profile.name), errors.is_("kernels", job.profile.kernels)
-    on_gpu, kind, every = errors.is_("gpu", gpu), _of_kind(job, errors), np.ones(len(errors), dtype=np.bool_)
-    n_gpus = errors.numbers["n_gpus"]
-    close = (n_gpus >= job.gpus / CLOSE) & (n_gpus <= job.gpus * CLOSE)
-    words = kind_words(job)
-    steps: list[tuple[bool, Bools, tuple[str, ...]]] = []
-    if own.any():
-        steps += [
-            (True, own & on_gpu & kind & close, (gpu, job.profile.name, words)),
-            (True, own & on_gpu & kind, (gpu, job.profile.name, words)),
-            (True, own & kind, (job.profile.name, words)),
-            (True, own & on_gpu, (gpu, job.profile.name)),
-            (True, own, (job.profile.name,)),
-        ]
-    steps += [
-        (False, alike & on_gpu & kind & close, (gpu, kernels, words)),
-        (False, alike & on_gpu & kind, (gpu, kernels, words)),
-        (False, on_gpu & kind, (gpu, words)),
-        (False, alike & kind, (kernels, words)),
-        (False, kind, (words,)),
-        (False, alike, (kernels,)),
-        (False, every, ()),
-    ]
-    return tuple(Rung(like=", ".join(words), chosen=chosen, of_stack=own) for own, chosen, words in steps)
+class _Comparison:
+    """One job beside all runs."""
+
+    def __init__(self, job: Job, given: list[str], errors: Errors):
+        self.job, self.errors = job, errors
+        self.cluster: Entry[Cluster] = entry_of("cluster", job.cluster, given)
+        self.profile: Entry[Profile] = entry_of("profile", job.profile, given)
+        # a renamed entry is that entry
+        self.gpu = job.cluster.gpu.name if self._other_gpu() else self.cluster.spec.gpu.name
+        self.stack = job.profile.name if self.profile.changed else self.profile.spec.name
+        self.on_gpu, self.of_plan = errors.is_("gpu", self.gpu), _of_plan(job, errors)
+        self.own, self.kernels = errors.is_("profile", self.stack), errors.is_("kernels", job.profile.kernels)
+        mine, self.others = self._rung(True, self.own, gpu=True), self._rung(False, self.kernels, gpu=True)
+        self.kind = mine if mine.chosen.any() else self.others
+        # sizes that other stacks with its kernels had are known too
+        self.around = mine.chosen | self.others.chosen
+
+    def result(self) -> Likeness:
+        """All of it."""
+        alike = self._alike_in_work()
+        like = self._like() & alike
+        absent = tuple(self._absent())
+        every = Rung(like="", chosen=np.ones(len(self.errors), dtype=np.bool_), of_stack=False)
+        kind = [self.kind, self.others] if self.kind.of_stack else [self.kind]
+        same, mixed = self._rung(False, self.kernels), (self._rung(False, self.on_gpu), self._rung(False, every.chosen))
+        stacked = (self._rung(True, self.own), self._rung(True, self.own, plan=False))
+        # what no run had is judged by all of them; other kernels with its parallelism say no more than those
+        wider = [same] if absent else [same, *mixed]
+        return Likeness(
+            kind=self.kind,
+            like=like,
+            rungs=(
+                *(_narrowed(rung, alike) for rung in (*kind, *wider)),
+                every if np.count_nonzero(alike) < ENOUGH else _narrowed(every, alike),
+            ),
+            memory_rungs=(self.kind, *stacked, self.others, same, *mixed, every),
+            absent=absent,
+            doubts=(*self._own_values(), *self._other_stack(), *(() if absent else self._apart(like))),
+        )
+
+    def _rung(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> Rung:
+        """Some runs, on this GPU only, with this parallelism only."""
+        words = [self.gpu] if gpu or chosen is self.on_gpu else []
+        if chosen is self.own:
+            words.append(self.stack)
+        if chosen is self.kernels:
+            words.append(f"{self.job.profile.kernels} kernels")
+        if plan:
+            words.append(kind_words(self.job))
+            chosen = chosen & self.of_plan
+        return Rung(like=", ".join(words), chosen=chosen & self.on_gpu if gpu else chosen, of_stack=of_stack)
+
+    def _alike_in_work(self) -> Bools:
+        """Runs whose layers are not far larger or smaller."""
+        work, mine = _work_of_runs(self.errors), _work(self.job)
+        return (work >= mine / ALIKE_WORK) & (work <= mine * ALIKE_WORK)
+
+    def _sizes(self) -> tuple[Size, ...]:
+        return (*SIZES, NETWORK) if _crosses(self.job) else SIZES
+
+    def _close(self, size: Size) -> Bools:
+        values, mine = self.errors.numbers[size.column], size.of(self.job)
+        return np.isnan(values) | ((values >= mine / size.close) & (values <= mine * size.close))
+
+    def _like(self) -> Bools:
+        like = self.kind.chosen & self._recomputes() & self._crosses_too()
+        for size in self._sizes():
+            like &= self._close(size)
+        return like
+
+    def _recomputes(self) -> Bools:
+        """Selective recomputation costs next to nothing: it goes with none."""
+        full = self.errors.is_("recompute", "full")
+        return full if self.job.plan.recompute == "full" else ~full
+
+    def _crosses_too(self) -> Bools:
+        across: Bools = self.errors.numbers["nodes"] > 1
+        return across if _crosses(self.job) else ~across
+
+    def _absent(self) -> Iterator[str]:
+        plan, errors = self.job.plan, self.errors
+        if self.gpu not in errors.words["gpu"]:
+            yield f"no published run used {self.gpu}"
+        elif self._other_gpu():
+            yield f"a GPU of your own: {_listed(self._other_gpu())}"
+        if plan.precision not in errors.words["precision"]:
+            yield f"no published run computed in {plan.precision}"
+        if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
+            yield f"no published run had the {plan.schedule} schedule"
+        if self.job.plan.dp_shard > GATHERED_GPUS:
+            yield f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
+        if self.around.any():
+            yield from self._too_far()
+        elif self.gpu in errors.words["gpu"]:
+            yield f"no published run is of its kind: {self.kind.like}"
+
+    def _too_far(self) -> Iterator[str]:
+        """Sizes outside of the range of the runs of its kind: how far in all, and in which."""
+        far = 1.0
+        for size in self._sizes():
+            low, high = self._range(size)
+            far *= max(size.of(self.job) / high, low / size.of(self.job), 1.0)
+        if far > FAR:
+            yield from self._outside_ranges()
+
+    def _range(self, size: Size) -> tuple[float, float]:
+        values = self.errors.numbers[size.column][self.around]
+        known = values[np.isfinite(values)]
+        return (float(known.min()), float(known.max())) if len(known) else (size.of(self.job), size.of(self.job))
+
+    def _outside(self, size: Size, low: float, high: float) -> str:
+        mine, low, high = (size.shown * value for value in (size.of(self.job), low, high))
+        had = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
+        return f"{mine:,.6g} {size.words}: published runs of its kind had {had}"
+
+    def _other_gpu(self) -> list[str]:
+        return [path for path in self.cluster.changed if path.startswith("gpu.") and path.rpartition(".")[2] in RATINGS]
+
+    def _own_values(self) -> Iterator[str]:
+        """Clusters and profiles that have other values than the catalogue's."""
+        other = self._other_gpu()
+        cluster, profile = self.cluster, self.profile
+        for kind, name, base, paths in (
+            ("cluster", self.job.cluster.name, cluster.spec.name, cluster.changed),
+            ("profile", self.job.profile.name, profile.spec.name, profile.changed),
+        ):
+            changed = [path for path in paths if path not in other]
+            if changed:
+                own = "" if name == base else f" in {kind} {name}"
+                yield f"values of your own{own}: {_listed(changed)}"
+
+    def _other_stack(self) -> Iterator[str]:
+        """Runs of other stacks stand for one that no run used."""
+        kernels = self.job.profile.kernels
+        if self.stack == kernels or self.stack not in entry_names("profile") or not self.around.any():
+            return
+        if not self.kind.of_stack:
+            yield (f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
+                   "kernels stand for it")
+
+    def _apart(self, like: Bools) -> Iterator[str]:
+        """Why too few runs are like it."""
+        errors, runs = self.errors, int(np.count_nonzero(like))
+        stacks = set(errors.of("profile", self.around))
+        if not self.kind.of_stack and len(stacks) == 1:
+            yield f"all runs of its kind are of one stack, {stacks.pop()}"
+        yield from self._other_words()
+        if runs >= ENOUGH:
+            return
+        outside = list(self._outside_ranges())
+        yield from outside
+        of_kind = int(np.count_nonzero(self.kind.chosen))
+        if of_kind < ENOUGH:
+            few = "one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
+            yield f"{few} of its kind: {self.kind.like}"
+        elif not outside:
+            yield (f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
+                   f"{'is' if runs == 1 else 'are'} like it{self._in_what()}")
+
+    def _outside_ranges(self) -> Iterator[str]:
+        for size in self._sizes():
+            low, high = self._range(size)
+            if size.of(self.job) > high or size.of(self.job) < low:
+                yield self._outside(size, low, high)
+
+    def _in_what(self) -> str:
+        """The sizes in which few are close, each by itself."""
+        checks: list[tuple[str, Bools]] = [(size.words, self._close(size)) for size in self._sizes()]
+        checks += [("recomputation", self._recomputes()), ("crossing nodes", self._crosses_too())]
+        few = [words for words, close in checks if np.count_nonzero(close & self.kind.chosen) < ENOUGH]
+        return f" in {' and in '.join(few)}" if few else " in all its sizes at once"
+
+    def _other_words(self) -> Iterator[str]:
+        """What other published runs had, and none of its kind."""
+        job, errors = self.job, self.errors
+        asked: list[tuple[str, str, str]] = [("precision", job.plan.precision, f"computed in {job.plan.precision}")]
+        if job.plan.pp > 1:
+            asked.append(("schedule", job.plan.schedule, f"had the {job.plan.schedule} schedule"))
+        if _crosses(job):
+            asked.append(("fabric", job.cluster.fabric.kind, f"was over {job.cluster.fabric.kind}"))
+        for column, word, words in asked:
+            if not (errors.is_(column, word) & self.around).any():
+                yield f"no published run of its kind {words}"
 
 
-def _of_kind(job: Job, errors: Errors) -> Bools:
+def _crosses(job: Job) -> bool:
+    return job.gpus > job.cluster.node.gpus
+
+
+def _narrowed(rung: Rung, alike: Bools) -> Rung:
+    """Without runs whose layers are far larger or smaller."""
+    chosen = rung.chosen & alike
+    if np.count_nonzero(chosen) == np.count_nonzero(rung.chosen):
+        return rung
+    words = f"layers of 1/{ALIKE_WORK:.0f} to {ALIKE_WORK:.0f} times the work"
+    return Rung(like=f"{rung.like}, {words}" if rung.like else words, chosen=chosen, of_stack=rung.of_stack)
+
+
+def _work(job: Job) -> float:
+    """What a layer's kernels have to do on one GPU, up to a factor."""
+    return micro_tokens(job) * job.model.hidden**2 / job.plan.tp
+
+
+def _work_of_runs(errors: Errors) -> Floats:
+    n = errors.numbers
+    tokens = np.where(np.isnan(n["micro_tokens"]), n["seq_len"] / n["cp"], n["micro_tokens"])
+    return np.asarray(tokens * n["hidden"] ** 2 / n["tp"], dtype=np.float64)
+
+
+def _of_plan(job: Job, errors: Errors) -> Bools:
     """Runs that use the same kinds of parallelism, whatever their degrees."""
     plan = job.plan
-    chosen = _of_family(job, errors) if plan.dp > 1 else np.ones(len(errors), dtype=np.bool_)
+    family = [name for name, other in FAMILIES.items() if other == FAMILIES[plan.sharding]]
+    chosen = errors.is_("sharding", *family) if plan.dp > 1 else np.ones(len(errors), dtype=np.bool_)
     for axis in ("dp", "tp", "pp", "cp"):
         chosen &= (errors.numbers[axis] > 1) == (getattr(plan, axis) > 1)
     return chosen
 
 
-def _of_family(job: Job, errors: Errors) -> Bools:
-    family = FAMILIES[job.plan.sharding]
-    return errors.is_("sharding", *(name for name, other in FAMILIES.items() if other == family))
-
-
-def _absent(job: Job, errors: Errors) -> Iterator[str]:
-    plan, gpu = job.plan, job.cluster.gpu
-    if gpu.name not in errors.words["gpu"]:
-        yield f"no published run used {gpu.name}"
-    if plan.precision not in errors.words["precision"]:
-        yield f"no published run computed in {plan.precision}"
-    if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
-        yield f"no published run had the {plan.schedule} schedule"
-    if plan.cp > 1 and not (errors.numbers["cp"] > 1).any():
-        yield "no published run had context parallelism"
-    yield from _too_many(job, errors)
-
-
-def _too_many(job: Job, errors: Errors) -> Iterator[str]:
-    """Scale beyond all runs: GPUs, and data-parallel ranks."""
-    most = errors.numbers["n_gpus"].max(initial=0)
-    if job.gpus > FAR * most:
-        yield f"no published run had more than {most:,.0f} GPUs"
-    family = _of_family(job, errors)
-    ranks = errors.numbers["dp"][family].max(initial=0)
-    if job.plan.dp > FAR * max(ranks, 1):
-        yield f"no published run had {FAMILIES[job.plan.sharding]} over more than {ranks:,.0f} data-parallel ranks"
-    if job.plan.dp_shard > GATHERED_GPUS:
-        yield f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
-
-
-def _another_gpu(paths: Iterable[str]) -> Iterator[str]:
-    changed = [path for path in paths if path.startswith("cluster.gpu.") and path.rpartition(".")[2] in RATINGS]
-    if changed:
-        yield f"a GPU of your own: {_listed(changed)}"
-
-
-def _own(job: Job, paths: Iterable[str]) -> Iterator[str]:
-    """Clusters and profiles that are not the catalogue's."""
-    for kind, spec in (("cluster", job.cluster), ("profile", job.profile)):
-        if spec.name not in entry_names("cluster" if kind == "cluster" else "profile"):
-            yield f"a {kind} of your own, {spec.name}: no published run was predicted with it"
-        else:
-            changed = [path for path in paths if path.startswith(f"{kind}.")]
-            if changed:
-                yield f"values of your own: {_listed(changed)}"
-
-
 def _listed(paths: list[str]) -> str:
-    names = [path.partition(".")[2] for path in paths]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _not_together(job: Job, errors: Errors) -> Iterator[str]:
-    """Parts that published runs do not have, but whose cost is known from elsewhere."""
-    profile, kernels, fabric = job.profile.name, job.profile.kernels, job.cluster.fabric.kind
-    if profile != kernels and profile in entry_names("profile") and profile not in errors.words["profile"]:
-        yield f"no published run of the stack of {profile}: runs of others with {kernels} kernels stand for it"
-    if job.gpus > job.cluster.node.gpus and fabric not in errors.words["fabric"]:
-        yield f"no published run was over {fabric}"
-
-
-def _apart(job: Job, errors: Errors, first: Rung) -> Iterator[str]:
-    """What the runs that are most alike are not."""
-    runs = int(np.count_nonzero(first.chosen))
-    n_gpus = errors.numbers["n_gpus"][first.chosen]
-    if runs < ENOUGH:
-        few = f"only {runs} published runs are" if runs > 1 else f"{'one' if runs else 'no'} published run is"
-        at = f"{max(1.0, job.gpus / CLOSE):,.0f} to {job.gpus * CLOSE:,.0f} GPUs"
-        yield f"{few} like it: {first.like}, {at}"
-    elif job.gpus > n_gpus.max():
-        yield f"the largest run like it had {n_gpus.max():,.0f} GPUs"
-    stacks = set(errors.of("profile", first.chosen))
-    if not first.of_stack and len(stacks) == 1:
-        yield f"all runs like it are of one stack, {stacks.pop()}"
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")

@@ -16,9 +16,12 @@ from knee.specs.job import Job
 
 Label = Literal["validated", "near", "extrapolated"]
 COVERED_FRAC = 0.8
-"""Share of such runs that a band is to hold."""
+"""Share of the runs that a band is to hold, where the job is validated."""
+WIDER_FRAC = 0.9
+"""The same where it is not: of the same runs, so that a weaker label never has a narrower band."""
 OTHERS = 2
 """Stacks that the runs of a band must be of, where they are not of the job's own."""
+ALL = "all"
 PAPER = "profile paper is fitted to arXiv 2411.13055 (to 2,048 H100s); `knee study` shows which of its claims hold"
 
 
@@ -28,10 +31,17 @@ class Trust:
 
     label: Label
     runs: int
-    """Published runs like it; each was predicted without having been fitted on."""
+    """Published runs like it: of its kind, and close in every size; none where it is extrapolated."""
+    kind_runs: int
+    """Published runs of its kind: with its GPU, stack or kernel set, and kinds of parallelism."""
+    basis_runs: int
+    """Runs that the band is from; each was predicted without having been fitted on."""
     sources: int
+    """Where those were published."""
+    covered_frac: float
+    """Share of them that the band holds."""
     low_frac: float | None
-    """The true throughput over the predicted one, less one: from this to ``high_frac`` in four of five such runs."""
+    """The true throughput over the predicted one, less one: from this to ``high_frac`` in that share of them."""
     high_frac: float | None
     median_error_frac: float | None
     """Median size of the error, predicted over measured less one."""
@@ -40,7 +50,7 @@ class Trust:
     """The memory that was needed over what was predicted, less one, in the same way."""
     memory_high_frac: float | None
     like: str
-    """What the runs have in common."""
+    """What the runs of the band have in common."""
     memory_like: str
     """The same for those with a reading of memory."""
     reasons: tuple[str, ...]
@@ -71,45 +81,46 @@ class Band:
 
 
 def trust_of(job: Job, given: Iterable[str] = (), errors: Errors | None = None) -> Trust:
-    """The trust that an answer to this job deserves.
+    """Find the published runs that are like a job, and from their errors how far off its answer may be.
 
-    ``given`` are paths of values that are not the catalogue's, such as ``cluster.gpu.hbm_frac``. A cluster or a
-    profile that the catalogue does not have is known by its name.
+    ``given`` are paths of values that someone wrote, such as ``cluster.gpu.hbm_frac``: they are compared with the
+    catalogue's. So is a cluster or a profile with a name that the catalogue does not have.
     """
     errors = read_errors() if errors is None else errors
     found = likeness_of(job, given, errors)
-    known = job.cluster.gpu.vendor == VENDOR
-    # what no run had may err as any of them did, and more
-    speed = _band(found.rungs, errors, all_runs=bool(found.absent)) if known else None
-    memory = _band(found.rungs, errors, memory=True) if known else None
-    reasons = (*found.absent, *found.doubts)
-    if speed is None or found.absent:
+    like = int(np.count_nonzero(found.like))
+    if found.absent or job.cluster.gpu.vendor != VENDOR:
         label: Label = "extrapolated"
     else:
-        label = "near" if speed.rung or found.doubts else "validated"
+        label = "near" if found.doubts or like < ENOUGH else "validated"
+    # what no run had may err as any of them did, and more
+    rungs = found.rungs[:1] if label == "validated" else found.rungs
+    known = job.cluster.gpu.vendor == VENDOR
+    covered = COVERED_FRAC if label == "validated" else WIDER_FRAC
+    speed = _band(rungs, errors, covered, all_runs=label == "extrapolated") if known else None
+    memory = _band(found.memory_rungs, errors, COVERED_FRAC, memory=True) if known else None
+    reasons = (*found.absent, *found.doubts)
     return Trust(
         label=label,
-        runs=speed.runs if speed else 0,
+        runs=0 if label == "extrapolated" else like,
+        kind_runs=int(np.count_nonzero(found.kind.chosen)),
+        basis_runs=speed.runs if speed else 0,
         sources=speed.sources if speed else 0,
+        covered_frac=covered,
         low_frac=speed.low_frac if speed else None,
         high_frac=speed.high_frac if speed else None,
         median_error_frac=speed.median_error_frac if speed else None,
         memory_runs=memory.runs if memory else 0,
         memory_low_frac=memory.low_frac if memory else None,
         memory_high_frac=memory.high_frac if memory else None,
-        like=_like(found.rungs[speed.rung], errors) if speed else "none",
-        memory_like=_like(found.rungs[memory.rung], errors) if memory else "none",
+        like=found.rungs[speed.rung].like or ALL if speed else "none",
+        memory_like=found.memory_rungs[memory.rung].like or ALL if memory else "none",
         reasons=(*reasons, PAPER) if job.profile.name.startswith("paper") else reasons,
     )
 
 
-def _like(rung: Rung, errors: Errors) -> str:
-    n_gpus = errors.numbers["n_gpus"][rung.chosen]
-    return ", ".join([rung.like or "all", f"{n_gpus.min():,.0f} to {n_gpus.max():,.0f} GPUs"])
-
-
 def _band(
-    rungs: Sequence[Rung], errors: Errors, *, memory: bool = False, all_runs: bool = False
+    rungs: Sequence[Rung], errors: Errors, covered_frac: float, *, memory: bool = False, all_runs: bool = False
 ) -> Band | None:
     """Of the first rung with enough runs, or of the last; no narrower than before. None where no rung has any."""
     low, high = np.inf, -np.inf
@@ -118,13 +129,14 @@ def _band(
         error = errors.numbers[column]
         chosen = rung.chosen & np.isfinite(error)
         runs = int(np.count_nonzero(chosen))
-        if not runs:
+        last = number == len(rungs) - 1
+        alone = not rung.of_stack and len(set(errors.of("profile", chosen))) < OTHERS
+        # runs of one other stack tell of that stack; they count where they are of its kind and not far from it
+        if not runs or (alone and not last and (number or all_runs)):
             continue
-        ends = truth_band(error[chosen], _weights(errors, chosen), _model_sizes(errors, chosen))
+        ends = truth_band(error[chosen], _weights(errors, chosen), _model_sizes(errors, chosen), covered_frac)
         low, high = min(low, ends[0]), max(high, ends[1])
-        stacks = len(set(errors.of("profile", chosen)))
-        enough = runs >= ENOUGH and (rung.of_stack or stacks >= OTHERS)
-        if number == len(rungs) - 1 or (enough and not all_runs):
+        if last or (runs >= ENOUGH and not alone and not all_runs):
             return Band(
                 rung=number,
                 runs=runs,
@@ -152,17 +164,18 @@ def _model_sizes(errors: Errors, chosen: Bools) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in zip(sources, *sizes, strict=True)])
 
 
-def truth_band(error: Floats, weight: Floats, kind: Ints) -> tuple[float, float]:
-    """Ends of the band that is to hold ``COVERED_FRAC`` of the truth over the prediction, less one.
+def truth_band(error: Floats, weight: Floats, kind: Ints, covered_frac: float = COVERED_FRAC) -> tuple[float, float]:
+    """Ends of the band that is to hold a share of the truth over the prediction, less one.
 
     Formula: truth / predicted = 1 / (1 + error); the outer of the ends of the runs, and of the medians of each kind
     Where: a kind is a model size of one source; both ends as in ``_ends``
     Valid: for a run that is drawn as those were; a new kind errs by itself, so the runs alone would be too narrow.
     """
     ratio = 1.0 / (1.0 + error) - 1.0
-    low, high = _ends(ratio, weight)
+    low, high = _ends(ratio, weight, covered_frac)
     medians = np.array([_median(ratio[kind == k]) for k in range(kind.max() + 1)])
-    least, most = _ends(medians, np.array([np.sum(weight[kind == k]) for k in range(kind.max() + 1)]))
+    weights = np.array([np.sum(weight[kind == k]) for k in range(kind.max() + 1)])
+    least, most = _ends(medians, weights, covered_frac)
     return min(low, least), max(high, most)
 
 
@@ -172,7 +185,7 @@ def _median(values: Floats) -> float:
     return float(ordered[(len(values) - 1) // 2] + ordered[len(values) // 2]) / 2.0
 
 
-def _ends(values: Floats, weight: Floats) -> tuple[float, float]:
+def _ends(values: Floats, weight: Floats, covered_frac: float) -> tuple[float, float]:
     """Weighted quantiles at 1 - q and q.
 
     Formula: q = (1 + c) / 2 x (1 + 1 / n), at most 1
@@ -183,6 +196,6 @@ def _ends(values: Floats, weight: Floats) -> tuple[float, float]:
     order = np.argsort(values)
     values, weight = values[order], weight[order]
     # sums end at 1 but for rounding
-    level = min((1.0 + COVERED_FRAC) / 2.0 * (1.0 + float(np.sum(weight**2))), 1.0) - 1e-9
+    level = min((1.0 + covered_frac) / 2.0 * (1.0 + float(np.sum(weight**2))), 1.0) - 1e-9
     upwards, downwards = np.cumsum(weight), np.cumsum(weight[::-1])
     return float(values[::-1][np.argmax(downwards >= level)]), float(values[np.argmax(upwards >= level)])
