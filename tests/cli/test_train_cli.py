@@ -193,6 +193,25 @@ def test_torchruns_ranks_agree_on_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
     assert "leave --nproc out" in refused(*SMALL, "--nproc", "2", "--out", "x")
 
 
+def test_a_job_for_another_machine(tmp_path: Path) -> None:
+    """Neither torch nor a GPU is needed to write one."""
+    from knee.train.job import TrainJob
+
+    path = tmp_path / "job.json"
+    result = CliRunner().invoke(main, ["train", "llama-1b", "--device", "cuda", "--nproc", "8", "--tp", "2", "--out",
+                                       "run", "--job", str(path)])
+    assert result.exit_code == 0, result.stderr
+    assert "torchrun --nproc-per-node 8 -m knee.train.worker" in result.stderr
+    job = TrainJob.from_json(json.loads(path.read_text(encoding="utf-8")))
+    assert (job.device, job.dtype, job.steps, job.warmup, job.plan.dp_shard) == ("cuda", "bf16", 60, 10, 4)
+    assert any(gpu["gpu"] == "h200-sxm" for gpu in job.facts["gpus_known"])
+
+
+@needs_torch
+def test_data_that_is_not_there(tmp_path: Path) -> None:
+    assert "none" in refused(*SMALL, "--data", str(tmp_path / "none"), "--out", str(tmp_path / "run"))
+
+
 def test_without_torch_the_install_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from knee.probe import machine
 

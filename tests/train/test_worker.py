@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from knee.fidelity.user_records import read_records
+from knee.probe.gpus import nvml_library
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
 from knee.train.job import TrainJob
@@ -256,3 +257,21 @@ def test_power_over_a_window() -> None:
     assert found["energy_j"] == pytest.approx(300.0 * found["window_s"], rel=0.1)
     assert found["draw_w"] == 290.0
     assert (found["power_limit_w"], found["power_capped_frac"], found["heat_capped_frac"]) == (700.0, 1.0, 0.0)
+
+
+@pytest.mark.skipif(nvml_library() is None, reason="there is no NVIDIA driver")
+def test_a_gpu_tells_memory_power_and_kernels(tmp_path: Path) -> None:
+    import torch
+
+    from knee.train.worker import Place, work
+
+    if not torch.cuda.is_available():
+        pytest.skip("torch cannot use the GPU")
+    job = a_job(tmp_path, device="cuda", dtype="bf16", steps=200, warmup=20, trace_steps=2, seq_len=128)
+    assert work(job, Place()) == 0
+    record = record_of(tmp_path)
+    assert record["memory_bytes"] > record["peak_reserved_bytes"] >= record["peak_allocated_bytes"] > 0
+    assert 0 < record["power_w_per_gpu"] <= 1.1 * record["power_limit_w"]
+    assert 0 < record["compute_s"] <= record["traced_step_s"]
+    assert sum(record["step_times_s"][20:]) == pytest.approx(record["window_s"], rel=0.1)
+    assert record["trace"]["kernels"][0]["load_s"] > 0

@@ -56,6 +56,9 @@ PLACEHOLDER = "cpu"
 @option("--out", section="Run", type=click.Path(path_type=Path), metavar="DIR",
         help="Folder of the record, traces and logs; runs/MODEL-DATE if left out.")
 @option("--force", section="Run", is_flag=True, help="Replace the record of an earlier run in that folder.")
+@option("--job", "job_file", section="Run", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+        help="Write the job there instead of running it, for `python -m knee.train.worker FILE` on a machine with "
+             "torch and NumPy alone.")
 @option("--local-batch", section="What", type=float, metavar="B",
         help="Sequences a step over all processes, divided by all processes; 2 if left out.")
 @option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all processes.")
@@ -71,7 +74,7 @@ PLACEHOLDER = "cpu"
 @option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
         help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print the record as JSON.")
-def command(model: str, out: Path | None, force: bool, as_json: bool, **options: Any) -> None:
+def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: Path | None, **options: Any) -> None:
     """Train MODEL for real under a parallel plan, and measure it.
 
     MODEL and the plan are what `knee simulate` takes; models are Llama decoders. The processes of one machine are
@@ -89,6 +92,9 @@ def command(model: str, out: Path | None, force: bool, as_json: bool, **options:
     """
     from knee.probe.machine import need_torch
 
+    if job_file is not None:
+        _write_job(make(model, options, world=_world(options, under_torchrun=False), elsewhere=True), out, job_file)
+        return
     need_torch("knee train")
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     job = make(model, options, world=_world(options, under_torchrun))
@@ -115,12 +121,12 @@ def _world(options: dict[str, Any], under_torchrun: bool) -> int:
     return int(nproc or max(1, prod(options[axis] or 1 for axis in DEGREES)))
 
 
-def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
-    """The job that the command line describes, resolved once."""
+def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = False) -> TrainJob:
+    """The job that the command line describes, resolved once. ``elsewhere``: it need not run on this machine."""
     from knee.cli.job import ask, is_job_file, parse_sets
     from knee.train.job import TrainJob
 
-    device = _device(options["device"], world)
+    device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
     plan = plan_of(options)
     dtype: Any = options["dtype"] or ("fp32" if device == "cpu" else plan["precision"])
     if options["dtype"] in ("bf16", "fp16"):
@@ -142,6 +148,8 @@ def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
         if not sentence.startswith("profile") and os.environ.get("RANK", "0") == "0":
             click.echo(sentence, err=True)
     data = options["data"]
+    if data is not None and not elsewhere:
+        _check_data(data, job)
     return TrainJob(
         model=job.model,
         plan=job.plan,
@@ -161,6 +169,25 @@ def make(model: str, options: dict[str, Any], *, world: int) -> TrainJob:
         timeout_s=options["timeout_s"],
         facts=_facts(job, options, named=in_file or options["cluster"] is not None),
     )
+
+
+def _check_data(data: Path, job: Job) -> None:
+    """Refuse shards that are not whole, or not of this model, before any process is started."""
+    from knee.train.tokens import Shards, Share
+
+    Shards(data, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
+
+
+def _write_job(job: TrainJob, out: Path | None, path: Path) -> None:
+    from dataclasses import replace
+
+    from knee.files import write_text
+
+    job = replace(job, out=str(out or f"runs/{job.model.name}"))
+    write_text(path, json.dumps(job.as_json(), indent=1) + "\n")
+    start = "python" if job.gpus == 1 else f"torchrun --nproc-per-node {job.gpus}"
+    click.echo(f"wrote {path}: run it with `{start} -m knee.train.worker {path}`; its record goes to {job.out}",
+               err=True)
 
 
 def _device(wanted: str | None, world: int) -> Any:

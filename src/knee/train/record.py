@@ -85,7 +85,7 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         "job": _plain({**job.as_json(), "facts": {}}),
         "device": device,
         "dtype": job.dtype,
-        "versions": first.get("versions") or {"python": platform.python_version(), "knee": knee.__version__},
+        "versions": _versions(first),
         "hosts": _hosts(pieces),
         "environment": first.get("environment", {}),
         "facts": facts,
@@ -170,7 +170,7 @@ def _times(job: TrainJob, pieces: Sequence[Piece]) -> dict[str, Any]:
         "traced_step_s": _mean([trace["step_s"] for trace in traces]),
         "copies_s": _mean([trace["copies_s"] for trace in traces]),
         "comm_loads": [_load(kind, len(traces)) for kind in loads.values()],
-        "trace": {"ranks": len(traces), "steps": traces[0]["steps"],
+        "trace": {"ranks": len(traces), "steps": traces[0]["steps"], "kernels": traces[0].get("kernels", []),
                   "notes": sorted({note for trace in traces for note in trace["notes"]})},
     }
 
@@ -212,6 +212,13 @@ def _hosts(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
         host["ranks"].append(piece["rank"])
         host["inventory"] = host["inventory"] or piece.get("inventory")
     return list(hosts.values())
+
+
+def _versions(piece: Piece) -> dict[str, Any]:
+    """What the first rank ran on, and its host's driver."""
+    found = piece.get("versions") or {"python": platform.python_version(), "knee": knee.__version__}
+    driver = ((piece.get("inventory") or {}).get("software") or {}).get("driver") or {}
+    return {**found, "driver": driver.get("version")}
 
 
 def _row(piece: Piece) -> dict[str, Any]:

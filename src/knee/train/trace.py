@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from knee.errors import KneeError
 from knee.metrics.step import StepTimes, measure
 from knee.record.events import COLLECTIVES, Events
@@ -17,6 +19,8 @@ from knee.train.measure import synchronize
 
 FEW_RANKS = 16
 """Up to so many ranks each keeps its trace; of more, one rank of every pipeline stage does."""
+LONGEST = 30
+"""Kernels that a summary names, those that took most."""
 UNDER_PROFILER = 1
 """Steps that run under the profiler before it records: its first step is slow."""
 
@@ -50,7 +54,7 @@ def traced_steps(steps: int, device: str, run: Callable[[], None]) -> Any:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     plan = schedule(wait=0, warmup=UNDER_PROFILER, active=steps, repeat=1)
     # gloo's calls are told apart by the shapes of what they move
-    with profile(activities=activities, schedule=plan, record_shapes=device != "cuda") as profiler:
+    with profile(activities=activities, schedule=plan, record_shapes=device != "cuda", acc_events=True) as profiler:
         for number in range(UNDER_PROFILER + steps):
             run()
             if number in (UNDER_PROFILER - 1, UNDER_PROFILER + steps - 1):
@@ -87,8 +91,17 @@ def summary(trace: Trace, times: StepTimes) -> dict[str, Any]:
         **plain,
         "copies_s": trace.copies_s / steps,
         "comm_loads": _loads(trace.events, times, steps),
+        "kernels": _kernels(trace.events, steps),
         "notes": list(trace.notes),
     }
+
+
+def _kernels(events: Events, steps: int) -> list[dict[str, Any]]:
+    """Where the time went by name: calls and summed time of a step, the largest first."""
+    load_s = np.bincount(events.name_id, weights=events.duration_s, minlength=len(events.names))
+    calls = np.bincount(events.name_id, minlength=len(events.names))
+    return [{"name": events.names[i], "calls": float(calls[i]) / steps, "load_s": float(load_s[i]) / steps}
+            for i in np.argsort(-load_s, kind="stable")[:LONGEST].tolist()]
 
 
 def _loads(events: Events, times: StepTimes, steps: int) -> list[dict[str, Any]]:

@@ -120,6 +120,7 @@ class Watch:
         if self.path is None:
             return
         with suppress(OSError, RuntimeError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".new")
             partial.write_text(json.dumps({"step": self.step(), "time_s": time.time(), "pid": os.getpid()}),
                                encoding="utf-8")

@@ -30,6 +30,7 @@ from knee.train.record import (
     Piece,
     compose,
     compose_from_files,
+    piece_path,
     read_pieces,
     write_piece,
     write_record,
@@ -167,7 +168,8 @@ def work(job: TrainJob, place: Place) -> int:
     if run.out is not None:
         beat = run.out / HEARTBEATS / f"rank{place.rank}.json"
         with suppress(OSError):
-            beat.parent.mkdir(parents=True, exist_ok=True)
+            run.out.mkdir(parents=True, exist_ok=True)
+            piece_path(run.out, place.rank).unlink(missing_ok=True)  # an earlier run's
 
     def last_words(status: str, error: str, lost_peer: bool) -> None:
         print(f"rank {place.rank}: {error}", file=sys.stderr, flush=True)
