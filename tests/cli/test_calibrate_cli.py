@@ -175,7 +175,7 @@ def test_failed_runs_are_counted_and_not_used(tmp_path: Path) -> None:
     assert (data["rows"], data["rows_used"], data["runs"]) == (5, 3, 3)
     assert data["skipped"] == {"it did not run to an end (oom or failed), so no time was measured": 2}
     only_failed = write(tmp_path / "f.csv", records[3:])
-    assert "none of the 2 rows can be used; 2 of them: it did not run" in refused(only_failed)
+    assert "none of the 2 rows can be used:\n  - 2 rows: it did not run" in refused(only_failed)
 
 
 def test_runs_that_contradict_each_other(tmp_path: Path) -> None:

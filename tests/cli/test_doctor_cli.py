@@ -65,6 +65,10 @@ def test_it_knows_every_command() -> None:
     assert {name for needs in doctor.COMMANDS.values() for name in needs} <= {need.name for need in doctor.NEEDS}
 
 
+def test_scipy_comes_with_fit() -> None:
+    assert {need.name: need.get for need in doctor.NEEDS}["scipy"] == "pip install 'knee[fit]'"
+
+
 def test_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ask(monkeypatch, NODE)
     assert "unknown" not in text

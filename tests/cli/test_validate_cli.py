@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -49,13 +51,15 @@ def test_tables(runs: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     for words in ("tokens/s per GPU: error", "median over 2 sources", "error of memory", "regret", "all rows",
-                  "C: no GPU 'tpu-v9' is known", "sharding was not given: fsdp"):
+                  "C: no GPU 'tpu-v9' is known", "sharding was not given: fsdp", "stacks: PyTorch 5 rows",
+                  "columns that the file does not have: pp 1, cp 1"):
         assert words in result.stdout
 
 
 def test_json(runs: Path) -> None:
     data = json.loads(knee(runs, "--json").stdout)
-    assert data.keys() == {"median_of_sources_frac", "all", "sources", "assumptions", "ignored_columns"}
+    assert data.keys() == {"median_of_sources_frac", "all", "sources", "stacks", "assumptions", "ignored_columns"}
+    assert data["stacks"] == {"PyTorch": 5}
     score = data["all"]
     assert (score["rows"], score["rows_used"], score["runs"]) == (6, 5, 5)
     assert score["throughput"]["points"] == 4
@@ -114,8 +118,18 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert all(source["reference"] for source in found["sources"])
     assert sum(found["claims"]["tally"].values()) == 2
     assert len((tmp_path / "rows.csv").read_text().splitlines()) > 300
-    text = knee().stdout
-    assert "size left out" in text
+    assert len((tmp_path / "rows.bandwidths.csv").read_text().splitlines()) > 250
+    assert found["carried_runs"]["all"]["fitting"]["ok"]["fits"] > 300
+    assert found["carried_runs"]["all"]["ranking"]["groups"] > 20
+    assert found["carried_runs"]["stacks"]["nanotron"] > 50
+    assert found["carried_bandwidths"]["all"]["rows"] > 250
+    said = knee()
+    assert "claims of the paper" in said.stderr
+    text = said.stdout
+    for words in ("size left out", "rows (repeats are one run)", "does knee expect them to fit?", "regret of the plan",
+                  "rank correlation", "error of memory", "stacks: ", "rows of bandwidths",
+                  "The first figure counts each source once", "gathered runs, of which they are a part"):
+        assert words in text
     assert "arxiv 2411.13055" in text.lower()
     assert "arXiv 2205.05198" in text
     assert "need a file" in refused("--profile", "eager")
@@ -142,9 +156,34 @@ def test_missing_columns(runs: Path) -> None:
 def test_no_row_can_be_used(tmp_path: Path) -> None:
     path = tmp_path / "r.csv"
     path.write_text("\n".join((HEADER, ROWS[-1], ROWS[-1].replace("100,", "200,"))))
-    said = refused(path, "--json")
+    said = refused(path)
     assert "none of the 2 rows" in said
-    assert "no GPU 'tpu-v9' is known" in said
+    assert "2 rows: no GPU 'tpu-v9' is known" in said
+    path.write_text("\n".join((HEADER, *(ROWS[0].replace("h100-80gb", f"chip{i}") for i in range(9)), ROWS[-1] + ",x")))
+    said = refused(path)
+    assert "9 rows: no GPU ... is known ('chip0', 'chip1', 'chip2' and 6 more)" in said
+    assert "1 row: the row has more or fewer cells" in said
+    result = knee(path, "--json")
+    assert result.exit_code == 2
+    assert sum(json.loads(result.stdout)["all"]["skipped"].values()) == 10
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_standard_input_is_read_once(runs: Path, name: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "knee", "validate", name, "--json"], input=runs.read_bytes(),
+                          capture_output=True, check=True)
+    assert json.loads(done.stdout)["all"] == json.loads(knee(runs, "--json").stdout)["all"]
+
+
+def test_a_bar_for_many_models(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("knee.cli.validate.MANY", 1)
+    assert "predicting" in knee(runs).stderr
+
+
+def test_one_run(tmp_path: Path) -> None:
+    path = tmp_path / "one.csv"
+    path.write_text("\n".join((HEADER, ROWS[0])))
+    assert "over its only run" in knee(path).stdout
 
 
 def test_rows_that_cannot_be_written(runs: Path, tmp_path: Path) -> None:
@@ -157,7 +196,7 @@ def test_many_different_reasons_are_cut(tmp_path: Path) -> None:
     bad = [ROWS[0].replace("h100-80gb", f"chip{i}") for i in range(40)]
     path.write_text("\n".join((HEADER, *ROWS, *bad)))
     result = knee(path)
-    assert "and 29 more" in result.stdout
+    assert "40 rows: A: no GPU ... is known ('chip0', 'chip1', 'chip2' and 37 more)" in result.stdout
     assert len(json.loads(knee(path, "--json").stdout)["all"]["skipped"]) == 41
 
 
@@ -194,7 +233,7 @@ def test_bandwidths(bandwidths: Path) -> None:
 def test_bandwidths_as_json(bandwidths: Path) -> None:
     data = json.loads(knee(bandwidths, "--json").stdout)
     assert data.keys() == {"large_bytes", "headline", "all", "sources", "operations", "nodes", "sizes",
-                           "ignored_columns"}
+                           "assumptions", "ignored_columns"}
     assert (data["all"]["rows"], data["all"]["rows_used"], data["all"]["tests"]) == (6, 3, 3)
     assert data["headline"]["all_gather"]["points"] == 1
     assert data["headline"]["all_gather"]["median_frac"] < 0.1

@@ -98,6 +98,14 @@ def test_what_a_note_says_of_the_network(tmp_path: Path, note: str, gbit: float 
     assert test.fabric == fabric
 
 
+def test_what_is_assumed_is_said(tmp_path: Path) -> None:
+    found = validate_bandwidths(read(tmp_path, ROW | {"algorithm": "PAT"}))
+    first, second = found.assumptions
+    assert first.startswith("columns that the file does not have: as many gpus_per_node")
+    assert second == "algorithm pat is not modelled: the fastest that is"
+    assert one(tmp_path, fabric="NDR InfiniBand").fabric is None
+
+
 def test_columns_say_more_than_a_note(tmp_path: Path) -> None:
     test = one(tmp_path, note="8x200G RoCE", node_gbit_per_s=3200, fabric="EFA")
     assert (test.node_bytes_per_s, test.fabric) == (400e9, "efa")
@@ -131,6 +139,11 @@ def test_algorithms(tmp_path: Path, text: str, algorithm: str | None) -> None:
         ({"busbw_GBps": ""}, "nothing was measured"),
         ({"note": "MISCONFIGURED system"}, "misconfigured"),
         ({"node_gbit_per_s": -4}, "positive"),
+        ({"bytes": 1024.5}, "whole number of bytes"),
+        ({"bytes": "1_024"}, "not a number"),
+        ({"fabric": "slingshto"}, "fabric is 'slingshto'; is it slingshot?"),
+        ({"fabric": "pigeons"}, "known are infiniband, tcpxo"),
+        ({"algorithm": "rign"}, "algorithm is 'rign'; is it ring?"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(tmp_path: Path, values: dict[str, Any], words: str) -> None:
@@ -177,7 +190,7 @@ def test_repeats_are_one_test(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("gpu", "same"),
     [("H100", "dgx-h100"), ("h100-80gb (4/node)", "dgx-h100"), ("GB200", "gb200-nvl72"), ("MI300X", "mi300x-8"),
-     ("A100-40GB", "dgx-a100"), ("B200", "dgx-b200")],
+     ("A100-40GB", "dgx-a100"), ("B200", "dgx-b200"), ("NVIDIA H100 80GB HBM3", "dgx-h100")],
 )
 def test_gpus(tmp_path: Path, gpu: str, same: str) -> None:
     assert cluster_of(one(tmp_path, gpu=gpu)).node == load_cluster(same).spec.node
@@ -204,7 +217,8 @@ def test_nodes_that_are_not_given_are_as_few_as_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"), [({"gpu": "tpu-v9"}, "no GPU"), ({"n_gpus": 9}, "do not fit 1 nodes of 8")]
+    ("values", "words"), [({"gpu": "tpu-v9"}, "no GPU"), ({"n_gpus": 9}, "do not fit 1 nodes of 8"),
+                         ({"gpus_per_node": 16}, "gpus_per_node is 16")]
 )
 def test_tests_that_cannot_be_asked(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     found, refused = predict(read(tmp_path, {**ROW, **values}).readings)

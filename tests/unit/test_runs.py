@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError, SpecError
-from knee.fidelity.jobs_of_runs import GPUS, RECOMPUTE, RunJob, job_of
+from knee.fidelity.jobs_of_runs import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
 from knee.fidelity.runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
 from knee.fidelity.stacks import STACKS, stack_of
 from knee.specs.load import catalog_entries
@@ -98,12 +98,22 @@ def test_a_failure_beside_an_oom_is_an_oom(tmp_path: Path) -> None:
         ({"tokens_per_s_per_gpu": ""}, "nothing was measured"),
         ({"status": "fine"}, "status is 'fine'; it must be one of ok, oom, failed"),
         ({"compile": "maybe"}, "compile is 'maybe'; it must be 0 or 1"),
+        ({"n_gpus": "1_6"}, "n_gpus is '1_6', not a number"),
+        ({"n_gpus": "\uff11\uff16"}, "not a number"),
+        ({"step_time_s": "1"}, "tokens_per_s_per_gpu 1,000 contradicts step_time_s 1"),
     ],
 )
 def test_rows_that_say_nothing_keep_their_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     file = read(tmp_path, ROW | {"tokens_per_s_per_gpu": 1000} | change, ROW | {"tokens_per_s_per_gpu": 1000})
     assert reason in str(file.rows[0].reason)
     assert len(file.runs) == 1
+
+
+def test_numbers_beside_a_failure_are_remarked(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, ROW | {"status": "oom", "tokens_per_s_per_gpu": 1000}).rows
+    assert row.remarks == ("status is oom beside a throughput or memory, which is not compared",)
+    (row,) = read(tmp_path, ROW | {"step_time_s": 2.0, "tokens_per_s_per_gpu": 64 * 4096 / 2.0 / 16 * 1.03}).rows
+    assert row.reason is None
 
 
 def test_ragged_rows_and_blank_lines(tmp_path: Path) -> None:
@@ -122,7 +132,10 @@ def test_ragged_rows_and_blank_lines(tmp_path: Path) -> None:
         (",".join(REQUIRED) + "\n1\n", "nothing to compare with"),
         ("layers,hidden,status\n", "has no column heads, gpu, n_gpus, seq_len, global_batch"),
         ("layers,layers\n", "more than one column layers"),
-        ('layers,"hidden\n1', "no CSV"),
+        ('layers,"hidden\n1', "no CSV: a quote that opens on line 1 is never closed"),
+        ('layers,hidden\n1,2\n1,"2\n3,4', "a quote that opens on line 3 is never closed"),
+        ("layers;hidden\n1;2\n", "is separated by semicolons"),
+        ("layers\thidden\n1\t2\n", "is separated by tabs"),
     ],
 )
 def test_files_that_are_none(tmp_path: Path, text: str, words: str) -> None:
@@ -138,7 +151,18 @@ def test_a_misspelt_column_is_guessed(tmp_path: Path) -> None:
     path = runs_file(tmp_path / "r.csv", row | {"status": "ok"})
     with pytest.raises(InputError, match="no column layers") as error:
         read_runs(path)
-    assert error.value.hint == "is it layer for layers?"
+    assert error.value.hint == "is it layers, instead of layer?"
+
+
+def test_upper_case_and_a_blank_first_line(tmp_path: Path) -> None:
+    path = runs_file(tmp_path / "r.csv", ROW | {"status": "ok"})
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.upper(), encoding="utf-8")
+    with pytest.raises(InputError) as error:
+        read_runs(path)
+    assert str(error.value.hint).startswith("column names are written in lower case: layers")
+    path.write_text("\n" + text, encoding="utf-8")
+    assert [row.line for row in read_runs(path).rows] == [3]
 
 
 def test_bytes_that_are_no_text(tmp_path: Path) -> None:
@@ -176,7 +200,11 @@ def test_nodes_and_fabric_are_the_runs_own() -> None:
         ({}, "eager", "flash2"),
         ({"compile": True}, "compiled", "flash2"),
         ({"kernel": "nanotron, flash attention 2"}, "nanotron", "flash2"),
-        ({"kernel": "no compile; flash/triton attention"}, "llm-foundry", "flash1"),
+        ({"kernel": "flash/triton attention", "source": "mosaicml_llm_foundry"}, "llm-foundry", "flash1"),
+        ({"kernel": "triton rmsnorm"}, "eager", "flash2"),
+        ({"note": "Nemotron-4 15B"}, "eager", "flash2"),
+        ({"source": "ibm_fsdp_blog1"}, "fms-fsdp", "flash2"),
+        ({"source": "korthikanti2022"}, "fused", "cudnn"),
         ({"source": "ibm_fms_fsdp_readme"}, "fms-fsdp", "flash2"),
         ({"source": "ibm_fms_fsdp_readme", "compile": True}, "fms-fsdp-compiled", "flash2"),
         ({"source": "internevo"}, "internevo", "flash2"),
@@ -236,6 +264,53 @@ def test_the_rest_of_a_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("H100 SXM", "h100"),
+        ("A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("H200 141 GB", "h200-141gb"),
+        ("H100 NVL", None),
+        ("", None),
+    ],
+)
+def test_gpus_as_drivers_and_clouds_write_them(name: str, key: str | None) -> None:
+    assert gpu_key(name) == key
+    if key is not None:
+        precision = "fp16" if key.startswith("v100") else "bf16"
+        assert asked(gpu=name, precision=precision).job.cluster == asked(gpu=key, precision=precision).job.cluster
+
+
+@pytest.mark.parametrize(
+    ("word", "sharding", "said"),
+    [("zero3", "fsdp", True), ("ZeRO-1", "zero1", False), ("fsdp2", "fsdp", True), ("fully_shard", "fsdp", True),
+     ("fsdp-no-reshard", "fsdp_no_reshard", False), ("hybrid_shard", "hsdp", True)],
+)
+def test_others_words_for_sharding(word: str, sharding: str, said: bool) -> None:
+    found = asked(sharding=word.lower())
+    assert found.job.plan.sharding == sharding
+    assert (f"sharding {word.lower()} taken as {sharding}" in found.notes) is said
+
+
+def test_what_is_assumed_of_a_row_is_said() -> None:
+    assert "shard_group was not given: hsdp shards inside a node" in asked(sharding="hsdp").notes
+    assert "gpu a100 taken as the 80 GB board" in asked(gpu="a100").notes
+    v100 = asked(gpu="v100-32gb")
+    assert v100.job.plan.precision == "fp16"
+    assert any("has no bf16 tensor cores" in note for note in v100.notes)
+
+
+def test_columns_that_are_missing_are_said_once(tmp_path: Path) -> None:
+    said = str(read(tmp_path, ROW | {"status": "ok", "tp": 2}).defaults)
+    for words in ("pp 1", "cp 1", "bf16", "recompute none", "no torch.compile", "gpus_per_node", "network rate"):
+        assert words in said
+    assert "tp 1" not in said
+
+
+@pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"gpu": "h100-80g"}, "no GPU 'h100-80g' is known; is it h100-80gb?"),
@@ -252,7 +327,11 @@ def test_the_rest_of_a_plan() -> None:
         ({"precision": "int4"}, "precision is 'int4'"),
         ({"precision": "fp8", "gpu": "a100-80gb"}, "no fp8 tensor cores"),
         ({"mlp": "kan"}, "mlp is 'kan'"),
-        ({"attention": "none"}, "attention is 'none'"),
+        ({"attention": "none"}, "must be one of flash, flash1, flash2, flash3, cudnn, cutlass, unfused"),
+        ({"sharding": "ddp", "shard_group": 8}, "ddp, which shards nothing, and shard_group is 8"),
+        ({"gpus_per_node": 16}, "gpus_per_node is 16, and a server with h100-sxm has 8"),
+        ({"n_gpus": 12, "global_batch": 12}, "n_gpus 12 does not fill nodes of 8"),
+        ({"gpu": "NVIDIA H100 PCIe"}, "no GPU 'NVIDIA H100 PCIe' is known"),
         ({"hidden": 2050}, "not divisible"),
     ],
 )

@@ -11,6 +11,7 @@ import pytest
 from knee.fidelity import validation
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.ranking import Ranking, rank_group, spearman
+from knee.fidelity.reasons import aggregated
 from knee.fidelity.runs import PublishedRun, RunFile, read_runs
 from knee.fidelity.validation import Fitting, Prediction, predict, validate
 from knee.single import simulate
@@ -25,7 +26,7 @@ def read(folder: Path, *rows: dict[str, Any]) -> RunFile:
 def pretend(monkeypatch: pytest.MonkeyPatch, rates: dict[int, float], fits: dict[int, bool] | None = None) -> None:
     """Predictions by tp, so that scores can be worked out."""
 
-    def fake(runs: tuple[PublishedRun, ...], _: object) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
+    def fake(runs: tuple[PublishedRun, ...], *_: object) -> tuple[list[Prediction], list[tuple[PublishedRun, str]]]:
         return [
             Prediction(
                 run=run,
@@ -92,7 +93,10 @@ def test_memory_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert score.memory is not None
     assert score.throughput.bias_frac == pytest.approx(0.1)
     assert score.memory.bias_frac == pytest.approx(-0.25)
-    assert found.notes == {"assumed": 3}
+    first, *rest = found.notes.items()
+    assert first[0].startswith("columns that the file does not have: tp 1")
+    assert rest == [("assumed", 3)]
+    assert found.stacks == {"any": 3}
     assert {2, 3, 4} == set(found.predictions)
 
 
@@ -137,6 +141,24 @@ def test_skips_are_counted_by_source(tmp_path: Path) -> None:
     assert found.sources["B"].throughput is None
     assert set(found.reasons) == {3, 4, 5}
     assert sum(found.all.skipped.values()) == 3
+
+
+def test_more_memory_than_the_gpu_has_is_a_reason(tmp_path: Path) -> None:
+    found = validate(read(tmp_path, ROW | {"memory_gib": 80}, ROW | {"memory_gib": 90, "tp": 2}))
+    assert found.reasons == {3: "memory_gib is 90, and h100-sxm has 79.65"}
+
+
+def test_odd_rows_are_counted(tmp_path: Path) -> None:
+    found = validate(read(tmp_path, ROW | {"status": "oom", "memory_gib": 70}))
+    assert found.notes["status is oom beside a throughput or memory, which is not compared"] == 1
+
+
+def test_reasons_that_differ_in_a_value_are_one() -> None:
+    reasons = {f"no GPU 'chip{i}' is known; known are a, b": 2 for i in range(5)} | {"tp is 3; it must be x": 1}
+    assert aggregated(reasons) == {
+        "no GPU ... is known ('chip0', 'chip1', 'chip2' and 2 more)": 10,
+        "tp is 3; it must be x": 1,
+    }
 
 
 def test_an_empty_headline(tmp_path: Path) -> None:

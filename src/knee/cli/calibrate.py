@@ -22,7 +22,7 @@ KEPT_FRAC = 0.5
 
 
 @click.command("calibrate")
-@click.argument("files", nargs=-1, metavar="RUNS...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, metavar="RUNS...", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("-o", "--out", metavar="PROFILE.toml", type=click.Path(path_type=Path),
               help="Write the profile here; if left out it is only shown.")
 @click.option("--profile", metavar="NAME",
@@ -77,6 +77,8 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     where = None if cluster is None else load_cluster(cluster).spec
     runs = read_user_runs(files, None if given is None else given.spec, where)
     if not runs.pairs:
+        if as_json:
+            click.echo(json.dumps({"rows": runs.rows, "rows_used": 0, "skipped": runs.skipped}, indent=2))
         raise _nothing(runs)
     name = profile or _profile_of(runs)
     base = given or load_profile(name)
@@ -120,8 +122,9 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
 
 
 def _nothing(runs: UserRuns) -> InputError:
-    reason, rows = next(iter(runs.skipped.items()))
-    return InputError(f"none of the {runs.rows:,} rows can be used; {rows:,} of them: {reason}")
+    from knee.cli.validate_tables import none_used
+
+    return InputError(none_used(f"none of the {runs.rows:,} rows can be used", runs.skipped))
 
 
 def _profile_of(runs: UserRuns) -> str:

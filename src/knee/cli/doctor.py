@@ -47,6 +47,7 @@ class Finding:
 
 BASE, REPORT, TRAIN = "pip install knee", "pip install 'knee[report]'", "pip install 'knee[train]'"
 DATA = "pip install 'knee[data]'"
+FIT = "pip install 'knee[fit]'"
 NEEDS = (
     Need(name="numpy", module="numpy", why="every answer", get=BASE),
     Need(name="pydantic", module="pydantic", why="reading models, clusters and jobs", get=BASE),
@@ -55,7 +56,7 @@ NEEDS = (
     Need(name="altair", module="altair", why="figures", get=REPORT),
     Need(name="vl-convert-python", module="vl_convert", why="figures", get=REPORT),
     Need(name="torch", module="torch", why="measuring this machine; no simulation needs it", get=TRAIN),
-    Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=TRAIN),
+    Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=FIT),
     Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; no simulation needs it", get=TRAIN),
     Need(name="tokenizers", module="tokenizers", why="making tokens of text; synthetic tokens need none", get=DATA),
     Need(name="pyarrow", module="pyarrow", why="reading text from Parquet files", get=DATA),
@@ -64,6 +65,8 @@ NEEDS = (
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
+    "train": ("numpy", "pydantic", "click", "rich", "torch"),
+    "compare": ("numpy", "pydantic", "click", "rich"),
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "validate": ("numpy", "pydantic", "click", "rich"),
     "calibrate": ("numpy", "pydantic", "click", "rich", "scipy"),

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.errors import InputError
+
+if TYPE_CHECKING:
+    from knee.fidelity.cases import Case
+
+MANY = 2_000
+"""Models, clusters and profiles above which a bar is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +34,7 @@ class Answer:
 
 
 @click.command("validate")
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--profile", metavar="NAME",
               help="Software profile of all training runs, in place of what the rows tell: a name of `knee catalog` "
                    "or a TOML file, such as one of `knee calibrate`.")
@@ -41,8 +47,8 @@ class Answer:
                    "those of bandwidths go to OUT.bandwidths.csv.")
 def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool,
             rows_path: Path | None) -> None:
-    """Predict what others measured, in a CSV FILE, and say how far off knee is. Without a file: what knee carries,
-    several hundred published runs and bandwidths with their sources, and the claims of the paper.
+    """Predict what others measured, in a CSV FILE (- is standard input), and say how far off knee is. Without a file:
+    what knee carries, several hundred published runs and bandwidths with their sources, and the claims of the paper.
 
     Training runs, one a row. Needed are the columns layers, hidden, heads, gpu, n_gpus, seq_len and global_batch, and
     one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom or failed). What else is known of a run is
@@ -50,16 +56,22 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     virtual_pp, shard_group, sharding, sequence_parallel, recompute, precision, compile, attention, kernel, async_tp,
     source, model, note. Batches are in sequences.
 
+    What is not given is assumed, and said: tp, pp, cp and virtual_pp 1, dp all other GPUs, micro_batch all of a rank's
+    sequences, sharding fsdp, hsdp inside a node, recompute none, precision bf16 (fp16 on a GPU without), no
+    torch.compile, flash attention, mlp swiglu, ffn 4 x hidden (8/3 for swiglu), vocab 32,000, nodes and network rate of
+    the GPU's usual server. The software stack is told by words of kernel, source and note, and is plain PyTorch where
+    none is known.
+
     Or bandwidths of collectives as nccl-tests prints them, one message size a row: told apart by the column
     collective (all_reduce, all_gather, reduce_scatter, sendrecv). Needed are gpu, n_gpus, collective and bytes, and one
     of busbw_GBps, algbw_GBps and time_us; used are nodes, gpus_per_node, node_gbit_per_s, fabric (efa, roce,
-    slingshot, tcpxo; else InfiniBand), algorithm (ring, tree, nvls), source and note. Links are idle.
+    slingshot, tcpxo; else InfiniBand), algorithm (ring, tree, nvls; else the fastest), source and note. Links are idle.
 
     Repeats of one setting count once, by their median. Regret is how much slower the plan that knee ranks first ran
     than the fastest, among runs that differ only in the plan.
     """
     from knee.fidelity.bandwidths import is_bandwidths
-    from knee.fidelity.csv_cells import read_table
+    from knee.fidelity.csv_cells import read_table, text_of
     from knee.fidelity.runs import REQUIRED
 
     if file is None:
@@ -69,17 +81,21 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
         return
     if rows_path is not None and rows_path.resolve() == file.resolve():
         raise InputError(f"--rows would overwrite {file}, which is read", hint="name another file")
-    header, _ = read_table(file, REQUIRED)
+    text = text_of(file)  # once: it may be a pipe
+    header, _ = read_table(file, REQUIRED, text)
     if is_bandwidths(header) and (profile or cluster):
         raise InputError(f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
                          hint="leave them out")
-    answer = _bandwidths(file) if is_bandwidths(header) else _runs(file, profile, cluster)
+    answer = _bandwidths(file, text) if is_bandwidths(header) else _runs(file, text, profile, cluster)
     if rows_path is not None:
         _write_rows(rows_path, answer.rows)
     if not answer.used:
-        reason, rows = next(iter(answer.skipped.items()))
-        none = f"none of the {len(answer.rows):,} rows of {file} can be predicted"
-        raise InputError(f"{none}; {rows:,} of them: {reason}")
+        from knee.cli.validate_tables import none_used
+
+        if as_json:
+            click.echo(json.dumps(answer.data, indent=2, allow_nan=False))
+        raise InputError(none_used(f"none of the {len(answer.rows):,} rows of {file} can be predicted",
+                                   answer.skipped))
     if answer.ignored:
         click.echo(f"ignored columns: {', '.join(answer.ignored)}", err=True)
     if as_json:
@@ -118,7 +134,8 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
         print_own(found, runs, links, verdicts)
 
 
-def _runs(path: Path, profile: str | None, cluster: str | None) -> Answer:
+def _runs(path: Path, text: str, profile: str | None, cluster: str | None) -> Answer:
+    from knee.cli.progress import progress
     from knee.cli.validate_runs import as_data, print_runs, rows
     from knee.fidelity.jobs_of_runs import job_of
     from knee.fidelity.runs import read_runs
@@ -127,18 +144,22 @@ def _runs(path: Path, profile: str | None, cluster: str | None) -> Answer:
 
     ask = partial(job_of, profile=None if profile is None else load_profile(profile).spec,
                   cluster=None if cluster is None else load_cluster(cluster).spec)
-    file = read_runs(path)
-    found = validate(file, ask)
+    file = read_runs(path, text)
+
+    def watch(cases: list[Case]) -> Iterable[Case]:
+        return progress(cases, "predicting", len(cases)) if len(cases) > MANY else cases
+
+    found = validate(file, ask, watch)
     return Answer(data=as_data(file, found), rows=rows(file, found), used=bool(found.predictions),
                   skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_runs(found))
 
 
-def _bandwidths(path: Path) -> Answer:
+def _bandwidths(path: Path, text: str) -> Answer:
     from knee.cli.validate_bandwidths import as_data, print_bandwidths, rows
     from knee.fidelity.bandwidth_errors import validate_bandwidths
     from knee.fidelity.bandwidths import read_bandwidths
 
-    file = read_bandwidths(path)
+    file = read_bandwidths(path, text)
     found = validate_bandwidths(file)
     return Answer(data=as_data(file, found), rows=rows(file, found), used=bool(found.predictions),
                   skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_bandwidths(found))

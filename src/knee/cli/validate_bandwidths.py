@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from knee.cli.validate_tables import ALL, print_counts, print_errors, print_table
+from knee.cli.validate_tables import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
     from knee.fidelity.bandwidth_errors import BandwidthValidation
@@ -69,8 +69,8 @@ def print_scores(found: BandwidthValidation) -> None:
                  of="operation", counted="tests")
     print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
     print_errors("error by message size", _flat(found.sizes, ", {}"), of="operation", counted="tests")
-    print_counts("skipped", {f"{name}: {reason}": rows for name, s in found.sources.items()
-                             for reason, rows in s.skipped.items()})
+    print_skipped({name: s.skipped for name, s in found.sources.items()})
+    print_counts("assumptions", found.assumptions)
 
 
 def _flat(cells: dict[str, dict[str, Residuals]], words: str) -> dict[str, Residuals | None]:

@@ -48,9 +48,9 @@ def print_fidelity(found: CarriedFidelity) -> None:
 
 def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
     every = runs.all.throughput
-    count = 0 if every is None else every.points
+    count, median = (0, None) if every is None else (every.points, every.median_frac)
     return (f"The first figure counts each source once; over all {count:,} runs, where large sweeps weigh most, the "
-            f"median error is {percent(every and every.median_frac)}. \"Left out\" is of these carried runs too; what "
+            f"median error is {percent(median)}. \"Left out\" is of these carried runs too; what "
             f"`knee simulate` says of its trust is of {found.gathered_runs:,} gathered runs, of which they are a part.")
 
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from knee.cli.validate_tables import ALL, print_counts, print_errors, print_table
+import click
+
+from knee.cli.validate_tables import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
     from knee.fidelity.runs import RunFile
@@ -19,6 +21,7 @@ def as_data(runs: RunFile, found: Validation) -> dict[str, Any]:
         "median_of_sources_frac": found.headline_frac,
         "all": asdict(found.all),
         "sources": {name: asdict(score) for name, score in found.sources.items()},
+        "stacks": found.stacks,
         "assumptions": found.notes,
         "ignored_columns": list(runs.ignored),
     }
@@ -75,9 +78,14 @@ def print_scores(found: Validation) -> None:
     print_errors("error of memory", {name: score.memory for name, score in scores.items()}, of="source", counted="runs")
     _print_fitting(scores)
     _print_ranking(scores)
-    print_counts("skipped", {f"{name}: {reason}": rows for name, score in found.sources.items()
-                              for reason, rows in score.skipped.items()})
+    print_skipped({name: score.skipped for name, score in found.sources.items()})
+    if found.stacks:
+        click.echo(f"stacks: {', '.join(f'{name} {_rows(count)}' for name, count in found.stacks.items())}")
     print_counts("assumptions", found.notes)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
 
 
 def _counted(found: Validation) -> str:

@@ -13,10 +13,9 @@ from knee.cost.idle import OPERATIONS, Operation, idle_s, reduce_by
 from knee.cost.placement import GroupPlacement
 from knee.errors import InputError
 from knee.fidelity.bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
-from knee.fidelity.jobs_of_runs import GPUS
+from knee.fidelity.jobs_of_runs import GPUS, gpu_key, unknown_gpu
 from knee.fidelity.links import bus_factor
 from knee.fidelity.residuals import Residuals
-from knee.specs.catalog import did_you_mean
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
 
@@ -78,6 +77,8 @@ class BandwidthValidation:
     """Operation -> nodes -> errors of messages of 16 MiB and more."""
     sizes: dict[str, dict[str, Residuals]]
     """Operation -> band of message sizes -> errors."""
+    assumptions: dict[str, int]
+    """Sentence -> rows."""
     predictions: dict[int, BandwidthPrediction] = field(repr=False)
     """Line of the file -> its test."""
     reasons: dict[int, str] = field(repr=False)
@@ -103,9 +104,16 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
         operations=scores(lambda row: row.operation),
         nodes=_by(large, lambda p: (p.nodes, str(p.nodes))),
         sizes=_by(found, _band),
+        assumptions=_assumptions(file, predictions),
         predictions=predictions,
         reasons=reasons,
     )
+
+
+def _assumptions(file: BandwidthFile, predictions: Mapping[int, BandwidthPrediction]) -> dict[str, int]:
+    said = Counter(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
+    return first | dict(said.most_common())
 
 
 def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], list[tuple[Reading, str]]]:
@@ -159,12 +167,10 @@ def cluster_of(setting: BandwidthSetting) -> Cluster:
 
 @cache
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
-    key = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
+    begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
+    key = begins or gpu_key(gpu)
     if key is None:
-        close = did_you_mean(gpu, GPUS)
-        raise InputError(
-            f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}")
-        )
+        raise InputError(unknown_gpu(gpu))
     cluster = load_cluster(GPUS[key]).spec
     if word is not None:
         other = load_cluster(FABRICS[word]).spec
@@ -173,6 +179,8 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
         fabric = replace(other.fabric, nic_bytes_per_s=same.fabric.nic_bytes_per_s, tiers=cluster.fabric.tiers)
         cluster = replace(cluster, fabric=fabric, node=replace(cluster.node, gpus=same.node.gpus))
     per_node = gpus_per_node or cluster.node.gpus
+    if per_node > max(cluster.node.gpus, load_cluster(GPUS[key]).spec.node.gpus):
+        raise InputError(f"gpus_per_node is {per_node}, and a server with {cluster.gpu.name} has {cluster.node.gpus}")
     if node_bytes_per_s is not None:
         cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))
     fabric = cluster.fabric

@@ -12,7 +12,7 @@ from typing import get_args
 
 from knee.cost.idle import Operation, ReduceAlgorithm
 from knee.errors import InputError
-from knee.fidelity.csv_cells import count, positive, read_table
+from knee.fidelity.csv_cells import check_columns, count, positive, read_table
 from knee.fidelity.links import bus_factor
 from knee.specs.catalog import did_you_mean
 
@@ -33,6 +33,18 @@ WORDS: dict[str, Operation] = {
 """A file's word, without its dashes and underscores -> knee's."""
 FABRICS = {"tcpxo": "a3-mega-tcpxo", "slingshot": "h100-4-slingshot", "efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 """A file's word for its network -> the catalogue cluster that has it."""
+INFINIBAND = ("infiniband", "ib", "ndr", "hdr", "edr", "xdr", "quantum", "nvlink", "nvswitch")
+"""Words for a network, or none, that the catalogue's own clusters have."""
+NOT_MODELLED = ("pat", "collnet", "collnetdirect", "collnetchain", "auto", "default")
+"""Algorithms, or none, that leave the choice to knee."""
+DEFAULTS = {
+    "nodes": "as few nodes as hold the GPUs",
+    "gpus_per_node": "as many gpus_per_node as the GPU's server has",
+    "node_gbit_per_s": "the network rate of that server, or what the note says",
+    "fabric": "fabric InfiniBand, or what the note says",
+    "algorithm": "the fastest algorithm",
+}
+"""Column -> what is taken where a file does not have it."""
 BROKEN = ("misconfigured", "broken")
 """Words of a note with which a source itself says that its system did not run as it should."""
 
@@ -77,6 +89,8 @@ class BandwidthRow:
     bus_bytes_per_s: float | None = None
     setting: BandwidthSetting | None = None
     reason: str | None = None
+    remarks: tuple[str, ...] = ()
+    """What was assumed of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +100,14 @@ class BandwidthFile:
     rows: tuple[BandwidthRow, ...]
     ignored: tuple[str, ...] = ()
     """Columns that mean nothing to knee."""
+    missing: tuple[str, ...] = ()
+    """Columns that no row has and that stand for something."""
+
+    @property
+    def defaults(self) -> str | None:
+        """One sentence for what is taken in place of columns that are missing altogether."""
+        taken = [DEFAULTS[name] for name in self.missing]
+        return f"columns that the file does not have: {', '.join(taken)}" if taken else None
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -115,31 +137,19 @@ def is_bandwidths(header: Sequence[str]) -> bool:
     return "collective" in header or any(name in header for name in MEASURED)
 
 
-def read_bandwidths(path: Path) -> BandwidthFile:
-    """Read a file in the form of ``collectives.csv``; rows that cannot be used keep their reason."""
-    header, lines = read_table(path, REQUIRED)
-    _check_columns(path, header)
+def read_bandwidths(path: Path, text: str | None = None) -> BandwidthFile:
+    """Read a file in the form of ``collectives.csv``, or its text where that was read already; rows that cannot be used
+    keep their reason."""
+    header, lines = read_table(path, REQUIRED, text)
+    check_columns(path, header, REQUIRED, MEASURED)
     if not lines:
         raise InputError(f"{path} has a header but no rows", hint="give one message size a row")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}
     return BandwidthFile(
         rows=tuple(_row(line, header, cells) for line, cells in lines),
         ignored=tuple(name for name in header if name and name not in known),
+        missing=tuple(name for name in DEFAULTS if name not in header),
     )
-
-
-def _check_columns(path: Path, header: Sequence[str]) -> None:
-    missing = [name for name in REQUIRED if name not in header]
-    if missing:
-        close = [f"{found} for {name}" for name in missing if (found := did_you_mean(name, header))]
-        needed = f"needed are {', '.join(REQUIRED)}, and one of {', '.join(MEASURED)}"
-        raise InputError(
-            f"{path} has no column {', '.join(missing)}", hint=f"is it {', '.join(close)}?" if close else needed
-        )
-    if not any(name in header for name in MEASURED):
-        raise InputError(
-            f"{path} has nothing to compare with: no column {' or '.join(MEASURED)}", hint="add what was measured"
-        )
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow:
@@ -156,7 +166,14 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
         if operation is None:
             raise InputError(f"{word} is not modelled" if word else "collective is empty")
         setting = _setting(found, operation, said.source)
-        return replace(said, setting=setting, bus_bytes_per_s=_measured(found, setting))
+        word = found.get("algorithm", "")
+        left = word and operation == "all_reduce" and setting.algorithm is None
+        return replace(
+            said,
+            setting=setting,
+            bus_bytes_per_s=_measured(found, setting),
+            remarks=(f"algorithm {word.lower()} is not modelled: the fastest that is",) if left else (),
+        )
     except InputError as error:
         return replace(said, reason=error.message)
 
@@ -181,25 +198,42 @@ def _setting(found: Mapping[str, str], operation: Operation, source: str) -> Ban
         nodes=nodes,
         n_gpus=n_gpus,
         operation=operation,
-        message_bytes=positive("bytes", found["bytes"]),
+        message_bytes=_whole("bytes", found["bytes"]),
         algorithm=_algorithm(found.get("algorithm", "")) if operation == "all_reduce" else None,
         gpus_per_node=per_node,
         node_bytes_per_s=positive("node_gbit_per_s", rate) * GBIT if rate else _rate_in(note),
-        fabric=_fabric(found.get("fabric", "") or note),
+        fabric=_fabric(found.get("fabric", ""), note),
     )
 
 
+def _whole(column: str, text: str) -> float:
+    value = positive(column, text)
+    if value != int(value):
+        raise InputError(f"{column} is {text}; it must be a whole number of bytes")
+    return value
+
+
 def _algorithm(text: str) -> ReduceAlgorithm | None:
-    """What NCCL was told or seen to use; words that knee does not know leave the choice to it."""
+    """What NCCL was told or seen to use; those that knee has no model of leave the choice to it."""
     word = re.sub(r"[^a-z ]", "", text.lower()).split(" ")[0]
     if word == "nvlstree":
         return "tree"
-    return next((name for name in get_args(ReduceAlgorithm) if name == word), None)
+    known = get_args(ReduceAlgorithm)
+    if text and word not in (*known, *NOT_MODELLED):
+        close = did_you_mean(word, (*known, "nvlstree"))
+        raise InputError(f"algorithm is {text!r}; " + (f"is it {close}?" if close else f"known are {', '.join(known)}"))
+    return next((name for name in known if name == word), None)
 
 
-def _fabric(text: str) -> str | None:
-    words = re.findall(r"[a-z]+", text.lower())
-    return next((word for word in FABRICS if word in words), None)
+def _fabric(text: str, note: str) -> str | None:
+    """Of the column; of the note where that is empty, in which other words may stand."""
+    words = re.findall(r"[a-z]+", (text or note).lower())
+    found = next((word for word in FABRICS if word in words), None)
+    if text and found is None and not any(word in INFINIBAND for word in words):
+        known = ("infiniband", *FABRICS)
+        close = did_you_mean(text, known)
+        raise InputError(f"fabric is {text!r}; " + (f"is it {close}?" if close else f"known are {', '.join(known)}"))
+    return found
 
 
 def _rate_in(note: str) -> float | None:

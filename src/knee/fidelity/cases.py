@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from knee.columns import Bools, Floats
 from knee.errors import InputError
-from knee.fidelity.jobs_of_runs import RunJob, job_of
+from knee.fidelity.jobs_of_runs import RunJob, check_memory, job_of
 from knee.fidelity.parameters import Values, applied
 from knee.fidelity.runs import PublishedRun, Setting
 from knee.simulator import simulate_table
@@ -49,7 +49,9 @@ def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Case
     refused: list[Refused] = []
     for run in runs:
         try:
-            pairs.append((run, ask(run.setting)))
+            asked = ask(run.setting)
+            check_memory(run, asked)
+            pairs.append((run, asked))
         except InputError as error:
             refused.append((run, error.message))
     return grouped(pairs), refused
@@ -78,7 +80,7 @@ def _any_length(model: Model) -> Model:
     return model if model.positions == "learned" else replace(model, max_seq_len=1)
 
 
-def predicted(cases: Sequence[Case], values: Values | None = None) -> Predicted:
+def predicted(cases: Iterable[Case], values: Values | None = None) -> Predicted:
     """All runs, with these values of parameters in place of the catalogue's."""
     rates, memories, fits = ([np.zeros(0)] for _ in range(3))
     for case in cases:

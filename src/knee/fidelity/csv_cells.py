@@ -3,44 +3,99 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.specs.catalog import did_you_mean
 
 LEAST = 1e-12
 """Measurements below it, or above one over it, are typing mistakes."""
+STDIN = "-"
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
-def read_table(path: Path, needed: Sequence[str]) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the lines with anything in them by their number; ``needed`` is named where there is no header."""
+def text_of(path: Path, what: str = "a CSV file") -> str:
+    """All of a file, or of standard input for ``-``. A pipe can be read once only: pass the text on."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
-            header = [name.strip() for name in next(reader, [])]
-            _check_header(path, header, needed)
-            return header, [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
+        raw = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
+        return raw.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint="name a CSV file") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} is no CSV in UTF-8: {error}", hint="save it as comma-separated text") from None
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=f"name {what}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
+                         hint="save it as comma-separated text in UTF-8") from None
+
+
+def read_table(
+    path: Path, needed: Sequence[str], text: str | None = None
+) -> tuple[list[str], list[tuple[int, list[str]]]]:
+    """The header, and the lines with anything in them by their number; ``needed`` is named where there is no header.
+    ``text`` is the file's, where it was read already."""
+    reader = csv.reader(io.StringIO(text_of(path) if text is None else text, newline=""), strict=True)
+    header: list[str] = []
+    lines: list[tuple[int, list[str]]] = []
+    done = 0
+    try:
+        for cells in reader:
+            done = reader.line_num
+            if not any(cell.strip() for cell in cells):
+                continue
+            if not header:
+                header = [name.strip() for name in cells]
+            else:
+                lines.append((done, cells))
+    except csv.Error as error:
+        trouble = f"a quote that opens on line {done + 1} is never closed" if "end of data" in str(error) else (
+            f"line {reader.line_num}: {error}")
+        raise InputError(f"{path} is no CSV: {trouble}", hint="save it as comma-separated text") from None
+    _check_header(path, header, needed)
+    return header, lines
 
 
 def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
     if not any(header):
         raise InputError(f"{path} is empty", hint=f"its first line names columns: {', '.join(needed)}, ...")
+    if len(header) == 1:
+        for mark, name in _SEPARATORS.items():
+            if mark in header[0]:
+                raise InputError(f"{path} is separated by {name}, not by commas",
+                                 hint="save it as comma-separated text, with a point for decimals")
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
 
 
+def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], measured: Sequence[str]) -> None:
+    """Refuse a header without a needed column or without anything measured, and name what may stand for it."""
+    missing = [name for name in needed if name not in header]
+    lower = {name.lower(): name for name in header}
+    if missing:
+        close = [f"{name}, instead of {lower[found]}" for name in missing if (found := did_you_mean(name, lower))]
+        hint = f"is it {'; '.join(close)}?" if close else (
+            f"needed are {', '.join(needed)}, and one of {', '.join(measured)}")
+        if all(name in lower for name in missing):
+            hint = f"column names are written in lower case: {', '.join(missing)}"
+        raise InputError(f"{path} has no column {', '.join(missing)}", hint=hint)
+    if not any(name in header for name in measured):
+        wrong = [f"{name}, instead of {lower[name.lower()]}" for name in measured if name.lower() in lower]
+        hint = f"is it {'; '.join(wrong)}?" if wrong else f"add what was measured: one of {', '.join(measured)}"
+        raise InputError(f"{path} has nothing to compare with: no column {' or '.join(measured)}", hint=hint)
+
+
 def number(column: str, text: str) -> float:
-    """A finite number."""
-    try:
-        value = float(text)
-    except ValueError:
-        raise InputError(f"{column} is {text!r}, not a number") from None
+    """A finite number in plain digits."""
+    if _NOT_FINITE.fullmatch(text):
+        raise InputError(f"{column} is {text!r}, not a finite number")
+    if not _NUMBER.fullmatch(text):
+        raise InputError(f"{column} is {text!r}, not a number")
+    value = float(text)
     if not math.isfinite(value):
         raise InputError(f"{column} is {text!r}, not a finite number")
     return value

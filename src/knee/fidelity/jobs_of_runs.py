@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, get_args
 
 from knee.errors import SpecError
-from knee.fidelity.runs import Setting
+from knee.fidelity.runs import GIB, PublishedRun, Setting
 from knee.fidelity.stacks import MemoryRead, profile_of, stack_of
 from knee.specs.catalog import did_you_mean
 from knee.specs.hardware import Cluster, Fabric
@@ -45,6 +45,24 @@ GPUS = {
     "mi300x": "mi300x-8",
 }
 """A file's key of a GPU, the catalogue's own names and plain ones -> the catalogue cluster that has it."""
+MEMORIES = {"a100": "the 80 GB board", "v100": "the 32 GB board"}
+"""A plain name of a GPU that comes with several memories -> the one that is taken."""
+SHARDING_WORDS = {
+    "zero3": "fsdp",
+    "fsdp1": "fsdp",
+    "fsdp2": "fsdp",
+    "fullyshard": "fsdp",
+    "fullshard": "fsdp",
+    "hybridshard": "hsdp",
+    "distributedoptimizer": "zero1",
+    "noshard": "ddp",
+    "shardgradop": "fsdp_no_reshard",
+    "zero2": "fsdp_no_reshard",
+}
+"""Others' words, without their marks -> knee's nearest."""
+_MARKETING = {"nvidia", "amd", "instinct", "tesla", "gpu", "tensor", "core", "dgx", "hgx", "oam", "sxm", "sxm2", "sxm3",
+              "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+"""Words of a GPU's full name that tell no two of the catalogue apart."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 """A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
@@ -60,6 +78,8 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
 DEFAULT_VOCAB = 32_000
 MEMORY_FRAC = 0.05
 """Two readings of one GPU's memory differ by less."""
+ROUNDED = 1.01
+"""A reading of all memory may be rounded up."""
 MOST_STAGES = 256
 """Stages times chunks of a pipeline that is predicted; one row with many more would take minutes."""
 ASYNC_TP = 0.75
@@ -86,7 +106,10 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     notes: list[str] = []
     stack = stack_of(setting)
     where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
+    if setting.gpu in MEMORIES and cluster is None:
+        notes.append(f"gpu {setting.gpu} taken as {MEMORIES[setting.gpu]}")
     model = _model(setting, notes)
+    _check_nodes(setting, where)
     software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
         "tp": setting.tp,
@@ -97,7 +120,7 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         "schedule": "interleaved" if setting.virtual_pp > 1 else "1f1b",
         "sequence_parallel": setting.sequence_parallel,
         **_recompute(setting, notes),
-        "precision": _precision(setting),
+        **_precision(setting),
         "cp_method": stack.cp_method,
         "reduce_dtype": "fp32" if setting.precision == "fp16" else stack.reduce_dtype,
         "tp_overlap_frac": ASYNC_TP if setting.async_tp else None,
@@ -112,22 +135,51 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         seq_len=setting.seq_len,
         plan_options=options,
     )
-    return RunJob(job=job, stack=stack.name, notes=(*notes, *filled), memory_read=stack.memory_read)
+    name = stack.name if profile is None else profile.name
+    return RunJob(job=job, stack=name, notes=(*notes, *filled), memory_read=stack.memory_read)
+
+
+def check_memory(run: PublishedRun, asked: RunJob) -> None:
+    """Refuse a reading of more memory than the GPU has."""
+    gpu = asked.job.cluster.gpu
+    if run.memory_bytes is not None and run.memory_bytes > ROUNDED * gpu.hbm_bytes:
+        raise SpecError(f"memory_gib is {run.memory_bytes / GIB:.4g}, and {gpu.name} has {gpu.hbm_bytes / GIB:.4g}")
+
+
+def gpu_key(text: str) -> str | None:
+    """A key of ``GPUS`` for a name as vendors, drivers and clouds write it: NVIDIA H100 80GB HBM3 is h100-80gb."""
+    text = text.lower().strip()
+    if text in GPUS:
+        return text
+    words = re.sub(r"(\d) gb\b", r"\1gb", re.sub(r"[^a-z0-9]+", " ", text)).split()
+    key = "-".join(word for word in words if word not in _MARKETING)
+    return key if key in GPUS else None
+
+
+def unknown_gpu(text: str) -> str:
+    """What is said of another."""
+    close = did_you_mean(text, GPUS)
+    return f"no GPU {text!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}")
+
+
+def _check_nodes(setting: Setting, cluster: Cluster) -> None:
+    per_node = cluster.node.gpus
+    if setting.n_gpus > per_node and setting.n_gpus % per_node:
+        raise SpecError(f"n_gpus {setting.n_gpus} does not fill nodes of {per_node}")
 
 
 def cluster_of(setting: Setting) -> Cluster:
     """The catalogue's cluster with the run's own nodes and injection bandwidth."""
     words = re.findall(r"\w+", setting.note.lower())
     fabric = next((word for word in FABRICS if word in words), None)
-    return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
+    return _cluster(gpu_key(setting.gpu) or setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
 
 
 @cache
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
     """One object for equal words; its name tells it from the others."""
     if gpu not in GPUS:
-        close = did_you_mean(gpu, GPUS)
-        raise SpecError(f"no GPU {gpu!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}"))
+        raise SpecError(unknown_gpu(gpu))
     base = load_cluster(GPUS[gpu]).spec
     if word is not None:
         base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
@@ -136,6 +188,8 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
 
 def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None) -> Cluster:
     per_node = gpus_per_node or base.node.gpus
+    if per_node > base.node.gpus:
+        raise SpecError(f"gpus_per_node is {per_node}, and a server with {base.gpu.name} has {base.node.gpus}")
     fabric = base.fabric
     if node_bytes_per_s is not None:
         fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
@@ -149,10 +203,11 @@ def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_p
 
 def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Cluster:
     """The cluster that was given, if it has the row's GPU, with the row's own nodes and injection bandwidth."""
-    if setting.gpu not in GPUS:
+    key = gpu_key(setting.gpu)
+    if key is None:
         notes.append(f"gpu {setting.gpu!r} taken as the {cluster.gpu.name} of {cluster.name}")
     else:
-        gpu = load_cluster(GPUS[setting.gpu]).spec.gpu
+        gpu = load_cluster(GPUS[key]).spec.gpu
         # what a probe reads of the memory is a little less than what is sold
         if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
             raise SpecError(f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}")
@@ -208,25 +263,30 @@ def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
     return {"recompute": word, "recompute_frac": share}
 
 
-def _precision(setting: Setting) -> str:
+def _precision(setting: Setting) -> Mapping[str, Any]:
+    """What the row says; else bf16, or fp16 where the GPU has none."""
+    if setting.precision is None:
+        return {}
     if setting.precision not in PRECISIONS:
         raise SpecError(f"precision is {setting.precision!r}; it must be one of {', '.join(PRECISIONS)}")
-    return setting.precision
+    return {"precision": setting.precision}
 
 
 def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping[str, Any]:
     """Sharding and its two degrees; ``shard_group`` is the sharded one, copies fill the rest."""
-    sharding = setting.sharding or "fsdp"
-    if sharding not in SHARDINGS:
-        raise SpecError(f"sharding is {sharding!r}; it must be one of {', '.join(SHARDINGS)}")
+    sharding = _sharding(setting.sharding or "fsdp", notes)
     if setting.sharding is None:
         notes.append("sharding was not given: fsdp")
     dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
+    if sharding == "ddp" and (setting.shard_group or 1) > 1:
+        raise SpecError(f"sharding is ddp, which shards nothing, and shard_group is {setting.shard_group}")
     if sharding == "ddp":
         return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
     group = setting.shard_group
     if group is None:
         group = min(dp, per_node) if sharding == "hsdp" else dp
+        if sharding == "hsdp":
+            notes.append("shard_group was not given: hsdp shards inside a node")
     if dp % group:
         raise SpecError(f"shard_group {group} does not divide dp {dp}")
     copies = dp // group
@@ -236,3 +296,15 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
     if sharding == "fsdp" and copies > 1:
         sharding = "hsdp"
     return {"sharding": sharding, "dp_shard": group, "dp_replicate": copies}
+
+
+def _sharding(text: str, notes: list[str]) -> str:
+    """knee's word for it; others' words are told."""
+    bare = re.sub(r"[^a-z0-9]", "", text)
+    for word in SHARDINGS:
+        if text == word or bare == word.replace("_", ""):
+            return word
+    if bare in SHARDING_WORDS:
+        notes.append(f"sharding {text} taken as {SHARDING_WORDS[bare]}")
+        return SHARDING_WORDS[bare]
+    raise SpecError(f"sharding is {text!r}; it must be one of {', '.join(SHARDINGS)}")

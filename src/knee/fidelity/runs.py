@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from knee.errors import InputError
-from knee.fidelity.csv_cells import count, positive, read_table
-from knee.specs.catalog import did_you_mean
+from knee.fidelity.csv_cells import check_columns, count, positive, read_table
 
 Status = Literal["ok", "oom", "failed"]
 """``failed``: out of memory or a crash, not told apart."""
@@ -50,7 +49,7 @@ class Setting:
     sharding: str | None = None
     sequence_parallel: bool = True
     recompute: str = "none"
-    precision: str = "bf16"
+    precision: str | None = None
     compile: bool = False
     attention: str = "flash"
     kernel: str = ""
@@ -85,6 +84,8 @@ class Row:
     memory_bytes: float | None = None
     setting: Setting | None = None
     reason: str | None = None
+    remarks: tuple[str, ...] = ()
+    """What is odd about a row that is used all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,14 @@ class RunFile:
     rows: tuple[Row, ...]
     ignored: tuple[str, ...]
     """Columns that mean nothing to knee."""
+    missing: tuple[str, ...] = ()
+    """Columns that no row has and that stand for something: their names."""
+
+    @property
+    def defaults(self) -> str | None:
+        """One sentence for what is taken in place of columns that are missing altogether."""
+        taken = [DEFAULTS[name] for name in self.missing]
+        return f"columns that the file does not have: {', '.join(taken)}" if taken else None
 
     @property
     def runs(self) -> tuple[PublishedRun, ...]:
@@ -105,28 +114,19 @@ class RunFile:
         return tuple(_one_run(setting, rows) for setting, rows in repeats.items())
 
 
-def read_runs(path: Path) -> RunFile:
-    """Read a file in the form of ``published_runs.csv``; rows that cannot be used keep their reason."""
-    header, lines = read_table(path, REQUIRED)
-    _check_header(path, header)
+def read_runs(path: Path, text: str | None = None) -> RunFile:
+    """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
+    used keep their reason."""
+    header, lines = read_table(path, REQUIRED, text)
+    check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in lines)
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one training run a row")
-    return RunFile(rows=rows, ignored=tuple(name for name in header if name and name not in _KNOWN))
-
-
-def _check_header(path: Path, header: Sequence[str]) -> None:
-    missing = [name for name in REQUIRED if name not in header]
-    if missing:
-        close = [f"{found} for {name}" for name in missing if (found := did_you_mean(name, header))]
-        needed = f"needed are {', '.join(REQUIRED)}, and one of {', '.join(MEASURED)}"
-        hint = f"is it {', '.join(close)}?" if close else needed
-        raise InputError(f"{path} has no column {', '.join(missing)}", hint=hint)
-    if not any(name in header for name in MEASURED):
-        raise InputError(
-            f"{path} has nothing to compare with: no column {' or '.join(MEASURED)}",
-            hint="add what was measured, or status: ok, oom or failed",
-        )
+    return RunFile(
+        rows=rows,
+        ignored=tuple(name for name in header if name and name not in _KNOWN),
+        missing=tuple(name for name in DEFAULTS if name not in header),
+    )
 
 
 def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> Row:
@@ -137,7 +137,7 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         if len(cells) != len(header):
             raise InputError("the row has more or fewer cells than the header")
         setting = _setting(found)
-        status, tokens_per_s_per_gpu, memory_bytes = _measured(found, setting)
+        status, tokens_per_s_per_gpu, memory_bytes, remarks = _measured(found, setting)
     except InputError as error:
         return replace(said, reason=error.message)
     return replace(
@@ -146,6 +146,7 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> Row:
         status=status,
         tokens_per_s_per_gpu=tokens_per_s_per_gpu,
         memory_bytes=memory_bytes,
+        remarks=remarks,
     )
 
 
@@ -160,22 +161,32 @@ def _setting(found: Mapping[str, str]) -> Setting:
     return Setting(**values)
 
 
-def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float | None, float | None]:
-    """Status, tokens per second and GPU, and bytes; a step's time stands for the rate where that is missing."""
+def _measured(
+    found: Mapping[str, str], setting: Setting
+) -> tuple[Status, float | None, float | None, tuple[str, ...]]:
+    """Status, tokens per second and GPU, bytes, and what is odd; a step's time stands for the rate where that is
+    missing."""
     rate, step_s, gib = (
         positive(column, found[column]) if found.get(column) else None
         for column in ("tokens_per_s_per_gpu", "step_time_s", "memory_gib")
     )
-    if rate is None and step_s is not None:
-        rate = setting.global_batch * setting.seq_len / step_s / setting.n_gpus
+    if step_s is not None:
+        by_step = setting.global_batch * setting.seq_len / step_s / setting.n_gpus
+        if rate is not None and not 1.0 - AGREE < rate / by_step < 1.0 + AGREE:
+            raise InputError(f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, in which "
+                             f"global_batch, seq_len and n_gpus are {by_step:,.5g}")
+        rate = by_step if rate is None else rate
     memory_bytes = None if gib is None else gib * GIB
     written = found.get("status", "").lower()
     if not written and rate is None and memory_bytes is None:
         raise InputError("nothing was measured: neither throughput, memory nor status is given")
     for status in STATUSES:
         if (written or "ok") == status:
+            if status == "ok":
+                return status, rate, memory_bytes, ()
             # numbers beside a failure are not those of a whole step
-            return (status, rate, memory_bytes) if status == "ok" else (status, None, None)
+            odd = f"status is {status} beside a throughput or memory, which is not compared"
+            return status, None, None, (odd,) if rate is not None or memory_bytes is not None else ()
     raise InputError(f"status is {written!r}; it must be one of {', '.join(STATUSES)}")
 
 
@@ -218,6 +229,21 @@ REQUIRED = ("layers", "hidden", "heads", "gpu", "n_gpus", "seq_len", "global_bat
 """Columns without which a row means nothing."""
 MEASURED = ("tokens_per_s_per_gpu", "step_time_s", "memory_gib", "status")
 """Of these one is needed."""
+AGREE = 0.05
+"""Rates of one row that differ by more contradict each other."""
+DEFAULTS = {
+    "tp": "tp 1",
+    "pp": "pp 1",
+    "cp": "cp 1",
+    "precision": "precision bf16 (fp16 on a GPU without)",
+    "recompute": "recompute none",
+    "compile": "no torch.compile",
+    "attention": "attention flash",
+    "mlp": "mlp swiglu",
+    "gpus_per_node": "as many gpus_per_node as the GPU's server has",
+    "node_gbit_per_s": "the network rate of that server",
+}
+"""Column -> what is taken where a file does not have it."""
 _PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
 _TEXTS = ("source", "model", "kernel", "note")
 _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {

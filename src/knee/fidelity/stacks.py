@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, get_args
@@ -23,7 +24,8 @@ class Stack:
 
     name: str
     words: tuple[str, ...]
-    """Any of them in the row's kernel, source or note tells it; the first stack of the table that matches."""
+    """Any of them, as whole words, in the row's kernel, source or note tells it; the first stack of the table that
+    matches. Marks count as blanks."""
     profile: str
     unfused_profile: str = "megatron-2021"
     """The profile of its years before fused attention."""
@@ -46,11 +48,11 @@ STACKS = (
         attention="flash1",
         reduce_dtype="bf16",
     ),
-    Stack(name="llm-foundry", words=("llm_foundry", "triton"), profile="llm-foundry", attention="flash1"),
+    Stack(name="llm-foundry", words=("llm foundry",), profile="llm-foundry", attention="flash1"),
     # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
     Stack(
         name="fms-fsdp",
-        words=("fms", "ibm_"),
+        words=("fms", "ibm fsdp"),
         profile="fms-fsdp",
         compiled_profile="fms-fsdp-compiled",
         reduce_dtype="bf16",
@@ -59,7 +61,7 @@ STACKS = (
     Stack(name="InternEvo", words=("internevo", "internlm"), profile="internevo", reduce_dtype="bf16"),
     Stack(
         name="Megatron-DeepSpeed",
-        words=("megatron-deepspeed",),
+        words=("megatron deepspeed",),
         profile="megatron-deepspeed",
         unfused_profile="megatron-deepspeed",
         compiled_profile="megatron-deepspeed",
@@ -74,7 +76,7 @@ STACKS = (
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
-        words=("megatron", "transformer engine", "korthikanti"),
+        words=("megatron", "transformer engine", "korthikanti", "korthikanti2022"),
         profile="fused",
         compiled_profile="fused",
         cp_method="ring",
@@ -83,15 +85,15 @@ STACKS = (
 )
 PLAIN = Stack(name="PyTorch", words=(), profile="eager")
 """What is taken where nothing is said."""
-ATTENTIONS = ("flash", "unfused", *get_args(AttentionKernel))
+ATTENTIONS = ("flash", *get_args(AttentionKernel))
 FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
 """Fused kernels in the order in which one stands for another that a GPU does not have."""
 
 
 def stack_of(setting: Setting) -> Stack:
     """The stack that a row's words tell."""
-    text = f"{setting.kernel} {setting.source} {setting.note}".lower()
-    return next((stack for stack in STACKS if any(word in text for word in stack.words)), PLAIN)
+    text = re.sub(r"[^a-z0-9]+", " ", f" {setting.kernel} {setting.source} {setting.note} ".lower())
+    return next((stack for stack in STACKS if any(f" {word} " in text for word in stack.words)), PLAIN)
 
 
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:

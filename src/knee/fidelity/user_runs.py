@@ -12,7 +12,8 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.fidelity.cases import grouped, predicted
-from knee.fidelity.jobs_of_runs import job_of
+from knee.fidelity.csv_cells import text_of
+from knee.fidelity.jobs_of_runs import check_memory, job_of
 from knee.fidelity.runs import Row, RunFile, read_runs
 from knee.fidelity.user_records import Pair, Recorded, is_json, merged, read_records
 from knee.fidelity.validation import NO_ANSWER
@@ -58,13 +59,15 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
     rows: list[Row] = []
     records: list[Recorded] = []
     ignored: list[str] = []
+    defaults: list[str] = []
     for path in paths:
-        text = _text(path)
+        text = text_of(path, "files of runs: CSV, or JSON of knee's own records")
         if is_json(text):
             records += read_records(path, text, profile, cluster)
         else:
-            file = read_runs(path)
+            file = read_runs(path, text)
             rows += file.rows
+            defaults += [file.defaults] * len(file.rows) if file.defaults else []
             ignored += file.ignored
     skipped = Counter(row.reason for row in rows if row.reason is not None)
     skipped.update(record.reason for record in records if record.reason is not None)
@@ -72,7 +75,9 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
     ask = partial(job_of, profile=profile, cluster=cluster)
     for run in RunFile(rows=tuple(rows), ignored=()).runs:
         try:
-            pairs.append((run, ask(run.setting)))
+            asked = ask(run.setting)
+            check_memory(run, asked)
+            pairs.append((run, asked))
         except InputError as error:
             skipped[error.message] += len(run.lines)
     pairs += merged([record.pair for record in records if record.pair is not None])
@@ -82,22 +87,15 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         rows=len(rows) + len(records),
         rows_used=sum(len(run.lines) for run, _ in used),
         skipped=dict(skipped.most_common()),
-        notes=dict(Counter(note for run, asked in used for note in asked.notes for _ in run.lines).most_common()),
+        notes=dict((
+            Counter(note for run, asked in used for note in asked.notes for _ in run.lines)
+            + Counter(note for row in rows for note in row.remarks) + Counter(defaults)
+        ).most_common()),
         ignored=tuple(dict.fromkeys(ignored)),
         simulated=sum(record.simulated for record in records),
         probed=any(record.probed and record.pair is not None for record in records),
         differ=_differ(rows),
     )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}",
-                         hint="name files of runs: CSV, or JSON of knee's own records") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} cannot be read: it is not UTF-8 text", hint="save it as UTF-8") from None
 
 
 def _measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:

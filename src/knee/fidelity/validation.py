@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from knee.fidelity.cases import Ask, Refused, cases_of, predicted, unread_bytes
+from knee.fidelity.cases import Ask, Case, Refused, cases_of, predicted, unread_bytes
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.ranking import Group, Ranking, job_key, rank_group
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import STATUSES, PublishedRun, Row, RunFile, Status
 
+Watch = Callable[[list[Case]], Iterable[Case]]
 NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
 UNREAD = "memory read from torch's allocator: the context and NCCL's buffers beside it are not compared"
 
@@ -78,15 +79,17 @@ class Validation:
     groups: tuple[Group, ...]
     notes: dict[str, int]
     """Assumption -> rows."""
+    stacks: dict[str, int]
+    """Software stack that rows were taken to be of -> rows."""
     predictions: dict[int, Prediction] = field(repr=False)
     """Line of the file -> its run."""
     reasons: dict[int, str] = field(repr=False)
     """Line of the file -> why it was skipped."""
 
 
-def validate(file: RunFile, ask: Ask = job_of) -> Validation:
-    """Predict every row of a file and score it."""
-    found, refused = predict(file.runs, ask)
+def validate(file: RunFile, ask: Ask = job_of, watch: Watch = iter) -> Validation:
+    """Predict every row of a file and score it; ``watch`` sees the tables pass that are predicted."""
+    found, refused = predict(file.runs, ask, watch)
     predictions = {line: p for p in found for line in p.run.lines}
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for run, reason in refused for line in run.lines}
@@ -106,16 +109,27 @@ def validate(file: RunFile, ask: Ask = job_of) -> Validation:
         all=_score(rows=file.rows, reasons=reasons, found=found, groups=groups),
         sources=sources,
         groups=groups,
-        notes=dict(Counter(note for p in predictions.values() for note in p.notes).most_common()),
+        notes=_notes(file, predictions),
+        stacks=dict(Counter(p.stack for p in predictions.values()).most_common()),
         predictions=predictions,
         reasons=reasons,
     )
 
 
-def predict(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Prediction], list[Refused]]:
+def _notes(file: RunFile, predictions: Mapping[int, Prediction]) -> dict[str, int]:
+    """Columns that are missing first; then what was assumed of most rows."""
+    said = Counter(note for p in predictions.values() for note in p.notes)
+    said.update(remark for row in file.rows if row.line in predictions for remark in row.remarks)
+    first = {file.defaults: len(predictions)} if file.defaults and predictions else {}
+    return first | dict(said.most_common())
+
+
+def predict(
+    runs: Iterable[PublishedRun], ask: Ask = job_of, watch: Watch = iter
+) -> tuple[list[Prediction], list[Refused]]:
     """All runs at once; those that cannot be asked, or have no finite answer, with the reason."""
     cases, refused = cases_of(runs, ask)
-    answer = predicted(cases)
+    answer = predicted(watch(cases))
     found: list[Prediction] = []
     pairs = [(case, run, asked) for case in cases for run, asked in zip(case.runs, case.asked, strict=True)]
     for i, (case, run, asked) in enumerate(pairs):
