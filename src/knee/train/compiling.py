@@ -9,6 +9,10 @@ import torch
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, compiled for the shapes it meets; blocks are alike and share one program."""
-    made: Callable[..., Any] = torch.compile(function, dynamic=False)
+    """The same function, compiled for the shapes it meets; blocks are alike and share one program.
+
+    On a GPU, block sizes of memory-bound kernels are tuned: some seconds at the start, some milliseconds of each step.
+    """
+    options = {"coordinate_descent_tuning": True} if torch.cuda.is_available() else None
+    made: Callable[..., Any] = torch.compile(function, dynamic=False, options=options)
     return made

@@ -108,15 +108,15 @@ def rms_norm(x: Any, weight: Any) -> Any:
     return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), EPS)
 
 
-def rope_table(positions: Any, head_dim: int, device: Any) -> tuple[Any, Any]:
-    """Cosines and sines, (1, sequence, 1, head_dim / 2), in fp32."""
+def rope_table(positions: Any, head_dim: int, device: Any, dtype: Any) -> tuple[Any, Any]:
+    """Cosines and sines, (1, sequence, 1, head_dim / 2)."""
     frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(positions.double(), frequencies)[None, :, None, :]
-    return angles.cos().float().to(device), angles.sin().float().to(device)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def rope(x: Any, cos: Any, sin: Any) -> Any:
-    """Turn pairs of features (i, i + head_dim / 2) by their position's angle; computed in fp32."""
+    """Turn pairs of features (i, i + head_dim / 2) by their position's angle."""
     return turned(x, cos, sin) if torch.compiler.is_compiling() else _Turn.apply(x, cos, sin)
 
 
@@ -127,7 +127,7 @@ def turned(x: Any, cos: Any, sin: Any) -> Any:
 
 
 class _Turn(torch.autograd.Function):
-    """The formula in four kernels without a copy in fp32; backward turns the other way."""
+    """The formula in four kernels; backward turns the other way."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, cos: Any, sin: Any) -> Any:

@@ -57,7 +57,7 @@ class Trainer:
         self.job, self.mesh = job, mesh
         self.decoders = [_decoder(job, mesh, layers) for _, layers in chunks_here(job, mesh)]
         self.scale = LossScale(mesh.device) if job.dtype == "fp16" else None
-        self.optimizer = Optimizer(self.decoders, job, mesh)
+        self.optimizer = Optimizer(self.decoders, job, mesh, compiled if job.compile else None)
         self.replicas = (
             Replicas(self.decoders, mesh.copies, job.microbatches, TYPES[job.plan.reduce_dtype])
             if mesh.copies is not None
@@ -152,7 +152,9 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
         shard(decoder, job, mesh)
         if not mesh.fake:
             decoder.to_empty(device=mesh.device)
-    decoder.turn = rope_table(positions(job.seq_len, cp), model.head_dim, mesh.device)
+    # compiled code turns in fp32 at no cost; eager kernels that mix types are three times slower
+    turn_dtype = torch.float32 if job.compile else TYPES[job.dtype]
+    decoder.turn = rope_table(positions(job.seq_len, cp), model.head_dim, mesh.device, turn_dtype)
     if not mesh.fake:
         _set_weights(decoder, job, mesh)
     return decoder
