@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from knee.fidelity.bandwidths import carried_bandwidths
-from knee.fidelity.error_table import COLUMNS, LAST_NUMBERS, OWN, Errors, error_rows, read_errors
+from knee.fidelity.error_table import COLUMNS, LATER, OWN, Errors, error_rows, read_errors
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.likeness import ENOUGH, FAMILIES, GATHERED_GPUS, VENDOR, likeness_of
 from knee.fidelity.runs import PublishedRun, Setting
@@ -186,7 +186,7 @@ def test_sizes_out_of_range_multiply(tmp_path: Path) -> None:
 
 
 def test_columns_that_a_file_has_not_are_not_compared(tmp_path: Path) -> None:
-    names = tuple(name for name in COLUMNS if name not in LAST_NUMBERS[2:])
+    names = tuple(name for name in COLUMNS if name not in LATER)
     assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *some(20), names=names)).label == "validated"
 
 
@@ -373,8 +373,8 @@ def test_rows_are_rounded_and_keep_what_was_measured() -> None:
 
 def test_the_carried_errors_are_whole() -> None:
     header = OWN.read_text(encoding="utf-8").splitlines()[0].split(",")
-    # the last ones came later, and stand before what a tool adds
-    assert header[:len(COLUMNS) - 3] == list(COLUMNS[:-3])
+    before = len(COLUMNS) - len(LATER)
+    assert header[:before] == list(COLUMNS[:before])
     errors = read_errors()
     assert len(errors) > 300
     assert len(set(errors.words["source"])) >= 8

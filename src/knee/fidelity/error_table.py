@@ -23,12 +23,12 @@ OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
 DIGITS = 4
 WORDS = ("source", "profile", "kernels", "gpu", "fabric", "sharding", "schedule", "precision")
 NUMBERS = ("n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "error_frac", "memory_error_frac", "unseen_error_frac")
-LAST_WORDS = ("stack", "recompute")
-LAST_NUMBERS = ("nodes", "seq_len", "nic_bytes_per_s", "micro_tokens", "tokens_per_gpu")
-"""Read where the file has them; NaN elsewhere."""
-COLUMNS = (*WORDS, *NUMBERS, "stack", "nodes", "seq_len", "recompute", "nic_bytes_per_s", "micro_tokens",
-           "tokens_per_gpu")
+LATER = ("nic_bytes_per_s", "micro_tokens", "tokens_per_gpu")
+"""Columns that older files do not have: NaN there."""
+COLUMNS = (*WORDS, *NUMBERS, "stack", "nodes", "seq_len", "recompute", *LATER)
 """As they are written."""
+READ_WORDS = (*WORDS, "recompute")
+READ_NUMBERS = (*NUMBERS, "nodes", "seq_len", *LATER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +127,17 @@ def read_errors(path: Path = OWN) -> Errors:
     # one split of the whole file, since no cell has a comma in it: ten times faster than the csv module
     cells = text.replace("\n", ",").split(",")
     columns = {name: cells[width + i :: width] for i, name in enumerate(cells[:width])}
-    none = [""] * (len(cells) // width - 1)
+    rows = len(cells) // width - 1
     return Errors(
-        words={name: tuple(columns.get(name, none)) for name in (*WORDS, *LAST_WORDS)},
-        numbers={
-            name: np.array([float(cell or "nan") for cell in columns.get(name, none)])
-            for name in (*NUMBERS, *LAST_NUMBERS)
-        },
+        words={name: tuple(columns[name]) for name in READ_WORDS},
+        numbers={name: _numbers(columns.get(name), rows) for name in READ_NUMBERS},
     )
+
+
+def _numbers(cells: list[str] | None, rows: int) -> Floats:
+    if cells is None:
+        return np.full(rows, np.nan)
+    return np.array([cell or "nan" for cell in cells] if "" in cells else cells, dtype=np.float64)
 
 
 def _word(text: str) -> str:
