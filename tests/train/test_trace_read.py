@@ -12,9 +12,10 @@ import pytest
 
 from knee.errors import InputError
 from knee.metrics.step import measure
+from knee.record.gloo import Issued, settle
 from knee.record.kineto import write_kineto
 from knee.record.kineto_read import collective_of, read_kineto
-from knee.record.spans import nanoseconds
+from knee.record.spans import Span, nanoseconds
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
@@ -89,12 +90,13 @@ def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
         span("Redistribute", 505, 30, category="user_annotation"),
         span("c10d::allgather_into_tensor_coalesced_", 510, 10, **{"Input Dims": [[[8]], [[4]]],
                                                                    "Input type": ["TensorList", "TensorList"]}),
-        span("gloo:all_gather", 515, 20, **annotation, **tensors(4)),
+        span("gloo:all_gather", 515, 20, thread=3, category="user_annotation", **tensors(4)),
         span("aten::add", 550, 20),
         span("c10d::send", 600, 5, **{"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
         span("gloo:send", 602, 30, category="user_annotation", **tensors(3)),
         span("c10d::allreduce_", 700, 10, **{"Input Dims": [[[]]], "Input type": ["TensorList"]}),
-        span("gloo:all_reduce", 705, 40, **annotation, **{"Input Dims": [[]], "Input type": ["float"]}),
+        span("gloo:all_reduce", 705, 40, thread=4, category="user_annotation",
+             **{"Input Dims": [[]], "Input type": ["float"]}),
     ]
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
               {"pg_name": "1", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [0, 2]},
@@ -122,6 +124,18 @@ def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
     assert trace.events.step_s == pytest.approx(1e-3, abs=2e-9)
 
 
+def test_the_axis_of_a_call_follows_from_its_threads_others() -> None:
+    def call(thread: int, axis: str | None, ranks: int | None = None) -> Issued:
+        return Issued(Span(0, 1, "gloo:all_gather", "user_annotation", (9, thread), {}), None, axis, 1, True, "float",
+                      ranks)
+
+    calls = [call(1, "dp_shard", 2), call(2, None, 2), call(2, "world"), call(3, "world"), call(4, None, 8)]
+    sizes = {"dp_shard": 2, "tp": 2, "world": 4}
+    assert [one.axis for one in settle(calls, sizes)] == ["dp_shard", "tp", "tp", "world", None]
+    # two axes of one size: nothing tells which
+    assert settle([call(2, None, 2)], {**sizes, "cp": 2, "dp_shard": 1})[0].axis is None
+
+
 def test_a_trace_per_step_with_messages(tmp_path: Path) -> None:
     found = read_trace(gloo_trace(tmp_path / "t.json.gz"), Plan(tp=2, dp_shard=2))
     loads = {(load["collective"], load["group"]): load for load in found["comm_loads"]}
@@ -134,6 +148,7 @@ def test_a_trace_per_step_with_messages(tmp_path: Path) -> None:
 def test_an_axis_that_spans_all_ranks_gives_the_world_its_name() -> None:
     assert axes_of(Plan(dp_shard=8))["world"] == "dp_shard"
     assert axes_of(Plan(tp=4))["world"] == "tp"
+    assert axes_of(Plan(cp=2, dp_shard=2))["world"] == "dp_shard"
     assert axes_of(Plan(tp=4, dp_shard=2)) == {}
 
 

@@ -2,13 +2,13 @@
 
 gloo annotates a reduce-scatter as ``gloo:all_reduce``, and names no group. The operator on the issuing thread says the
 collective; the annotations around it say the axis: FSDP's and DTensor's own, or ``knee::AXIS`` where knee's trainer
-put one.
+put one. A group has worker threads of its own, so that one call whose axis is known tells that of its thread's others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from knee.record.spans import Span, nested
@@ -33,6 +33,8 @@ class Issued(NamedTuple):
     full: bool
     """Whether that is the whole message, not a rank's part."""
     dtype: str
+    ranks: int | None
+    """Ranks of the group, where the operator's tensors tell: what it gathers over what a rank has."""
 
 
 def host_compute(spans: Iterable[Span]) -> list[Span]:
@@ -72,12 +74,37 @@ def gloo_calls(spans: Iterable[Span]) -> list[Issued]:
     for call in calls:
         at = next((i for i, (operator, _) in enumerate(free) if _issued(operator, call)), None)
         if at is None:
-            found.append(Issued(call, None, None, _elements(call), False, _dtype(call)))
+            found.append(Issued(call, None, None, _elements(call), False, _dtype(call), None))
             continue
         operator, outside = free.pop(at)
         found.append(Issued(call, operator, _axis(operator, outside), max(_elements(operator), _elements(call)),
-                            bool(_elements(operator)), _dtype(call)))
+                            bool(_elements(operator)), _dtype(call), _ranks(operator)))
     return found
+
+
+def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
+    """The calls, with axes that follow from others': ``sizes`` are the ranks of this rank's groups by axis.
+
+    An axis that nothing tells is the only one of its size that FSDP does not claim, if there is only one.
+    """
+    claimed = {call.axis for call in calls if call.axis in ("dp_shard", "dp_replicate")}
+    of_thread: dict[Any, str] = {}
+    for call in calls:
+        axis = call.axis
+        if axis is None and call.ranks is not None:
+            open_to = [name for name, size in sizes.items() if size == call.ranks and name not in (*claimed, "world")]
+            axis = open_to[0] if len(open_to) == 1 else None
+        if axis not in (None, "world", "pp"):
+            of_thread[call.call.track] = str(axis)
+    sure = ("dp_shard", "dp_replicate", "pp")
+    return [call if call.axis in sure else call._replace(axis=of_thread.get(call.call.track, call.axis))
+            for call in calls]
+
+
+def _ranks(operator: Span) -> int | None:
+    sizes = sorted(_sizes(operator))
+    moves_parts = "gather" in operator.name or "scatter" in operator.name
+    return sizes[1] // sizes[0] if moves_parts and len(sizes) == 2 and sizes[0] else None
 
 
 def _issued(operator: Span, call: Span) -> bool:

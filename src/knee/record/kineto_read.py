@@ -24,7 +24,7 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Events, Group
-from knee.record.gloo import Issued, gloo_calls, host_compute
+from knee.record.gloo import Issued, gloo_calls, host_compute, settle
 from knee.record.spans import Span, spans_of
 
 NCCL = re.compile(r"nccl|rccl", re.IGNORECASE)
@@ -188,7 +188,7 @@ def collective_of(name: str) -> str | None:
 def _host_rows(spans: list[Span], groups: _Groups, steps: list[Span]) -> tuple[list[Row], list[str]]:
     """Operators of a processor and gloo's calls, inside the steps where there are any."""
     rows = [Row(span.start_ns, span.end_ns, COMPUTE_STREAM, span.name) for span in host_compute(spans)]
-    calls = gloo_calls(spans)
+    calls = settle(gloo_calls(spans), {group.name: group.size for group in groups.known.values()})
     rows += [_gloo_row(call, groups) for call in calls]
     notes = []
     unknown = sum(call.operator is None for call in calls)
@@ -209,6 +209,8 @@ def _gloo_row(call: Issued, groups: _Groups) -> Row:
     if group is None and call.axis is not None:
         group = groups.on_axis(groups.renamed.get("world", "world"))
         group = Group(name=call.axis, size=group.size if group else 1)
+    if group is not None and call.ranks not in (None, group.size):
+        group = Group(name=group.name, size=call.ranks or 1)  # several axes together
     dtype = DTYPES.get(call.dtype)
     elements = call.elements * (group.size if collective == "all_gather" and group and not call.full else 1)
     return Row(call.call.start_ns, call.call.end_ns, COMM_STREAM, call.call.name, True, collective, group,

@@ -40,11 +40,11 @@ def keeps_trace(plan: Plan, rank: int, world: int) -> bool:
 
 
 def axes_of(plan: Plan) -> dict[str, str]:
-    """torch takes the group of all ranks for an axis that spans them."""
-    shards = {"dp_shard": plan.dp_shard * plan.cp, "cp": plan.cp if plan.dp_shard > 1 else 1}
-    sizes = {axis: getattr(plan, axis) for axis in ("tp", "pp", "dp_replicate")} | shards
-    wide = [axis for axis, size in sizes.items() if size > 1]
-    return {"world": wide[0], "default_pg": wide[0]} if len(wide) == 1 else {}
+    """torch takes the group of all ranks for an axis that spans them; gradients are shared over cp too."""
+    copies = plan.dp_replicate * (plan.cp if plan.sharding == "ddp" else 1)
+    spans = {"dp_shard": plan.dp_shard * plan.cp, "dp_replicate": copies, "tp": plan.tp, "pp": plan.pp}
+    axis = next((axis for axis, size in spans.items() if size == plan.gpus > 1), None)
+    return {} if axis is None else {"world": axis, "default_pg": axis}
 
 
 def traced_steps(steps: int, device: str, run: Callable[[], None]) -> Any:
