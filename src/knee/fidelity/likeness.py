@@ -128,10 +128,7 @@ class _Comparison:
         return Likeness(
             kind=self.kind,
             like=like,
-            rungs=(
-                *(_narrowed(rung, alike) for rung in (*kind, *wider)),
-                every if np.count_nonzero(alike) < ENOUGH else _narrowed(every, alike),
-            ),
+            rungs=tuple(_narrowed(rung, alike) for rung in (*kind, *wider, every)),
             memory_rungs=(self.kind, *stacked, self.others, same, *mixed, every),
             absent=absent,
             doubts=(*self._own_values(), *self._other_stack(), *(() if absent else self._apart(like))),
@@ -287,9 +284,9 @@ def _crosses(job: Job) -> bool:
 
 
 def _narrowed(rung: Rung, alike: Bools) -> Rung:
-    """Without runs whose layers are far larger or smaller."""
+    """Without runs whose layers are far larger or smaller, where enough are left."""
     chosen = rung.chosen & alike
-    if np.count_nonzero(chosen) == np.count_nonzero(rung.chosen):
+    if np.count_nonzero(chosen) < ENOUGH or np.count_nonzero(chosen) == np.count_nonzero(rung.chosen):
         return rung
     words = f"layers of 1/{ALIKE_WORK:.0f} to {ALIKE_WORK:.0f} times the work"
     return Rung(like=f"{rung.like}, {words}" if rung.like else words, chosen=chosen, of_stack=rung.of_stack)
