@@ -166,6 +166,17 @@ sys.exit(worker.work(job, worker.Place()))
     assert record["steps_done"] == 3
 
 
+def test_a_worker_needs_torch_and_numpy_alone() -> None:
+    script = """
+import sys
+for name in ("click", "pydantic", "rich", "scipy", "pandas"):
+    sys.modules[name] = None  # an import of it fails
+import knee.train.worker, knee.train.step, knee.train.mesh, knee.train.tokens, knee.probe.inventory, knee.probe.machine
+"""
+    subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, timeout=60,
+                   check=True)
+
+
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     from knee.errors import InputError
     from knee.train.worker import Place, work

@@ -24,8 +24,8 @@ DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 LOCAL_BATCH = 2.0
 """The paper's."""
 STEPS = {"cuda": 60, "cpu": 30}
-WARMUP = 6
-"""One step in so many is warm-up: 10 of the paper's 60."""
+WARMUP, WARMUP_SHARE = 10, 6
+"""The paper's 10 of 60; of fewer steps, one in so many."""
 PLACEHOLDER = "cpu"
 """A cluster that completes a job where none is named: no plan depends on it."""
 
@@ -39,7 +39,7 @@ PLACEHOLDER = "cpu"
 @option("--steps", section="Run", type=int, metavar="N",
         help="Optimizer steps in all; 60, as in the paper, or 30 on a processor if left out.")
 @option("--warmup", section="Run", type=int, metavar="N",
-        help="First steps that are not measured; a sixth of them (10 of 60) if left out.")
+        help="First steps that are not measured; 10, or a sixth of fewer than 60, if left out.")
 @option("--trace-steps", section="Run", type=int, default=3, show_default=True, metavar="N",
         help="Steps under the profiler after the measured ones; 0 for none.")
 @option("--dtype", section="Run", type=Word(("fp32", "bf16", "fp16")),
@@ -143,7 +143,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     job = asked.job
     dtype = dtype or job.plan.precision
     steps = options["steps"] if options["steps"] is not None else STEPS[device]
-    warmup = options["warmup"] if options["warmup"] is not None else steps // WARMUP
+    warmup = options["warmup"] if options["warmup"] is not None else min(WARMUP, steps // WARMUP_SHARE)
     for sentence in asked.assumptions:
         if not sentence.startswith("profile") and os.environ.get("RANK", "0") == "0":
             click.echo(sentence, err=True)

@@ -61,7 +61,6 @@ class Values:
         import torch
 
         self.numbers = torch.full((steps,), float("nan"), dtype=torch.float64, pin_memory=device == "cuda")
-        self.kept: list[Any] = []
 
     def put(self, step: int, value: Any) -> None:
         """A number, or a tensor of one."""
@@ -72,9 +71,7 @@ class Values:
             return
         value = value.detach()
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
-        value = value.reshape(()).double()
-        self.kept.append(value)  # until it is copied
-        self.numbers[step].copy_(value, non_blocking=True)
+        self.numbers[step].copy_(value.reshape(()).double(), non_blocking=True)
 
     def read(self, steps: int) -> list[float | None]:
         """Of the first steps, all of them done; None where there is no number."""
