@@ -14,6 +14,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
@@ -41,13 +42,17 @@ BREAKS = {
 """Collectives that do not communicate."""
 
 
+def captured(function: Callable) -> Callable:
+    """Inductor takes half a minute to start on a CPU: what is held here is that code is captured and differentiated."""
+    differentiates = function.__module__ != optimizer.__name__
+    return torch.compile(function, backend="aot_eager" if differentiates else "eager", dynamic=False)
+
+
 def run(case: dict) -> dict:
     """Losses and gradient norms of a case's steps."""
     job = TrainJob.from_json(case["job"])
     with ExitStack() as stack:
-        # inductor takes half a minute to start on a CPU; that code is captured and differentiated is what is held here
-        eager = lambda f: torch.compile(f, backend="aot_eager", dynamic=False)  # noqa: E731
-        stack.enter_context(mock.patch.object(step, "compiled", eager))
+        stack.enter_context(mock.patch.object(step, "compiled", captured))
         began = time.perf_counter()
         trainer = Trainer(job, make_mesh(job.plan, local_device("cpu")))
         if case.get("break"):
