@@ -19,6 +19,7 @@ from knee.errors import InputError, KneeError
 COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("knee.cli.simulate", "One training step of a model, cluster and plan: time, memory, power, cost."),
     "train": ("knee.cli.train", "Train a model for real under the same plan, and measure it."),
+    "dryrun": ("knee.cli.dryrun", "The trainer on fake ranks, without hardware: FLOP and collectives of each rank."),
     "compare": ("knee.cli.compare", "Measured, simulated and published records side by side."),
     "study": ("knee.cli.study", "The paper's experiments on the simulator, held against its claims."),
     "validate": ("knee.cli.validate", "Predict published runs of a CSV file, and say how far off knee is."),

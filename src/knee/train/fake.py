@@ -5,56 +5,35 @@ One rank of each pipeline stage is traced; the others of its stage do the same. 
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from multiprocessing import get_context
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from knee.record.program import Collective, StageWork
 from knee.specs.plan import Plan
 from knee.train.compat import collective_of, fake_tensors, fake_world, is_counted_product, is_sharded_tensor
 from knee.train.job import TrainJob
 from knee.train.mesh import Mesh, make_mesh
 from knee.train.precision import TYPES
 from knee.train.step import Trainer
+from knee.workload.stages import chunk_layers
 
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
 
 
 Names = dict[tuple[bool, str], str]
 """(is ours, torch's name of a process group) -> the simulator's name of it. FSDP may share a group with CP."""
-
-
-class Collective(NamedTuple):
-    """A message as one rank issues it."""
-
-    collective: str
-    """all_gather, reduce_scatter, all_reduce, send or recv."""
-    group: str
-    """The mesh axes it runs over: dp_shard (and cp), dp_replicate, tp, cp, pp or world."""
-    group_size: int
-    message_bytes: int
-    """Of one full (gathered or unreduced) message."""
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTrace:
-    """One step of one rank."""
-
-    stage: int
-    rank: int
-    product_flop: int
-    """Matrix products of the linear maps."""
-    attention_flop: int
-    """Attention, the causal mask respected; its backward with the scores it computes again."""
-    collectives: dict[Collective, int]
-    """Calls of each, in the order of their first."""
 
 
 class Log(TorchDispatchMode):
@@ -95,12 +74,39 @@ class Log(TorchDispatchMode):
         return out
 
 
-def trace(job: TrainJob) -> list[StageTrace]:
-    """One steady step of each pipeline stage."""
-    return [trace_stage(job, stage) for stage in range(job.plan.pp)]
+def trace(job: TrainJob, heard: Callable[[int, int], None] | None = None) -> list[StageWork]:
+    """One steady step of each pipeline stage; ``heard`` is told how many kinds of stages are done, and of how many.
+
+    Kinds are traced side by side, in processes of their own where there are several.
+    """
+    kinds = stage_kinds(job)
+    first = [stages[0] for stages in kinds]
+    found: dict[int, StageWork] = {}
+    with ExitStack() as stack:
+        run: Callable[..., Iterable[StageWork]] = map
+        if len(first) > 1:
+            context = get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            workers = min(len(first), os.cpu_count() or 1)
+            run = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context)).map
+        for done, (stages, work) in enumerate(zip(kinds, run(partial(trace_stage, job), first), strict=True), 1):
+            found |= {s: replace(work, stage=s, rank=stage_rank(job.plan, s)) for s in stages}
+            if heard:
+                heard(done, len(kinds))
+    return [found[stage] for stage in range(job.plan.pp)]
 
 
-def trace_stage(job: TrainJob, stage: int) -> StageTrace:
+def stage_kinds(job: TrainJob) -> list[list[int]]:
+    """Stages that hold alike parts of the model, and so do the same but for the order of it."""
+    plan = job.plan
+    counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    kinds: dict[Any, list[int]] = {}
+    for stage in range(plan.pp):
+        kinds.setdefault((stage == 0, stage == plan.pp - 1, counts[stage :: plan.pp]), []).append(stage)
+    return list(kinds.values())
+
+
+def trace_stage(job: TrainJob, stage: int) -> StageWork:
     """The second step of the stage's first rank: the first also makes states and looks at shapes."""
     rank = stage_rank(job.plan, stage)
     with fake_world(rank, job.gpus), ExitStack() as stack:
@@ -112,7 +118,7 @@ def trace_stage(job: TrainJob, stage: int) -> StageTrace:
         run_step(trainer, log)
         log.clear()
         run_step(trainer, log)
-    return StageTrace(
+    return StageWork(
         stage=stage,
         rank=rank,
         product_flop=log.product_flop,
@@ -148,7 +154,7 @@ def _placed(log: Log, name: str) -> Iterator[None]:
 def stage_rank(plan: Plan, stage: int) -> int:
     """The first rank of a pipeline stage."""
     inner = plan.placement[: plan.placement.index("pp")]
-    return stage * prod(getattr(plan, axis) for axis in inner)
+    return stage * prod(int(getattr(plan, axis)) for axis in inner)
 
 
 def group_names(mesh: Mesh) -> Names:
@@ -167,27 +173,29 @@ def group_names(mesh: Mesh) -> Names:
 
 def _product(a: Any, b: Any) -> int:
     """(..., m, k) times (..., k, n)."""
-    return 2 * a.numel() * b.shape[-1]
+    return int(2 * a.numel() * b.shape[-1])
 
 
 def _pairs(q: Any, k: Any) -> int:
     """Pairs of query and key, over heads and sequences; the last query sees all keys, and half of its own block."""
     queries, keys = q.shape[-2], k.shape[-2]
-    return q.shape[0] * q.shape[1] * (2 * queries * keys - queries * queries) // 2
+    return int(q.shape[0] * q.shape[1] * (2 * queries * keys - queries * queries) // 2)
 
 
 def _attention(q: Any, k: Any, v: Any, *_: Any) -> int:
     """Scores and their product with the values."""
-    return 2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1])
+    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1]))
 
 
 def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
     """Scores again, and the gradients of queries, keys, scores and values: five products of the forward's size."""
-    return 2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1])
+    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1]))
 
 
-_PRODUCTS = {"mm": _product, "addmm": lambda _, a, b: _product(a, b)}
-_FLOP = _PRODUCTS | {
+_PRODUCTS = ("mm", "addmm")
+_FLOP: dict[str, Callable[..., int]] = {
+    "mm": _product,
+    "addmm": lambda _, a, b: _product(a, b),
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
 }
