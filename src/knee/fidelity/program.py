@@ -43,7 +43,7 @@ def _stage(w: Working, stage: int) -> StageWork:
         layers += int(w.actions.rows.layers[row])
         head |= bool(w.actions.rows.head[row])
         for action, times in _times(w).items():
-            for message, count in _messages(w, scripts[(action, row)], action, row):
+            for message, count in _messages(w, scripts, action, row):
                 found[_collective(message)] += count * times
         receives = (chunk > 0) + (chunk < p * v - 1)
         if receives:
@@ -69,8 +69,11 @@ def _times(w: Working) -> dict[str, int]:
     return times | ({"W": more, "W_last": 1} if "W" in w.actions.sums else {})
 
 
-def _messages(w: Working, script: Script, action: str, row: int) -> Iterator[tuple[Message, int]]:
+def _messages(
+    w: Working, scripts: dict[tuple[str, int], Script], action: str, row: int
+) -> Iterator[tuple[Message, int]]:
     """(message, how many) of one action."""
+    script = scripts[(action, row)]
     r = record_action(w.parts, w.actions, action, row)
     one = w.actions.passes[action].rows(np.array([row]))
     yield script.root_gather, int(r.root_gather_s > 0)
@@ -86,6 +89,11 @@ def _messages(w: Working, script: Script, action: str, row: int) -> Iterator[tup
             for message, _ in script.local[segment]:
                 if message.group.name != "pp":  # a hidden transfer, counted with the others
                     yield message, times
+    again = float(w.table.repeats_frac[0])
+    if action[0] == "B" and 0 < again < 1:  # the script has forward's messages whole, with a part of their time
+        for message, _ in scripts[("F", row)].local["layer"]:
+            if message.group.name != "pp":
+                yield message, -round((1 - again) * r.layers)
 
 
 def _collective(m: Message) -> Collective:

@@ -44,10 +44,6 @@ class Log(TorchDispatchMode):
         self.names = names
         self.place: str | None = None
         """A group that is known from where its collective was called."""
-        self.clear()
-
-    def clear(self) -> None:
-        """Forget what was heard."""
         self.collectives: Counter[Collective] = Counter()
         self.product_flop = self.attention_flop = 0
 
@@ -111,13 +107,11 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     rank = stage_rank(job.plan, stage)
     with fake_world(rank, job.gpus), ExitStack() as stack:
         mesh = make_mesh(job.plan, torch.device("cpu"), fake=True)
-        log = Log(group_names(mesh))
         stack.enter_context(fake_tensors())
-        stack.enter_context(log)
-        trainer = Trainer(job, mesh)
-        run_step(trainer, log)
-        log.clear()
-        run_step(trainer, log)
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        tokens = torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64)
+        trainer.step(tokens)
+        heard_step(trainer, log, tokens)
     return StageWork(
         stage=stage,
         rank=rank,
@@ -127,9 +121,9 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     )
 
 
-def run_step(trainer: Trainer, log: Log, tokens: Any = None) -> None:
+def heard_step(trainer: Trainer, log: Log, tokens: Any) -> None:
     """A step that ``log`` hears. One axis may fill the world, so the norm's group is known by its caller."""
-    job, norm_and = trainer.job, trainer.optimizer.norm_and
+    norm_and = trainer.optimizer.norm_and
 
     def named(loss: Any) -> Any:
         with _placed(log, "world"):
@@ -137,7 +131,8 @@ def run_step(trainer: Trainer, log: Log, tokens: Any = None) -> None:
 
     trainer.optimizer.norm_and = named  # type: ignore[method-assign]
     try:
-        trainer.step(torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64) if tokens is None else tokens)
+        with log:
+            trainer.step(tokens)
     finally:
         trainer.optimizer.norm_and = norm_and  # type: ignore[method-assign]
 

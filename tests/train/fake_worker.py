@@ -1,0 +1,82 @@
+"""Traces of many jobs on fake ranks, and of some on two real gloo ranks; torch is imported once and forked.
+
+    python fake_worker.py JOBS.json FOLDER
+
+JOBS.json: {"fake": {name: job}, "real": {name: job}}. Writes fake.N.json and real.RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from knee.record.program import StageWork
+from knee.train.fake import Log, group_names, heard_step, trace_stage
+from knee.train.job import TrainJob
+from knee.train.mesh import local_device, make_mesh
+from knee.train.step import Trainer, local_rows, synthetic_tokens
+
+WORKERS = 2
+
+
+def fake(jobs: dict[str, dict], part: int, folder: Path) -> None:
+    """Every second trace of all stages."""
+    todo = [(name, TrainJob.from_json(job)) for name, job in jobs.items()]
+    stages = [(name, job, stage) for name, job in todo for stage in range(job.plan.pp)]
+    found = {f"{name}/{stage}": trace_stage(job, stage).as_json() for name, job, stage in stages[part::WORKERS]}
+    (folder / f"fake.{part}.json").write_text(json.dumps(found))
+
+
+def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
+    """The same log over real ranks."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), WORKERS), rank=rank,
+                            world_size=WORKERS, timeout=timedelta(seconds=60))
+    found = {}
+    for name, plain in jobs.items():
+        job = TrainJob.from_json(plain)
+        mesh = make_mesh(job.plan, local_device("cpu"))
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        trainer.step(local_rows(job, mesh, synthetic_tokens(job, 0)))
+        heard_step(trainer, log, local_rows(job, mesh, synthetic_tokens(job, 1)))
+        found[name] = StageWork(stage=mesh.index("pp"), rank=rank, product_flop=log.product_flop,
+                                attention_flop=log.attention_flop, collectives=dict(log.collectives)).as_json()
+    (folder / f"real.{rank}.json").write_text(json.dumps(found))
+
+
+def forked(work: Callable[..., None], jobs: dict[str, dict], folder: Path) -> None:
+    """The work in two processes."""
+    children = []
+    for part in range(WORKERS):
+        if not (child := os.fork()):
+            try:
+                work(jobs, part, folder)
+            except Exception:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def main(jobs: str, folder: str) -> None:
+    """Fake ranks, then real ones."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", message="Slicing a flattened dim")
+    both = json.loads(Path(jobs).read_text())
+    forked(fake, both["fake"], Path(folder))
+    forked(real, both["real"], Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
