@@ -13,8 +13,12 @@ import gc
 import json
 import time
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+try:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError as error:
+    print(f"skipped: {error}")
+    raise SystemExit(0) from None
 
 BATCH, SEQ_LEN = 2, 4096
 SHAPE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -53,6 +57,9 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--out")
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("skipped: no GPU")
+        return
     found = {}
     for name, compiled in (("eager", False), ("compiled", True)):
         torch._dynamo.reset()

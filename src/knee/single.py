@@ -12,6 +12,7 @@ from knee.simulator import Results, Working, evaluate
 from knee.specs.job import Job
 from knee.specs.plan import CP_METHODS
 from knee.specs.table import table_of
+from knee.timeline.actions import gathers_kv_again
 from knee.timeline.events import Tail, stage_events
 from knee.timeline.scripts import scripts_of
 from knee.workload.flop import DEFAULT_CONVENTION
@@ -148,7 +149,8 @@ def _context_loads(w: Working, layer_passes: float, again: float) -> list[Row]:
     if w.table.cp_method[0] == CP_METHODS.index("ring"):
         calls = layer_passes * (cp - 1.0) * (again + 2.0)
         return [("send_recv", "cp", cp, calls, size, calls * float(w.comm.cp_send[0]))]
-    gathers, seconds = layer_passes * (again + 1.0), float(w.comm.cp_gather[0])
+    once_more = float(gathers_kv_again(w.profile, w.table)[0])
+    gathers, seconds = layer_passes * (again + once_more), float(w.comm.cp_gather[0])
     return [
         ("all_gather", "cp", cp, gathers, size, gathers * seconds),
         ("reduce_scatter", "cp", cp, layer_passes, size, layer_passes * seconds),

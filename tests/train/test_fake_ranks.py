@@ -72,14 +72,14 @@ EQUAL = {
     "tp x pp zero bubble": {**PP, "tp": 2, "schedule": "zero_bubble"},
     "hsdp x tp": {**HSDP, "tp": 2},
     "fsdp x tp x pp": {**FEWER, "dp_shard": 2, "tp": 2},
-    "tp outside": {"dp_shard": 2, "tp": 2, "placement": ("dp_shard", "cp", "tp", "pp", "dp_replicate")},
-}
-NOT_YET = {
     "cp": {"cp": 2},
     "cp 4": {"cp": 4},
     "fsdp x cp": {"dp_shard": 2, "cp": 2},
     "tp x cp": {"tp": 2, "cp": 2},
     "tp x pp x cp": {**PP, "tp": 2, "cp": 2},
+    "tp outside": {"dp_shard": 2, "tp": 2, "placement": ("dp_shard", "cp", "tp", "pp", "dp_replicate")},
+}
+NOT_YET = {
     "hsdp, accumulation": {**HSDP, "micro_batch": 1},
     "fsdp resharded x pp": {**FEWER, **FSDP},
     "fsdp x pp, four virtual stages": {"dp_shard": 2, **FEWER, "schedule": "interleaved", "virtual_stages": 4},

@@ -103,11 +103,17 @@ def local_comms(
     )
 
 
+def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
+    """1 where backward gathers keys and values once more: they were kept cut, or attention is run again."""
+    selective = table.recompute == RECOMPUTES.index("selective")
+    return np.where(selective | (not profile.keeps_gathered), 1.0, 0.0)
+
+
 def _context_parallel(
     profile: Profile, table: PlanTable, comm: CommCosts, compute: ComputeCosts
 ) -> tuple[LocalComm, LocalComm]:
-    """All-gather blocks: KV forward, KV again and the scatter of their gradients backward. A ring sends a block while
-    attention works on the one before; a step hides no more than its own compute."""
+    """All-gather blocks: KV forward, the scatter of their gradients backward, and KV again where they were not kept. A
+    ring sends a block while attention works on the one before; a step hides no more than its own compute."""
     ring = table.cp_method == CP_METHODS.index("ring")
     steps = np.maximum(table.cp - 1.0, 0.0)
     step_forward = profile.cp_overlap_frac * compute.attention_forward_s / table.cp
@@ -126,7 +132,7 @@ def _context_parallel(
         ),
         LocalComm(
             hidden_s=np.where(ring, backward.hidden_s, zero),
-            blocking_s=np.where(ring, backward.blocking_s, 2.0 * comm.cp_gather),
+            blocking_s=np.where(ring, backward.blocking_s, (1.0 + gathers_kv_again(profile, table)) * comm.cp_gather),
             host_s=zero,
         ),
     )

@@ -12,7 +12,7 @@ from knee.cost.step import half_column, product_column, shapes_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
-from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
 from knee.timeline.events import Kernel, Message, Script, group, neighbours, script_of
 from knee.timeline.step import Actions
 from knee.workload import operations as op
@@ -127,7 +127,8 @@ def _keys_and_values(parts: StepParts, stage: int, forward: bool) -> Timed:
     if table.cp_method[0] == CP_METHODS.index("ring"):
         send = Message(collective="send_recv", group=cp, message_bytes=size, dtype="bf16")
         return [(send, float(comm.cp_send[0]))] * ((1 if forward else 2) * (int(table.cp[0]) - 1))
-    names = ("all_gather",) if forward else ("all_gather", "reduce_scatter")
+    again = gathers_kv_again(parts.profile, table)[0] > 0
+    names = ("all_gather",) if forward else ("all_gather", "reduce_scatter") if again else ("reduce_scatter",)
     return [
         (Message(collective=name, group=cp, message_bytes=size, dtype="bf16"), float(comm.cp_gather[0]))
         for name in names

@@ -34,6 +34,9 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     if profile.attention == "unfused":
         # softmax in and out and the dropout mask: 5 bytes for each of heads * seq^2 (Korthikanti et al.)
         scores = 5.0 * s.sequences * (model.heads / s.tp) * s.seq_len**2 / s.cp
+    if profile.keeps_gathered:
+        # keys and values of the whole sequence, where an all-gather brought them
+        norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
     layer_input = 2.0 * h * s.norm_tokens
     return np.where(recompute == 2, layer_input, kept + np.where(recompute == 1, 0.0, scores))
