@@ -66,6 +66,7 @@ NEEDS = (
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
     "train": ("numpy", "pydantic", "click", "rich", "torch"),
+    "dryrun": ("numpy", "pydantic", "click", "rich", "torch"),
     "compare": ("numpy", "pydantic", "click", "rich"),
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
     "validate": ("numpy", "pydantic", "click", "rich"),
