@@ -67,7 +67,8 @@ PLACEHOLDER = "cpu"
 @option("--cluster", section="What", metavar="NAME",
         help="Named in the record: the catalogue's cluster with this GPU if left out.")
 @option("--profile", section="What", metavar="NAME",
-        help="Named in the record: `eager`, or `compiled` with --compile, if left out.")
+        help="Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` on a "
+             "processor.")
 @option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
         help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
 @plan_options
@@ -213,7 +214,7 @@ def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
     from knee.specs.load import load_profile
 
-    profile = options["profile"] or ("compiled" if options["compiles"] else None)
+    profile = options["profile"]
     if profile is not None:
         load_profile(profile)
     return {

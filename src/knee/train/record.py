@@ -61,7 +61,7 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         "steps_done": max((int(piece.get("step") or 0) for piece in pieces), default=0),
         "model": job.model.name,
         "cluster": facts.pop("cluster", None) or _cluster(device, job),
-        "profile": facts.pop("profile", None) or ("compiled" if job.compile else "eager"),
+        "profile": facts.pop("profile", None) or _profile(job),
         "gpus": job.gpus,
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
@@ -192,6 +192,13 @@ def _peaks(pieces: Sequence[Piece]) -> dict[str, Any]:
     names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
     return {name: max((piece["memory"][name] for piece in pieces
                        if piece.get("memory") and piece["memory"][name] is not None), default=None) for name in names}
+
+
+def _profile(job: TrainJob) -> str:
+    """The catalogue's profile of this very program on GPUs; on a processor that of its kernels."""
+    if job.device == "cuda":
+        return "knee-compiled" if job.compile else "knee"
+    return "compiled" if job.compile else "eager"
 
 
 def _cluster(device: Mapping[str, Any], job: TrainJob) -> str | None:

@@ -108,7 +108,8 @@ def _stage_memory(
 
     whole = ~modes.gathers | ~modes.reshards  # every parameter is on the GPU in 16 bit
     # 16-bit states that are not sharded are the parameters that compute: there is no second copy
-    one_copy = ~modes.gathers & (table.state_bytes == PARAMETER_BYTES)
+    alone = shards == 1.0
+    one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
     copies = np.where(whole, PARAMETER_BYTES * own, 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
     # gradients stay whole where they are reduced once, after the last microbatch
@@ -136,7 +137,7 @@ def _stage_memory(
     reduced = (PARAMETER_BYTES + t.reduce_bytes) * t.layer.moved
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
-    buffers = np.where(modes.gathers, gathered + waiting * reduced, 0.0)
+    buffers = np.where(modes.gathers & ~alone, gathered + waiting * reduced, 0.0)
     whole_kv = (table.cp > 1) & (table.cp_method == CP_METHODS.index("allgather"))
     buffers = buffers + np.where(whole_kv, t.cp_bytes, 0.0)
     allocated = weights + gradients + optimizer + activations + logits + buffers
