@@ -53,10 +53,11 @@ class Stub:
 
 def work(job: TrainJob, monkeypatch: pytest.MonkeyPatch, act: Any = None) -> int:
     from knee.train import worker
+    from knee.train.run import Place
 
     monkeypatch.delenv("KNEE_LAUNCHED", raising=False)
     monkeypatch.setattr(worker, "build", lambda _: Stub(act))
-    return worker.work(job, worker.Place())
+    return worker.work(job, Place())
 
 
 def record_of(out: Path) -> dict[str, Any]:
@@ -150,10 +151,11 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import test_worker
 from knee.train import worker
+from knee.train.run import Place
 job = test_worker.a_job(Path({str(tmp_path)!r}), timeout_s=3.0)
 stuck = lambda step: time.sleep(600) if step == 4 else None
 worker.build = lambda _: test_worker.Stub(stuck)
-sys.exit(worker.work(job, worker.Place()))
+sys.exit(worker.work(job, Place()))
 """
     began_s = time.monotonic()
     done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, timeout=60,
@@ -179,7 +181,8 @@ import knee.train.worker, knee.train.step, knee.train.mesh, knee.train.tokens, k
 
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     from knee.errors import InputError
-    from knee.train.worker import Place, work
+    from knee.train.run import Place
+    from knee.train.worker import work
 
     with pytest.raises(InputError, match="fills 2 processes, and 1 were started"):
         work(a_job(tmp_path, gpus=2), Place())
@@ -274,7 +277,8 @@ def test_power_over_a_window() -> None:
 def test_a_gpu_tells_memory_power_and_kernels(tmp_path: Path) -> None:
     import torch
 
-    from knee.train.worker import Place, work
+    from knee.train.run import Place
+    from knee.train.worker import work
 
     if not torch.cuda.is_available():
         pytest.skip("torch cannot use the GPU")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -35,6 +34,7 @@ def study(out: Path, as_json: bool) -> None:
 
     Writes DIR/index.html, a page that needs no network, and DIR/weak_scaling.csv, DIR/claims.csv and DIR/fidelity.csv.
     """
+    from knee.cli.progress import progress
     from knee.cli.validate_carried import print_fidelity
     from knee.fidelity.carried_set import carried_fidelity
     from knee.files import csv_text, make_folder, write_text
@@ -45,8 +45,8 @@ def study(out: Path, as_json: bool) -> None:
 
     make_folder(out)
     bench = Bench()
-    rows = list(_progress(weak_scaling(bench), "weak scaling", len(GPUS) * len(PLANS)))
-    verdicts = list(_progress(judge(CLAIMS, bench, EXPLAINED), "claims", len(CLAIMS)))
+    rows = list(progress(weak_scaling(bench), "weak scaling", len(GPUS) * len(PLANS)))
+    verdicts = list(progress(judge(CLAIMS, bench, EXPLAINED), "claims", len(CLAIMS)))
     found, points, said = findings(rows), paper_points(rows), _assumptions(bench)
     fidelity = carried_fidelity()
     write_text(out / "weak_scaling.csv", csv_text([asdict(row) for row in rows]))
@@ -86,12 +86,6 @@ def study(out: Path, as_json: bool) -> None:
 
 
 command = study
-
-
-def _progress(items: Iterator[Any], label: str, length: int) -> Iterator[Any]:
-    """A bar on stderr; where that is no terminal, one line."""
-    with click.progressbar(items, label=label, length=length, file=sys.stderr) as bar:
-        yield from bar
 
 
 def _assumptions(bench: Bench) -> tuple[str, ...]:

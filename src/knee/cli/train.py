@@ -264,7 +264,8 @@ def _work(job: TrainJob, out: Path, force: bool) -> int:
     from dataclasses import replace
 
     from knee.train.launch import clear, prepare, write_job
-    from knee.train.worker import Place, work
+    from knee.train.run import Place
+    from knee.train.worker import work
 
     place = Place.of_environment()
     prepare(out, force=force)

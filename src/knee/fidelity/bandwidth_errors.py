@@ -215,8 +215,8 @@ def _score(
 
 
 def _residuals(found: Iterable[BandwidthPrediction]) -> Residuals | None:
-    pairs = [(p.bus_bytes_per_s, p.reading.bus_bytes_per_s) for p in found]
-    return Residuals.of(*np.array(pairs).T) if pairs else None
+    found = list(found)
+    return Residuals.of_measured([p.bus_bytes_per_s for p in found], [p.reading.bus_bytes_per_s for p in found])
 
 
 def _by(

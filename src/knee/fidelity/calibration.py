@@ -99,12 +99,10 @@ class _Measured:
 
     def scores(self, answer: Predicted) -> tuple[Residuals | None, Residuals | None]:
         """Throughput and memory."""
-        return _score(answer.tokens_per_s_per_gpu, self.rate), _score(answer.memory_bytes, self.memory)
-
-
-def _score(answer: Floats, measured: Floats) -> Residuals | None:
-    known = np.isfinite(measured) & np.isfinite(answer)
-    return Residuals.of(answer[known], measured[known]) if known.any() else None
+        return (
+            Residuals.of_measured(answer.tokens_per_s_per_gpu, self.rate),
+            Residuals.of_measured(answer.memory_bytes, self.memory),
+        )
 
 
 def need_scipy() -> None:

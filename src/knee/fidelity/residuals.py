@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Residuals:
     """Median of the signed errors."""
 
     @classmethod
-    def of(cls, predicted: Floats, measured: Floats) -> Residuals:
+    def of(cls, predicted: Floats, measured: Floats) -> Self:
         """Errors of pairs."""
         signed = np.asarray(predicted / measured - 1.0)
         size = np.abs(signed)
@@ -38,6 +39,14 @@ class Residuals:
             worst_frac=float(np.max(size)),
             bias_frac=float(np.median(signed)),
         )
+
+    @classmethod
+    def of_measured(cls, predicted: Sequence[float] | Floats, measured: Sequence[float | None] | Floats) -> Self | None:
+        """Errors where something was measured (neither None nor NaN) and predicted; None where that is nowhere."""
+        # None becomes NaN
+        answer, truth = np.array(predicted, dtype=np.float64), np.array(measured, dtype=np.float64)
+        known = np.isfinite(answer) & np.isfinite(truth)
+        return cls.of(answer[known], truth[known]) if known.any() else None
 
     @property
     def words(self) -> str:

@@ -7,9 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from knee.columns import Floats
 from knee.errors import InputError
 from knee.fidelity.calibration import Calibration, Estimate, calibrate
 from knee.fidelity.cases import grouped, predicted
@@ -181,15 +178,8 @@ def _errors(pairs: Sequence[Pair], values: Values) -> tuple[Residuals | None, Re
     cases = grouped(pairs)
     answer = predicted(cases, values)
     runs = [run for case in cases for run in case.runs]
-    return (_residuals(answer.tokens_per_s_per_gpu, [run.tokens_per_s_per_gpu for run in runs]),
-            _residuals(answer.memory_bytes, [run.memory_bytes for run in runs]))
-
-
-def _residuals(answer: Floats, measured: Sequence[float | None]) -> Residuals | None:
-    known = np.array([value is not None for value in measured])
-    if not known.any():
-        return None
-    return Residuals.of(answer[known], np.array([value for value in measured if value is not None]))
+    return (Residuals.of_measured(answer.tokens_per_s_per_gpu, [run.tokens_per_s_per_gpu for run in runs]),
+            Residuals.of_measured(answer.memory_bytes, [run.memory_bytes for run in runs]))
 
 
 def _warnings(runs: UserRuns, fit: Calibration, held_out: HeldOut | None, held_frac: float) -> list[str]:

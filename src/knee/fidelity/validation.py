@@ -159,19 +159,13 @@ def _score(
         rows_used=sum(len(p.run.lines) for p in found),
         runs=len(found),
         skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
-        throughput=_residuals([(p.tokens_per_s_per_gpu, p.run.tokens_per_s_per_gpu) for p in found]),
-        memory=_residuals([(p.memory_bytes, p.run.memory_bytes) for p in found]),
+        throughput=Residuals.of_measured(
+            [p.tokens_per_s_per_gpu for p in found], [p.run.tokens_per_s_per_gpu for p in found]
+        ),
+        memory=Residuals.of_measured([p.memory_bytes for p in found], [p.run.memory_bytes for p in found]),
         fitting={status: _fitting([p for p in found if p.run.status == status]) for status in STATUSES},
         ranking=Ranking.of(groups),
     )
-
-
-def _residuals(pairs: Sequence[tuple[float, float | None]]) -> Residuals | None:
-    known = [(predicted, measured) for predicted, measured in pairs if measured is not None]
-    if not known:
-        return None
-    predicted, measured = np.array(known).T
-    return Residuals.of(predicted, measured)
 
 
 def _fitting(found: Sequence[Prediction]) -> Fitting:

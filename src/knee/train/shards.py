@@ -8,6 +8,7 @@ processes made it or how often it was interrupted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -178,6 +179,10 @@ def _remove_all(out: Path) -> None:
         (out / name).unlink(missing_ok=True)
 
 
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without locks say; there nothing keeps two preparations apart."""
+
+
 @contextmanager
 def _locked(out: Path) -> Iterator[None]:
     """One preparation at a time in a folder."""
@@ -192,8 +197,9 @@ def _locked(out: Path) -> Iterator[None]:
         except BlockingIOError:
             raise InputError(f"{out} is being prepared by another process", hint="wait for it, or give another --out"
                              ) from None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise InputError(f"{out} cannot be locked: {error.strerror}", hint="give another --out") from None
         yield
 
 

@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
-import socket
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, KneeError
+from knee.train.environment import inventory, versions
 from knee.train.job import TrainJob
 from knee.train.launch import LAUNCHED
-from knee.train.measure import StepClock, Values, device_of, memory_of, peak_of, synchronize
-from knee.train.power import PowerWindow, open_power
+from knee.train.measure import Values, device_of, memory_of, synchronize
+from knee.train.power import open_power
+from knee.train.progress import Progress
 from knee.train.record import (
     HEARTBEATS,
     RECORD,
@@ -35,100 +34,17 @@ from knee.train.record import (
     write_piece,
     write_record,
 )
+from knee.train.run import Place, Run
 from knee.train.trace import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
 from knee.train.watch import Terminated, Watch
 
 SETTLE_S = 3.0
 """How long ranks that ended early wait for each other's last words."""
-TELL_S = 1.0
-"""Between lines of progress."""
 CODES = {"done": 0, "failed": 1, "oom": 3, "terminated": 143}
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|timeout|socket|store",
                   re.IGNORECASE)
 """Words of errors that a rank meets when another one is gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """This process among the others."""
-
-    rank: int = 0
-    world: int = 1
-    local_rank: int = 0
-    local_world: int = 1
-
-    @classmethod
-    def of_environment(cls) -> Place:
-        """As torchrun has it, or alone."""
-        names = {"rank": "RANK", "world": "WORLD_SIZE", "local_rank": "LOCAL_RANK", "local_world": "LOCAL_WORLD_SIZE"}
-        try:
-            return cls(**{ours: int(os.environ[name]) for ours, name in names.items() if name in os.environ})
-        except ValueError:
-            raise InputError(f"{', '.join(names.values())} should be whole numbers") from None
-
-
-class Run:
-    """What this rank knows of the run so far."""
-
-    def __init__(self, job: TrainJob, place: Place) -> None:
-        self.job, self.place = job, place
-        self.out = Path(job.out) if job.out else None
-        self.phase = "start"
-        self.clock = StepClock(job.device)
-        self.losses: Values | None = None
-        self.grad_norms: Values | None = None
-        self.device: dict[str, Any] = {}
-        self.power: PowerWindow | None = None
-        self.window: dict[str, Any] = {}
-        """Filled when the timed window has ended."""
-        self.told: Piece = {}
-        """What was found out once: versions, data, trace, memory."""
-        self.waits_s: list[float] = []
-        """Seconds waited for data, at every mark."""
-
-    @property
-    def steps_done(self) -> int:
-        """Steps whose end the device has reached."""
-        return max(0, self.clock.passed() - 1)
-
-    def piece(self, status: str, error: str | None, *, lost_peer: bool = False, alive: bool = True) -> Piece:
-        """This rank's part of the record. ``alive``: the device may be asked."""
-        job, times_s, done = self.job, self.clock.times_s(), self.steps_done
-        if self.power is not None:
-            self.power.stop()
-        window = self.window or self._cut_window(times_s)
-        piece: Piece = {
-            "rank": self.place.rank,
-            "host": socket.gethostname(),
-            "status": status,
-            "error": error,
-            "lost_peer": lost_peer,
-            "step": done,
-            "phase": self.phase,
-            "device": self.device,
-            "power": self.power.result() if self.power is not None and self.power.window_s else None,
-            **window,
-            "window_times_s": times_s[job.warmup : job.steps],
-            **self.told,
-        }
-        if alive and "memory" not in piece:
-            with suppress(RuntimeError):
-                piece["memory"] = memory_of(job.device)
-        if self.losses is not None and self.grad_norms is not None and (self.place.rank == 0 or status != "done"):
-            done = min(done, job.steps)
-            piece |= {"losses": self.losses.read(done), "grad_norms": self.grad_norms.read(done),
-                      "step_times_s": times_s[: job.steps]}
-        return piece
-
-    def _cut_window(self, times_s: list[float]) -> dict[str, Any]:
-        """Of a run that ended inside its window: the steps that were done."""
-        timed = times_s[self.job.warmup : self.job.steps]
-        if not timed:
-            return {"window_s": None, "window_steps": 0, "data_wait_s": None}
-        first, last = self.job.warmup, self.job.warmup + len(timed)
-        return {"window_s": sum(timed), "window_steps": len(timed),
-                "data_wait_s": self.waits_s[min(last, len(self.waits_s) - 1)] - self.waits_s[first]}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,8 +150,7 @@ def train(run: Run, watch: Watch) -> None:
     run.device = device_of(job.device, place.local_rank)
     run.told |= versions(job) | {"inventory": inventory() if place.local_rank == 0 else None}
     run.phase = "meeting"
-    store = meet(job, place)
-    run.told["_store"] = store
+    run.store = meet(job, place)
     run.phase = "building"
     trainer = build(job)
     at = coordinates(job.plan, place.rank)
@@ -353,8 +268,7 @@ def meet(job: TrainJob, place: Place) -> Any:
 def gather(run: Run) -> dict[str, Any] | None:
     """The record, on rank 0, from what all ranks have measured."""
     run.phase = "gathering"
-    store = run.told.pop("_store", None)
-    piece = run.piece("done", None)
+    store, piece = run.store, run.piece("done", None)
     if store is None:
         return compose(run.job, [piece])
     import torch.distributed as dist
@@ -378,7 +292,6 @@ def gather(run: Run) -> dict[str, Any] | None:
 
 def leave(run: Run, piece: Piece) -> None:
     """What is left of a run that ended early: this rank's piece, and the record if nobody else writes it."""
-    piece.pop("_store", None)
     if run.out is None:
         return
     try:
@@ -393,83 +306,6 @@ def leave(run: Run, piece: Piece) -> None:
     except (KneeError, OSError) as error:
         # the disk is full, say: what the record would have said is at least in the log
         print(f"rank {run.place.rank}: {run.out / RECORD} cannot be written: {error}", file=sys.stderr, flush=True)
-
-
-class Progress:
-    """Lines on stderr, of rank 0: loss, tokens per second, MFU."""
-
-    def __init__(self, run: Run) -> None:
-        self.run, self.last_s, self.last_done = run, 0.0, 0
-        self.quiet = run.place.rank != 0
-        peak = peak_of(run.device, run.job.dtype, run.job.facts.get("gpus_known", ()))["peak_flop_per_s"]
-        flop = run.job.facts.get("flop_per_token")
-        self.flop_frac = None if peak is None or flop is None else flop / (peak * run.job.gpus)
-
-    def step(self, issued: int) -> None:
-        """After a step was issued; says what is known of the last one that is done."""
-        now = time.perf_counter()
-        if self.quiet or (now - self.last_s < TELL_S and issued not in (1, self.run.job.steps)):
-            return
-        done = self.run.steps_done
-        if done <= self.last_done or self.run.losses is None:
-            return
-        times_s = self.run.clock.times_s()[self.last_done : done]
-        self.last_s, self.last_done = now, done
-        self.line(done, self.run.losses.read(done)[-1], sum(times_s) / len(times_s))
-
-    def window(self) -> None:
-        """The window's mean."""
-        if not self.quiet:
-            window = self.run.window
-            step_s = window["window_s"] / window["window_steps"]
-            self.say(f"steps {self.run.job.warmup + 1} to {self.run.job.steps}", None, step_s)
-
-    def line(self, done: int, loss: float | None, step_s: float) -> None:
-        """One line."""
-        self.say(f"step {done}/{self.run.job.steps}", loss, step_s)
-
-    def say(self, what: str, loss: float | None, step_s: float) -> None:
-        """Loss, rate and MFU where they are known."""
-        rate = self.run.job.tokens / step_s
-        words = [what, *([f"loss {loss:.4f}"] if loss is not None else []), f"{step_s * 1e3:,.1f} ms",
-                 f"{rate:,.0f} tokens/s"]
-        if self.flop_frac is not None:
-            words.append(f"MFU {rate * self.flop_frac:.1%}")
-        print("  ".join(words), file=sys.stderr, flush=True)
-
-
-def versions(job: TrainJob) -> dict[str, Any]:
-    """What the run ran on."""
-    import numpy
-    import torch
-
-    import knee
-
-    cuda = job.device == "cuda"
-    return {
-        "versions": {
-            "knee": knee.__version__,
-            "python": platform.python_version(),
-            "torch": str(torch.__version__),
-            "numpy": str(numpy.__version__),
-            "cuda": torch.version.cuda if cuda else None,
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and torch.version.cuda else None,
-            "cudnn": torch.backends.cudnn.version() if cuda else None,
-        },
-        "environment": {name: value for name, value in sorted(os.environ.items())
-                        if name.startswith(("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_"))},
-    }
-
-
-def inventory() -> dict[str, Any] | None:
-    """Network, links, processors and driver of this host."""
-    from knee.probe.inventory import read_inventory
-
-    try:
-        found: dict[str, Any] = asdict(read_inventory())
-    except Exception as error:  # it promises never to fail, and a run is worth more than its word
-        return {"trouble": str(error)}
-    return found
 
 
 if __name__ == "__main__":
