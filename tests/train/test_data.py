@@ -507,7 +507,7 @@ def test_a_run_that_goes_on_reads_what_it_would_have_read(folder: Path, kind: st
     assert not np.array_equal(other.batch(0), run[0])
 
 
-def test_known_values_never_change() -> None:
+def test_kngiven_values_never_change() -> None:
     """A run must be repeatable with later versions too."""
     assert permute(np.arange(10, dtype=np.uint64), 10, 7, 0).tolist() == KNOWN_ORDER
     assert Synthetic(Share(seq_len=4, global_batch=1, seed=1), vocab_size=32_000).batch(5).tolist() == KNOWN_TOKENS

@@ -9,7 +9,7 @@ import numpy as np
 
 from knee.columns import Bools, Floats
 from knee.fidelity.error_table import Errors, micro_tokens, tokens_per_gpu
-from knee.fidelity.own_values import Entry, entry_of
+from knee.fidelity.given_values import Entry, entry_of
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -131,7 +131,7 @@ class _Comparison:
             rungs=tuple(_narrowed(rung, alike) for rung in (*kind, *wider, every)),
             memory_rungs=(self.kind, *stacked, self.others, same, *mixed, every),
             absent=absent,
-            doubts=(*self._own_values(), *self._other_stack(), *(() if absent else self._apart(like))),
+            doubts=(*self._given_values(), *self._other_stack(), *(() if absent else self._apart(like))),
         )
 
     def _rung(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> Rung:
@@ -212,7 +212,7 @@ class _Comparison:
     def _other_gpu(self) -> list[str]:
         return [path for path in self.cluster.changed if path.startswith("gpu.") and path.rpartition(".")[2] in RATINGS]
 
-    def _own_values(self) -> Iterator[str]:
+    def _given_values(self) -> Iterator[str]:
         """Clusters and profiles that have other values than the catalogue's."""
         other = self._other_gpu()
         cluster, profile = self.cluster, self.profile
