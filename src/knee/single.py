@@ -72,35 +72,16 @@ def events_of(job: Job) -> list[Events]:
     return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
 
 
+Row = tuple[str, str, int, float, float, float]
+"""(collective, group, ranks, calls, bytes of a message, load in seconds)"""
+
+
 def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     """Kernel time of each kind of collective in each kind of group, of plan 0, mean over its GPUs."""
-    table, step, t = w.table, w.step, w.traffic
-    m, per_stage = float(table.microbatches[0]), w.model.layers / float(table.pp[0])
-    every = bool(w.modes.reshards[0])
-    often = m if every else 1.0
-    gathers, reduces = per_stage * often * (2.0 if every else 1.0) + often, (per_stage + 1.0) * often
-    ddp, width = bool(w.modes.ddp[0]), float(t.reduce_bytes[0])
-    shard, replicas = int(w.groups.shard.ranks[0]), int(w.groups.replicate.ranks[0])
-    layer = float(t.layer.moved[0])
-    sp = bool(table.sequence_parallel[0])
-    # all-reduces of replicas that share the wire stand in the queue of reductions
-    queued = float(w.parts.replicate_share()[0])
-    reduced, replicated = (
-        (1.0 - queued) * step.reduce_load_s[0],
-        queued * step.reduce_load_s[0] + step.replicate_load_s[0],
-    )
+    table = w.table
     rows = [
-        ("all_gather", "dp_shard", shard, gathers, PARAMETER_BYTES * layer, step.gather_load_s[0] + w.late_gather_s[0]),
-        (
-            "all_reduce" if ddp else "reduce_scatter",
-            "dp_replicate" if ddp else "dp_shard",
-            replicas if ddp else shard,
-            reduces,
-            width * layer,
-            reduced,
-        ),
-        ("all_reduce", "dp_replicate", replicas, reduces, width * layer / shard, replicated),
-        *_local_loads(w, m * per_stage, sp),
+        *_parameter_loads(w),
+        *_local_loads(w, float(table.microbatches[0]) * w.model.layers / float(table.pp[0])),
         ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0]),
         ("straggler_wait", "world", int(table.gpus[0]), 1.0, 0.0, w.results.straggler_s[0]),
     ]
@@ -111,18 +92,53 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     )
 
 
-Row = tuple[str, str, int, float, float, float]
-"""(collective, group, ranks, calls, bytes of a message, load in seconds)"""
+def _parameter_loads(w: Working) -> list[Row]:
+    """Gathers and reductions: a message a layer, and one for what the root group of a stage holds besides."""
+    t, step, stages = w.traffic, w.step, float(w.table.pp[0])
+    every, ddp = bool(w.modes.reshards[0]), bool(w.modes.ddp[0])
+    often = float(w.table.microbatches[0]) if every else 1.0
+    embedding, head = float(t.embedding.moved[0]), float(t.head.moved[0])
+    ends = {"root": (1.0, embedding + head)}
+    if stages > 1:
+        ends = {"embedding": (1.0 / stages, embedding), "head": (1.0 / stages, head)}
+    messages = {"layer": (w.model.layers / stages, float(t.layer.moved[0]))} | ends
+
+    def work(kind: str) -> dict[str, float]:
+        return {part: calls * float(getattr(w.comm, f"{kind}_{part}")[0]) for part, (calls, _) in messages.items()}
+
+    def rows(collective: str, group: str, kind: str, width: float, load: float, times: dict[str, float]) -> list[Row]:
+        """The load is shared out by work: what runs beside compute is slowed alike."""
+        ranks = int((w.groups.shard if group == "dp_shard" else w.groups.replicate).ranks[0])
+        seconds = {part: times[part] * alone for part, alone in work(kind).items()}
+        scale = load / (sum(seconds.values()) or 1.0)
+        return [
+            (collective, group, ranks, times[part] * calls, width * elements, scale * seconds[part])
+            for part, (calls, elements) in messages.items()
+        ]
+
+    # all-reduces of replicas that share the wire stand in the queue of reductions
+    reduce_work, replica_work = often * sum(work("reduce").values()), sum(work("replicate").values())
+    share = replica_work / (reduce_work + replica_work or 1.0) if w.parts.serial_replicas[0] else float(ddp)
+    reduced, replicated = (1.0 - share) * step.reduce_load_s[0], share * step.reduce_load_s[0]
+    width = float(t.reduce_bytes[0])
+    passes, once = dict.fromkeys(messages, often), dict.fromkeys(messages, 1.0)
+    gathered, gather_s = passes | {"layer": 2.0 * often if every else 1.0}, step.gather_load_s[0] + w.late_gather_s[0]
+    shards = 1.0 if ddp else float(w.groups.shard.ranks[0])
+    return [
+        *rows("all_gather", "dp_shard", "gather", PARAMETER_BYTES, gather_s, gathered),
+        *rows("reduce_scatter", "dp_shard", "reduce", width, reduced, passes),
+        *rows("all_reduce", "dp_replicate", "replicate", width / shards, replicated + step.replicate_load_s[0], once),
+    ]
 
 
-def _local_loads(w: Working, layer_passes: float, sp: bool) -> list[Row]:
+def _local_loads(w: Working, layer_passes: float) -> list[Row]:
     """TP, CP and pipeline transfers: their part of the time that segments spent in communication of their own."""
     table, comm = w.table, w.comm
     stages, m = float(table.pp[0]), float(table.microbatches[0])
     sends = 2.0 * (stages * float(table.virtual_stages[0]) - 1.0) * m / stages
     hidden = w.profile.p2p_overlap_frac * float(comm.pp_send[0])
     tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
-    size = float(w.traffic.tp_bytes[0])
+    size, sp = float(w.traffic.tp_bytes[0]), bool(table.sequence_parallel[0])
     # embedding and head exchange once forward and once backward, each on one stage
     again = 1.0 + float(table.repeats_frac[0])
     ends = 2.0 * m / stages

@@ -60,6 +60,9 @@ CASES = {
         "fsdp x tp": {"dp_shard": 2, "tp": 2},
         "fsdp x pp": {"dp_shard": 2, **PP},
         "fsdp reshard x pp": {"dp_shard": 2, "sharding": "fsdp", **PP},
+        "fsdp reshard x pp interleaved": {
+            "dp_shard": 2, "sharding": "fsdp", **PP, "schedule": "interleaved", "virtual_stages": 2,
+        },
         "fsdp x pp interleaved": {"dp_shard": 2, **PP, "schedule": "interleaved", "virtual_stages": 2},
         "fsdp x pp zero_bubble": {"dp_shard": 2, **PP, "schedule": "zero_bubble"},
         "ddp x pp zero_bubble": {"dp_replicate": 2, "sharding": "ddp", **PP, "schedule": "zero_bubble"},
@@ -76,6 +79,7 @@ CASES = {
     8: {
         "fsdp x tp x pp": {"dp_shard": 2, "tp": 2, **PP},
         "tp x pp x cp": {"tp": 2, "cp": 2, **PP},
+        "hsdp x pp": {"dp_shard": 2, "dp_replicate": 2, "sharding": "hsdp", "pp": 2, "micro_batch": 1},
         "hsdp x tp": {"dp_shard": 2, "dp_replicate": 2, "tp": 2, "sharding": "hsdp"},
         "hsdp x cp": {"dp_shard": 2, "dp_replicate": 2, "cp": 2, "sharding": "hsdp"},
     },

@@ -313,24 +313,28 @@ def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str
     return _layer_segment(parts, cost_s, kernels, local, rows, ~rows.head & (what != "weight"))
 
 
-def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: str = "both") -> Pass:
+def backward_pass(
+    parts: StepParts, rows: ChunkRows, *, reduces: Bools, replicates: bool = True, what: str = "both"
+) -> Pass:
     """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
 
-    ``reduces`` says, per plan, whether this one sends its gradients off.
+    ``reduces`` says, per plan, whether this one sends its gradients off, ``replicates`` whether replicas then add
+    theirs, which can wait for the last microbatch.
     """
     c, comm, local, i = parts.compute, parts.comm, parts.local, rows.plan
     zero, sends = np.zeros(len(rows)), reduces[i]
     layers = rows.layers > 0
     whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
     # DDP's all-reduce needs no scatter before it, and one that shares the wire waits its turn: both are queued
-    reduce = np.where(sends & layers, (comm.reduce_layer + _queued(parts, comm.replicate_layer))[i], 0.0)
+    queues = (parts.modes.ddp | parts.serial_replicas) & replicates
+    reduce = np.where(sends & layers, (comm.reduce_layer + np.where(queues, comm.replicate_layer, 0.0))[i], 0.0)
     root_reduce = _root(
         rows,
-        comm.reduce_embedding + _queued(parts, comm.replicate_embedding),
-        comm.reduce_head + _queued(parts, comm.replicate_head),
-        comm.reduce_root + _queued(parts, comm.replicate_root),
+        comm.reduce_embedding + np.where(queues, comm.replicate_embedding, 0.0),
+        comm.reduce_head + np.where(queues, comm.replicate_head, 0.0),
+        comm.reduce_root + np.where(queues, comm.replicate_root, 0.0),
     )
-    beside = sends & ~(parts.modes.ddp | parts.serial_replicas)[i]
+    beside = sends & replicates & ~queues[i]
     root_replicate = _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root)
     # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued
     limit = zero + np.inf
@@ -357,11 +361,6 @@ def backward_pass(parts: StepParts, rows: ChunkRows, *, reduces: Bools, what: st
         # resharding plans reduce in every microbatch and hand nothing on
         waits_at_end=~rows.early | parts.modes.reshards[i],
     )
-
-
-def _queued(parts: StepParts, seconds: Floats) -> Floats:
-    """All-reduces of replicas that stand in the queue: DDP's, and those that share the wire with it."""
-    return np.where(parts.modes.ddp | parts.serial_replicas, seconds, 0.0)
 
 
 def is_zero_bubble(table: PlanTable) -> Bools:

@@ -238,8 +238,10 @@ def script_of(
     row: int,
     a: Actions,
     stage: int,
+    *,
+    last: bool,
 ) -> Script:
-    """Messages of one chunk kind on one stage."""
+    """Messages of one chunk kind on one stage, in the ``last`` microbatch or one before."""
     t, ddp = parts.traffic, bool(parts.modes.ddp[0])
     shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
     replicas = group(parts, "dp_replicate", ("dp_replicate", "cp") if ddp else ("dp_replicate",), stage)
@@ -268,7 +270,7 @@ def script_of(
         root_reduce=reduction(root),
         replicate=replication(layer),
         root_replicate=replication(root),
-        replicate_share=float(parts.replicate_share()[0]),
+        replicate_share=float(parts.replicate_share()[0]) if last else 0.0,
     )
 
 
@@ -297,13 +299,11 @@ class _Records:
         self.parts, self.actions = parts, a
         self.known: dict[tuple[str, int], Recorded] = {}
 
-    def of(self, name: str, row: int) -> tuple[str, Recorded]:
-        """The action to play and its record: middle microbatches of resharding plans repeat the first or last."""
-        if bool(self.parts.modes.reshards[0]):
-            name = {"F": "F_first", "B": "B_last"}.get(name, name)
+    def of(self, name: str, row: int) -> Recorded:
+        """The record of an action."""
         if (name, row) not in self.known:
             self.known[(name, row)] = record_action(self.parts, self.actions, name, row)
-        return name, self.known[(name, row)]
+        return self.known[(name, row)]
 
 
 def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) -> float:
@@ -312,8 +312,7 @@ def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) 
     m = int(parts.table.microbatches[0])
     for micro in range(m):
         for action in ("F_first" if micro == 0 else "F", "B_last" if micro == m - 1 else "B"):
-            name, recorded = known.of(action, row)
-            now = play(log, recorded, scripts[0][(name, row)], now)
+            now = play(log, known.of(action, row), scripts[0][(action, row)], now)
     return now
 
 
@@ -338,8 +337,8 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
             pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))
             logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
             start += wait
-        name, recorded = known.of(pipeline.KINDS[kind], row)
-        play(logs[rank], recorded, scripts[rank][(name, row)], start)
+        action = pipeline.KINDS[kind]
+        play(logs[rank], known.of(action, row), scripts[rank][(action, row)], start)
     return float(ends.max())
 
 

@@ -33,7 +33,7 @@ def scripts_of(
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
             scripts[(action, row)] = script_of(
-                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage
+                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage, last=action.endswith("last")
             )
     return scripts
 
@@ -56,11 +56,13 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
     reshards = bool(parts.modes.reshards[0])
+    if reshards:  # every microbatch gathers and reduces
+        copies |= {"F": copies["F_first"], "B": copies["B_last"]}
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]
         seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
-        extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action == "B_last" else [])
+        extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, rate: Floats) -> float:
         return float(operation_s(cluster.gpu, parts.profile, rate, o)[0])

@@ -120,7 +120,7 @@ def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Acti
     passes = {
         "F_first": forward_pass(parts, rows, gathers=modes.gathers | overlaps),
         "F": forward_pass(parts, rows, gathers=modes.reshards),
-        "B": backward_pass(parts, rows, reduces=modes.reshards),
+        "B": backward_pass(parts, rows, reduces=modes.reshards, replicates=False),
         "B_last": backward_pass(parts, rows, reduces=every),
     }
     if split.any():
@@ -174,6 +174,13 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
         sums[name] = Sums(
             **{name: np.where(reshards, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
         )
+    # but for replicas, which add their gradients in the last one alone
+    several = reshards & (parts.table.dp_replicate > 1)[a.rows.plan] & (parts.table.microbatches > 1)[a.rows.plan]
+    if several.any():
+        at = np.flatnonzero(several)
+        walked = run(passes["B"].rows(at), gamma)
+        for name in SUM_NAMES:
+            getattr(sums["B"], name)[at] = getattr(walked, name)
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], gamma)
     return replace(a, passes=passes, sums=sums)

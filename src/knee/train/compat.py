@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import PipelineStage, schedules
+from torch.distributed.pipelining._backward import stage_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,43 @@ def scaled_fused_step(optimizer: Any, *, divide_by: Any, skip: Any) -> None:
         optimizer.step()
     finally:
         del optimizer.grad_scale, optimizer.found_inf
+
+
+class HookedStage(PipelineStage):
+    """A pipeline stage whose backward is left to FSDP2's own hooks: they reduce beside it, and reshard where asked.
+
+    torch's own stage keeps parameters gathered from the first backward on and reduces all of a stage after its last.
+    """
+
+    def __init__(self, *args: Any, before_backward: Callable[[bool], None], **kwargs: Any) -> None:
+        """``before_backward(last)`` sets what FSDP2 does in the microbatch's backward."""
+        super().__init__(*args, **kwargs)
+        self._before_backward = before_backward
+
+    def backward_maybe_with_nosync(
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
+    ) -> Any:
+        """The whole backward of a microbatch."""
+        assert backward_type == "full", backward_type
+        self._before_backward(last_backward)
+        parts = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
+        return stage_backward(*parts), None
+
+    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
+        """Nothing: the last backward has done it."""
+        del self, grad_scale_factor
+
+
+def gather_when_used(schedule: Any) -> None:
+    """Leave gathering to FSDP2's hooks, layer by layer; torch's runtime would gather and free three stages as a whole,
+    those that the plan keeps gathered as well."""
+    orders = getattr(schedule, "pipeline_order_with_comms", None)
+    if orders is None:  # one stage a rank: no such actions
+        return
+    whole = (schedules.UNSHARD, schedules.RESHARD)
+    for rank, actions in orders.items():
+        orders[rank] = [action for action in actions if action.computation_type not in whole]
+    schedule._assert_unsharded = lambda *_: None
 
 
 def ordered_schedule(

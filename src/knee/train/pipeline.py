@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from knee.train.compat import ordered_schedule
+from knee.train.compat import HookedStage, gather_when_used, ordered_schedule
+from knee.train.fsdp import before_microbatch
 from knee.train.job import TrainJob
 from knee.train.mesh import Mesh
 from knee.train.precision import TYPES
@@ -35,6 +37,7 @@ class Pipeline:
         self.first, self.last = 0 in numbers, job.plan.pp * job.plan.virtual_stages - 1 in numbers
         stages = [self._stage(d, n) for d, n in zip(decoders, numbers, strict=True)]
         self.schedule = self._schedule(stages, lambda output, _: loss(output))
+        gather_when_used(self.schedule)
 
     def step(self, tokens: Any, target: Any) -> Any:
         """All microbatches forward and backward; the sum of their losses as ``loss`` made them, 0 on other stages."""
@@ -57,7 +60,11 @@ class Pipeline:
             return torch.empty(shape, dtype=TYPES[job.dtype], device="meta", requires_grad=True)
 
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-        return PipelineStage(
+        kind = PipelineStage
+        # a backward in two halves is torch's to reduce, after the last: FSDP2's hooks would see only the first half
+        if self.mesh.sharded is not None and plan.schedule != "zero_bubble":
+            kind = partial(HookedStage, before_backward=lambda last: before_microbatch(decoder, job, last=last))
+        return kind(
             decoder,
             number,
             plan.pp * plan.virtual_stages,
