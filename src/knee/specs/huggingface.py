@@ -93,6 +93,7 @@ def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
         "mlp": "swiglu",
         "norm": "rmsnorm",
         "positions": "rope",
+        "rope_base": config.get("rope_theta") or (config.get("rope_parameters") or {}).get("rope_theta") or 10_000.0,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -38,6 +39,8 @@ class Model:
     mlp: Mlp = "swiglu"
     norm: Norm = "rmsnorm"
     positions: Positions = "rope"
+    rope_base: float = 10_000.0
+    """Base of the rotations' wavelengths. It costs nothing; training for real needs it."""
     tied_embeddings: bool = False
     """The output projection shares the input embedding's weights."""
     biases: bool = False
@@ -51,6 +54,8 @@ class Model:
                 raise SpecError(f"model.{field} is {getattr(self, field)}; it must be at least 1")
             if getattr(self, field) > MOST:
                 raise SpecError(f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered")
+        if not 1 < self.rope_base < math.inf:
+            raise SpecError(f"model.rope_base is {self.rope_base:g}; it must be more than 1")
         if not 0 <= self.head_size <= MOST:
             raise SpecError(f"model.head_size is {self.head_size}; it must be between 0 (hidden / heads) and {MOST:,}")
         if self.head_size == 0 and self.hidden % self.heads:

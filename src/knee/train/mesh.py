@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -113,13 +114,12 @@ def make_mesh(plan: Plan, device: Any, *, fake: bool = False) -> Mesh:
     )
 
 
-def _flat(root: Any, axes: list[str], wanted: tuple[str, ...], name: str) -> str | None:
-    """The name of one mesh dimension over several axes, in the mesh's own order."""
+def _flat(root: Any, axes: list[str], wanted: tuple[str, ...], name: str) -> Any:
+    """One mesh dimension over several axes, in the mesh's own order; None where the plan has none of them."""
     there = tuple(axis for axis in axes if axis in wanted)
     if len(there) > 1:
-        root[there]._flatten(name)
-        return name
-    return there[0] if there else None
+        return root[there]._flatten(name)
+    return root[there[0]] if there else None
 
 
 def _sharded(plan: Plan, root: Any, axes: list[str]) -> Any:
@@ -128,11 +128,15 @@ def _sharded(plan: Plan, root: Any, axes: list[str]) -> Any:
     shards = _flat(root, axes, ("dp_shard", "cp"), "shards")
     if shards is None:
         return None
-    return root["dp_replicate", shards] if plan.dp_replicate > 1 else root[shards]
+    if plan.dp_replicate == 1:
+        return shards
+    with warnings.catch_warnings():  # torch 2.11 has no other way to put a flattened dimension beside one of the root's
+        warnings.filterwarnings("ignore", message="Slicing a flattened dim", category=UserWarning)
+        return root["dp_replicate", shards.mesh_dim_names[0]]
 
 
 def _copies(plan: Plan, root: Any, axes: list[str]) -> Any:
     if plan.sharding != "ddp":
         return None
     copies = _flat(root, axes, ("dp_replicate", "cp"), "copies")
-    return None if copies is None else root[copies].get_group()
+    return None if copies is None else copies.get_group()

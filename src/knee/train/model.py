@@ -20,7 +20,6 @@ from knee.train.loss import cross_entropy
 from knee.train.tensor_parallel import CUT_DIM, Whole
 
 EPS = 1e-5
-ROPE_BASE = 10_000.0
 STD = 0.02
 
 
@@ -108,9 +107,10 @@ def rms_norm(x: Any, weight: Any) -> Any:
     return functional.rms_norm(x, (x.shape[-1],), weight.to(x.dtype), EPS)
 
 
-def rope_table(positions: Any, head_dim: int, device: Any, dtype: Any) -> tuple[Any, Any]:
+def rope_table(positions: Any, model: Model, device: Any, dtype: Any) -> tuple[Any, Any]:
     """Cosines and sines, (1, sequence, 1, head_dim / 2)."""
-    frequencies = ROPE_BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    head_dim = model.head_dim
+    frequencies = model.rope_base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(positions.double(), frequencies)[None, :, None, :]
     return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 

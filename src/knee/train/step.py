@@ -154,7 +154,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             decoder.to_empty(device=mesh.device)
     # compiled code turns in fp32 at no cost; eager kernels that mix types are three times slower
     turn_dtype = torch.float32 if job.compile else TYPES[job.dtype]
-    decoder.turn = rope_table(positions(job.seq_len, cp), model.head_dim, mesh.device, turn_dtype)
+    decoder.turn = rope_table(positions(job.seq_len, cp), model, mesh.device, turn_dtype)
     if not mesh.fake:
         _set_weights(decoder, job, mesh)
     return decoder
