@@ -204,7 +204,7 @@ def test_means_over_ranks(tmp_path: Path) -> None:
     job = a_job(tmp_path, gpus=2)
     load = {"collective": "all_gather", "group": "dp_shard", "group_size": 2, "calls": 5.0, "message_bytes": 8.0}
     times = dict.fromkeys(("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s",
-                           "overlapped_comm_s", "waiting_s", "copies_s"), 0.5)
+                           "overlapped_comm_s", "bubble_s", "idle_s", "copies_s"), 0.5)
     power = {"counter_w": 100.0, "draw_w": 90.0, "energy_j": 400.0, "sm_hz": None, "power_limit_w": 700.0}
     pieces = [
         {"rank": rank, "host": "a", "status": "done", "error": None, "step": 6, "window_s": 4.0 + rank,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from knee.columns import Floats
-from knee.metrics.intervals import exposed_s, overlap_s, union_s
+from knee.metrics.intervals import Times, exposed_s, overlap_s, union_s
 from knee.record.events import COLLECTIVES, Events
 
 UNKNOWN = "unknown"
@@ -49,23 +49,34 @@ class StepTimes:
     """(collective, group name) -> calls and summed kernel time."""
 
 
+class Unions(NamedTuple):
+    """Times of kernels that compute and kernels that communicate, in the unit of their intervals."""
+
+    compute: float
+    exposed: float
+    """Communication and no compute."""
+    overlapped: float
+    """Both."""
+
+
+def unions_of(compute: tuple[Times, Times], comm: tuple[Times, Times]) -> Unions:
+    """From (starts, ends) of each kind: the one definition for simulated steps and for traces."""
+    return Unions(compute=union_s(*compute), exposed=exposed_s(*comm, *compute), overlapped=overlap_s(*comm, *compute))
+
+
 def measure(events: Events) -> StepTimes:
     """Loads (sums of kernel times) and times (unions of their intervals) of one step."""
     comm, end_s = events.is_comm, events.end_s
-    compute_spans = events.start_s[~comm], end_s[~comm]
-    comm_spans = events.start_s[comm], end_s[comm]
-    compute_s = union_s(*compute_spans)
-    exposed = exposed_s(*comm_spans, *compute_spans)
-    overlapped = overlap_s(*comm_spans, *compute_spans)
+    found = unions_of((events.start_s[~comm], end_s[~comm]), (events.start_s[comm], end_s[comm]))
     return StepTimes(
         compute_load_s=math.fsum(events.duration_s[~comm]),
         comm_load_s=math.fsum(events.duration_s[comm]),
-        compute_s=compute_s,
-        comm_s=exposed + overlapped,
-        exposed_comm_s=exposed,
-        overlapped_comm_s=overlapped,
+        compute_s=found.compute,
+        comm_s=found.exposed + found.overlapped,
+        exposed_comm_s=found.exposed,
+        overlapped_comm_s=found.overlapped,
         # A last kernel may pass the end of the step by float64 rounding, never by more (Events checks).
-        waiting_s=max(0.0, events.step_s - (compute_s + exposed)),
+        waiting_s=max(0.0, events.step_s - (found.compute + found.exposed)),
         loads=_loads(events),
     )
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import knee
 from knee.files import write_text
+from knee.trace.answer import mean_loads
 from knee.train.job import TrainJob
 from knee.train.measure import peak_of, percentiles
 
@@ -70,7 +71,7 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         "flop_convention": facts.pop("flop_convention", None),
         "flop_per_token": facts.pop("flop_per_token", None),
         **peak,
-        **_times(job, pieces),
+        **_times(pieces),
         "memory_bytes": max((size for size in memory if size is not None), default=None),
         "memory": None,
         **_peaks(pieces),
@@ -151,40 +152,22 @@ def _power(pieces: Sequence[Piece], throughput: Mapping[str, Any]) -> dict[str, 
     }
 
 
-def _times(job: TrainJob, pieces: Sequence[Piece]) -> dict[str, Any]:
+def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
     """Where a step's time went, by the traces: means over the ranks that were traced."""
     traces = [piece["trace"] for piece in pieces if piece.get("trace")]
     if not traces:
         names = (*TIMES, "bubble_s", "idle_s", "straggler_s", "traced_step_s", "copies_s", "trace")
         return dict.fromkeys(names) | {"comm_loads": []}
-    loads: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for trace in traces:
-        for load in trace["comm_loads"]:
-            loads.setdefault((load["collective"], load["group"]), []).append(load)
     return {
         **{name: _mean([trace[name] for trace in traces]) for name in TIMES},
-        # a pipeline's waiting cannot be told from the host's in a trace
-        "bubble_s": 0.0 if job.plan.pp == 1 else None,
-        "idle_s": _mean([trace["waiting_s"] for trace in traces]) if job.plan.pp == 1 else None,
+        "bubble_s": _mean([trace["bubble_s"] for trace in traces]),
+        "idle_s": _mean([trace["idle_s"] for trace in traces]),
         "straggler_s": None,
         "traced_step_s": _mean([trace["step_s"] for trace in traces]),
         "copies_s": _mean([trace["copies_s"] for trace in traces]),
-        "comm_loads": [_load(kind, len(traces)) for kind in loads.values()],
+        "comm_loads": mean_loads([trace["comm_loads"] for trace in traces]),
         "trace": {"ranks": len(traces), "steps": traces[0]["steps"], "kernels": traces[0].get("kernels", []),
                   "notes": sorted({note for trace in traces for note in trace["notes"]})},
-    }
-
-
-def _load(loads: Sequence[Mapping[str, Any]], ranks: int) -> dict[str, Any]:
-    """One collective in one group, mean over all traced ranks."""
-    calls = sum(load["calls"] for load in loads)
-    sized = [load for load in loads if load["message_bytes"] is not None]
-    moved = sum(load["message_bytes"] * load["calls"] for load in sized)
-    return {
-        **{name: loads[0][name] for name in ("collective", "group", "group_size")},
-        "calls": calls / ranks,
-        "message_bytes": moved / sum(load["calls"] for load in sized) if sized else None,
-        "load_s": sum(load["load_s"] for load in loads) / ranks,
     }
 
 

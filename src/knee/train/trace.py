@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from knee.errors import KneeError
-from knee.metrics.step import StepTimes, measure
-from knee.record.events import COLLECTIVES, Events
-from knee.record.kineto_read import Trace, read_kineto
 from knee.specs.plan import Plan
+from knee.trace.analyse import analyse
+from knee.trace.answer import step_of
 from knee.train.measure import synchronize
 
 FEW_RANKS = 16
 """Up to so many ranks each keeps its trace; of more, one rank of every pipeline stage does."""
-LONGEST = 30
-"""Kernels that a summary names, those that took most."""
 UNDER_PROFILER = 1
 """Steps that run under the profiler before it records: its first step is slow."""
 
@@ -76,48 +70,5 @@ def write_trace(profiler: Any, path: Path) -> None:
 
 
 def read_trace(path: Path, plan: Plan) -> dict[str, Any]:
-    """Times of one step, by the function that measures simulated steps, and what the trace does not say."""
-    trace = read_kineto(path, axes=axes_of(plan))
-    return summary(trace, measure(trace.events))
-
-
-def summary(trace: Trace, times: StepTimes) -> dict[str, Any]:
-    """Per step: every time of ``StepTimes``, and communication by collective and group."""
-    steps = trace.steps
-    plain = {name: value / steps for name, value in asdict(times).items() if name != "loads"}
-    return {
-        "steps": steps,
-        "step_s": trace.events.step_s / steps,
-        **plain,
-        "copies_s": trace.copies_s / steps,
-        "comm_loads": _loads(trace.events, times, steps),
-        "kernels": _kernels(trace.events, steps),
-        "notes": list(trace.notes),
-    }
-
-
-def _kernels(events: Events, steps: int) -> list[dict[str, Any]]:
-    """Where the time went by name: calls and summed time of a step, the largest first."""
-    load_s = np.bincount(events.name_id, weights=events.duration_s, minlength=len(events.names))
-    calls = np.bincount(events.name_id, minlength=len(events.names))
-    return [{"name": events.names[i], "calls": float(calls[i]) / steps, "load_s": float(load_s[i]) / steps}
-            for i in np.argsort(-load_s, kind="stable")[:LONGEST].tolist()]
-
-
-def _loads(events: Events, times: StepTimes, steps: int) -> list[dict[str, Any]]:
-    found = []
-    for (collective, group), load in times.loads.items():
-        ids = [i for i, g in enumerate(events.groups) if g.name == group]
-        of_kind = COLLECTIVES.index(collective) if collective in COLLECTIVES else -1
-        rows = events.is_comm & (events.collective == of_kind)
-        rows &= (events.group_id == -1) if not ids else (events.group_id >= min(ids)) & (events.group_id <= max(ids))
-        total = float(events.message_bytes[rows].sum())
-        found.append({
-            "collective": collective,
-            "group": group,
-            "group_size": events.groups[ids[0]].size if ids else None,
-            "calls": load.calls / steps,
-            "message_bytes": total / load.calls if total else None,
-            "load_s": load.load_s / steps,
-        })
-    return found
+    """Times of one step, by the functions that measure simulated steps and anyone's traces."""
+    return step_of(analyse(path, axes=axes_of(plan), cache=False).ranks[0])

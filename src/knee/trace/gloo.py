@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from knee.record.spans import Span, nested
+from knee.trace.spans import Span, nested
 
 CALLS = "gloo:"
 ISSUES = "c10d::"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from knee.trace.decode import nanoseconds
+
 
 class Span(NamedTuple):
     """One event with a beginning and an end."""
@@ -18,27 +20,16 @@ class Span(NamedTuple):
     args: Mapping[str, Any]
 
 
-def spans_of(events: Iterable[Any]) -> list[Span]:
-    """Complete events; what has no times is no span."""
-    found = []
-    for event in events:
-        if not isinstance(event, dict) or event.get("ph") != "X" or "dur" not in event or "ts" not in event:
-            continue
-        start = nanoseconds(event["ts"])
-        found.append(Span(start, start + max(0, nanoseconds(event["dur"])), str(event.get("name", "")),
-                          str(event.get("cat", "")).lower(), (event.get("pid"), event.get("tid")),
-                          event.get("args") or {}))
-    return found
-
-
-def nanoseconds(microseconds: str | int) -> int:
-    """A number as it stands in the file, exactly: three decimals are nanoseconds."""
-    text = str(microseconds)
-    if "e" in text or "E" in text:
-        return round(float(text) * 1000)
-    whole, _, fraction = text.partition(".")
-    sign = -1 if whole.startswith("-") else 1
-    return int(whole) * 1000 + sign * int((fraction + "000")[:3])
+def span_of(event: Any) -> Span | None:
+    """A complete event; None for what has no beginning or no end."""
+    if event.ph != "X":
+        return None
+    start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+    if start is None or duration is None:
+        return None
+    args = event.args if isinstance(event.args, dict) else {}
+    return Span(start, start + max(0, duration), str(event.name or ""), str(event.cat or "").lower(),
+                (event.pid, event.tid), args)
 
 
 def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:

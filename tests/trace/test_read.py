@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from knee.errors import InputError
 from knee.metrics.step import measure
-from knee.record.gloo import Issued, settle
 from knee.record.kineto import write_kineto
-from knee.record.kineto_read import collective_of, read_kineto
-from knee.record.spans import Span, nanoseconds
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
+from knee.trace import analyse
+from knee.trace.decode import nanoseconds
+from knee.trace.gloo import Issued, settle
+from knee.trace.groups import collective_of
+from knee.trace.spans import Span
 from knee.train.trace import axes_of, coordinates, keeps_trace, read_trace
-
-SHARED = Path(__file__).parents[3] / "shared" / "traces"
-TRUTH = {
-    "hta_128rank_sampled_rank0": (210320, 396199, 336983),
-    "hta_a100_2rank_rank0_nccl_args": (115655.8, 46876.5, 39559.5),
-    "hta_a100_8rank_rank3_dlrm": (281336, 163535, 87921),
-    "hta_v100_2rank_rank1_large": (620516, 357343, 357343),
-    "tracelens_b200_8rank_rank0": (10771.7, 21.95, 21.95),
-}
-"""Compute, communication and exposed communication in microseconds, by another program (shared/traces/README.md)."""
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp_replicate": 2, "sharding": "hsdp"}])
@@ -39,27 +31,19 @@ def test_a_simulated_step_comes_back(tmp_path: Path, plan: dict[str, Any]) -> No
     written = events_of(job)
     paths = write_kineto(written, tmp_path / "step.json.gz")
     for events, path in zip(written, paths, strict=True):
-        trace = read_kineto(path)
-        before, after = measure(events), measure(trace.events)
-        assert (trace.steps, trace.device, trace.copies_s) == (1, "cuda", 0.0)
-        assert (trace.events.rank, trace.events.world_size) == (events.rank, 16)
-        assert trace.events.step_s == pytest.approx(events.step_s, abs=2e-9)
+        rank = analyse(path, cache=False).ranks[0]
+        before, after = measure(events), rank.times
+        assert (rank.rank, rank.trace.columns.world_size, len(rank.steps)) == (events.rank, 16, 1)
+        assert rank.step_s == pytest.approx(events.step_s, abs=2e-9)
         for name in ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s"):
             assert getattr(after, name) == pytest.approx(getattr(before, name), abs=1e-9 * len(events)), name
-        assert {key: load.calls for key, load in after.loads.items()} == {
-            key: load.calls for key, load in before.loads.items()}
-        assert set(trace.events.groups) == set(events.groups)
-        comm = trace.events.is_comm
-        assert trace.events.message_bytes[comm].sum() == pytest.approx(events.message_bytes[events.is_comm].sum(),
-                                                                       rel=1e-4)
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the traces of others are not here")
-@pytest.mark.parametrize("name", TRUTH)
-def test_others_traces_are_read_in_full(name: str) -> None:
-    times = measure(read_kineto(SHARED / f"{name}.json.gz").events)
-    found = np.array([times.compute_s, times.comm_s, times.exposed_comm_s]) * 1e6
-    assert found == pytest.approx(TRUTH[name], abs=0.06)
+        calls: Counter[tuple[str, str]] = Counter()
+        for load in rank.collectives:
+            calls[load.collective, load.group] += load.calls
+        assert calls == {key: load.calls for key, load in before.loads.items()}
+        assert {call.group for call in rank.trace.calls.values()} == set(events.groups)
+        moved = sum(call.message_bytes for call in rank.trace.calls.values())
+        assert moved == pytest.approx(events.message_bytes[events.is_comm].sum(), rel=1e-4)
 
 
 def span(name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op",
@@ -107,11 +91,11 @@ def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
 
 
 def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
-    trace = read_kineto(gloo_trace(tmp_path / "t.json.gz"))
-    times = measure(trace.events)
-    assert trace.device == "cpu"
-    assert trace.notes == ()
-    assert {key: (load.calls, round(load.load_s * 1e6)) for key, load in times.loads.items()} == {
+    rank = analyse(gloo_trace(tmp_path / "t.json.gz"), cache=False).ranks[0]
+    times = rank.times
+    assert rank.trace.columns.is_host
+    assert rank.audit.sentences() == []
+    assert {(load.collective, load.group): (load.calls, round(load.load_s * 1e6)) for load in rank.collectives} == {
         ("all_gather", "dp_shard"): (1, 100),
         ("reduce_scatter", "dp_shard"): (1, 100),
         ("all_gather", "tp"): (1, 20),
@@ -121,7 +105,7 @@ def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
     # aten::linear, the backward's mm, and what an operator with a collective inside does besides it
     assert times.compute_s == pytest.approx((100 + 50 + 20) * 1e-6, abs=2e-9)
     assert times.overlapped_comm_s == pytest.approx(80e-6, abs=2e-9)
-    assert trace.events.step_s == pytest.approx(1e-3, abs=2e-9)
+    assert rank.step_s == pytest.approx(1e-3, abs=2e-9)
 
 
 def test_the_axis_of_a_call_follows_from_its_threads_others() -> None:
@@ -177,6 +161,6 @@ def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes) ->
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"bad\.json"):
-        read_kineto(path)
-    with pytest.raises(InputError, match="cannot be read"):
-        read_kineto(tmp_path / "none.json")
+        analyse(path, cache=False)
+    with pytest.raises(InputError, match="does not exist"):
+        analyse(tmp_path / "none.json")

@@ -1,0 +1,126 @@
+"""What an answer about a trace stands on: what was read, what was left out, and what looks odd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.trace.classes import OTHER
+from knee.trace.columns import KERNEL
+from knee.trace.read import Trace
+from knee.trace.times import NS
+
+LOUD = 0.01
+"""Share of all kernel time from which an unclassified kernel is named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """Of one rank."""
+
+    events: int
+    kernels: int
+    copies: int
+    without_launch: int
+    """Kernels whose launch is not in the trace: they were launched before it began. They are counted."""
+    without_launch_s: float
+    same_stream_overlaps: int
+    """Kernels that begin before the one before them on their stream has ended; Perfetto drops such kernels."""
+    unclassified: tuple[tuple[str, float], ...]
+    """(name, share of all kernel time) of kernels of no known class on streams beside the main one."""
+    communication_as_compute: int
+    """Kernels that communicate on the stream that computes, and are counted as compute."""
+    communication_as_compute_s: float
+    clock_anomalies: int
+    """Device events left out (negative or impossible times), and kernels that begin before they are launched."""
+    without_duration: int
+    """Device events left out because they have no time or no duration."""
+    devices: int
+    empty_steps: tuple[int, ...]
+    """Numbers of profiler steps that launched nothing, and are no steps of the answer."""
+    repairs: int
+    cut: str | None
+    """Why the rest of the file could not be read."""
+    notes: tuple[str, ...]
+
+    def sentences(self) -> list[str]:
+        """What a reader should know beyond the counts."""
+        said = []
+        if self.cut:
+            said.append(f"the file is not whole ({self.cut}): the answer is about what could be read")
+        if self.without_launch:
+            said.append(
+                f"{self.without_launch:,} kernels ({self.without_launch_s * 1e3:.3f} ms) have no launch in the trace; "
+                "they are counted"
+            )
+        if self.communication_as_compute:
+            said.append(
+                f"{self.communication_as_compute:,} kernels ({self.communication_as_compute_s * 1e3:.3f} ms) "
+                "communicate on the stream that computes and are counted as compute; --comm symmetric_memory counts "
+                "them as communication"
+            )
+        said += [f"unclassified on a side stream, {share:.0%} of kernel time: {name}; --comm-pattern makes it "
+                 "communication" for name, share in self.unclassified]  # fmt: skip
+        if self.without_duration:
+            said.append(f"{self.without_duration:,} device events without time or duration are left out")
+        if self.clock_anomalies:
+            said.append(f"{self.clock_anomalies:,} clock anomalies: negative or impossible times, or kernels that "
+                        "begin before their launch")  # fmt: skip
+        if self.devices > 1:
+            said.append(f"kernels of {self.devices} GPUs are taken together")
+        if self.empty_steps:
+            said.append(f"steps that launched nothing are not counted: {', '.join(map(str, self.empty_steps))}")
+        if self.repairs:
+            said.append("numbers that JSON does not have (nan, inf) were read as unknown")
+        return [*said, *self.notes]
+
+
+def audit(trace: Trace) -> Audit:
+    """Look through a whole trace."""
+    c, of = trace.columns, trace.classified
+    kernels = c.kind == KERNEL
+    length = c.end_ns - c.start_ns
+    orphans = kernels & (trace.launched_ns < 0) & (len(c.launch_correlation) > 0)
+    early = kernels & (trace.launched_ns > c.start_ns) & (trace.launched_ns >= 0) & (not c.is_host)
+    return Audit(
+        events=c.counts.events,
+        kernels=int(kernels.sum()),
+        copies=int((~kernels).sum()),
+        without_launch=int(orphans.sum()),
+        without_launch_s=int(length[orphans].sum()) / NS,
+        same_stream_overlaps=0 if c.is_host else _overlaps(trace),
+        unclassified=() if c.is_host else _unclassified(trace),
+        communication_as_compute=int(of.counted_as_compute.sum()),
+        communication_as_compute_s=int(length[of.counted_as_compute].sum()) / NS,
+        clock_anomalies=c.counts.clock_anomalies + int(early.sum()),
+        without_duration=c.counts.without_duration,
+        devices=len(np.unique(c.device[kernels])),
+        empty_steps=trace.empty_steps,
+        repairs=c.counts.repairs,
+        cut=c.cut,
+        notes=c.notes,
+    )
+
+
+def _overlaps(trace: Trace) -> int:
+    """Neighbours on a stream of which the second begins before the first has ended."""
+    c = trace.columns
+    order = np.lexsort((c.start_ns, c.stream, c.device))
+    same = (np.diff(c.stream[order]) == 0) & (np.diff(c.device[order]) == 0)
+    return int((same & (c.start_ns[order][1:] < c.end_ns[order][:-1])).sum())
+
+
+def _unclassified(trace: Trace) -> tuple[tuple[str, float], ...]:
+    c, of = trace.columns, trace.classified
+    kernels = c.kind == KERNEL
+    length = (c.end_ns - c.start_ns).astype(np.float64)
+    total = float(length[kernels].sum())
+    compute = np.flatnonzero(of.is_compute)
+    if not total or not len(compute):
+        return ()
+    streams, inverse = np.unique(c.stream[compute], return_inverse=True)
+    main = streams[int(np.argmax(np.bincount(inverse, weights=length[compute])))]
+    odd = of.is_compute & (c.stream != main) & (of.class_id == of.names.index(OTHER))
+    share = np.bincount(c.name_id[odd], weights=length[odd], minlength=len(c.names)) / total
+    return tuple((c.names[i], float(share[i])) for i in np.argsort(-share).tolist() if share[i] > LOUD)

@@ -1,0 +1,97 @@
+"""A file's bytes in blocks, unpacked on a thread of its own, so that a trace is never in memory as a whole."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from knee.errors import InputError
+
+BLOCK_BYTES = 1 << 21
+"""Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
+AHEAD = 2
+"""Blocks that are unpacked before they are asked for."""
+GZIP = b"\x1f\x8b"
+
+
+class CutOff(Exception):
+    """The file ends before its content does; what came before is good."""
+
+
+def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+    """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
+
+    zlib works without the interpreter's lock, so that unpacking and decoding share two cores.
+    """
+    ready: queue.Queue[bytes | Exception | None] = queue.Queue(AHEAD)
+    stop = threading.Event()
+
+    def put(item: bytes | Exception | None) -> bool:
+        while not stop.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def work() -> None:
+        try:
+            for block in _unpacked(path, size):
+                if not put(block):
+                    return
+            put(None)
+        except Exception as error:  # handed to the reader
+            put(error)
+
+    thread = threading.Thread(target=work, name="knee-unpack", daemon=True)
+    thread.start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _unpacked(path: Path, size: int) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            first = file.read(size)
+            if first[: len(GZIP)] == GZIP:
+                yield from _gunzipped(iter(lambda: file.read(size // 8), b""), first, size)
+                return
+            while first:
+                yield first
+                first = file.read(size)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[bytes]:
+    """One gzip member after another; zeros after the last are padding."""
+    unpacker, data = zlib.decompressobj(31), first
+    while True:
+        if not data:
+            data = next(packed, b"")
+        if not data:
+            if unpacker.eof:
+                return
+            raise CutOff("the gzip stream ends too early")
+        if unpacker.eof:
+            data = data.lstrip(b"\0")
+            if not data:
+                continue
+            unpacker = zlib.decompressobj(31)
+        try:
+            block = unpacker.decompress(data, size)
+        except zlib.error as error:
+            raise CutOff(f"the gzip stream is damaged ({error})") from None
+        data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+        if block:
+            yield block

@@ -1,0 +1,161 @@
+"""Which kernels communicate, and what the others are: a table of patterns, with the user's before knee's own."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knee.columns import Bools
+from knee.errors import InputError
+from knee.trace.columns import KERNEL, Int64, RankTrace
+
+OTHER = "other"
+FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelClass:
+    """An entry of the table."""
+
+    name: str
+    pattern: str
+    communication: bool = False
+    side_only: bool = False
+    """Communication only on streams that nothing else computes on."""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """The table, in the order in which it is asked."""
+
+    entries: tuple[KernelClass, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of every class, ``other`` last."""
+        return (*(entry.name for entry in self.entries), OTHER)
+
+    def of_names(self, names: Sequence[str]) -> Int64:
+        """Index of each name's class; the last one is ``other``."""
+        patterns = [re.compile(entry.pattern, re.IGNORECASE) for entry in self.entries]
+        found = [next((i for i, p in enumerate(patterns) if p.search(name)), len(patterns)) for name in names]
+        return np.array(found, dtype=np.int64)
+
+
+@cache
+def known_classes() -> Classes:
+    """knee's own table."""
+    text = files("knee.catalog").joinpath("kernel_classes.toml").read_text(encoding="utf-8")
+    return Classes(entries=tuple(_entries(tomllib.loads(text), "kernel_classes.toml")))
+
+
+def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: Iterable[str] = ()) -> Classes:
+    """knee's table behind the user's: ``patterns`` of communication, a ``file`` of entries, and ``comm``: names of
+    classes that communicate on every stream."""
+    own = list(known_classes().entries)
+    first: list[KernelClass] = []
+    for pattern in patterns:
+        _check_pattern(pattern, "--comm-pattern")
+        first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
+    if file is not None:
+        first += _entries(_toml(file), str(file))
+    always = set(comm)
+    entries = [*first, *own]
+    if unknown := always - {entry.name for entry in entries}:
+        raise InputError(
+            f"--comm {min(unknown)}: there is no such class of kernels",
+            hint=f"classes are {', '.join(entry.name for entry in entries)}",
+        )
+    return Classes(
+        entries=tuple(
+            KernelClass(name=e.name, pattern=e.pattern, communication=True, source=e.source) if e.name in always else e
+            for e in entries
+        )
+    )
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} is not TOML: {error}") from None
+
+
+def _entries(table: dict[str, Any], where: str) -> list[KernelClass]:
+    found = []
+    for name, entry in table.items():
+        if not isinstance(entry, dict) or "pattern" not in entry:
+            raise InputError(
+                f"{where}: [{name}] has no pattern", hint="an entry is [name] with pattern = 'regular expression'"
+            )
+        for key, value in entry.items():
+            if key not in FIELDS:
+                raise InputError(f"{where}: [{name}] has an unknown key {key!r}", hint=f"keys are {', '.join(FIELDS)}")
+            if not isinstance(value, FIELDS[key]):
+                raise InputError(f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}")
+        if entry.get("streams", "all") not in ("all", "side"):
+            raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
+        _check_pattern(entry["pattern"], f"{where}: [{name}]")
+        found.append(
+            KernelClass(
+                name=name,
+                pattern=entry["pattern"],
+                communication=entry.get("communication", False),
+                side_only=entry.get("streams") == "side",
+                source=entry.get("source", ""),
+            )
+        )
+    return found
+
+
+def _check_pattern(pattern: str, where: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise InputError(f"{where}: {pattern!r} is no regular expression: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classified:
+    """The rows of a trace by class."""
+
+    names: tuple[str, ...]
+    class_id: Int64
+    """Index into ``names``; meaningless for copies and fills."""
+    is_comm: Bools
+    is_compute: Bools
+    counted_as_compute: Bools
+    """Kernels that communicate on a stream that computes."""
+
+
+def classify(trace: RankTrace, classes: Classes, calls: Iterable[int] = ()) -> Classified:
+    """Communication and compute among a trace's kernels. ``calls`` are rows that name their collective."""
+    kernels = trace.kind == KERNEL
+    class_id = classes.of_names(trace.names)[trace.name_id] if len(trace) else trace.name_id
+    communicates = np.array([*(entry.communication for entry in classes.entries), False])
+    side_only = np.array([*(entry.side_only for entry in classes.entries), False])
+    has_args = np.zeros(len(trace), dtype=np.bool_)
+    has_args[list(calls)] = True
+    maybe = kernels & (communicates[class_id] | has_args)
+    sided = maybe & side_only[class_id] & ~has_args
+    computing = np.unique(trace.stream[kernels & ~maybe])
+    kept = sided & np.isin(trace.stream, computing)
+    is_comm = maybe & ~kept
+    return Classified(
+        names=classes.names,
+        class_id=class_id,
+        is_comm=is_comm,
+        is_compute=kernels & ~is_comm,
+        counted_as_compute=kept,
+    )

@@ -1,0 +1,129 @@
+"""Collectives and process groups as a trace names them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from knee.record.events import DTYPE_BYTES, Group
+from knee.trace.columns import whole
+from knee.trace.decode import Args
+
+WORDS = (("reduce_scatter", "reducescatter"), ("all_gather", "allgather"), ("all_reduce", "allreduce"),
+         ("broadcast", "broadcast"), ("all_to_all", "alltoall"), ("send_recv", "sendrecv"), ("send_recv", "send"),
+         ("send_recv", "recv"), ("send_recv", "coalesced"))  # fmt: skip
+"""Collective -> how its name begins or what it contains, underscores left out; the first that fits counts."""
+ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard", "shards": "dp_shard", "copies": "dp_replicate"}
+"""A group's description in torch, or knee's name of several axes together -> the axis it runs over."""
+NAMELESS = ("undefined", "None", "")
+DTYPES = {"Float": "fp32", "float": "fp32", "BFloat16": "bf16", "c10::BFloat16": "bf16", "Half": "fp16",
+          "c10::Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "Byte": "uint8", "Char": "uint8",
+          "Long": "int64", "long int": "int64", "Double": "int64", "Int": "fp32", "int": "fp32",
+          "Bool": "uint8"}  # fmt: skip
+"""torch's word for a type -> ours, by its width."""
+BUS_FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "all_reduce": 2.0}
+"""Collective -> how often (n - 1) / n of the message crosses a rank's link (nccl-tests' bus bandwidth)."""
+
+
+class Call(NamedTuple):
+    """One call of a collective."""
+
+    collective: str | None
+    group: Group | None
+    message_bytes: float
+    """Of the whole message, all that is gathered or one rank's input of a reduction; 0 where it is not known."""
+    dtype: str | None
+    key: str = ""
+    """What tells its group from others of the same job: the group's ranks, or its name in torch."""
+    seq: int | None = None
+    """Its number in the group, where the trace counts them."""
+
+
+def collective_of(name: str) -> str | None:
+    """Our word for a collective, by torch's name for it or by a kernel's."""
+    plain = name.lower().replace("_", "")
+    return next((ours for ours, word in WORDS if word in plain), None)
+
+
+def bus_bytes(collective: str | None, group_size: int | None, message_bytes: float) -> float | None:
+    """Bytes that a rank's link carries for a message; None where that is not known."""
+    if collective in ("send_recv", "broadcast"):
+        return message_bytes or None
+    if not message_bytes or collective not in BUS_FACTORS or not group_size or group_size < 2:
+        return None
+    return BUS_FACTORS[collective] * message_bytes * (group_size - 1) / group_size
+
+
+class Groups:
+    """The process groups that a trace names."""
+
+    def __init__(self, info: Mapping[str, Any], axes: Mapping[str, str] | None = None) -> None:
+        """``axes`` renames groups: the world may be, say, the ``dp_shard`` axis."""
+        self.renamed = ALIASES | dict(axes or {})
+        self.known: dict[str, Group] = {}
+        for entry in info.get("pg_config") or ():
+            if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
+                ranks = tuple(rank for rank in map(whole, entry["ranks"]) if rank is not None)
+                if ranks and min(ranks) >= 0:
+                    name = str(entry.get("pg_name"))
+                    self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
+
+    def name(self, description: str, torch_name: str = "") -> str:
+        """The axis that a description stands for; a group without one goes by its name in torch."""
+        plain = description.removeprefix("mesh_")
+        return f"group {torch_name}" if plain in NAMELESS and torch_name else self.renamed.get(plain, plain)
+
+    def of_args(self, args: Args) -> Group | None:
+        """The group of a NCCL kernel."""
+        name, size = args.group, whole(args.group_size)
+        if name is None and size is None:
+            return None
+        known = self.known.get(str(name))
+        if known is not None and (size is None or known.size == size):
+            return known
+        axis = self.name(str(args.group_description or name), str(name))
+        ranks = _ranks(args.group_ranks)
+        if ranks and (size is None or len(ranks) == size):
+            return group_of(axis, ranks)
+        if size is None or size < 1:
+            return None
+        start, stride = whole(args.rank_start) or 0, whole(args.rank_stride) or 1
+        return Group(name=axis, size=size, first_rank=max(0, start), stride=max(1, stride))
+
+    def call(self, args: Args, kernel: str) -> Call:
+        """What a kernel with these arguments does."""
+        group = self.of_args(args)
+        collective = collective_of(str(args.collective or "")) or collective_of(kernel)
+        dtype = DTYPES.get(str(args.dtype))
+        elements = max(whole(args.in_elements) or 0, whole(args.out_elements) or 0)
+        return Call(
+            collective=collective,
+            group=group,
+            message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
+            dtype=dtype,
+            key=f"{args.group}/{','.join(map(str, group.ranks))}" if group is not None else "",
+            seq=whole(args.seq),
+        )
+
+    def on_axis(self, axis: str | None) -> Group | None:
+        """The group of this rank on an axis; of several, the one that spans another axis too."""
+        return max((group for group in self.known.values() if group.name == axis), key=lambda g: g.size, default=None)
+
+
+def _ranks(text: Any) -> tuple[int, ...]:
+    """``"[0, 1]"``; a list that was cut off with dots is not known."""
+    try:
+        found = text if isinstance(text, list) else ast.literal_eval(str(text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return ()
+    good = isinstance(found, list) and all(isinstance(rank, int) and rank >= 0 for rank in found)
+    return tuple(found) if good else ()
+
+
+def group_of(name: str, ranks: tuple[int, ...]) -> Group:
+    """A group by its ranks."""
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    even = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
+    return Group(name=name, size=len(ranks), first_rank=ranks[0], stride=stride if even else 1,
+                 members=() if even else ranks)  # fmt: skip

@@ -1,0 +1,65 @@
+"""A processor's trace as columns: operators that compute and gloo's calls stand for a device's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Group
+from knee.trace.columns import KERNEL, RankTrace
+from knee.trace.gloo import Issued, gloo_calls, host_compute, settle
+from knee.trace.groups import DTYPES, Call, Groups, collective_of
+from knee.trace.spans import Span, span_of
+from knee.trace.stream import Stream
+
+
+def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTrace, dict[int, Call]]:
+    """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
+    stream = Stream(path=trace.path, all_args=True)
+    found = (span_of(event) for events in stream.events() for event in events)
+    spans = [span for span in found if span is not None]
+    groups = Groups(trace.info, axes)
+    issued = settle(gloo_calls(spans), {group.name: group.size for group in groups.known.values()})
+    rows: list[tuple[Span, Issued | None]] = [(span, None) for span in host_compute(spans)]
+    rows += [(call.call, call) for call in issued]
+    rows.sort(key=lambda row: (row[0].start_ns, row[0].end_ns))
+    names: dict[str, int] = {}
+    ids = [names.setdefault(span.name, len(names)) for span, _ in rows]
+    first = trace.first_ns
+    unknown = sum(call.operator is None for call in issued)
+    notes = [f"{unknown} of {len(issued)} gloo calls: the operator that issued them is not in the trace"]
+    columns = replace(
+        trace,
+        start_ns=np.array([span.start_ns - first for span, _ in rows], dtype=np.int64),
+        end_ns=np.array([span.end_ns - first for span, _ in rows], dtype=np.int64),
+        kind=np.full(len(rows), KERNEL),
+        stream=np.array([COMPUTE_STREAM if call is None else COMM_STREAM for _, call in rows], dtype=np.int64),
+        device=np.zeros(len(rows), dtype=np.int64),
+        correlation=np.full(len(rows), -1),
+        name_id=np.array(ids, dtype=np.int64),
+        names=tuple(names),
+        is_host=True,
+        notes=(*trace.notes, *(notes if unknown else ())),
+    )
+    return columns, {i: _call(call, groups) for i, (_, call) in enumerate(rows) if call is not None}
+
+
+def _call(call: Issued, groups: Groups) -> Call:
+    collective = collective_of(call.operator.name if call.operator is not None else call.call.name)
+    group = groups.on_axis(call.axis)
+    if group is None and call.axis is not None:
+        world = groups.on_axis(groups.renamed.get("world", "world"))
+        group = Group(name=call.axis, size=world.size if world else 1)
+    if group is not None and call.ranks not in (None, group.size):
+        group = Group(name=group.name, size=call.ranks or 1)  # several axes together
+    dtype = DTYPES.get(call.dtype)
+    elements = call.elements * (group.size if collective == "all_gather" and group and not call.full else 1)
+    return Call(
+        collective=collective,
+        group=group,
+        message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
+        dtype=dtype,
+        key=f"{group.name}/{','.join(map(str, group.ranks))}" if group is not None else "",
+    )

@@ -1,0 +1,79 @@
+"""Several traces read at the same time, by processes that import nothing of the caller's program.
+
+multiprocessing would run the caller's main module again, or fork its threads; a library may do neither.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from knee.errors import KneeError
+from knee.trace.classes import Classes
+from knee.trace.read import Trace, read_trace
+
+WORKER = "from knee.trace.parallel import serve; serve()"
+
+
+def read_parallel(
+    files: Sequence[Path], classes: Classes, *, axes: Any, cache: bool, workers: int, done: Callable[[], None]
+) -> list[Trace]:
+    """Read all, the largest first; ``done`` is called after each."""
+    order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
+    found: dict[int, Trace] = {}
+    processes = [_start() for _ in range(workers)]
+    todo = iter(order)  # next() of a list's iterator is atomic
+
+    def feed(process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for i in todo:
+            pickle.dump((files[i], classes, axes, cache), process.stdin)
+            process.stdin.flush()
+            try:
+                answer = pickle.load(process.stdout)
+            except EOFError:
+                raise KneeError(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
+            if isinstance(answer, Exception):
+                raise answer
+            found[i] = answer
+            done()
+
+    try:
+        with ThreadPoolExecutor(workers) as pool:
+            for future in [pool.submit(feed, process) for process in processes]:
+                future.result()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    return [found[i] for i in range(len(files))]
+
+
+def _start() -> subprocess.Popen[bytes]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+
+
+def serve() -> None:
+    """Read what is asked for, until nothing more is."""
+    asked, answers = sys.stdin.buffer, sys.stdout.buffer
+    while True:
+        try:
+            path, classes, axes, cache = pickle.load(asked)
+        except EOFError:
+            return
+        try:
+            answer: Trace | Exception = read_trace(path, classes, axes=axes, cache=cache)
+        except Exception as error:  # raised again where it was asked for
+            answer = error
+        pickle.dump(answer, answers)
+        answers.flush()

@@ -1,0 +1,215 @@
+"""A trace's events as they come out of a file, a block at a time, and what stands around them.
+
+A block is cut between two events. Where that is is guessed, and the guess is proven: a text that begins between two
+events and parses as a list of them ends between two as well, since brackets and quotes inside it are closed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from knee.errors import InputError
+from knee.trace.blocks import CutOff, blocks
+from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired
+
+KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+BETWEEN = re.compile(rb"\}\s*,\s*\{")
+GUESSES = 4
+LONGEST_EVENT_BYTES = 1 << 24
+"""More text without a whole event is no trace."""
+LONGEST_HEAD_BYTES = 1 << 26
+SPACE = b" \t\r\n"
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One file's events. ``head``, ``cut`` and ``repairs`` are known once all events were taken."""
+
+    path: Path
+    all_args: bool = False
+    head: dict[str, Any] = field(default_factory=dict)
+    """What the document says besides its events."""
+    cut: str | None = None
+    """Why the end of the file could not be read; None for a whole file."""
+    repairs: int = 0
+    """Blocks in which numbers were put right that JSON does not have."""
+
+    def events(self) -> Iterator[list[Any]]:
+        """Lists of events, in the file's order."""
+        source = blocks(self.path)
+        try:
+            yield from self._events(_Buffer(self, source))
+        finally:
+            source.close()  # type: ignore[attr-defined]
+
+    def _events(self, buffer: _Buffer) -> Iterator[list[Any]]:
+        self._enter(buffer)
+        while True:
+            events = self._whole_block(buffer)
+            if events:
+                yield events
+            if buffer.more():
+                continue
+            yield self._one_by_one(buffer)
+            return
+
+    def _enter(self, buffer: _Buffer) -> None:
+        """Read up to the first event."""
+        while not buffer.text.lstrip(SPACE + b"\xef\xbb\xbf") and buffer.more():
+            pass
+        start = buffer.text.lstrip(SPACE + b"\xef\xbb\xbf")
+        if not start:
+            raise InputError(f"{self.path} is empty" if not self.cut else f"{self.path}: {self.cut}, before any event")
+        if start.startswith(b"["):
+            buffer.text = start[1:]
+            return
+        if not start.startswith(b"{"):
+            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT)
+        while True:
+            for found in KEY.finditer(buffer.text):
+                try:
+                    head = decode_object(repaired(buffer.text[: found.start()] + b'"traceEvents":[]}'))
+                except NotJson:
+                    continue
+                self.head |= {name: value for name, value in head.items() if name != "traceEvents"}
+                buffer.text = buffer.text[found.end() :]
+                return
+            if len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.more():
+                break
+        if self.cut:
+            raise InputError(f"{self.path}: {self.cut}, before any event")
+        try:
+            decode_object(buffer.text)
+        except NotJson:
+            raise InputError(f"{self.path} is not whole JSON, and has no traceEvents", hint=HINT) from None
+        raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT)
+
+    def _whole_block(self, buffer: _Buffer) -> list[Any]:
+        """Events of the buffer up to a proven cut; none where there is no such cut."""
+        end = len(buffer.text)
+        for _ in range(GUESSES):
+            at = _last_between(buffer.text, end)
+            if at is None:
+                return []
+            events = self._decoded(buffer.text[: at + 1])
+            if events is not None:
+                buffer.text = buffer.text[buffer.text.index(b",", at) + 1 :]
+                return events
+            end = at
+        if len(buffer.text) <= LONGEST_EVENT_BYTES:
+            return []
+        events = self._one_by_one(buffer, last=False)
+        if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
+            raise InputError(f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of it hold no event", hint=HINT)
+        return events
+
+    def _decoded(self, text: bytes) -> list[Any] | None:
+        for repair in (False, True):
+            changed = repaired(text) if repair else text
+            if repair and changed == text:
+                return None
+            try:
+                events = decode(b"[" + changed + b"]", all_args=self.all_args)
+            except NotJson:
+                continue
+            self.repairs += repair
+            return events
+        return None
+
+    def _one_by_one(self, buffer: _Buffer, *, last: bool = True) -> list[Any]:
+        """Events one after the other, up to the end of their list, to what is incomplete, or to what is no JSON."""
+        text = repaired(buffer.text).decode("utf-8", "replace")
+        scan, at, found = json.JSONDecoder(parse_float=str).raw_decode, 0, []
+        while True:
+            at = _skip(text, at)
+            if text[at : at + 1] == "]":
+                self._leave(text[at + 1 :].encode() + buffer.rest())
+                break
+            try:
+                one, end = scan(text, at)
+            except (ValueError, RecursionError):
+                if last:
+                    self._end(text[at:])
+                break
+            if isinstance(one, dict):
+                found.append(event_of(one, self.all_args))
+            at = end
+        if not buffer.ended:
+            buffer.text = text[at:].encode()
+        return found
+
+    def _leave(self, rest: bytes) -> None:
+        """What the document says after its events."""
+        rest = rest.strip()
+        if not rest or self.cut:
+            return
+        try:
+            after = decode_object(b"{" + repaired(rest).lstrip(SPACE + b","))
+        except NotJson:
+            self.cut = self.cut or "what follows the events is incomplete"
+            return
+        if isinstance(after, dict):
+            self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
+
+    def _end(self, rest: str) -> None:
+        """The text ended inside the list of events."""
+        if rest.strip():
+            self.cut = self.cut or "the file ends in the middle of an event, or what follows is no JSON"
+        else:
+            self.cut = self.cut or "the list of events is not closed"
+
+
+HINT = "a trace is what torch.profiler's export_chrome_trace writes, as .json or .json.gz"
+
+
+class _Buffer:
+    """Text that was read and not yet decoded."""
+
+    def __init__(self, stream: Stream, source: Iterator[bytes]) -> None:
+        self.stream, self.source = stream, source
+        self.text = b""
+        self.ended = False
+
+    def more(self) -> bool:
+        """Add a block; False at the end."""
+        if self.ended:
+            return False
+        try:
+            block = next(self.source, None)
+        except CutOff as why:
+            self.stream.cut, block = str(why), None
+        if block is None:
+            self.ended = True
+            return False
+        self.text += block
+        return True
+
+    def rest(self) -> bytes:
+        """All that is left to read; nothing more is wanted then."""
+        self.text = b""
+        while len(self.text) < LONGEST_HEAD_BYTES and self.more():
+            pass
+        rest, self.text, self.ended = self.text, b"", True
+        return rest
+
+
+def _last_between(text: bytes, end: int) -> int | None:
+    """Where the last event before ``end`` seems to close."""
+    at = end
+    while (at := text.rfind(b"}", 0, at)) >= 0:
+        if (found := BETWEEN.match(text, at)) and found.end() <= end:
+            return at
+        if end - at > LONGEST_EVENT_BYTES:
+            return None
+    return None
+
+
+def _skip(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
