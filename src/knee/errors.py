@@ -4,7 +4,8 @@ KneeError                    anything knee says in words; never shown as a trace
 ├── InputError   (exit 2)    what was asked for is wrong: what, where and how to fix it
 │   └── SpecError            a spec (file, name or option) that cannot be valid
 ├── DoesNotFit   (exit 3)    a valid question whose answer is "it does not fit"
-└── MissingExtra (exit 4)    an optional dependency is needed; the message has the install command
+├── MissingExtra (exit 4)    an optional dependency is needed; the message has the install command
+└── Incomplete   (exit 5)    the answer was given, and is about a part of the input
 """
 
 from __future__ import annotations
@@ -41,3 +42,9 @@ class MissingExtra(KneeError):
     """A part of knee that needs an optional dependency."""
 
     exit_code = 4
+
+
+class Incomplete(KneeError):
+    """An answer was given, about what of the input could be read."""
+
+    exit_code = 5

@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "train": ("knee.cli.train", "Train a model for real under the same plan, and measure it."),
     "dryrun": ("knee.cli.dryrun", "The trainer on fake ranks, without hardware: FLOP and collectives of each rank."),
     "compare": ("knee.cli.compare", "Measured, simulated and published records side by side."),
+    "trace": ("knee.cli.trace", "Where the time of anyone's PyTorch job went, from its traces."),
     "study": ("knee.cli.study", "The paper's experiments on the simulator, held against its claims."),
     "validate": ("knee.cli.validate", "Predict published runs of a CSV file, and say how far off knee is."),
     "calibrate": ("knee.cli.calibrate", "Fit a software profile on your own measured runs."),
@@ -161,7 +162,7 @@ def main(ctx: click.Context) -> None:
 
     \b
     Exit codes: 0 answered, 2 the input is wrong, 3 the plan does not fit in memory,
-    4 an optional part is not installed.
+    4 an optional part is not installed, 5 answered from a file that is cut off.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -44,7 +44,7 @@ def command(records: tuple[Path, ...], as_json: bool) -> None:
     from knee.cli.table import print_heading, print_rows
 
     print_heading("records")
-    print_rows([[str(number), name, record.get("kind", "measured"), str(record.get("model", "")),
+    print_rows([[str(number), name, record.get("kind", "measured"), str(record.get("model") or ""),
                  f"{record.get('gpus', '?')} x {record.get('cluster') or 'unknown'}", str(record.get("profile") or "")]
                 for number, (name, record) in enumerate(zip(names, found, strict=True), start=1)])
     print_heading("values (difference to the first)")

@@ -12,7 +12,7 @@ from knee.errors import InputError
 from knee.record.measurement import Kind
 from knee.units import show
 
-FORM = "a record is what `knee simulate --json` and `knee train` write, or a folder with a record.json"
+FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
 JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
 """What two records should agree in before their numbers are held against each other."""
 
@@ -68,6 +68,8 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(text)
     except (ValueError, RecursionError):
         raise InputError(f"{file} is not a JSON document", hint=FORM) from None
+    if isinstance(record, dict) and record.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
+        record = record.get("record")
     if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
         raise InputError(f"{file} is not a record", hint=FORM)
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
@@ -107,7 +109,7 @@ def differences(records: Sequence[Record]) -> list[str]:
         values = [record.get(key) for record in records]
         if key == "plan":
             notes += _plans(values)
-        elif len({str(value) for value in values}) > 1:
+        elif len({str(value) for value in values if value is not None}) > 1:
             notes.append(f"{key} differs: {', '.join(str(value) for value in values)}")
     for number, record in enumerate(records, start=1):
         if record.get("status") not in (None, "done"):

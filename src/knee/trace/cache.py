@@ -1,17 +1,124 @@
 """A trace's columns beside the user's other caches, so that a second look is instant.
 
-An entry holds only for a file of the same size, time of change, and first and last bytes, read by this very version of
-the reader; one that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache.
+An entry holds only for a file of the same size, time of change, and first and last bytes, read by this very reader; one
+that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import zipfile
+import zlib
+from dataclasses import asdict, fields
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from knee.trace.columns import RankTrace, read_columns
+import numpy as np
+
+from knee.trace import blocks, columns, decode, stream
+from knee.trace.columns import Counts, RankTrace, Step, read_columns
+from knee.trace.decode import Args
+
+EDGE_BYTES = 4096
+LARGEST_BYTES = 256 << 20
+"""Of all entries together; the ones not looked at for longest go first."""
+ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
+SPOILT = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 def cached_columns(path: Path, *, use: bool = True) -> RankTrace:
     """The columns of a trace, from the cache where it has them."""
-    del use
-    return read_columns(path)
+    if not use:
+        return read_columns(path)
+    try:
+        entry, seal = _entry(path), _seal(path)
+    except OSError:
+        return read_columns(path)
+    found = _load(entry, seal, path)
+    if found is None:
+        found = read_columns(path)
+        _save(entry, seal, found)
+    return found
+
+
+def folder() -> Path:
+    """Where entries lie."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "knee" / "traces"
+
+
+def _entry(path: Path) -> Path:
+    return folder() / f"{hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()}.npz"
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    """What must be the same for an entry to hold."""
+    status = path.stat()
+    with path.open("rb") as file:
+        edges = file.read(EDGE_BYTES)
+        file.seek(max(0, status.st_size - EDGE_BYTES))
+        edges += file.read(EDGE_BYTES)
+    return {
+        "size": status.st_size,
+        "changed_ns": status.st_mtime_ns,
+        "edges": hashlib.blake2b(edges).hexdigest(),
+        "reader": _reader(),
+    }
+
+
+@cache
+def _reader() -> str:
+    """The reader's own text: an entry of another one means nothing."""
+    digest = hashlib.blake2b(digest_size=16)
+    for module in (blocks, columns, decode, stream):
+        digest.update(Path(module.__file__).read_bytes())
+    return digest.hexdigest()
+
+
+def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
+    told = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
+    told |= {
+        "args": [[row, list(args)] for row, args in trace.args.items()],
+        "steps": [asdict(step) for step in trace.steps],
+        "counts": asdict(trace.counts),
+    }
+    partial = entry.with_name(f".{entry.stem}.{os.getpid()}")
+    try:
+        text = json.dumps({"seal": seal, "told": told}).encode()
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
+        os.replace(partial, entry)
+        _prune(entry.parent)
+    except (OSError, TypeError, ValueError):  # no room, no right to write, or what no JSON holds
+        partial.unlink(missing_ok=True)
+
+
+def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
+    try:
+        with np.load(entry, allow_pickle=False) as stored:
+            text = json.loads(stored["told"].tobytes())
+            if text["seal"] != seal:
+                return None
+            arrays = {name: stored[name] for name in ARRAYS}
+        told = text["told"]
+        told["args"] = {int(row): Args(*values) for row, values in told["args"]}
+        told["steps"] = tuple(Step(**step) for step in told["steps"])
+        told["counts"] = Counts(**told["counts"])
+        told["names"], told["notes"] = tuple(told["names"]), tuple(told["notes"])
+        os.utime(entry)
+        return RankTrace(path=path, **arrays, **told)
+    except SPOILT:
+        return None
+
+
+def _prune(where: Path) -> None:
+    entries = sorted(((e.stat().st_mtime, e.stat().st_size, e) for e in where.glob("*.npz")), reverse=True)
+    total = 0
+    for _, size, entry in entries:
+        total += size
+        if total > LARGEST_BYTES:
+            entry.unlink(missing_ok=True)

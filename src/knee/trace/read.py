@@ -49,6 +49,10 @@ def read_trace(
     if len(columns):
         groups = Groups(columns.info, axes)
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
+    elif len(columns.launch_correlation):
+        # a GPU's, whose kernels stand behind the operators: what its host did is no answer
+        why = columns.cut or "was ProfilerActivity.CUDA left out?"
+        raise InputError(f"{path} has {len(columns.launch_correlation):,} launches and no kernel", hint=why)
     else:
         columns, calls = read_host(columns, axes)
     if not len(columns):
