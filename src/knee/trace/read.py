@@ -49,10 +49,9 @@ def read_trace(
     if len(columns):
         groups = Groups(columns.info, axes)
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
-    elif len(columns.launch_correlation):
-        # a GPU's, whose kernels stand behind the operators: what its host did is no answer
-        why = columns.cut or "was ProfilerActivity.CUDA left out?"
-        raise InputError(f"{path} has {len(columns.launch_correlation):,} launches and no kernel", hint=why)
+    elif _of_gpu(columns):  # what its host did is no answer
+        why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
+        raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
     else:
         columns, calls = read_host(columns, axes)
     if not len(columns):
@@ -76,6 +75,12 @@ def read_trace(
         empty_steps=empty,
         border_ns=_borders(columns, launched, busy),
     )
+
+
+def _of_gpu(columns: RankTrace) -> bool:
+    """Whether a trace without kernels is a GPU's all the same: something was launched, or the file ends too early."""
+    named = columns.device_name is not None or "nccl" in str(columns.info.get("backend"))
+    return bool(len(columns.launch_correlation)) or (columns.cut is not None and named)
 
 
 def _launched(columns: RankTrace) -> Int64:
