@@ -43,6 +43,9 @@ PARTS: dict[str, Look] = {
 }
 """Parts of a step. Kept for them alone: nothing else wears these colours."""
 
+COPIES = Look(light="#8c8000", dark="#e2d64a", dash=(2, 1), fill_light="#f3ea8c", fill_dark="#5d5714")
+"""Copies beside neither compute nor communication: a part that only traces have."""
+
 SERIES: tuple[Look, ...] = (
     Look(light="#1b1f25", dark="#e6e8ec"),
     Look(light="#b27700", dark="#e6a520", dash=(6, 3)),
@@ -50,7 +53,7 @@ SERIES: tuple[Look, ...] = (
 )
 """Plans side by side, in the order of their records."""
 
-LOOKS: tuple[Look, ...] = (INK, MUTED, GRID, IDEAL, *PARTS.values(), *SERIES)
+LOOKS: tuple[Look, ...] = (INK, MUTED, GRID, IDEAL, *PARTS.values(), COPIES, *SERIES)
 
 
 def dark_of() -> dict[str, str]:

@@ -40,6 +40,7 @@ class Chart:
     caption: str
     svg: str
     tables: tuple[Markup, ...]
+    """Behind a line that opens them; none where the section shows its table in the open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +94,16 @@ def render(page: Page) -> str:
                 _assumptions(page),
                 raw=True,
             ),
-            tag(
-                "footer", tag("p", f"Made by knee {page.version} with ", tag("code", page.command), raw=True), raw=True
-            ),
+            tag("footer", tag("p", *_made(page), raw=True), raw=True),
             tag("script", OPEN_FOR_PRINT, raw=True),
         ]
     )
     return f'<!doctype html>\n<html lang="en">\n<head>\n{_head(page.title)}</head>\n<body>\n{body}\n</body>\n</html>\n'
+
+
+def _made(page: Page) -> Sequence[Markup]:
+    made = text(f"Made by knee {page.version}")
+    return [made, text(" with "), tag("code", page.command)] if page.command else [made]
 
 
 def _head(title: str) -> Markup:
@@ -128,7 +132,9 @@ def _header(page: Page, links: Sequence[tuple[str, str]]) -> Markup:
         [
             tag("h1", page.title),
             tag("p", page.question, class_="lead"),
-            tag("p", text("Command: "), tag("code", page.command), raw=True, class_="command"),
+            tag("p", text("Command: "), tag("code", page.command), raw=True, class_="command")
+            if page.command
+            else Markup(""),
             tag("nav", tag("ul", items, raw=True), raw=True, aria_label="On this page"),
         ]
     )
@@ -240,6 +246,8 @@ def _chart(chart: Chart) -> Markup:
         *chart.tables,
         raw=True,
     )
+    if not chart.tables:  # it stands below, in the open
+        details = Markup("")
     return tag(
         "figure",
         tag("h3", chart.title),
