@@ -56,7 +56,7 @@ def exposed_s(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> flo
 def _sweep(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> tuple[Times, Bools, Bools]:
     """Cut time at every border of either set: length of each piece, and whether it lies in A and in B."""
     a, b = merge(a_start, a_end), merge(b_start, b_end)
-    borders = np.unique(np.concatenate((*a, *b)))
+    borders = np.sort(np.concatenate((*a, *b)))  # a border of both makes a piece of no length
     left = borders[:-1]
     return np.diff(borders), _inside(left, *a), _inside(left, *b)
 

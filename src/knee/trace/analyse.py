@@ -11,7 +11,6 @@ from knee.errors import InputError
 from knee.trace.audit import Audit, audit
 from knee.trace.classes import Classes, classes_of
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
-from knee.trace.parallel import read_parallel
 from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read import Trace, read_trace
 from knee.trace.stream import HINT
@@ -142,6 +141,8 @@ def _read_all(
         if progress:
             progress(finished, len(files))
 
+    from knee.trace.parallel import read_parallel  # one file needs none of it
+
     return read_parallel(files, classes, axes=axes, cache=cache, workers=workers, done=done)
 
 
@@ -160,10 +161,9 @@ def _rank(trace: Trace, skip: int, steps: int | None) -> RankAnalysis:
     if selects:
         window = Window(start_ns=int(border[skip]), end_ns=int(border[skip + len(chosen)]))
     else:
-        begin = int(c.start_ns.min())
-        if c.is_host and trace.steps:
-            begin = min(begin, trace.steps[0].start_ns)
-        window = Window(start_ns=begin, end_ns=int(max(c.end_ns.max(), border[-1] if len(border) else 0)))
+        # where launches are not known a step may begin before its first kernel
+        begin, end = int(c.start_ns.min()), int(c.end_ns.max())
+        window = Window(start_ns=min([begin, *border[:1].tolist()]), end_ns=max([end, *border[-1:].tolist()]))
     parts = [
         StepTimes(
             step=step.number,

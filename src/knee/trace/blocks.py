@@ -10,9 +10,9 @@ from pathlib import Path
 
 from knee.errors import InputError
 
-BLOCK_BYTES = 1 << 21
+BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
-AHEAD = 2
+AHEAD = 16
 """Blocks that are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
 
@@ -21,7 +21,7 @@ class CutOff(Exception):
     """The file ends before its content does; what came before is good."""
 
 
-def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
+def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
     """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
 
     zlib works without the interpreter's lock, so that unpacking and decoding share two cores.
@@ -40,7 +40,7 @@ def blocks(path: Path, size: int = BLOCK_BYTES) -> Iterator[bytes]:
 
     def work() -> None:
         try:
-            for block in _unpacked(path, size):
+            for block in _unpacked(path, size or BLOCK_BYTES):
                 if not put(block):
                     return
             put(None)
@@ -64,7 +64,7 @@ def _unpacked(path: Path, size: int) -> Iterator[bytes]:
         with path.open("rb") as file:
             first = file.read(size)
             if first[: len(GZIP)] == GZIP:
-                yield from _gunzipped(iter(lambda: file.read(size // 8), b""), first, size)
+                yield from _gunzipped(iter(lambda: file.read(max(size // 8, 1)), b""), first, size)
                 return
             while first:
                 yield first

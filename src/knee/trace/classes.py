@@ -7,8 +7,8 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,9 @@ class Classes:
 @cache
 def known_classes() -> Classes:
     """knee's own table."""
-    text = files("knee.catalog").joinpath("kernel_classes.toml").read_text(encoding="utf-8")
-    return Classes(entries=tuple(_entries(tomllib.loads(text), "kernel_classes.toml")))
+    # importlib.resources takes longer to import than the table to read
+    text = get_data("knee", "catalog/kernel_classes.toml") or b""
+    return Classes(entries=tuple(_entries(tomllib.loads(text.decode()), "kernel_classes.toml")))
 
 
 def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: Iterable[str] = ()) -> Classes:

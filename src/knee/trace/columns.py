@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from knee.errors import InputError
-from knee.trace.decode import KEYS, NO_ARGS, Args, nanoseconds
+from knee.trace.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
+from knee.trace.decode import Int64 as Int64
 from knee.trace.stream import HINT, Stream
 
-Int64 = npt.NDArray[np.int64]
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
 KERNEL, COPY, FILL = range(3)
 DEVICE_KINDS = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": FILL}
-LAUNCHES = ("_runtime", "_driver")
-"""How the categories of calls that launch end: CUDA's and HIP's."""
-STEP = re.compile(r"ProfilerStep#(\d+)")
-FURTHEST_NS = 1 << 62
+STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+FURTHEST_NS = 1 << 61
 """Beyond any trace: what lies so far from the first event has a broken clock."""
+MISSING = -(1 << 63)
+"""In a column: no number."""
+FAR = MISSING + 1
+"""In a column: a time beyond ``FURTHEST_NS``."""
+LONGEST_NS = 1 << 52
+"""52 days: no event lasts so long. Sums of what is shorter are exact."""
+TOGETHER = 16
+"""Blocks whose events become columns together: enough that it costs little, few enough that they take no memory."""
 RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
 
 
@@ -109,10 +113,12 @@ def rank_of(path: Path, info: dict[str, Any]) -> int:
 
 def whole(value: Any) -> int | None:
     """A whole number, also where it is written as text; None for anything else."""
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
+    if type(value) is not int:
+        try:
+            value = int(float(value) if isinstance(value, str) and "." in value else value)
+        except (TypeError, ValueError, OverflowError):
+            return None
+    number: int = value
     return number if -FURTHEST_NS < number < FURTHEST_NS else None
 
 
@@ -121,96 +127,94 @@ class _Collector:
 
     def __init__(self) -> None:
         self.base: int | None = None
-        self.kinds: dict[Any, Any] = {}
-        self.numbers = {name: array("q") for name in COLUMNS}
+        self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, "launch", "launched")}
+        self.rows = 0
+        self.waiting: list[list[Any]] = []
         self.names: dict[str, int] = {}
         self.args: dict[int, Args] = {}
-        self.launches = {name: array("q") for name in ("correlation", "at")}
         self.steps: dict[tuple[int, int], Step] = {}
         self.events = self.without_duration = self.anomalies = 0
 
     def take(self, events: list[Any]) -> None:
         """One decoded block."""
         self.events += len(events)
-        kinds = self.kinds
-        for event in events:
-            category = event.cat
-            try:
-                kind = kinds[category]
-            except KeyError:
-                kind = kinds[category] = _kind(category)
-            except TypeError:  # a category that is a list
-                continue
-            if kind is None:
-                continue
-            if kind == "launch":
-                self._launch(event)
-            elif kind == "annotation":
+        self.waiting.append([event for event in events if event.role is not None])
+        if len(self.waiting) >= TOGETHER:
+            self._flush()
+
+    def _flush(self) -> None:
+        found = [event for events in self.waiting for event in events]
+        self.waiting.clear()
+        self._device([event for event in found if event.role in DEVICE_KINDS and event.ph == "X"])
+        self._launches([event for event in found if event.role == "launch" and event.args is not None])
+        for event in found:
+            if event.role == "annotation":
                 self._annotation(event)
-            else:
-                self._device(event, kind)
 
-    def _since_base(self, time: Any) -> int | None:
-        at = nanoseconds(time)
-        if at is None:
-            return None
+    def _since_base(self, times: list[Any]) -> Int64:
+        """Since the middle of the first times that were seen, as one of them may be broken."""
         if self.base is None:
-            self.base = at
-        return at - self.base
+            known = sorted(at for at in map(nanoseconds, times) if at is not None)
+            self.base = known[len(known) // 2] if known else None
+        return _times(times, self.base or 0)
 
-    def _launch(self, event: Any) -> None:
-        correlation = whole(event.args.correlation) if event.args is not None else None
-        at = self._since_base(event.ts) if correlation is not None else None
-        if correlation is not None and at is not None and abs(at) < FURTHEST_NS:
-            self.launches["correlation"].append(correlation)
-            self.launches["at"].append(at)
+    def _launches(self, events: list[Any]) -> None:
+        launch, at = _wholes([event.args.correlation for event in events]), self._since_base([e.ts for e in events])
+        good = (launch != MISSING) & (at > FAR)
+        self.columns["launch"].append(launch[good])
+        self.columns["launched"].append(at[good])
 
     def _annotation(self, event: Any) -> None:
         found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
         if found is None or event.ph != "X":
             return
-        start, duration = self._since_base(event.ts), nanoseconds(event.dur)
-        if start is not None and duration is not None and duration >= 0:
-            number = int(found.group(1))
-            self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
+        start, duration = int(self._since_base([event.ts])[0]), nanoseconds(event.dur)
+        if start <= FAR or duration is None or not 0 <= duration < LONGEST_NS:
+            return
+        number = int(found.group(1))
+        self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
 
-    def _device(self, event: Any, kind: int) -> None:
-        if event.ph != "X":
+    def _device(self, events: list[Any]) -> None:
+        start, duration = self._since_base([e.ts for e in events]), _times([e.dur for e in events], 0)
+        timed = (start != MISSING) & (duration != MISSING)
+        good = timed & (start != FAR) & (duration >= 0) & (duration < LONGEST_NS)
+        self.without_duration += len(events) - int(timed.sum())
+        self.anomalies += int(timed.sum()) - int(good.sum())
+        if not good.all():
+            events, start, duration = [events[i] for i in np.flatnonzero(good)], start[good], duration[good]
+        if not events:
             return
-        start, duration = self._since_base(event.ts), nanoseconds(event.dur)
-        if start is None or duration is None:
-            self.without_duration += 1
-            return
-        if duration < 0 or duration > FURTHEST_NS or abs(start) > FURTHEST_NS:
-            self.anomalies += 1
-            return
-        args = event.args or NO_ARGS
-        name = event.name if isinstance(event.name, str) else str(event.name)
-        stream, device = whole(args.stream), whole(args.device)
-        columns = self.numbers
-        if args.collective is not None:
-            self.args[len(columns["start"])] = Args(*(getattr(args, field) for field in KEYS))
-        columns["start"].append(start)
-        columns["end"].append(start + duration)
-        columns["kind"].append(kind)
-        columns["stream"].append(_or(stream, event.tid))
-        columns["device"].append(_or(device, event.pid))
-        correlation = whole(args.correlation)
-        columns["correlation"].append(-1 if correlation is None else correlation)
-        columns["name"].append(self.names.setdefault(name, len(self.names)))
+        args, names = [event.args or NO_ARGS for event in events], self.names
+        for i, some in enumerate(args):
+            if some.collective is not None:
+                self.args[self.rows + i] = Args(*(plain(getattr(some, field)) for field in KEYS))
+        named = [event.name if isinstance(event.name, str) else str(event.name) for event in events]
+        found = {
+            "start": start,
+            "end": start + duration,
+            "kind": [DEVICE_KINDS[event.role] for event in events],
+            "stream": _numbers([a.stream for a in args], [event.tid for event in events]),
+            "device": _numbers([a.device for a in args], [event.pid for event in events]),
+            "correlation": _numbers([a.correlation for a in args], []),
+            "name": [names.setdefault(name, len(names)) for name in named],
+        }
+        for name, values in found.items():
+            self.columns[name].append(np.asarray(values, dtype=np.int64))
+        self.rows += len(events)
 
     def finish(self, path: Path, stream: Stream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""
+        self._flush()
         if not self.events:
             raise InputError(f"{path} has no events" + (f": {stream.cut}" if stream.cut else ""), hint=HINT)
-        column = {name: np.array(values, dtype=np.int64) for name, values in self.numbers.items()}
-        first = min([int(column["start"].min(initial=FURTHEST_NS)), *(s.start_ns for s in self.steps.values())])
-        first = 0 if first >= FURTHEST_NS else first
+        none = np.array([], dtype=np.int64)
+        column = {name: np.concatenate((none, *parts)) for name, parts in self.columns.items()}
+        starts = (column["start"], column["launched"], [step.start_ns for step in self.steps.values()])
+        first = min((int(np.min(some)) for some in starts if len(some)), default=0)
         order = np.lexsort((column["end"], column["start"]))
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
-        launches = {name: np.array(values, dtype=np.int64) for name, values in self.launches.items()}
-        by_correlation = np.argsort(launches["correlation"], kind="stable")
+        by_correlation = np.argsort(column["launch"], kind="stable")
         info = stream.head.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         steps, repeated = _steps(self.steps.values(), first)
@@ -229,8 +233,8 @@ class _Collector:
             name_id=column["name"][order],
             names=tuple(self.names),
             args={int(place[row]): args for row, args in self.args.items()},
-            launch_correlation=launches["correlation"][by_correlation],
-            launch_ns=launches["at"][by_correlation] - first,
+            launch_correlation=column["launch"][by_correlation],
+            launch_ns=column["launched"][by_correlation] - first,
             steps=steps,
             first_ns=(self.base or 0) + first,
             counts=Counts(
@@ -244,21 +248,31 @@ class _Collector:
         )
 
 
-def _kind(category: Any) -> Any:
-    """What events of a category are read as; None for those that are only counted."""
-    name = str(category).lower()
-    if name in DEVICE_KINDS:
-        return DEVICE_KINDS[name]
-    if name == "user_annotation":
-        return "annotation"
-    return "launch" if name.endswith(LAUNCHES) else None
+def _times(times: list[Any], base: int) -> Int64:
+    """Nanoseconds since ``base``, or MISSING, or FAR."""
+    quick = nanosecond_column(times) if 0 <= base < FURTHEST_NS * 4 else None
+    if quick is not None:
+        since: Int64 = quick - base
+        return np.where(np.abs(since) < FURTHEST_NS, since, FAR)
+    found = [None if at is None else at - base for at in map(nanoseconds, times)]
+    return np.array([MISSING if at is None else at if abs(at) < FURTHEST_NS else FAR for at in found], dtype=np.int64)
 
 
-def _or(number: int | None, other: Any) -> int:
-    if number is not None:
-        return number
-    found = whole(other)
-    return -1 if found is None else found
+def _wholes(values: list[Any]) -> Int64:
+    """Whole numbers, or MISSING."""
+    quick = whole_column(values)
+    if quick is not None:
+        return quick
+    found = [whole(plain(value)) for value in values]
+    return np.array([MISSING if number is None else number for number in found], dtype=np.int64)
+
+
+def _numbers(arguments: list[Any], tracks: list[Any]) -> Int64:
+    """Arguments, or in their place the numbers of the events' tracks; -1 where there is neither."""
+    found = _wholes(arguments)
+    if (found == MISSING).any() and tracks:
+        found = np.where(found == MISSING, _wholes(tracks), found)
+    return np.where(found == MISSING, -1, found)
 
 
 def _steps(found: Iterable[Step], first: int) -> tuple[tuple[Step, ...], int]:
@@ -266,10 +280,15 @@ def _steps(found: Iterable[Step], first: int) -> tuple[tuple[Step, ...], int]:
     steps: list[Step] = []
     repeated = 0
     for step in sorted(found, key=lambda s: (s.start_ns, -s.end_ns)):
-        if steps and (step.number == steps[-1].number or step.start_ns - first < steps[-1].end_ns):
-            repeated += 1
-            continue
-        steps.append(Step(number=step.number, start_ns=step.start_ns - first, end_ns=step.end_ns - first))
+        start, end = step.start_ns - first, step.end_ns - first
+        if steps:
+            last = steps[-1]
+            # times in whole microseconds let a step begin just before the last one ends
+            inside = start < (last.start_ns + last.end_ns) // 2 or end <= last.end_ns
+            if step.number == last.number or (start < last.end_ns and inside):
+                repeated += 1
+                continue
+        steps.append(Step(number=step.number, start_ns=start, end_ns=end))
     return tuple(steps), repeated
 
 

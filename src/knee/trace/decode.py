@@ -7,15 +7,43 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Union
+
+import numpy as np
+import numpy.typing as npt
 
 try:
     import msgspec
 except ImportError:  # a worker on a machine with torch and NumPy alone
     msgspec = None  # type: ignore[assignment]
 
-NUMBERS = re.compile(rb"(:\s*)[-+]?(?:nan(?:\(\w*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
-"""What C++ prints for numbers that JSON does not have."""
+STRING_OR_NUMBER = re.compile(
+    rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan(?:\(\w*\))?|inf(?:inity)?)(?=\s*(?:[,}\]]|$))', re.IGNORECASE | re.DOTALL
+)
+"""What C++ prints for numbers that JSON does not have; strings are matched too, so that none is found inside them."""
+Int64 = npt.NDArray[np.int64]
+LAUNCHES = ("_runtime", "_driver")
+"""How the categories of calls that launch end: CUDA's and HIP's."""
+FURTHEST_DIGIT = 40
+"""A time of more digits is none."""
+
+
+@lru_cache(1024)
+def role_of(category: str) -> str | None:
+    """What events of a category are read as: kernel, gpu_memcpy, gpu_memset, annotation or launch; None for those that
+    are only counted."""
+    name = category.lower()
+    if name in ("kernel", "gpu_memcpy", "gpu_memset"):
+        return name
+    if name == "user_annotation":
+        return "annotation"
+    return "launch" if name.endswith(LAUNCHES) else None
+
+
+def _role(event: Any) -> str | None:
+    return role_of(event.cat) if isinstance(event.cat, str) else None
 
 
 class Event(NamedTuple):
@@ -29,6 +57,11 @@ class Event(NamedTuple):
     ts: Any
     dur: Any
     args: Any
+
+    @property
+    def role(self) -> str | None:
+        """What it is read as."""
+        return _role(self)
 
 
 class Args(NamedTuple):
@@ -69,19 +102,42 @@ KEYS = {
 """Kineto's words for them."""
 NO_ARGS = Args(*[None] * len(KEYS))
 
+CATEGORIES = (
+    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "mtia_runtime",
+    "glow_runtime", "privateuse1_runtime", "privateuse1_driver", "user_annotation", "gpu_user_annotation", "cpu_op",
+    "cpu_instant_event", "ac2g", "fwdbwd", "async_cpu_gpu", "async_gpu", "python_function", "overhead", "cuda_sync",
+    "cuda_event", "external_correlation", "collective_comm", "hpu_op", "mtia_ccp_events", "mtia_insight", "Trace",
+    "Kernel", "Memcpy", "Memset", "Runtime", "Operator", "Async",
+)  # fmt: skip
+"""Kineto's categories. Events of others are read too, but slower."""
+
 if msgspec is not None:
-    _Args = msgspec.defstruct(
-        "_Args", [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items()], gc=False
-    )
+    _RAW = (msgspec.Raw, msgspec.field(default=msgspec.Raw(b"")))
+    _NUMBERS = ("stream", "device", "correlation")
+    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items() if key not in _NUMBERS]
+    _Args = msgspec.defstruct("_Args", [*((name, *_RAW) for name in _NUMBERS), *_words], gc=False)
+    _Launch = msgspec.defstruct("_Launch", [("correlation", *_RAW)], gc=False)
 
     def _event(args: Any) -> Any:
         fields = [(name, Any, None) for name in ("ph", "cat", "name", "pid", "tid")]
-        times = [(name, msgspec.Raw, msgspec.field(default=msgspec.Raw(b""))) for name in ("ts", "dur")]
-        return msgspec.defstruct("_Event", [*fields, *times, ("args", args, None)], gc=False)
+        return msgspec.defstruct("_Event", [*fields, ("ts", *_RAW), ("dur", *_RAW), ("args", args, None)], gc=False,
+                                 namespace={"role": property(_role)})  # fmt: skip
 
+    def _of_category(category: str) -> Any:
+        """Only what is asked of this category, so that nothing is made of the many events that are not read."""
+        role = role_of(category)
+        fields: list[Any] = []
+        if role == "launch":
+            fields = [("ts", *_RAW), ("args", _Launch | None, None)]
+        elif role is not None:
+            fields = [("ph", Any, None), ("name", Any, None), ("pid", Any, None), ("tid", Any, None), ("ts", *_RAW),
+                      ("dur", *_RAW), ("args", _Args | None, None)]  # fmt: skip
+        return msgspec.defstruct("_" + category, fields, gc=False, tag_field="cat", tag=category,
+                                 namespace={"role": role})  # fmt: skip
+
+    _quick = msgspec.json.Decoder(list[Union[tuple(map(_of_category, CATEGORIES))]])  # type: ignore[misc]  # noqa: UP007
     _typed = msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]
     _whole = msgspec.json.Decoder(list[_event(Any)])  # type: ignore[misc]
-    _plain = msgspec.json.Decoder()
 
 
 class NotJson(Exception):
@@ -90,19 +146,29 @@ class NotJson(Exception):
 
 def decode(text: bytes, *, all_args: bool = False) -> list[Any]:
     """``text`` is a JSON list of events. ``all_args`` keeps every argument, in a dict."""
-    if msgspec is None:
-        return _standard(text, all_args)
-    try:
-        return (_whole if all_args else _typed).decode(text)  # type: ignore[no-any-return]
-    except msgspec.ValidationError:  # something in the list is no event, or its args are no object
-        return _standard(text, all_args)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        raise NotJson from None
+    decoders = () if msgspec is None else (_whole,) if all_args else (_quick, _typed)
+    for decoder in decoders:
+        try:
+            return decoder.decode(text)  # type: ignore[no-any-return]
+        except msgspec.ValidationError:  # an event of another category, something that is no event, args no object
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise NotJson from None
+    return _standard(text, all_args)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_exact = json.JSONDecoder(parse_float=str, parse_constant=_no_constant)
+scan = _exact.raw_decode
+"""One value of a text and where it ends, with fractional numbers as text."""
 
 
 def _standard(text: bytes, all_args: bool) -> list[Any]:
     try:
-        found = json.loads(text.decode("utf-8", "replace"), parse_float=str)
+        found = _exact.decode(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):
         raise NotJson from None
     return [event_of(one, all_args) for one in found if isinstance(one, dict)]
@@ -126,35 +192,73 @@ def decode_object(text: bytes) -> Any:
 
 def repaired(text: bytes) -> bytes:
     """The same with null for numbers that JSON does not have."""
-    return NUMBERS.sub(rb"\1null", text)
+    return STRING_OR_NUMBER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"null", text)
 
 
 _ZEROS = (b"000", b"00", b"0", b"")
+_WHOLE = re.compile(rb"-?\d{1,18}(?:,-?\d{1,18})*")
+_MICROSECONDS = re.compile(rb"[0-8]?\d{1,15}(?:,[0-8]?\d{1,15})*")
+_THREE_DECIMALS = re.compile(rb"[0-8]?\d{1,15}\.\d{3}(?:,[0-8]?\d{1,15}\.\d{3})*")
+
+
+def whole_column(values: list[Any]) -> Int64 | None:
+    """Whole numbers as they stand in the file, all at once; None where one is anything else."""
+    text = _joined(values)
+    return np.fromstring(text, dtype=np.int64, sep=",") if _WHOLE.fullmatch(text) else None
+
+
+def nanosecond_column(times: list[Any]) -> Int64 | None:
+    """``nanoseconds`` of all at once; None where one is not written as Kineto writes them."""
+    text = _joined(times)
+    if _MICROSECONDS.fullmatch(text):
+        return np.fromstring(text, dtype=np.int64, sep=",") * 1000
+    if _THREE_DECIMALS.fullmatch(text):
+        return np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
+    return None
+
+
+def _joined(values: list[Any]) -> bytes:
+    try:
+        return b",".join(values)
+    except TypeError:  # the standard library's are no text
+        return b""
+
+
+def plain(value: Any) -> Any:
+    """The same, decoded where it is still text of the file."""
+    if msgspec is None or type(value) is not msgspec.Raw:
+        return value
+    try:
+        return scan(bytes(value).decode("utf-8", "replace"))[0]
+    except (ValueError, RecursionError):
+        return None
 
 
 def nanoseconds(microseconds: Any) -> int | None:
     """A time as it stands in the file, exactly: three decimals are nanoseconds. None where it is no number."""
+    text = _text(microseconds)
+    dot = text.find(b".")
+    fraction = text[dot + 1 : dot + 4] if dot >= 0 else b""
     try:
-        text = bytes(microseconds) if msgspec is not None and type(microseconds) is msgspec.Raw else _text(microseconds)
-        dot = text.find(b".")
-        if dot < 0:
-            return int(text) * 1000
-        fraction = text[dot + 1 : dot + 4]
-        return int(text[:dot] + fraction + _ZEROS[len(fraction)])
+        if dot >= 0 and text[dot + 1 :].isdigit():
+            return int(text[:dot] + fraction + _ZEROS[len(fraction)])
+        return int(text) * 1000
     except ValueError:
-        return _unusual(microseconds)
+        return _unusual(text)
 
 
 def _text(number: Any) -> bytes:
-    return str(number).encode() if isinstance(number, (int, float, str)) else bytes(number or b"")
+    if msgspec is not None and type(number) is msgspec.Raw:
+        return bytes(number)
+    return str(number).encode("utf-8", "replace") if isinstance(number, (int, float, str)) else b""
 
 
-def _unusual(microseconds: Any) -> int | None:
+def _unusual(text: bytes) -> int | None:
     """Numbers in quotes, with an exponent, or without digits before the point."""
-    text = _text(microseconds)
-    if text.startswith(b'"'):
-        return nanoseconds(text.strip(b'"').decode("utf-8", "replace"))
     try:
-        return round(float(text) * 1000)
-    except (ValueError, OverflowError):
+        number = Decimal(text.strip(b'"').decode("utf-8", "replace"))
+    except InvalidOperation:
         return None
+    if not number.is_finite() or number.adjusted() > FURTHEST_DIGIT:
+        return None
+    return int(number.scaleb(3)) if number.adjusted() > -FURTHEST_DIGIT else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ast
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ WORDS = (("reduce_scatter", "reducescatter"), ("all_gather", "allgather"), ("all
 """Collective -> how its name begins or what it contains, underscores left out; the first that fits counts."""
 ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard", "shards": "dp_shard", "copies": "dp_replicate"}
 """A group's description in torch, or knee's name of several axes together -> the axis it runs over."""
+MOST_RANKS = 1 << 20
+"""Of a job; a trace that says more is wrong."""
 NAMELESS = ("undefined", "None", "")
 DTYPES = {"Float": "fp32", "float": "fp32", "BFloat16": "bf16", "c10::BFloat16": "bf16", "Half": "fp16",
           "c10::Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "Byte": "uint8", "Char": "uint8",
@@ -62,7 +64,8 @@ class Groups:
         """``axes`` renames groups: the world may be, say, the ``dp_shard`` axis."""
         self.renamed = ALIASES | dict(axes or {})
         self.known: dict[str, Group] = {}
-        for entry in info.get("pg_config") or ():
+        entries = info.get("pg_config")
+        for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
                 ranks = tuple(rank for rank in map(whole, entry["ranks"]) if rank is not None)
                 if ranks and min(ranks) >= 0:
@@ -86,7 +89,7 @@ class Groups:
         ranks = _ranks(args.group_ranks)
         if ranks and (size is None or len(ranks) == size):
             return group_of(axis, ranks)
-        if size is None or size < 1:
+        if size is None or not 1 <= size <= MOST_RANKS:
             return None
         start, stride = whole(args.rank_start) or 0, whole(args.rank_stride) or 1
         return Group(name=axis, size=size, first_rank=max(0, start), stride=max(1, stride))
@@ -114,10 +117,10 @@ class Groups:
 def _ranks(text: Any) -> tuple[int, ...]:
     """``"[0, 1]"``; a list that was cut off with dots is not known."""
     try:
-        found = text if isinstance(text, list) else ast.literal_eval(str(text))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        found = text if isinstance(text, list) else json.loads(str(text))
+    except (ValueError, RecursionError):
         return ()
-    good = isinstance(found, list) and all(isinstance(rank, int) and rank >= 0 for rank in found)
+    good = isinstance(found, list) and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in found)
     return tuple(found) if good else ()
 
 

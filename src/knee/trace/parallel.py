@@ -34,11 +34,11 @@ def read_parallel(
         assert process.stdin is not None
         assert process.stdout is not None
         for i in todo:
-            pickle.dump((files[i], classes, axes, cache), process.stdin)
-            process.stdin.flush()
             try:
+                pickle.dump((files[i], classes, axes, cache), process.stdin)
+                process.stdin.flush()
                 answer = pickle.load(process.stdout)
-            except EOFError:
+            except (EOFError, OSError, pickle.UnpicklingError):
                 raise KneeError(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
             if isinstance(answer, Exception):
                 raise answer

@@ -14,7 +14,6 @@ from knee.trace.cache import cached_columns
 from knee.trace.classes import Classes, Classified, classify
 from knee.trace.columns import KERNEL, Int64, RankTrace, Step
 from knee.trace.groups import Call, Groups, collective_of
-from knee.trace.host import read_host
 from knee.trace.stream import HINT
 
 
@@ -53,6 +52,8 @@ def read_trace(
         why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
         raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
     else:
+        from knee.trace.host import read_host  # a GPU's trace needs none of it
+
         columns, calls = read_host(columns, axes)
     if not len(columns):
         cut = f": {columns.cut}" if columns.cut else ""

@@ -6,7 +6,6 @@ events and parses as a list of them ends between two as well, since brackets and
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.trace.blocks import CutOff, blocks
-from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired
+from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired, scan
 
 KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*\{")
@@ -24,6 +23,8 @@ LONGEST_EVENT_BYTES = 1 << 24
 """More text without a whole event is no trace."""
 LONGEST_HEAD_BYTES = 1 << 26
 SPACE = b" \t\r\n"
+LONGEST_LETTER = 4
+"""Bytes of UTF-8."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +39,10 @@ class Stream:
     """Why the end of the file could not be read; None for a whole file."""
     repairs: int = 0
     """Blocks in which numbers were put right that JSON does not have."""
+    is_list: bool = False
+    """Whether the document is nothing but its events."""
+    closed: bool = False
+    """Whether the end of the events was seen."""
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
@@ -55,18 +60,19 @@ class Stream:
                 yield events
             if buffer.more():
                 continue
-            yield self._one_by_one(buffer)
+            if not self.closed:
+                yield self._one_by_one(buffer)
             return
 
     def _enter(self, buffer: _Buffer) -> None:
         """Read up to the first event."""
-        while not buffer.text.lstrip(SPACE + b"\xef\xbb\xbf") and buffer.more():
-            pass
-        start = buffer.text.lstrip(SPACE + b"\xef\xbb\xbf")
+        while not buffer.text and buffer.more():
+            buffer.text = buffer.text.lstrip(SPACE + b"\xef\xbb\xbf")
+        start = buffer.text
         if not start:
             raise InputError(f"{self.path} is empty" if not self.cut else f"{self.path}: {self.cut}, before any event")
         if start.startswith(b"["):
-            buffer.text = start[1:]
+            buffer.text, self.is_list = start[1:], True
             return
         if not start.startswith(b"{"):
             raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT)
@@ -95,7 +101,7 @@ class Stream:
         for _ in range(GUESSES):
             at = _last_between(buffer.text, end)
             if at is None:
-                return []
+                break
             events = self._decoded(buffer.text[: at + 1])
             if events is not None:
                 buffer.text = buffer.text[buffer.text.index(b",", at) + 1 :]
@@ -123,30 +129,40 @@ class Stream:
 
     def _one_by_one(self, buffer: _Buffer, *, last: bool = True) -> list[Any]:
         """Events one after the other, up to the end of their list, to what is incomplete, or to what is no JSON."""
-        text = repaired(buffer.text).decode("utf-8", "replace")
-        scan, at, found = json.JSONDecoder(parse_float=str).raw_decode, 0, []
+        rest = buffer.text
+        if not last:  # the last letter may be cut in two: leave it, from its first byte on
+            ends = rest[-LONGEST_LETTER:]
+            rest = rest[: -next((i for i in range(1, len(ends) + 1) if ends[-i] & 0xC0 != 0x80), 1)]
+        found: list[Any] = []
+        text, at, is_repaired = rest.decode("utf-8", "replace"), 0, False
         while True:
             at = _skip(text, at)
             if text[at : at + 1] == "]":
-                self._leave(text[at + 1 :].encode() + buffer.rest())
-                break
+                self._leave(text[at + 1 :].encode() + buffer.text[len(rest) :] + buffer.rest())
+                return found
             try:
                 one, end = scan(text, at)
             except (ValueError, RecursionError):
+                if not is_repaired:
+                    left, is_repaired = text[at:], True
+                    text, at = repaired(left.encode()).decode(), 0
+                    self.repairs += text != left
+                    continue
                 if last:
                     self._end(text[at:])
                 break
             if isinstance(one, dict):
                 found.append(event_of(one, self.all_args))
             at = end
-        if not buffer.ended:
-            buffer.text = text[at:].encode()
+        if not last:
+            buffer.text = text[at:].encode() + buffer.text[len(rest) :]
         return found
 
     def _leave(self, rest: bytes) -> None:
         """What the document says after its events."""
+        self.closed = True
         rest = rest.strip()
-        if not rest or self.cut:
+        if self.cut or (self.is_list and not rest):
             return
         try:
             after = decode_object(b"{" + repaired(rest).lstrip(SPACE + b","))
