@@ -30,6 +30,11 @@ def make_folder(path: Path) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Text as UTF-8, lines as they are; see ``write_bytes``."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write beside the file and move it into place: a reader sees the old one or the new one.
 
     What is not a plain file (a device, a pipe) is written to as it is; a link's target is what is replaced.
@@ -37,12 +42,12 @@ def write_text(path: Path, text: str) -> None:
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8", newline="")
+            path.write_bytes(data)
             return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
             os.chmod(name, 0o666 & ~_umask())  # mkstemp's file is for its owner alone
             os.replace(name, path)
         except BaseException:
