@@ -20,6 +20,8 @@ WAITING = ("autograd", "profiler")
 """Namespaces of operators that wrap others, and wait for communication inside hooks."""
 AXIS = "knee::"
 PAIRS = ("send", "recv")
+MOST_ELEMENTS = 1 << 48
+"""Of a tensor; a trace that says more is wrong."""
 
 
 class Issued(NamedTuple):
@@ -136,17 +138,24 @@ def _axis(operator: Span, outside: list[Span]) -> str | None:
 def _sizes(span: Span) -> set[int]:
     """Elements of each tensor among a span's inputs, of lists of tensors too."""
     sizes: set[int] = set()
-    types = span.args.get("Input type") or []
-    for dims, kind in zip(span.args.get("Input Dims") or [], types, strict=False):
+    for dims, kind in zip(_list(span, "Input Dims"), _list(span, "Input type"), strict=False):
         if kind == "TensorList":
-            sizes |= {_count(one) for one in dims if isinstance(one, list)}
+            sizes |= {_count(one) for one in dims if isinstance(one, list)} if isinstance(dims, list) else set()
         elif kind not in ("", "Scalar", "ScalarList"):
             sizes.add(_count(dims))
     return sizes
 
 
+def _list(span: Span, key: str) -> list[Any]:
+    found = span.args.get(key)
+    return found if isinstance(found, list) else []
+
+
 def _count(dims: Any) -> int:
-    return math.prod(int(size) for size in dims) if all(isinstance(size, int) for size in dims) else 0
+    """Elements of a tensor; 0 where that cannot be."""
+    if not isinstance(dims, list) or not all(isinstance(size, int) and 0 <= size < MOST_ELEMENTS for size in dims):
+        return 0
+    return count if (count := math.prod(dims)) < MOST_ELEMENTS else 0
 
 
 def _elements(span: Span) -> int:
@@ -154,4 +163,4 @@ def _elements(span: Span) -> int:
 
 
 def _dtype(span: Span) -> str:
-    return next((str(kind) for kind in span.args.get("Input type") or [] if kind), "")
+    return next((str(kind) for kind in _list(span, "Input type") if kind), "")

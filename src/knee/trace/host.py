@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Group
-from knee.trace.columns import KERNEL, RankTrace
+from knee.trace.columns import FURTHEST_NS, KERNEL, LONGEST_NS, RankTrace
 from knee.trace.gloo import Issued, gloo_calls, host_compute, settle
 from knee.trace.groups import DTYPES, Call, Groups, collective_of
 from knee.trace.spans import Span, span_of
@@ -19,7 +19,7 @@ def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTra
     """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
     stream = Stream(path=trace.path, all_args=True)
     found = (span_of(event) for events in stream.events() for event in events)
-    spans = [span for span in found if span is not None]
+    spans, first = _sane([span for span in found if span is not None], trace)
     groups = Groups(trace.info, axes)
     issued = settle(gloo_calls(spans), {group.name: group.size for group in groups.known.values()})
     rows: list[tuple[Span, Issued | None]] = [(span, None) for span in host_compute(spans)]
@@ -27,11 +27,11 @@ def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTra
     rows.sort(key=lambda row: (row[0].start_ns, row[0].end_ns))
     names: dict[str, int] = {}
     ids = [names.setdefault(span.name, len(names)) for span, _ in rows]
-    first = trace.first_ns
     unknown = sum(call.operator is None for call in issued)
     notes = [f"{unknown} of {len(issued)} gloo calls: the operator that issued them is not in the trace"]
     columns = replace(
         trace,
+        first_ns=first,
         start_ns=np.array([span.start_ns - first for span, _ in rows], dtype=np.int64),
         end_ns=np.array([span.end_ns - first for span, _ in rows], dtype=np.int64),
         kind=np.full(len(rows), KERNEL),
@@ -44,6 +44,15 @@ def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTra
         notes=(*trace.notes, *(notes if unknown else ())),
     )
     return columns, {i: _call(call, groups) for i, (_, call) in enumerate(rows) if call is not None}
+
+
+def _sane(spans: list[Span], trace: RankTrace) -> tuple[list[Span], int]:
+    """Spans without broken clocks, and the time from which all count: the steps' where there are any."""
+    starts = sorted(span.start_ns for span in spans)
+    middle = trace.first_ns if trace.steps or not starts else starts[len(starts) // 2]
+    kept = [span for span in spans
+            if abs(span.start_ns - middle) < FURTHEST_NS and span.end_ns - span.start_ns < LONGEST_NS]  # fmt: skip
+    return kept, middle if trace.steps else min((span.start_ns for span in kept), default=middle)
 
 
 def _call(call: Issued, groups: Groups) -> Call:

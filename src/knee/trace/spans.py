@@ -29,7 +29,11 @@ def span_of(event: Any) -> Span | None:
         return None
     args = event.args if isinstance(event.args, dict) else {}
     return Span(start, start + max(0, duration), str(event.name or ""), str(event.cat or "").lower(),
-                (event.pid, event.tid), args)
+                (_track(event.pid), _track(event.tid)), args)
+
+
+def _track(number: Any) -> int | str:
+    return number if isinstance(number, (int, str)) else str(number)
 
 
 def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:

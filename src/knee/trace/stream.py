@@ -18,6 +18,7 @@ from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired
 
 KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 BETWEEN = re.compile(rb"\}\s*,\s*\{")
+SEPARATORS = re.compile(r"[ \t\r\n,]*")
 GUESSES = 4
 LONGEST_EVENT_BYTES = 1 << 24
 """More text without a whole event is no trace."""
@@ -58,7 +59,7 @@ class Stream:
             events = self._whole_block(buffer)
             if events:
                 yield events
-            if buffer.more():
+            if buffer.more() if events else buffer.double():
                 continue
             if not self.closed:
                 yield self._one_by_one(buffer)
@@ -85,7 +86,7 @@ class Stream:
                 self.head |= {name: value for name, value in head.items() if name != "traceEvents"}
                 buffer.text = buffer.text[found.end() :]
                 return
-            if len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.more():
+            if len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.double():
                 break
         if self.cut:
             raise InputError(f"{self.path}: {self.cut}, before any event")
@@ -205,6 +206,16 @@ class _Buffer:
         self.text += block
         return True
 
+    def double(self) -> bool:
+        """Add as much as there is, so that looking again and again takes no longer than the text; False at the end."""
+        before, self.text, size = [self.text], b"", max(1, len(self.text))
+        while size > 0 and self.more():
+            size -= len(self.text)
+            before.append(self.text)
+            self.text = b""
+        self.text = b"".join(before)
+        return len(before) > 1
+
     def rest(self) -> bytes:
         """All that is left to read; nothing more is wanted then."""
         self.text = b""
@@ -226,6 +237,5 @@ def _last_between(text: bytes, end: int) -> int | None:
 
 
 def _skip(text: str, at: int) -> int:
-    while at < len(text) and text[at] in " \t\r\n,":
-        at += 1
-    return at
+    found = SEPARATORS.match(text, at)
+    return found.end() if found else at
