@@ -6,10 +6,14 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from headless_perfetto import ask
-from small_traces import ADD, BASE_NS, GATHER, GEMM, job, write
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_traces import ADD, BASE_NS, GATHER, GEMM, Kernel, job, write
+from test_read import gloo_trace
 
 from knee.errors import InputError
 from knee.trace import Analysis, analyse
@@ -99,6 +103,38 @@ def test_without_communication_there_are_steps_only(tmp_path: Path) -> None:
     written = write_small(analyse(path, cache=False), tmp_path / "s.json")
     assert (written.intervals, written.exposed_comm_s) == (0, 0)
     assert analyse(tmp_path / "s.json", cache=False).times.window_s == pytest.approx(11e-6)
+
+
+KERNELS = st.lists(st.tuples(st.sampled_from([GATHER, GEMM, ADD, "cross_device_reduce_1stage", "Memcpy DtoH"]),
+                             st.sampled_from([7, 8, 20]), st.integers(0, 300), st.integers(0, 60)),
+                   min_size=1, max_size=30)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(KERNELS, st.integers(0, 3), st.integers(0, 2))
+def test_any_kernels_come_back(tmp_path: Path, kernels: list[Kernel], steps: int, skip: int) -> None:
+    path = write(tmp_path / "t.json", kernels, steps=[(i, i * 100 - 2000, 100) for i in range(steps)])
+    try:
+        whole = analyse(path, skip=skip, cache=False)
+    except InputError:  # no step is left
+        return
+    with patch("knee.trace.perfetto.MARGIN_NS", 5):
+        write_small(whole, tmp_path / "s.json")
+    a, b = whole.ranks[0].times, analyse(tmp_path / "s.json", cache=False).ranks[0].times
+    assert (a.exposed_comm_s, a.window_s) == (b.exposed_comm_s, b.window_s)
+
+
+def test_a_processors_trace_comes_back(tmp_path: Path) -> None:
+    whole = analyse(gloo_trace(tmp_path / "t.json.gz"), cache=False)
+    write_small(whole, tmp_path / "s.json")
+    again = analyse(tmp_path / "s.json", cache=False)
+    assert again.times.exposed_comm_s == whole.times.exposed_comm_s
+
+    def calls(analysis: Analysis) -> list[tuple[Any, ...]]:
+        loads = analysis.ranks[0].collectives
+        return sorted((c.collective, c.group, c.group_size, c.message_bytes, c.exposed_s) for c in loads)
+
+    assert calls(again) == calls(whole)
 
 
 def test_only_traces_are_written(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ class _Rank:
         instant = (c.start_ns == c.end_ns) & (c.start_ns >= window.start_ns) & (c.start_ns <= window.end_ns)
         self.inside: Bools = (self.end > self.start) | instant
         self.exposed: list[Exposed] = exposed_intervals(rank.trace, window)
-        self.kept: Bools = self.inside & self._wanted()
+        self.kept: Bools = self._wanted()
 
     def _wanted(self) -> Bools:
         """Rows around exposed communication, and those without which the others would be read differently."""
@@ -122,17 +122,20 @@ class _Rank:
         begin = np.array([one.start_ns for one in self.exposed], dtype=np.int64)
         finish = np.array([one.end_ns for one in self.exposed], dtype=np.int64)
         near = self._meets(begin - MARGIN_NS, finish + MARGIN_NS)
-        # without the compute beside it, hidden communication would become exposed
-        calls = near & of.is_comm & self.inside
-        near |= of.is_compute & self._meets(self.start[calls], self.end[calls])
-        # a kernel that counts as compute for its stream's sake needs one that does so by itself
-        plain = of.is_compute & ~of.counted_as_compute & self.inside
-        for number in np.unique(stream[near & of.counted_as_compute]).tolist():
-            near[np.flatnonzero(plain & (stream == number))[:1]] = True
         # steps and the window begin and end with a kernel
         borders = [self.rank.window.start_ns, *(part.window.start_ns for part in self.rank.steps)]
         near |= np.isin(self.start, borders) & self._first_of_start()
         near[np.flatnonzero(self.inside & (self.end == self.end[self.inside].max(initial=0)))[:1]] = True
+        # without the compute beside it, hidden communication would become exposed
+        calls = near & of.is_comm & self.inside
+        near |= of.is_compute & self._meets(self.start[calls], self.end[calls])
+        near &= self.inside
+        # a kernel that counts as compute for its stream's sake needs one that does so by itself; one outside the
+        # window, cut to it, has no length
+        plain = of.is_compute & ~of.counted_as_compute
+        for number in np.unique(stream[near & of.counted_as_compute]).tolist():
+            rows = np.flatnonzero(plain & (stream == number))
+            near[rows[np.argmax(self.inside[rows])]] = True
         return near
 
     def _first_of_start(self) -> Bools:

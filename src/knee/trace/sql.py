@@ -47,8 +47,8 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
     with duckdb.connect(":memory:") as connection:
         try:
             _fill(connection, analysis)
-        except duckdb.Error as error:  # before 1.2 it takes no arrays without pandas
-            raise MissingExtra(f"--sql needs DuckDB 1.2 or later, here is {duckdb.__version__}",
+        except (duckdb.Error, ImportError) as error:  # older ones take no arrays without pandas
+            raise MissingExtra(f"--sql needs DuckDB 1.3 or later, here is {duckdb.__version__}",
                                hint=f"{INSTALL} --upgrade") from error  # fmt: skip
         for setting in ("temp_directory = ''", "enable_external_access = false", "lock_configuration = true"):
             connection.execute(f"SET {setting}")
