@@ -119,6 +119,22 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
 
 
 @needs_torch
+def test_a_launcher_that_is_killed_leaves_a_record(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with start(tmp_path, "--nproc", "2", "--steps", "100000", "--timeout", "60", "--out", "run") as process:
+        until_step(out, 1, process)
+        process.kill()
+        process.communicate(timeout=60)
+    deadline = time.monotonic() + 40
+    while not (out / "record.json").exists():
+        assert time.monotonic() < deadline, "the ranks left no record"
+        time.sleep(0.2)
+    record = record_of(out)
+    assert (record["status"], record["error"]) == ("terminated", "the process that started it is gone")
+    assert record["steps_done"] >= 2
+
+
+@needs_torch
 def test_a_run_that_is_told_to_end_leaves_a_record(tmp_path: Path) -> None:
     out = tmp_path / "run"
     with start(tmp_path, "--steps", "100000", "--warmup", "1", "--out", "run") as process:
@@ -177,7 +193,12 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (("--nproc", "0"), "--nproc is 0"),
     (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
     (("--sharding", "zero1"), "simulated but not trained"),
+    (("--dtype", "fp32", "--precision", "fp16"), "contradict"),
     (("--dtype", "int4"), "is not one of"),
+    (("--lr", "nan"), "lr is nan"),
+    (("--seed", "9999999999"), "seed is 9999999999"),
+    (("--timeout", "inf"), "timeout_s is inf"),
+    (("--attention", "cudnn"), "a GPU's kernel"),
     (("--flop-convention", "mine"), "no FLOP convention"),
     (("--profile", "nobody"), "nobody"),
 ])

@@ -49,6 +49,7 @@ CASES = {
         "cp ddp": {"cp": 2, "sharding": "ddp"},
         "pp gpipe": {**PP, "schedule": "gpipe"},
         "pp 1f1b": {**PP, "schedule": "1f1b"},
+        "pp 1f1b, one microbatch": {"pp": 2, "micro_batch": 8},
         "pp interleaved": {**PP, "schedule": "interleaved", "virtual_stages": 2},
         "pp zero_bubble": {**PP, "schedule": "zero_bubble"},
         "pp 1f1b recompute": {**PP, "recompute": "full"},

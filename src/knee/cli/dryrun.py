@@ -10,6 +10,7 @@ import click
 
 from knee.cli.options import Sectioned
 from knee.cli.plan import option, plan_of, plan_options
+from knee.errors import KneeError
 
 if TYPE_CHECKING:
     from knee.fidelity.program import Difference
@@ -66,6 +67,8 @@ def command(model: str, gpus: int | None, profile: str | None, sets: tuple[str, 
         click.echo(json.dumps(_as_data(job, program, simulated, reasons, found), indent=1))
     else:
         _print(job, program, simulated, reasons, found)
+    if found:
+        raise KneeError(f"the trainer and the simulator disagree in {len(found)} lines, and no rule says why")
 
 
 def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], options: dict[str, Any]) -> Job:

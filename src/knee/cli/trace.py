@@ -84,7 +84,7 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
         from knee.trace.perfetto import write_small
 
         small = write_small(analysis, options["perfetto"])
-        click.echo(f"wrote {options['perfetto']}: {small.kernels_kept:,} of {small.kernels:,} kernels", err=True)
+        click.echo(f"wrote {options['perfetto']}: {small.kernels:,} of {small.of_kernels:,} kernels", err=True)
     _end([analysis])
 
 

@@ -26,6 +26,8 @@ LOCAL_BATCH = 2.0
 STEPS = {"cuda": 60, "cpu": 30}
 WARMUP, WARMUP_SHARE = 10, 6
 """The paper's 10 of 60; of fewer steps, one in so many."""
+READ_BYTES = 1 << 30
+"""Shards up to so many bytes are held against their checksums before a run."""
 PLACEHOLDER = "cpu"
 """A cluster that completes a job where none is named: no plan depends on it."""
 
@@ -103,7 +105,7 @@ def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: 
         raise InputError("--out is missing: torchrun's ranks need to agree on a folder", hint="give --out")
     out = out or Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     if under_torchrun:
-        sys.exit(_work(job, out, force))
+        sys.exit(_work(job, out, force=force, as_json=as_json))
     _run(job, out, force=force, as_json=as_json)
 
 
@@ -130,9 +132,9 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
     plan = plan_of(options)
     dtype: Any = options["dtype"] or ("fp32" if device == "cpu" else plan["precision"])
+    if options["dtype"] is not None and plan["precision"] not in (None, options["dtype"]):
+        raise InputError(f"--dtype {options['dtype']} and --precision {plan['precision']} contradict each other")
     if options["dtype"] in ("bf16", "fp16"):
-        if plan["precision"] not in (None, options["dtype"]):
-            raise InputError(f"--dtype {options['dtype']} and --precision {plan['precision']} contradict each other")
         plan["precision"] = options["dtype"]
     sizes = {"gpus": world} | {name: options[name] for name in ("global_batch", "local_batch", "seq_len")}
     in_file = is_job_file(model)
@@ -176,7 +178,11 @@ def _check_data(data: Path, job: Job) -> None:
     """Refuse shards that are not whole, or not of this model, before any process is started."""
     from knee.train.tokens import Shards, Share
 
-    Shards(data, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
+    shards = Shards(data, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
+    if sum(path.stat().st_size for path in data.glob("*.bin")) <= READ_BYTES:
+        shards.verify()
+    elif os.environ.get("RANK", "0") == "0":
+        click.echo(f"the shards' content is not checked; `knee data show {data} --verify` does", err=True)
 
 
 def _write_job(job: TrainJob, out: Path | None, path: Path) -> None:
@@ -259,11 +265,12 @@ def _gpus_known() -> list[dict[str, Any]]:
     return list(known.values())
 
 
-def _work(job: TrainJob, out: Path, force: bool) -> int:
-    """One rank of torchrun's."""
+def _work(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> int:
+    """One rank of torchrun's; the first prints the record."""
     from dataclasses import replace
 
     from knee.train.launch import clear, prepare, write_job
+    from knee.train.record import RECORD
     from knee.train.run import Place
     from knee.train.worker import work
 
@@ -273,7 +280,10 @@ def _work(job: TrainJob, out: Path, force: bool) -> int:
     if place.rank == 0:
         clear(out)
         write_job(out, job)
-    return work(job, place)
+    code = work(job, place)
+    if as_json and place.rank == 0 and (out / RECORD).exists():
+        click.echo((out / RECORD).read_text(encoding="utf-8").rstrip())
+    return code
 
 
 def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
@@ -290,6 +300,10 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
         click.echo(json.dumps(record, indent=1, allow_nan=False))
     elif record["window_steps"]:
         _print(record)
+    for warning in record["warnings"]:
+        click.echo(f"warning: {warning}", err=True)
+    if not (out / "record.json").exists():
+        raise KneeError(f"{out}/record.json could not be written", hint="--json prints the record all the same")
     click.echo(f"wrote {out}/record.json", err=True)
     if record["status"] == "oom":
         raise DoesNotFit(f"rank {record['failed_rank']}: {record['error']}",

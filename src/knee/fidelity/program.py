@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -23,7 +24,7 @@ from knee.timeline.events import Message, Script, record_action, stage_rank
 from knee.timeline.scripts import scripts_of
 from knee.timeline.step import layout_of
 from knee.workload import operations as op
-from knee.workload.stages import stage_layers
+from knee.workload.stages import blocks_recomputed, chunk_layers, stage_layers
 
 
 def simulated_work(job: Job) -> list[StageWork]:
@@ -52,7 +53,7 @@ def _stage(w: Working, stage: int) -> StageWork:
     gpus = int(w.table.gpus[0])
     if gpus > 1:
         found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
-    products, attention = _flop(w, layers, head)
+    products, attention = _flop(w, layers, head, layers * float(w.table.repeats_frac[0]))
     return StageWork(
         stage=stage,
         rank=stage_rank(w.parts, stage),
@@ -100,17 +101,16 @@ def _collective(m: Message) -> Collective:
     return Collective(m.collective, m.group.name, m.group.size, round(m.message_bytes), m.dtype)
 
 
-def _flop(w: Working, layers: int, head: bool) -> tuple[int, int]:
-    """Products and attention of a rank with so many layers, and the head or not."""
+def _flop(w: Working, layers: int, head: bool, again: float) -> tuple[int, int]:
+    """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
     s, kernels = shapes_of(w.table), w.profile.kernels
-    again = float(w.table.repeats_frac[0])
     selective = w.table.recompute[0] == RECOMPUTES.index("selective")
     forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
     weight = op.layer_backward_weight(w.model, s, kernels)
     ends = [*op.head_forward(w.model, s, kernels), *op.head_backward(w.model, s, kernels)] if head else []
     m = float(w.table.microbatches[0])
-    products = layers * ((1.0 + again) * _gemm_flop(forward) + _gemm_flop(back) + _gemm_flop(weight))
-    attention = layers * ((1.0 + again + selective) * _attention_flop(forward) + _attention_flop(back))
+    products = (layers + again) * _gemm_flop(forward) + layers * (_gemm_flop(back) + _gemm_flop(weight))
+    attention = (layers * (1.0 + selective) + again) * _attention_flop(forward) + layers * _attention_flop(back)
     return round(m * (products + _gemm_flop(ends))), round(m * attention)
 
 
@@ -204,12 +204,40 @@ def _norm_gradients(job: Job, work: StageWork) -> StageWork:
     return _with(work, {Collective("all_reduce", "tp", plan.tp, norms * own * width, plan.state_dtype): 1})
 
 
+def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
+    """(layers, how many of them the trainer recomputes) of each chunk of a stage."""
+    plan = job.plan
+    dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends = list(accumulate(dealt))
+    again = blocks_recomputed(plan.recompute_frac, job.model.layers)
+    return [(dealt[n], sum(again[ends[n] - dealt[n] : ends[n]])) for n in range(stage, len(dealt), plan.pp)]
+
+
+def _whole_blocks(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.recompute != "full" or plan.recompute_frac == 1:
+        return work
+    chunks = _recomputed_here(job, work.stage)
+    layers, again = (sum(column) for column in zip(*chunks, strict=True))
+    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
+    products, attention = _flop(w, layers, work.stage == plan.pp - 1, again)
+    changed = replace(work, product_flop=products, attention_flop=attention)
+    scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, work.stage)
+    kinds = layout_of(w.actions.layers, plan.pp, plan.virtual_stages, w.actions.head_layers).kinds
+    calls: Counter[Collective] = Counter()
+    for (count, repeated), chunk in zip(chunks, range(work.stage, len(kinds), plan.pp), strict=True):
+        simulated = count - round((1 - plan.recompute_frac) * count)
+        for message, _ in scripts["F", int(w.actions.row_of[kinds[chunk], 0])].local["layer"]:
+            if message.group.name != "pp":
+                calls[_collective(message)] += (repeated - simulated) * job.microbatches
+    return _with(changed, dict(calls))
+
+
 def _stops_early(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
     if plan.recompute != "full":
         return work
-    layers = stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
-    again = round(layers * plan.recompute_frac) * job.microbatches
+    again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
     tokens = plan.micro_batch * job.seq_len // plan.cp
     down = 2 * tokens * job.model.hidden * job.model.ffn // plan.tp
     less = replace(work, product_flop=work.product_flop - again * down)
@@ -242,6 +270,10 @@ RULES = (
     Rule(
         why="under sequence parallelism gradients of norms are added over the tp group in one small message a step",
         change=_norm_gradients,
+    ),
+    Rule(
+        why="of a share of the layers the simulator recomputes that share on every stage, the trainer whole blocks",
+        change=_whole_blocks,
     ),
     Rule(
         why="torch stops recomputing a block once all that backward needs is there: not the down projection, nor what "

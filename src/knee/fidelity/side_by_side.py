@@ -111,6 +111,9 @@ def differences(records: Sequence[Record]) -> list[str]:
             notes += _plans(values)
         elif len({str(value) for value in values if value is not None}) > 1:
             notes.append(f"{key} differs: {', '.join(str(value) for value in values)}")
+    types = [record.get("dtype") or (record.get("plan") or {}).get("precision") for record in records]
+    if len({str(name) for name in types if name}) > 1:
+        notes.append(f"the products' type differs: {', '.join(str(name) for name in types)}")
     for number, record in enumerate(records, start=1):
         if record.get("status") not in (None, "done"):
             notes.append(f"record {number} {record['status']}: {record.get('error')}")
@@ -121,7 +124,7 @@ def differences(records: Sequence[Record]) -> list[str]:
 
 def _plans(plans: Sequence[Any]) -> list[str]:
     known = [plan for plan in plans if isinstance(plan, dict)]
-    names = dict.fromkeys(name for plan in known for name in plan)
+    names = dict.fromkeys(name for plan in known for name in plan if name != "precision")  # the note on types has it
     return [f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}" for name in names
             if len({str(plan.get(name)) for plan in known}) > 1]
 

@@ -105,11 +105,17 @@ def gather_when_used(schedule: Any) -> None:
 def ordered_schedule(
     stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]
 ) -> Any:
-    """A schedule of torch's runtime for one stage per rank, from an order of F, I (input's) and W (weights' backward).
+    """A schedule of torch's runtime for one stage per rank, from an order of F, B (the whole backward), I (the input's)
+    and W (the weights').
 
-    Its own zero-bubble classes want two stages per rank.
+    Its own zero-bubble classes want two stages per rank, and its 1F1B as many microbatches as stages.
     """
-    kinds = {"F": schedules.FORWARD, "I": schedules.BACKWARD_INPUT, "W": schedules.BACKWARD_WEIGHT}
+    kinds = {
+        "F": schedules.FORWARD,
+        "B": schedules.FULL_BACKWARD,
+        "I": schedules.BACKWARD_INPUT,
+        "W": schedules.BACKWARD_WEIGHT,
+    }
     schedule = schedules._PipelineScheduleRuntime(
         [stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -13,6 +14,9 @@ from knee.specs.plan import Plan
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
+
+
+LONGEST_TIMEOUT_S = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +101,14 @@ class TrainJob:
         for name in ("lr", "clip_norm", "trace_steps", "seed"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
-        if self.timeout_s <= 0:
-            raise SpecError(f"timeout_s is {self.timeout_s}; it must be positive")
+        for name in ("lr", "clip_norm"):
+            if not math.isfinite(getattr(self, name)):
+                raise SpecError(f"{name} is {getattr(self, name)}; it must be a finite number")
+        if self.seed >= 1 << 31:
+            raise SpecError(f"seed is {self.seed}; it must be less than {1 << 31:,}")
+        if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
+            most = f"{LONGEST_TIMEOUT_S:,.0f}"
+            raise SpecError(f"timeout_s is {self.timeout_s:g}; it must be positive and at most {most}")
         if self.warmup >= self.steps:
             raise SpecError(
                 f"warmup {self.warmup} leaves none of {self.steps} steps to report",
@@ -118,6 +128,8 @@ class TrainJob:
                 "biases)",
                 hint="simulate it, or train a Llama model of its size",
             )
+        if self.device == "cpu" and self.attention in ("flash", "cudnn"):
+            raise SpecError(f"attention {self.attention} is a GPU's kernel", hint="use --attention auto on a processor")
         if plan.precision == "fp8":
             raise SpecError("fp8 products are simulated but not trained", hint="use --precision bf16")
         if plan.sharding == "zero1":
@@ -127,6 +139,12 @@ class TrainJob:
             )
         if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
             raise SpecError("nothing is sharded: dp_shard and cp are 1", hint="use --sharding ddp")
+        if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute == "full":
+            raise SpecError(
+                "zero_bubble with --recompute full is simulated but not trained: torch's split backward "
+                "would recompute a block once for every weight",
+                hint="use --schedule 1f1b, or --recompute selective or none",
+            )
         if plan.cp > 1 and plan.cp_method == "ring":
             raise SpecError("ring attention is simulated but not trained", hint="use --cp-method allgather")
         if model.tied_embeddings and plan.pp > 1:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import knee
-from knee.errors import InputError
+from knee.errors import InputError, KneeError
 from knee.files import make_folder, write_text
 from knee.train.job import TrainJob
 from knee.train.record import (
@@ -70,8 +70,13 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
     with _forwarded(ranks):
         ranks.wait()
     if any(ranks.codes.values()) or not (out / RECORD).exists():
-        write_record(out, compose_from_files(out, job, ranks.told))
-    record: dict[str, Any] = json.loads((out / RECORD).read_text(encoding="utf-8"))
+        record = compose_from_files(out, job, ranks.told)
+        try:
+            write_record(out, record)
+        except KneeError as error:  # the disk is full, say: the caller still has it
+            record["warnings"] = [*record["warnings"], f"this record is in no file: {error.message}"]
+        return record, ranks.asked
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
     return record, ranks.asked
 
 
@@ -82,6 +87,8 @@ class _Ranks:
         self.codes: dict[int, int] = {}
         """Exit codes of those that have ended, in that order."""
         self.asked: int | None = None
+        self.killed: set[int] = set()
+        """Ranks that had to be killed, because they did not end when they were asked to."""
         self.pumps: list[threading.Thread] = []
         environment = _environment(job)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -120,6 +127,7 @@ class _Ranks:
                 self.send(signal.SIGTERM)
             if waited > ALONE_S + ASKED_S and not killed:
                 killed = True
+                self.killed |= set(self.running)
                 self.send(signal.SIGKILL)
             time.sleep(POLL_S)
         for pump in self.pumps:
@@ -135,6 +143,8 @@ class _Ranks:
         code = self.codes.get(rank)
         if code is None:
             return None
+        if rank in self.killed:
+            return "did not move any more, and was killed"
         if code < 0:
             name = signal.Signals(-code).name
             return f"was ended by {name}" + (" (by hand, or for want of the host's memory)" if code == -9 else "")

@@ -78,9 +78,23 @@ class Pipeline:
         plan, n = self.job.plan, self.job.microbatches
         if plan.schedule == "zero_bubble":
             return ordered_schedule(stages[0], n, loss, [zero_bubble(r, plan.pp, n) for r in range(plan.pp)])
+        if plan.schedule == "1f1b" and n < plan.pp:
+            orders = [one_forward_one_backward(r, plan.pp, n) for r in range(plan.pp)]
+            return ordered_schedule(stages[0], n, loss, orders)
         kind = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}[plan.schedule]
         what = stages if plan.schedule == "interleaved" else stages[0]
         return kind(what, n_microbatches=n, loss_fn=loss, scale_grads=False)
+
+
+def one_forward_one_backward(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:
+    """1F1B, also with fewer microbatches than stages."""
+    warmup = min(ranks - rank - 1, microbatches)
+    order = [("F", m) for m in range(warmup)]
+    for m in range(microbatches):
+        if warmup + m < microbatches:
+            order.append(("F", warmup + m))
+        order.append(("B", m))
+    return order
 
 
 def zero_bubble(rank: int, ranks: int, microbatches: int) -> list[tuple[str, int]]:

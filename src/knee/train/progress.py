@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 
 from knee.train.measure import peak_of
 from knee.train.run import Run
 
 TELL_S = 1.0
 """Between lines of progress."""
+
+
+def say(text: str) -> None:
+    """A line on stderr; a run does not end because nobody is left to read it."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -52,4 +59,4 @@ class Progress:
                  f"{rate:,.0f} tokens/s"]
         if self.flop_frac is not None:
             words.append(f"MFU {rate * self.flop_frac:.1%}")
-        print("  ".join(words), file=sys.stderr, flush=True)
+        say("  ".join(words))

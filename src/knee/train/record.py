@@ -79,6 +79,7 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         **power,
         "usd_per_mtoken": None,
         "assumptions": [],
+        "warnings": _warnings(told),
         "losses": told.get("losses", []),
         "grad_norms": told.get("grad_norms", []),
         "step_times_s": told.get("step_times_s", []),
@@ -94,6 +95,12 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         "commit": git_commit(),
         "ranks": [_row(piece) for piece in pieces],
     }
+
+
+def _warnings(told: Piece) -> list[str]:
+    """What makes the measurement doubtful."""
+    bad = next((i for i, loss in enumerate(told.get("losses") or ()) if loss is None or not math.isfinite(loss)), None)
+    return [] if bad is None else [f"the loss is no number from step {bad + 1} on: the run has diverged"]
 
 
 def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None, int | None]:
@@ -115,7 +122,7 @@ def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None,
 
 
 def _throughput(job: TrainJob, pieces: Sequence[Piece], peak: float | None, flop: float | None) -> dict[str, Any]:
-    """Total tokens over total time; ranks that stopped early count up to the step that all had done."""
+    """Total tokens over total time, by the slowest rank's clock and its own count of steps."""
     names = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "window_s", "window_steps", "data_wait_s")
     if not pieces:
         return dict.fromkeys(names) | percentiles(())
@@ -155,9 +162,10 @@ def _power(pieces: Sequence[Piece], throughput: Mapping[str, Any]) -> dict[str, 
 def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
     """Where a step's time went, by the traces: means over the ranks that were traced."""
     traces = [piece["trace"] for piece in pieces if piece.get("trace")]
+    trouble = next((piece["trace_trouble"] for piece in pieces if piece.get("trace_trouble")), None)
     if not traces:
         names = (*TIMES, "bubble_s", "idle_s", "straggler_s", "traced_step_s", "copies_s", "trace")
-        return dict.fromkeys(names) | {"comm_loads": []}
+        return dict.fromkeys(names) | {"comm_loads": [], "trace_trouble": trouble}
     return {
         **{name: _mean([trace[name] for trace in traces]) for name in TIMES},
         "bubble_s": _mean([trace["bubble_s"] for trace in traces]),
@@ -166,6 +174,7 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
         "traced_step_s": _mean([trace["step_s"] for trace in traces]),
         "copies_s": _mean([trace["copies_s"] for trace in traces]),
         "comm_loads": mean_loads([trace["comm_loads"] for trace in traces]),
+        "trace_trouble": trouble,
         "trace": {"ranks": len(traces), "steps": traces[0]["steps"], "kernels": traces[0].get("kernels", []),
                   "notes": sorted({note for trace in traces for note in trace["notes"]})},
     }

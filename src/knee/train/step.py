@@ -19,10 +19,11 @@ from knee.train.model import Decoder, full_shape, initial, rope_table
 from knee.train.optimizer import Optimizer
 from knee.train.pipeline import Pipeline, chunks_here
 from knee.train.precision import TYPES, LossScale
-from knee.train.recompute import blocks_recomputed, recomputed
+from knee.train.recompute import recomputed
 from knee.train.replicas import Replicas
 from knee.train.tensor_parallel import CUT_DIM, Split, Whole
 from knee.train.tokens import Share, Synthetic
+from knee.workload.stages import blocks_recomputed
 
 KERNELS = {
     "auto": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
@@ -142,7 +143,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             state_dtype=TYPES[plan.state_dtype],
             compute_dtype=TYPES[job.dtype],
         )
-    again = blocks_recomputed(plan, model.layers)
+    again = blocks_recomputed(plan.recompute_frac if plan.recompute == "full" else 0.0, model.layers)
     for number, block in decoder.blocks.items():
         run = compiled(block.body) if job.compile else block.body
         block.run = recomputed(run) if again[int(number)] else run

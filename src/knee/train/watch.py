@@ -30,8 +30,9 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Terminated(BaseException):
     """Someone asked the run to end. No Exception, so that nothing on the way takes it for a failure of its own."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"ended by {signal.Signals(number).name}")
+    def __init__(self, number: int, *, orphaned: bool = False) -> None:
+        super().__init__("the process that started it is gone" if orphaned else
+                         f"ended by {signal.Signals(number).name}")
         self.number = number
 
 
@@ -48,7 +49,7 @@ class Watch:
         self.signal: int | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
-        self._spoken = False
+        self._spoken = self._orphaned = False
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before: dict[int, Any] = {}
@@ -62,7 +63,11 @@ class Watch:
     def check(self) -> None:
         """Between steps: end here if someone asked to."""
         if self.signal is not None:
-            raise Terminated(self.signal)
+            raise self.asked(self.signal)
+
+    def asked(self, number: int) -> Terminated:
+        """Why the run is to end."""
+        return Terminated(number, orphaned=self._orphaned)
 
     def claim(self) -> bool:
         """Whether the caller is the first to speak for this rank: main thread or watch, never both."""
@@ -90,6 +95,7 @@ class Watch:
                 heard = [number for number in os.read(self._reader, 64) if number in SIGNALS]
                 self.signal = self.signal or next(iter(heard), None)
             if self.parent and os.getppid() != self.parent:
+                self._orphaned = self.signal is None or self._orphaned
                 self.signal = self.signal or signal.SIGTERM  # nobody else would end this process
             now = time.monotonic()
             if now >= next_beat_s:
@@ -101,7 +107,7 @@ class Watch:
             if self.signal is not None:
                 asked_s = asked_s or now
                 if now - asked_s > min(GRACE_S, self.timeout_s):
-                    self._end("terminated", str(Terminated(self.signal)), 128 + self.signal, lost=False)
+                    self._end("terminated", str(self.asked(self.signal)), 128 + self.signal, lost=False)
             elif now - moved_s > EARLY_FRAC * self.timeout_s:
                 words = f"no step has ended for {now - moved_s:.0f} s: another rank is gone or stuck"
                 self._end("failed", words, 1, lost=True)

@@ -21,7 +21,7 @@ from knee.train.job import TrainJob
 from knee.train.launch import LAUNCHED
 from knee.train.measure import Values, device_of, memory_of, synchronize
 from knee.train.power import open_power
-from knee.train.progress import Progress
+from knee.train.progress import Progress, say
 from knee.train.record import (
     HEARTBEATS,
     RECORD,
@@ -86,9 +86,12 @@ def work(job: TrainJob, place: Place) -> int:
         with suppress(OSError):
             run.out.mkdir(parents=True, exist_ok=True)
             piece_path(run.out, place.rank).unlink(missing_ok=True)  # an earlier run's
+            if place.rank == 0 and (run.out / RECORD).exists():
+                os.replace(run.out / RECORD, run.out / f"previous-{RECORD}")
+                say(f"{run.out} has the record of another run: it is previous-{RECORD} now")
 
     def last_words(status: str, error: str, lost_peer: bool) -> None:
-        print(f"rank {place.rank}: {error}", file=sys.stderr, flush=True)
+        say(f"rank {place.rank}: {error}")
         leave(run, run.piece(status, error, lost_peer=lost_peer, alive=False))
 
     watch = Watch(path=beat, world=place.world, timeout_s=job.timeout_s, last_words=last_words,
@@ -118,14 +121,14 @@ def _guarded(run: Run, watch: Watch) -> int:
         status, error = classify(problem)
         lost = status == "failed" and bool(PEER.search(f"{type(problem).__name__} {problem}"))
         if watch.signal is not None:  # the others have ended already
-            status, error, code = "terminated", str(Terminated(watch.signal)), 128 + watch.signal
+            status, error, code = "terminated", str(watch.asked(watch.signal)), 128 + watch.signal
         elif status == "failed" and not lost:
             import traceback
 
             traceback.print_exc()
     if not watch.claim():
         time.sleep(SETTLE_S)  # the watch has spoken, and ends the process
-    print(f"rank {run.place.rank}: {error}", file=sys.stderr, flush=True)
+    say(f"rank {run.place.rank}: {error}")
     leave(run, run.piece(status, error, lost_peer=lost))
     return code or CODES[status]
 
@@ -237,7 +240,7 @@ def trace(run: Run, step: Any) -> None:
         run.told["trace"] = read_trace(path, job.plan)
     except KneeError as error:
         run.told["trace_trouble"] = error.message
-        print(f"rank {place.rank}: {error.message}", file=sys.stderr, flush=True)
+        say(f"rank {place.rank}: {error.message}")
 
 
 def build(job: TrainJob) -> Any:
@@ -296,7 +299,7 @@ def leave(run: Run, piece: Piece) -> None:
         return
     try:
         write_piece(run.out, piece)
-        if os.environ.get(LAUNCHED):
+        if os.environ.get(LAUNCHED) == str(os.getppid()):  # it is there to write it
             return
         deadline = time.monotonic() + (SETTLE_S if run.place.world > 1 else 0)
         while len(read_pieces(run.out)) < run.place.world and time.monotonic() < deadline:
@@ -305,7 +308,7 @@ def leave(run: Run, piece: Piece) -> None:
             write_record(run.out, compose_from_files(run.out, run.job))
     except (KneeError, OSError) as error:
         # the disk is full, say: what the record would have said is at least in the log
-        print(f"rank {run.place.rank}: {run.out / RECORD} cannot be written: {error}", file=sys.stderr, flush=True)
+        say(f"rank {run.place.rank}: {run.out / RECORD} cannot be written: {error}")
 
 
 if __name__ == "__main__":

@@ -45,3 +45,9 @@ def stage_layers(layers: int, stages: int, virtual: int, head_layers: float = 0.
     """Layers of each pipeline rank, over all its chunks (chunk v * stages + rank)."""
     dealt = chunk_layers(layers, stages * virtual, head_layers)
     return tuple(sum(dealt[rank::stages]) for rank in range(stages))
+
+
+@cache
+def blocks_recomputed(frac: float, layers: int) -> tuple[bool, ...]:
+    """Which of so many blocks are recomputed where a share of them is: whole ones, spread evenly."""
+    return tuple(int((i + 1) * frac + 1e-9) > int(i * frac + 1e-9) for i in range(layers))
