@@ -28,7 +28,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "traces" / "hta_v100_2rank_rank1
 COPIES = 10
 BARS = {"faster than HTA": 10.0, "of HTA's memory": 1 / 3, "of the floor": 3.0, "ten copies, MB": 400.0,
         "ten copies, time": 1.2 * COPIES}  # fmt: skip
-"""What knee promises. Ten copies may take a little more than ten times one: that is linear."""
+"""What knee promises. Ten copies may take a little more CPU than ten times one: that is linear."""
 
 FLOOR = """
 import sys, zlib
@@ -102,7 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3, help="of each tool; the best counts")
     parser.add_argument("--trace", type=Path, default=SHARED, help="a .json.gz of torch.profiler")
+    parser.add_argument("--ten", type=Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.ten:
+        ten_times(asked.trace, asked.ten)
+        return
     if not asked.trace.exists():
         print(f"{asked.trace} is not here; nothing was measured")
         return
@@ -114,8 +118,7 @@ def measure(trace: Path, runs: int, folder: Path) -> None:
     """All tools on one trace, and knee on ten of it."""
     # compiled modules as after an installation, and a cache of traces that starts empty
     env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "",
-                        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "XDG_CACHE_HOME": str(folder / "cache"),
-                        "KNEE_CACHE": str(folder / "cache")}  # fmt: skip
+                        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "XDG_CACHE_HOME": str(folder / "cache")}
     print(f"{trace.name}, {trace.stat().st_size / 1e6:.1f} MB packed; {platform.machine()}, {os.cpu_count()} cores, "
           f"Python {platform.python_version()}, NumPy {np.__version__}; best of {runs}, whole processes\n")
     found = {
@@ -124,7 +127,7 @@ def measure(trace: Path, runs: int, folder: Path) -> None:
         "knee, full answer": cost(KNEE, str(trace), "fresh", env=env, runs=runs),
         "knee, second look": cost(KNEE, str(trace), "cache", env=env, runs=runs),
     }
-    floor, _, knee, _ = found.values()
+    floor, knee = found["floor: read, gunzip, one scan"], found["knee, full answer"]
     if importlib.util.find_spec("hta") is None:
         print("HolisticTraceAnalysis is not installed; it is left out")
     else:
@@ -134,14 +137,16 @@ def measure(trace: Path, runs: int, folder: Path) -> None:
         print(f"{name:<32}{one.wall_s:>8.2f}{one.cpu_s:>8.2f}{one.peak_mb:>9.0f}{one.wall_s / floor.wall_s:>9.1f}"
               f"{one.wall_s / knee.wall_s:>8.1f}")
     large = folder / "ten.json.gz"
-    ten_times(trace, large)
+    # in a process of its own: the peak of a process that starts others is passed on to them
+    subprocess.run([sys.executable, __file__, "--trace", str(trace), "--ten", str(large)], check=True)
+    knee = cost(KNEE, str(trace), "fresh", env=env, runs=runs)  # once more: the same minute counts
     ten = cost(KNEE, str(large), "fresh", env=env, runs=1)
     ten_floor = cost(FLOOR, str(large), env=env, runs=1)
     print(f"{'knee, ten copies in one file':<32}{ten.wall_s:>8.2f}{ten.cpu_s:>8.2f}{ten.peak_mb:>9.0f}"
           f"{ten.wall_s / ten_floor.wall_s:>9.1f}{ten.wall_s / knee.wall_s:>8.1f}")
     print(f"{'floor, the same':<32}{ten_floor.wall_s:>8.2f}{ten_floor.cpu_s:>8.2f}{ten_floor.peak_mb:>9.0f}\n")
-    reached = {"of the floor": knee.wall_s / floor.wall_s, "ten copies, MB": ten.peak_mb,
-               "ten copies, time": ten.wall_s / knee.wall_s}  # fmt: skip
+    reached = {"of the floor": found["knee, full answer"].wall_s / floor.wall_s, "ten copies, MB": ten.peak_mb,
+               "ten copies, time": ten.cpu_s / knee.cpu_s}  # fmt: skip
     hta = found.get("HTA, three tables")
     if hta is not None:
         reached |= {"faster than HTA": hta.wall_s / knee.wall_s, "of HTA's memory": knee.peak_mb / hta.peak_mb}

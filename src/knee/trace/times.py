@@ -85,31 +85,40 @@ def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
     return np.asarray(end - start - inside, dtype=np.int64)
 
 
+def _near(trace: Trace, window: Window) -> slice:
+    """Rows among which are all that reach into a window: a step should not cost the whole trace."""
+    c = trace.columns
+    first = np.searchsorted(np.maximum.accumulate(c.end_ns), window.start_ns, side="right")
+    return slice(int(first), int(np.searchsorted(c.start_ns, window.end_ns)))
+
+
 def times_of(trace: Trace, window: Window) -> Times:
     """Loads and unions within a window."""
-    start, end = clipped(trace, window)
-    length = end - start
+    c, near = trace.columns, _near(trace, window)
+    start, end = (np.clip(times[near], window.start_ns, window.end_ns) for times in (c.start_ns, c.end_ns))
+    length, kind = end - start, c.kind[near]
     of = trace.classified
+    is_compute, is_comm, is_copy = of.is_compute[near], of.is_comm[near], trace.is_copy[near]
 
     def spans(rows: Bools) -> tuple[Int64, Int64]:
         return start[rows], end[rows]
 
-    found = unions_of(spans(of.is_compute), spans(of.is_comm))
-    copies = exposed_s(*spans(trace.is_copy), *spans(~trace.is_copy))
+    found = unions_of(spans(is_compute), spans(is_comm))
+    copies = exposed_s(*spans(is_copy), *spans(~is_copy))
     whole = window.end_ns - window.start_ns
     return Times(
         window_s=whole / NS,
-        compute_load_s=_sum(length, of.is_compute),
-        comm_load_s=_sum(length, of.is_comm),
-        copy_load_s=_sum(length, trace.columns.kind == COPY),
-        fill_load_s=_sum(length, trace.columns.kind == FILL),
+        compute_load_s=_sum(length, is_compute),
+        comm_load_s=_sum(length, is_comm),
+        copy_load_s=_sum(length, kind == COPY),
+        fill_load_s=_sum(length, kind == FILL),
         compute_s=found.compute / NS,
         comm_s=(found.exposed + found.overlapped) / NS,
         exposed_comm_s=found.exposed / NS,
         overlapped_comm_s=found.overlapped / NS,
         exposed_copies_s=copies / NS,
         idle_s=(whole - found.compute - found.exposed - copies) / NS,
-        bubble_s=_bubble_s(trace, start, end),
+        bubble_s=_bubble_s(trace, window),
     )
 
 
@@ -117,7 +126,7 @@ def _sum(length: Int64, rows: Bools) -> float:
     return int(length[rows].sum()) / NS
 
 
-def _bubble_s(trace: Trace, start: Int64, end: Int64) -> float | None:
+def _bubble_s(trace: Trace, window: Window) -> float | None:
     """Exposed waiting in transfers between stages: what they last beyond the shortest of their size and partner."""
     pairs = {row: call for row, call in trace.calls.items() if call.collective == "send_recv"}
     if not pairs:
@@ -130,6 +139,7 @@ def _bubble_s(trace: Trace, start: Int64, end: Int64) -> float | None:
     duration = trace.columns.end_ns[rows] - trace.columns.start_ns[rows]
     shortest = np.full(len(sizes), np.iinfo(np.int64).max)
     np.minimum.at(shortest, size_of, duration)
+    start, end = clipped(trace, window)
     compute = trace.classified.is_compute
     exposed = exposed_ns(start[rows], end[rows], (start[compute], end[compute]))
     waiting = np.minimum(exposed, duration - shortest[size_of])

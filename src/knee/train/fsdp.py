@@ -63,7 +63,8 @@ def before_microbatch(decoder: Any, job: TrainJob, *, last: bool) -> None:
 
 def place(local: Any, whole: Any, mesh: Mesh) -> None:
     """Copy this rank's rows of a weight into its shard."""
-    ranks, rank = mesh.sharded.size(-1), mesh.sharded.get_local_rank(mesh.sharded.ndim - 1)
+    last = mesh.sharded.ndim - 1  # a flattened mesh of torch 2.11 knows no dimension -1
+    ranks, rank = mesh.sharded.size(last), mesh.sharded.get_local_rank(last)
     rows = -(-whole.shape[0] // ranks)
     local.copy_(whole[rank * rows : (rank + 1) * rows])
 
