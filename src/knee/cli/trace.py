@@ -17,6 +17,7 @@ from knee.units import show
 
 if TYPE_CHECKING:
     from knee.trace.analyse import Analysis, RankAnalysis
+    from knee.trace.diff import Change, Diff
 
 DIFF = "diff"
 SHOWN = 12
@@ -269,11 +270,34 @@ def _diff(paths: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> Non
     _end([a, b])
 
 
-def _print_diff(found: Any, paths: tuple[str, ...]) -> None:
+def _print_diff(found: Diff, paths: tuple[str, ...]) -> None:
     from knee.cli.table import print_heading, print_rows
 
     click.echo(found.finding)
-    for title, rows in found.tables(SHOWN):
+    head = ["A", "B", "change", ""]
+    names = {"step_s": "step", "compute_s": "compute", "exposed_comm_s": "exposed communication",
+             "exposed_copies_s": "exposed copies and fills", "idle_s": "idle", "comm_s": "communication",
+             "overlapped_comm_s": "overlapped communication"}
+    print_heading("a step")
+    print_rows([["", *head], *([name, *_change(found.times[key])] for key, name in names.items()
+                               if key in found.times)], right=(1, 2, 3, 4))
+    if found.collectives:
+        print_heading("communication")
+        print_rows([["collective", "group", "message", *head], *(
+            [one.collective, one.group, show(one.message_bytes, "bytes") if one.message_bytes else "?",
+             *_change(one.load_s)] for one in found.collectives[:SHOWN])], right=(2, 3, 4, 5, 6))
+    for title, kernels in (("kernels by class", found.classes), ("kernels that changed most", found.kernels)):
         print_heading(title)
-        print_rows(rows, right=(1, 2, 3, 4))
-    click.echo(f"A is {paths[0]}, B is {paths[1]}; all of it per step and rank")
+        print_rows([["", *head, ""], *(
+            [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
+            for one in kernels[:SHOWN])], right=(1, 2, 3, 4))
+    click.echo(f"A is {paths[0]}, B is {paths[1]}; all of it per step, mean over ranks")
+    for note in found.notes:
+        click.echo(f"  - {note}")
+
+
+def _change(one: Change) -> list[str]:
+    share = one.relative_frac
+    sign = "+" if one.change > 0 else "-" if one.change < 0 else ""
+    return [show(one.a, "s"), show(one.b, "s"), sign + show(abs(one.change), "s"),
+            "" if share is None else f"{share:+.1%}"]
