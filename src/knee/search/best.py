@@ -1,0 +1,163 @@
+"""The plans of a space, best first: memory decides first, then a bound, and what is left is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Literal, get_args
+
+import numpy as np
+
+from knee.columns import Bools, Floats, Ints
+from knee.cost.step import shapes_of
+from knee.errors import InputError
+from knee.search.bound import least_step_s
+from knee.search.only import matching
+from knee.search.space import Space, whole_table
+from knee.simulator import CHUNK, Results, simulate_table
+from knee.specs.hardware import Cluster
+from knee.specs.profile import Profile
+from knee.specs.table import PlanTable
+from knee.workload.memory import MemoryColumns, memory_of
+from knee.workload.traffic import Modes, traffic_of
+
+Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+FIRST = 2048
+"""Plans with the least bounds, simulated first: one of them is near the best."""
+MARGIN = 1.25
+"""Plans whose bound is so much above the best step found are left out: they cannot come within a fifth of it."""
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context")
+
+Progress = Callable[[str, float], None]
+"""(what is being done, share that is done)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """A searched space."""
+
+    space: Space
+    cluster: Cluster
+    profile: Profile
+    objective: Objective
+    plans: int
+    """Valid plans within the limits."""
+    too_large: dict[str, int]
+    """Those that do not fit in memory, by the part that takes most of theirs."""
+    bounded: int
+    """Those whose least time shows that they cannot come near the best."""
+    table: PlanTable
+    """The others, simulated, best first."""
+    results: Results
+    least_memory: PlanTable
+    """The plan that needs least memory, in a table of one row (none for an empty space)."""
+    least_memory_bytes: float
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @property
+    def scores(self) -> Floats:
+        """What the plans are ordered by; more is better."""
+        return score(self.results, self.objective)
+
+
+def score(results: Results, objective: Objective) -> Floats:
+    """More is better."""
+    column: Floats = getattr(results, objective)
+    return -column if objective == "usd_per_mtoken" else column
+
+
+def memory_table(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> MemoryColumns:
+    """Memory of every plan."""
+    modes = Modes.of(table)
+    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
+    del cluster
+    return memory_of(space.model, profile, table, shapes_of(table), modes, traffic)
+
+
+def search(
+    space: Space,
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    objective: Objective = "tokens_per_s",
+    only: str | None = None,
+    progress: Progress = lambda *_: None,
+) -> Found:
+    """Find the best plans of a space."""
+    if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
+        hint = "give --set cluster.usd_per_gpu_h='2.5 USD/h'"
+        raise InputError(f"the price of {cluster.name} is not known", hint=hint)
+    if space.gpus > cluster.max_gpus:
+        raise InputError(f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
+    progress("listing plans", 0.0)
+    table = whole_table(space)
+    if only is not None:
+        table = table.rows(np.flatnonzero(matching(table, only)))
+    fits, total, too_large = _memory(space, cluster, profile, table)
+    least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
+    left = table.rows(np.flatnonzero(fits))
+    simulated, results = _simulated(space, cluster, profile, left, progress)
+    order = np.argsort(-score(results, objective), kind="stable")
+    return Found(
+        space=space,
+        cluster=cluster,
+        profile=profile,
+        objective=objective,
+        plans=len(table),
+        too_large=too_large,
+        bounded=len(left) - len(simulated),
+        table=simulated.rows(order),
+        results=results_rows(results, order),
+        least_memory=table.rows(least),
+        least_memory_bytes=float(total[least[0]]) if len(least) else float("nan"),
+    )
+
+
+def results_rows(results: Results, index: Ints) -> Results:
+    """Some of the rows."""
+    return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
+
+
+def _memory(
+    space: Space, cluster: Cluster, profile: Profile, table: PlanTable
+) -> tuple[Bools, Floats, dict[str, int]]:
+    """Which plans fit, what each needs, and how many do not, by the largest part."""
+    totals, largest = [], []
+    for i in range(0, len(table), CHUNK):
+        memory = memory_table(space, cluster, profile, table.rows(slice(i, i + CHUNK)))
+        totals.append(memory.total_bytes)
+        largest.append(np.argmax(np.stack([getattr(memory, f"{part}_bytes") for part in PARTS]), axis=0))
+    if not totals:
+        return np.zeros(0, dtype=np.bool_), np.zeros(0), {}
+    total, part = np.concatenate(totals), np.concatenate(largest)
+    fits = total <= cluster.gpu.hbm_bytes
+    counts = np.bincount(part[~fits], minlength=len(PARTS))
+    return fits, total, {name: int(n) for name, n in zip(PARTS, counts, strict=True) if n}
+
+
+def _simulated(
+    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, progress: Progress
+) -> tuple[PlanTable, Results]:
+    """Simulate what may come near the best step."""
+    if not len(table):
+        return table, simulate_table(space.model, cluster, profile, table)
+    progress("bounding plans", 0.0)
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    bound = np.concatenate([least_step_s(space.model, cluster, profile, piece) for piece in pieces])
+    first = np.sort(np.argsort(bound, kind="stable")[:FIRST])
+    some = simulate_table(space.model, cluster, profile, table.rows(first))
+    near = bound <= MARGIN * some.step_s.min()
+    near[first] = True
+    rest = np.setdiff1d(np.flatnonzero(near), first)
+    # neighbours share pipelines, so that chunks in the space's order have fewer of them
+    done, parts = 0, [some]
+    for i in range(0, len(rest), CHUNK):
+        progress("simulating plans", done / max(1, len(rest)))
+        parts.append(simulate_table(space.model, cluster, profile, table.rows(rest[i : i + CHUNK])))
+        done += CHUNK
+    index = np.concatenate((first, rest))
+    results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
+    return table.rows(index), results

@@ -1,0 +1,186 @@
+"""Every valid plan for a model, a number of GPUs and a batch, as columns; nothing is sampled.
+
+Options that change nothing in a plan (the schedule without a pipeline, say) have their default value there, so that no
+plan is in the space twice. What no plan could be is not generated: the rules are those of ``specs.plan`` and
+``specs.job``, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+
+import numpy as np
+
+from knee.columns import Ints
+from knee.errors import InputError
+from knee.specs.model import Model
+from knee.specs.plan import (
+    CP_METHODS,
+    PRECISIONS,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    SCHEDULES,
+    SHARDINGS,
+    STATE_DTYPES,
+    Plan,
+    Sharding,
+)
+from knee.specs.table import PlanTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is searched: all of it, within these limits. Empty tuples mean every value."""
+
+    model: Model
+    gpus: int
+    global_batch: int
+    seq_len: int
+    fixed: Plan = field(default_factory=Plan)
+    """Whose precision, types, prefetch and placement all plans have."""
+    max_tp: int | None = None
+    max_pp: int | None = None
+    max_cp: int | None = None
+    shardings: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
+    recomputes: tuple[str, ...] = ()
+    micro_batches: tuple[int, ...] = ()
+    selective: bool = False
+    """Whether recomputing attention alone saves anything: not beside kernels that keep no scores."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "global_batch", "seq_len"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+
+
+@cache
+def divisors(number: int) -> tuple[int, ...]:
+    """Ascending."""
+    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
+    return tuple(small + [number // i for i in reversed(small) if i * i != number])
+
+
+def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
+    """(tp, pp, cp, dp) of every factorisation that the model, the sequence and the batch allow."""
+    model = space.model
+    for tp in divisors(space.gpus):
+        if tp > (space.max_tp or tp) or model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
+            continue
+        for pp in divisors(space.gpus // tp):
+            if pp > min(space.max_pp or pp, model.layers + 2):
+                continue
+            for cp in divisors(space.gpus // tp // pp):
+                dp = space.gpus // (tp * pp * cp)
+                if cp > (space.max_cp or cp) or space.global_batch % dp or (cp > 1 and space.seq_len % (2 * cp)):
+                    continue
+                yield tp, pp, cp, dp
+
+
+def shardings(space: Space, cp: int, dp: int) -> list[tuple[Sharding, int, int]]:
+    """(mode, dp_shard, dp_replicate) of so many data-parallel ranks."""
+    found: list[tuple[Sharding, int, int]] = []
+    if dp * cp == 1:
+        return [("fsdp_no_reshard", 1, 1)]  # nothing to share: one name for all
+    found.append(("ddp", 1, dp))
+    for shard in divisors(dp):
+        replicate = dp // shard
+        if shard * cp == 1:
+            continue
+        found += [("zero1", shard, replicate), ("fsdp_no_reshard", shard, replicate)]
+        if replicate == 1:
+            found.append(("fsdp", shard, 1))
+        elif shard > 1:
+            found.append(("hsdp", shard, replicate))
+    return [one for one in found if not space.shardings or one[0] in space.shardings]
+
+
+def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
+    """(schedule, virtual stages) of a pipeline."""
+    if pp == 1:
+        return [("1f1b", 1)]
+    found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
+    most = (space.model.layers + 2) // pp
+    found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.layers, pp, v)]
+    return [one for one in found if not space.schedules or one[0] in space.schedules]
+
+
+def _sensible(layers: int, pp: int, virtual: int) -> bool:
+    """Virtual stages that cut the model evenly, or, where its pipeline does not either, into two parts."""
+    return layers % (pp * virtual) == 0 or (bool(layers % pp) and virtual == 2)
+
+
+def tables(space: Space) -> Iterator[PlanTable]:
+    """The space, a table for each factorisation."""
+    for tp, pp, cp, dp in degrees(space):
+        table = _table(space, tp, pp, cp, dp)
+        if len(table):
+            yield table
+
+
+def whole_table(space: Space) -> PlanTable:
+    """The space as one table; of no rows where there is no plan."""
+    parts = list(tables(space))
+    if not parts:
+        return _table(space, 1, 1, 1, 0)
+    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PlanTable)
+               if f.name != "placement"}  # fmt: skip
+    return PlanTable(placement=space.fixed.placement, **columns)
+
+
+def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
+    """Every combination of what a factorisation leaves open, less those that cannot be. No rows for ``dp`` 0."""
+    per_rank = space.global_batch // dp if dp else 1
+    sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
+    splits = [True, False] if tp > 1 and (space.seq_len // cp) % tp == 0 else [False] if tp > 1 else [True]
+    again = [name for name in RECOMPUTES if name != "selective" or space.selective]
+    again = [name for name in again if not space.recomputes or name in space.recomputes]
+    methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
+    shared, orders = shardings(space, cp, dp) if dp else [], schedules(space, pp)
+    lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods))
+    share, size, order, split, recompute, method = (grid.ravel() for grid in np.indices(lengths))
+    mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
+    schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
+    micro = np.array(sizes, dtype=np.int64)[size]
+    reshards = np.isin(mode, [SHARDINGS.index(name) for name in ("fsdp", "hsdp")])
+    interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
+    good = ~(reshards & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1))
+    good &= ~(interleaved & ((per_rank // micro) % pp > 0))
+    fixed, n = space.fixed, int(good.sum())
+
+    def ints(values: Sequence[int], index: Ints) -> Ints:
+        return np.asarray(np.array(values, dtype=np.int64)[index[good]], dtype=np.int64)
+
+    def same(value: int) -> Ints:
+        return np.full(n, value, dtype=np.int64)
+
+    return PlanTable(
+        gpus=same(space.gpus),
+        global_batch=same(space.global_batch),
+        seq_len=same(space.seq_len),
+        dp_shard=ints([one[1] for one in shared], share),
+        dp_replicate=ints([one[2] for one in shared], share),
+        tp=same(tp),
+        pp=same(pp),
+        cp=same(cp),
+        micro_batch=micro[good],
+        virtual_stages=ints([one[1] for one in orders], order),
+        prefetch=same(fixed.prefetch),
+        sharding=mode[good],
+        schedule=schedule[good],
+        recompute=_codes(RECOMPUTES, again)[recompute][good],
+        cp_method=_codes(CP_METHODS, methods)[method][good],
+        precision=same(PRECISIONS.index(fixed.precision)),
+        reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
+        state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
+        sequence_parallel=np.array(splits, dtype=np.bool_)[split][good],
+        recompute_frac=np.ones(n),
+        tp_overlap_frac=np.full(n, np.nan if fixed.tp_overlap_frac is None else fixed.tp_overlap_frac),
+        placement=fixed.placement,
+    )
+
+
+def _codes(names: Sequence[str], values: Sequence[str]) -> Ints:
+    return np.array([names.index(value) for value in values], dtype=np.int64)
