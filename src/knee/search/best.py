@@ -27,6 +27,7 @@ FIRST = 2048
 """Plans with the least bounds, simulated first: one of them is near the best."""
 MARGIN = 1.25
 """Plans whose bound is so much above the best step found are left out: they cannot come within a fifth of it."""
+MORE_MEMORY = 1.25
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context")
 
 Progress = Callable[[str, float], None]
@@ -50,6 +51,8 @@ class Found:
     table: PlanTable
     """The others, simulated, best first."""
     results: Results
+    nearly: PlanTable
+    """Plans that a quarter more memory would hold, not simulated."""
     least_memory: PlanTable
     """The plan that needs least memory, in a table of one row (none for an empty space)."""
     least_memory_bytes: float
@@ -111,6 +114,7 @@ def search(
         bounded=len(left) - len(simulated),
         table=simulated.rows(order),
         results=results_rows(results, order),
+        nearly=table.rows(np.flatnonzero(~fits & (total <= MORE_MEMORY * cluster.gpu.hbm_bytes))),
         least_memory=table.rows(least),
         least_memory_bytes=float(total[least[0]]) if len(least) else float("nan"),
     )

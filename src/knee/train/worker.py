@@ -38,6 +38,7 @@ from knee.train.run import Place, Run
 from knee.train.trace import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
 from knee.train.watch import Terminated, Watch
 
+ENDING_S = 12.0
 SETTLE_S = 3.0
 """How long ranks that ended early wait for each other's last words."""
 CODES = {"done": 0, "failed": 1, "oom": 3, "terminated": 143}
@@ -301,7 +302,9 @@ def leave(run: Run, piece: Piece) -> None:
         write_piece(run.out, piece)
         if os.environ.get(LAUNCHED) == str(os.getppid()):  # it is there to write it
             return
-        deadline = time.monotonic() + (SETTLE_S if run.place.world > 1 else 0)
+        # those that are told to end do so at the end of their step
+        patience_s = ENDING_S if piece["status"] == "terminated" else SETTLE_S
+        deadline = time.monotonic() + (patience_s if run.place.world > 1 else 0)
         while len(read_pieces(run.out)) < run.place.world and time.monotonic() < deadline:
             time.sleep(0.1)
         if min(other["rank"] for other in read_pieces(run.out)) == run.place.rank:

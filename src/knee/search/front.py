@@ -1,0 +1,123 @@
+"""Plans that no other beats in everything, and why the first is ahead of plain FSDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.columns import Floats, Ints
+from knee.record.measurement import Measurement
+from knee.search.best import Found
+from knee.simulator import Results
+from knee.single import simulate
+from knee.specs.job import Job
+from knee.specs.plan import SHARDINGS
+from knee.units import show
+
+SHOWN_FRAC = 0.1
+"""Share of all that a plan saves, from which a part is named."""
+
+
+def job_of(found: Found, row: int) -> Job:
+    """A plan of the search as a job."""
+    space = found.space
+    return Job(
+        model=space.model,
+        cluster=found.cluster,
+        profile=found.profile,
+        plan=found.table.plan(row),
+        gpus=space.gpus,
+        global_batch=space.global_batch,
+        seq_len=space.seq_len,
+    )
+
+
+def pareto(results: Results, hbm_bytes: float) -> Ints:
+    """Rows that no other row beats in tokens/s, tokens/J and free memory at once, the fastest first.
+
+    Plans within a thousandth of one another count as equal: a front of hundreds that differ by nothing helps nobody.
+    """
+    speed, energy = _rounded(results.tokens_per_s), _rounded(results.tokens_per_j)
+    room = np.floor((hbm_bytes - results.memory_bytes) / (0.01 * hbm_bytes))
+    order = np.lexsort((-room, -energy, -speed))
+    front: list[int] = []
+    kept = np.empty((0, 2))
+    for row in order.tolist():
+        # rows before this one are at least as fast
+        if not len(kept) or not np.any((kept[:, 0] >= energy[row]) & (kept[:, 1] >= room[row])):
+            front.append(row)
+            kept = np.vstack((kept, (energy[row], room[row])))
+    return np.array(front, dtype=np.int64)
+
+
+def _rounded(values: Floats) -> Floats:
+    with np.errstate(divide="ignore"):
+        return np.round(np.log(values) / 1e-3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """The best plan of plain FSDP, which shards over all GPUs and splits the model no further."""
+
+    job: Job
+    result: Measurement
+    row: int | None
+    """Its place in the search; None where it was bounded away or does not fit."""
+
+
+def baseline(found: Found) -> Baseline | None:
+    """None where plain FSDP cannot be (the batch is too small for it) or does not fit."""
+    table = found.table
+    plain = (table.tp * table.pp * table.cp == 1) & (table.dp_replicate == 1)
+    plain &= np.isin(table.sharding, [SHARDINGS.index(name) for name in ("fsdp", "fsdp_no_reshard")])
+    rows = np.flatnonzero(plain)
+    if not len(rows):
+        return None
+    row = int(rows[np.argmax(found.scores[rows])])
+    job = job_of(found, row)
+    return Baseline(job=job, result=simulate(job), row=row)
+
+
+PARTS = {
+    "compute_s": "compute",
+    "exposed_comm_s": "exposed communication",
+    "bubble_s": "pipeline bubble",
+    "idle_s": "host time",
+}
+
+
+def why(job: Job, result: Measurement, base: Baseline) -> str:
+    """One sentence: what the winner's step saves against plain FSDP's, and through which group."""
+    if job.plan == base.job.plan:
+        return "plain FSDP is the best plan: no other split of the model saves more than it costs"
+    saved = {name: getattr(base.result, name) - getattr(result, name) for name in PARTS}
+    total = base.result.step_s - result.step_s
+    gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
+    losses = [(name, s) for name, s in sorted(saved.items(), key=lambda one: one[1]) if s < -SHOWN_FRAC * abs(total)]
+    said = f"{total / base.result.step_s:.1%} less time a step than plain FSDP"
+    if gains:
+        said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
+        said += _group(job, result, base)
+    if losses:
+        said += "; " + ", ".join(f"{show(-s, 's')} more {PARTS[name]}" for name, s in losses)
+    return said
+
+
+def _group(job: Job, result: Measurement, base: Baseline) -> str:
+    """Which collective shrank most, and its group."""
+    before = {(c.collective, c.group): c for c in base.result.comm_loads}
+    after = {(c.collective, c.group): c for c in result.comm_loads}
+    del job
+
+    def load(table: tuple[object, ...], collective: str) -> float:
+        return sum(c.load_s for c in table if c.collective == collective and c.group == "dp_shard")  # type: ignore[attr-defined]
+
+    kinds = ("all_gather", "reduce_scatter")
+    saved = {kind: load(base.result.comm_loads, kind) - load(result.comm_loads, kind) for kind in kinds}
+    kind = max(saved, key=lambda name: saved[name])
+    if saved[kind] <= 0 or (kind, "dp_shard") not in before:
+        return ""
+    now = after.get((kind, "dp_shard"))
+    shrank = f" from {before[kind, 'dp_shard'].group_size:,} to {now.group_size:,} GPUs" if now else " away"
+    return f" (its {kind.replace('_', '-')} shrank{shrank}, {show(saved[kind], 's')} less of it)"

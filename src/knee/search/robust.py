@@ -1,0 +1,94 @@
+"""How a ranking holds up when the numbers that were fitted are others: the plans near the front, drawn many times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+
+import numpy as np
+
+from knee.columns import Floats
+from knee.fidelity.parameters import PARAMETERS, Parameter, applied, value_of
+from knee.search.best import Found, score
+from knee.simulator import simulate_table
+from knee.specs.hardware import Cluster
+from knee.specs.profile import Profile
+
+NEAR = 0.9
+"""Plans that come within a tenth of the best are drawn."""
+MOST = 96
+DRAWS = 48
+CLOSE = 0.98
+"""Within 2% of a draw's best is as good as the best."""
+UNSURE = 0.2
+"""Two plans each ahead in at least so many draws cannot be told apart."""
+OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Robust:
+    """Draws of the fitted parameters, and how the first plans of a search did in them."""
+
+    draws: int
+    parameters: tuple[Parameter, ...]
+    good_frac: Floats
+    """Of each plan: share of draws in which it was within 2% of that draw's best."""
+    fits_frac: Floats
+    """Of each plan: share of draws in which it fits in memory."""
+    worst_frac: Floats
+    """Of each plan: its score over the best one's in the draw in which it did worst."""
+    ahead_frac: Floats
+    """Of each plan: share of draws in which it was ahead of the recommended one."""
+    recommended: int
+    """Row of the plan that is good most often; of equals the one that the search has first."""
+
+    @property
+    def alike(self) -> list[int]:
+        """Rows of plans that cannot be told from the recommended one."""
+        near = (self.ahead_frac >= UNSURE) & (self.ahead_frac <= 1 - UNSURE)
+        return [int(row) for row in np.flatnonzero(near) if row != self.recommended]
+
+
+def robust(found: Found, *, draws: int = DRAWS, seed: int = 0) -> Robust:
+    """Draw what is fitted from its spread between stacks, and rank the plans near the front anew each time."""
+    scores = found.scores
+    best = float(scores[0])
+    near = scores >= (best * NEAR if best > 0 else best / NEAR)
+    count = int(min(MOST, near.sum()))
+    table = found.table.rows(slice(0, count))
+    parameters = drawn(found.cluster, found.profile)
+    random = np.random.default_rng(seed)
+    got, fit = np.empty((draws, count)), np.empty((draws, count), dtype=np.bool_)
+    for i in range(draws):
+        values = {p.path: _draw(p, value_of(found.cluster, found.profile, p.path), random) for p in parameters}
+        cluster, profile = applied(found.cluster, found.profile, values)
+        results = simulate_table(found.space.model, cluster, profile, table)
+        got[i], fit[i] = score(results, found.objective), results.fits
+    # a plan that does not fit is worth nothing in that draw
+    usable = np.where(fit, got, -np.inf)
+    top = usable.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        share = np.where(fit & np.isfinite(top), np.where(top > 0, usable / top, top / usable), 0.0)
+    good = (share >= CLOSE).mean(axis=0)
+    recommended = int(np.argmax(good))
+    return Robust(
+        draws=draws,
+        parameters=parameters,
+        good_frac=good,
+        fits_frac=fit.mean(axis=0),
+        worst_frac=share.min(axis=0),
+        ahead_frac=(usable > usable[:, [recommended]]).mean(axis=0),
+        recommended=recommended,
+    )
+
+
+def drawn(cluster: Cluster, profile: Profile) -> tuple[Parameter, ...]:
+    """Parameters that this stack has: one that is 0 is no part of it."""
+    return tuple(p for p in PARAMETERS if value_of(cluster, profile, p.path) > 0)
+
+
+def _draw(parameter: Parameter, value: float, random: np.random.Generator) -> float:
+    step = float(random.standard_normal()) * parameter.spread
+    if parameter.path in OF_MEMORY:
+        step *= 0.5  # a stack's own memory is known better than that of another
+    return parameter.inside(value + step if parameter.is_share else exp(log(value) + step))

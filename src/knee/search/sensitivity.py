@@ -1,0 +1,93 @@
+"""What would help most: the best plan's speed when one part of the hardware is a quarter better or worse, replanned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from knee.search.best import MORE_MEMORY, Found
+from knee.search.bound import least_step_s
+from knee.simulator import simulate_table
+from knee.specs.hardware import Cluster, Gpu
+
+CHANGE = 0.25
+AGAIN = 384
+"""Plans from the front that are simulated anew on changed hardware."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One part of the hardware."""
+
+    name: str
+    title: str
+    better_frac: float
+    """Change in tokens/s where it is a quarter better, the best of the front's plans chosen anew."""
+    worse_frac: float
+    """Where it is a quarter worse."""
+
+
+def _compute(gpu: Gpu, factor: float) -> Gpu:
+    return replace(
+        gpu,
+        fp16_flop_per_s=gpu.fp16_flop_per_s * factor,
+        bf16_flop_per_s=None if gpu.bf16_flop_per_s is None else gpu.bf16_flop_per_s * factor,
+        fp8_flop_per_s=None if gpu.fp8_flop_per_s is None else gpu.fp8_flop_per_s * factor,
+    )
+
+
+PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
+    "compute": ("tensor cores", lambda c, f: replace(c, gpu=_compute(c.gpu, f))),
+    "hbm": ("memory bandwidth", lambda c, f: replace(c, gpu=replace(c.gpu, hbm_bytes_per_s=c.gpu.hbm_bytes_per_s * f))),
+    "nvlink": ("links inside a node", lambda c, f: replace(c, node=replace(
+        c.node, link_bytes_per_s=c.node.link_bytes_per_s * f, pair_bytes_per_s=c.node.pair_bytes_per_s * f))),
+    "nic": ("network rate", lambda c, f: replace(c, fabric=replace(
+        c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f))),
+    "latency": ("latency of a hop", lambda c, f: replace(
+        c, node=replace(c.node, hop_s=c.node.hop_s / f),
+        fabric=replace(c.fabric, hop_s=c.fabric.hop_s / f, tree_level_s=c.fabric.tree_level_s / f,
+                       tiers=tuple(replace(tier, hop_s=tier.hop_s / f) for tier in c.fabric.tiers)))),
+}  # fmt: skip
+"""What is changed, its name for people, and how; more is always better, so that latency is divided."""
+
+
+def sensitivity(found: Found) -> list[Bar]:
+    """The largest gain first."""
+    best = float(found.results.tokens_per_s.max())
+    fastest = np.argsort(-found.results.tokens_per_s, kind="stable")[:AGAIN]
+    table = found.table.rows(fastest)
+
+    def speed(cluster: Cluster) -> float:
+        results = simulate_table(found.space.model, cluster, found.profile, table)
+        return float(results.tokens_per_s[results.fits].max(initial=0.0))
+
+    bars = [
+        Bar(
+            name=name,
+            title=title,
+            better_frac=speed(change(found.cluster, 1 + CHANGE)) / best - 1,
+            worse_frac=speed(change(found.cluster, 1 - CHANGE)) / best - 1,
+        )
+        for name, (title, change) in PARTS.items()
+    ]
+    bars.append(_memory(found, best))
+    return sorted(bars, key=lambda bar: -bar.better_frac)
+
+
+def _memory(found: Found, best: float) -> Bar:
+    """More memory lets in plans that did not fit; less shuts some out."""
+    within = found.results.memory_bytes <= (1 - CHANGE) * found.cluster.gpu.hbm_bytes
+    worse = float(found.results.tokens_per_s[within].max(initial=0.0))
+    larger = replace(found.cluster, gpu=replace(found.cluster.gpu, hbm_bytes=MORE_MEMORY * found.cluster.gpu.hbm_bytes))
+    better = best
+    if len(found.nearly):
+        bound = least_step_s(found.space.model, larger, found.profile, found.nearly)
+        tokens = found.space.global_batch * found.space.seq_len
+        hopeful = np.argsort(bound, kind="stable")[: 4 * AGAIN]
+        hopeful = np.sort(hopeful[tokens / bound[hopeful] > best])
+        if len(hopeful):
+            results = simulate_table(found.space.model, larger, found.profile, found.nearly.rows(hopeful))
+            better = max(best, float(results.tokens_per_s.max()))
+    return Bar(name="memory", title="memory of a GPU", better_frac=better / best - 1, worse_frac=worse / best - 1)
