@@ -53,6 +53,12 @@ def exposed_s(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> flo
     return math.fsum(length[in_a & ~in_b])
 
 
+def exposed_and_overlapped_s(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> tuple[float, float]:
+    """Time with an interval of A and none of B active, and time with both: one sweep for the two."""
+    length, in_a, in_b = _sweep(a_start, a_end, b_start, b_end)
+    return math.fsum(length[in_a & ~in_b]), math.fsum(length[in_a & in_b])
+
+
 def _sweep(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> tuple[Times, Bools, Bools]:
     """Cut time at every border of either set: length of each piece, and whether it lies in A and in B."""
     a, b = merge(a_start, a_end), merge(b_start, b_end)

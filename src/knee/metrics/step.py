@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from knee.columns import Floats
-from knee.metrics.intervals import Times, exposed_s, overlap_s, union_s
+from knee.metrics.intervals import Times, exposed_and_overlapped_s, union_s
 from knee.record.events import COLLECTIVES, Events
 
 UNKNOWN = "unknown"
@@ -61,7 +61,8 @@ class Unions(NamedTuple):
 
 def unions_of(compute: tuple[Times, Times], comm: tuple[Times, Times]) -> Unions:
     """From (starts, ends) of each kind: the one definition for simulated steps and for traces."""
-    return Unions(compute=union_s(*compute), exposed=exposed_s(*comm, *compute), overlapped=overlap_s(*comm, *compute))
+    exposed, overlapped = exposed_and_overlapped_s(*comm, *compute)
+    return Unions(compute=union_s(*compute), exposed=exposed, overlapped=overlapped)
 
 
 def measure(events: Events) -> StepTimes:
