@@ -67,6 +67,8 @@ NEEDS = (
 )
 COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
+    "plan": ("numpy", "pydantic", "click", "rich"),
+    "scale": ("numpy", "pydantic", "click", "rich"),
     "train": ("numpy", "pydantic", "click", "rich", "torch"),
     "dryrun": ("numpy", "pydantic", "click", "rich", "torch"),
     "compare": ("numpy", "pydantic", "click", "rich"),

@@ -16,8 +16,8 @@ from knee.specs.profile import Profile
 
 NEAR = 0.9
 """Plans that come within a tenth of the best are drawn."""
-MOST = 96
-DRAWS = 48
+MOST = 64
+DRAWS = 32
 CLOSE = 0.98
 """Within 2% of a draw's best is as good as the best."""
 UNSURE = 0.2

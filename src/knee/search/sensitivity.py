@@ -13,7 +13,7 @@ from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster, Gpu
 
 CHANGE = 0.25
-AGAIN = 384
+AGAIN = 192
 """Plans from the front that are simulated anew on changed hardware."""
 
 

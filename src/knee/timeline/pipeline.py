@@ -162,17 +162,20 @@ def _links(actions: list[Step], index: dict[Step, int], ranks: int, chunks: int)
 
 
 def _levels(before: Ints, needs: Ints, size: int) -> Ints:
-    """Longest-path level of each action, by sweeping until every one has it."""
+    """Longest-path level of each action. Ranks work in order, so that only the next action of each is ever asked."""
     level = np.full(int(needs.max(initial=size)) + 1, -1)
     level[size:] = 0
-    todo = np.arange(size)
-    while len(todo):
-        ready = (level[before[todo]] >= 0) & (level[needs[todo]] >= 0)
+    heads = np.flatnonzero(before >= size)
+    ends = np.append(heads[1:], size)
+    while len(heads):
+        ready = level[needs[heads]] >= 0
         if not ready.any():
             raise AssertionError("the schedule deadlocks")  # an order that cannot run is a bug here, not an input
-        now = todo[ready]
+        now = heads[ready]
         level[now] = np.maximum(level[before[now]], level[needs[now]]) + 1
-        todo = todo[~ready]
+        heads = heads + ready
+        left = heads < ends
+        heads, ends = heads[left], ends[left]
     return level[:size]
 
 

@@ -1,0 +1,115 @@
+"""The knee: the largest number of GPUs that still pays, for throughput, for energy and for cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from knee.search.scale import Curve, Return
+
+Goal = Literal["throughput", "energy", "cost"]
+THRESHOLD = 1.5
+"""Speed-up from which a doubling pays: three quarters of the ideal 2, so that an added GPU does half of a first one's
+work."""
+KEEP_FRAC = 0.9
+"""Share of the best tokens per joule, and per dollar, that is kept up to the knee."""
+
+WORDS: dict[Goal, str] = {
+    "throughput": "the largest count to which a doubling of the GPUs still multiplies tokens/s by at least {threshold:g}",
+    "energy": "the largest count with at least {keep:.0%} of the most tokens per joule of any count",
+    "cost": "the largest count with at least {keep:.0%} of the most tokens per dollar of any count",
+}
+FORMULAS: dict[Goal, str] = {
+    "throughput": "max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= {threshold:g}, T tokens/s, N1 the usable count before N2",
+    "energy": "max N: E(N) >= {keep:g} max_M E(M), E tokens/J",
+    "cost": "max N: C(N) >= {keep:g} max_M C(M), C tokens/USD",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoublingBand:
+    """True over predicted speed-up of a doubling, less one, in most of the pairs of published runs."""
+
+    low_frac: float
+    high_frac: float
+    pairs: int
+    """Pairs of published runs that differ in their GPUs alone; 0 where there is no band."""
+    largest_gpus: int
+    """Of any of them."""
+    covered_frac: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """Where it stops to pay."""
+
+    goal: Goal
+    gpus: int
+    open: bool
+    """The largest usable count still pays: the knee is there or beyond."""
+    low_gpus: int
+    """Where doublings turn out as bad as the band allows."""
+    high_gpus: int
+    """Where they turn out as good."""
+    high_open: bool
+    weak: tuple[Return, ...]
+    """Steps below the knee that did not pay by themselves (throughput only)."""
+    words: str
+    formula: str
+
+
+def knees_of(
+    curve: Curve, *, threshold: float = THRESHOLD, keep_frac: float = KEEP_FRAC, band: DoublingBand | None = None
+) -> dict[Goal, Knee]:
+    """The knees of a curve; none for a curve without a usable count, and none for cost without a price.
+
+    Formula: those of ``FORMULAS``
+    Where:   the band multiplies each doubling's speed-up by 1 + low_frac or 1 + high_frac; over k doublings errors are
+             taken to be independent, so that what is kept of the best varies by (1 + frac)^sqrt(k)
+    Valid:   errors of neighbouring counts have most in common, so the knee is judged by how the error changes with the
+             GPUs, not by the error itself; power's own error is left out
+    """
+    usable = curve.usable
+    if not usable:
+        return {}
+    counts = [gpus for gpus, _ in usable]
+    low, high = (1.0 + band.low_frac, 1.0 + band.high_frac) if band else (1.0, 1.0)
+    text = {"threshold": threshold, "keep": keep_frac}
+
+    def knee(goal: Goal, found: tuple[int, int, int], weak: tuple[Return, ...] = ()) -> Knee:
+        gpus, least, most = found
+        return Knee(goal=goal, gpus=gpus, open=gpus == counts[-1], low_gpus=min(least, gpus), high_gpus=max(most, gpus),
+                    high_open=max(most, gpus) == counts[-1], weak=weak, words=WORDS[goal].format(**text),
+                    formula=FORMULAS[goal].format(**text))  # fmt: skip
+
+    returns = curve.returns()
+    speed = [_last_that_pays(counts[0], returns, threshold / factor) for factor in (1.0, low, high)]
+    weak = tuple(r for r in returns if r.to_gpus <= speed[0] and r.per_doubling < threshold)
+    found: dict[Goal, Knee] = {"throughput": knee("throughput", (speed[0], speed[1], speed[2]), weak)}
+    columns: dict[Goal, list[float | None]] = {
+        "energy": [m.tokens_per_j for _, m in usable],
+        "cost": [None if m.usd_per_mtoken is None else 1e6 / m.usd_per_mtoken for _, m in usable],
+    }
+    for goal, column in columns.items():
+        values = [value for value in column if value is not None]
+        if len(values) == len(counts):
+            ends = [_last_kept(counts, values, keep_frac, factor) for factor in (1.0, low, high)]
+            found[goal] = knee(goal, (ends[0], ends[1], ends[2]))
+    return found
+
+
+def _last_that_pays(first: int, returns: list[Return], threshold: float) -> int:
+    paying = [r.to_gpus for r in returns if r.per_doubling >= threshold]
+    return paying[-1] if paying else first
+
+
+def _last_kept(counts: list[int], values: list[float], keep_frac: float, factor: float) -> int:
+    """The largest count that keeps its share of the best, if scaling away from that erred by ``factor`` a doubling."""
+    best = max(range(len(values)), key=lambda i: values[i])
+    kept = counts[best]
+    for count, value in zip(counts[best + 1 :], values[best + 1 :], strict=True):
+        drift = factor ** math.sqrt(math.log2(count / counts[best]))
+        if value * drift >= keep_frac * values[best]:
+            kept = count
+    return kept

@@ -1,0 +1,205 @@
+"""What more GPUs buy: one plan, or the best plan, at every count, and the return of each step between counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from knee.columns import Floats
+from knee.errors import InputError, SpecError
+from knee.record.measurement import Measurement
+from knee.search.best import Found, Objective, Progress, memory_table, search
+from knee.search.space import Space, whole_table
+from knee.single import simulate
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.profile import Profile
+from knee.units import show
+from knee.workload.flop import DEFAULT_CONVENTION
+
+MOST_COUNTS = 64
+"""Of GPUs in one question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One count of GPUs. Without a job no plan can be there, and ``reason`` says why."""
+
+    gpus: int
+    job: Job | None = None
+    measured: Measurement | None = None
+    """One simulated step; also of a plan that does not fit."""
+    reason: str | None = None
+    """Why this count is of no use: no valid plan, or not enough memory."""
+    hint: str | None = None
+
+    @property
+    def usable(self) -> bool:
+        """There is a plan, and it fits."""
+        return self.measured is not None and self.measured.fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """What the GPUs added since the usable count before buy."""
+
+    from_gpus: int
+    to_gpus: int
+    speedup: float
+    """Tokens/s over those before."""
+    per_doubling: float
+    """The speed-up of a doubling: of this one, or of each of those that the step is worth."""
+    added_tokens_per_s_per_gpu: float
+    """Tokens/s that each added GPU brings."""
+    added_frac: float
+    """The same over what each of the first GPUs brought: 1 is as good, below 0 they slow the run down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One model on one cluster, at every count."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def usable(self) -> list[tuple[int, Measurement]]:
+        """Counts with a plan that fits."""
+        return [(p.gpus, p.measured) for p in self.points if p.measured is not None and p.measured.fits]
+
+    def returns(self) -> list[Return]:
+        """Of each step between neighbouring usable counts.
+
+        Formula: per doubling = (T2 / T1)^(1 / log2(N2 / N1)); added = (T2 - T1) / (N2 - N1) over T0 / N0
+        Where:   T tokens/s of N GPUs; 1 and 2 neighbours, 0 the smallest usable count
+        Valid:   for any list of counts: a step from 16 to 24 is judged as the doublings it is worth
+        """
+        usable = self.usable
+        found = []
+        for (before, a), (after, b) in zip(usable, usable[1:], strict=False):
+            speedup = b.tokens_per_s / a.tokens_per_s
+            added = (b.tokens_per_s - a.tokens_per_s) / (after - before)
+            found.append(
+                Return(
+                    from_gpus=before,
+                    to_gpus=after,
+                    speedup=speedup,
+                    per_doubling=speedup ** (1.0 / math.log2(after / before)),
+                    added_tokens_per_s_per_gpu=added,
+                    added_frac=added / usable[0][1].tokens_per_s_per_gpu,
+                )
+            )
+        return found
+
+
+def parse_counts(text: str) -> list[int]:
+    """``8..2048`` by doublings, ``8,16,24`` as they stand, or both: ascending, each once."""
+    hint = "for example --gpus 8..2048 (doublings), or --gpus 8,16,24"
+    counts: set[int] = set()
+    for part in text.split(","):
+        first, dots, last = (word.strip().replace("_", "") for word in part.partition(".."))
+        words = [first, last] if dots else [first]
+        if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+            raise InputError(f"--gpus {text!r}: {part.strip()!r} is no count of GPUs", hint=hint)
+        low, high = int(first), int(words[-1])
+        if low < 1 or high < low:
+            raise InputError(f"--gpus {text!r}: {part.strip()!r} must go up, from at least 1", hint=hint)
+        while low <= high:
+            counts.add(low)
+            low *= 2
+    if len(counts) > MOST_COUNTS:
+        raise InputError(f"--gpus {text!r} has {len(counts)} counts; {MOST_COUNTS} are the most", hint=hint)
+    return sorted(counts)
+
+
+def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | None) -> int:
+    """Sequences a step at this count: weak scaling keeps those of a GPU, strong scaling all of them."""
+    if global_batch is not None:
+        return global_batch
+    total = (local_batch or 0.0) * gpus
+    if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
+        raise SpecError(f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences")
+    return round(total)
+
+
+def curve_of(counts: Sequence[int], job_at: Callable[[int], Job], *, convention: str = DEFAULT_CONVENTION) -> Curve:
+    """One plan at every count, as ``job_at`` makes it; counts where it cannot be keep their place and the reason."""
+    return Curve(points=tuple(_point(gpus, job_at, convention) for gpus in counts))
+
+
+def _point(gpus: int, job_at: Callable[[int], Job], convention: str) -> Point:
+    try:
+        job = job_at(gpus)
+    except SpecError as error:
+        return Point(gpus=gpus, reason=error.message, hint=error.hint)
+    return point_of(job, convention)
+
+
+def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> Point:
+    """A job simulated."""
+    with np.errstate(all="ignore"):
+        measured = simulate(job, convention=convention)
+    if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
+        raise InputError("a size or rate is so far from any real one that the step has no finite answer",
+                         hint="look at the values given by --set, in files and as sizes")  # fmt: skip
+    if measured.fits:
+        return Point(gpus=job.gpus, job=job, measured=measured)
+    has = show(job.cluster.gpu.hbm_bytes, "bytes")
+    reason = f"does not fit: needs {show(measured.memory_bytes, 'bytes')} a GPU, has {has}"
+    return Point(gpus=job.gpus, job=job, measured=measured, reason=reason)
+
+
+def best_point(
+    space: Space,
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    objective: Objective = "tokens_per_s",
+    only: str | None = None,
+    convention: str = DEFAULT_CONVENTION,
+    progress: Progress = lambda *_: None,
+) -> Point:
+    """The best plan of a count's whole space."""
+    try:
+        found = search(space, cluster, profile, objective=objective, only=only, progress=progress)
+    except SpecError as error:
+        return Point(gpus=space.gpus, reason=error.message, hint=error.hint)
+    if not len(found):
+        return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found))
+    job = Job(
+        model=space.model,
+        cluster=cluster,
+        profile=profile,
+        plan=found.table.plan(0),
+        gpus=space.gpus,
+        global_batch=space.global_batch,
+        seq_len=space.seq_len,
+    )
+    return point_of(job, convention)
+
+
+def _none_fits(found: Found) -> str:
+    space = found.space
+    if not found.plans:
+        return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
+    has = show(found.cluster.gpu.hbm_bytes, "bytes")
+    return f"none of {found.plans:,} plans fits: the least needs {show(found.least_memory_bytes, 'bytes')} a GPU, has {has}"
+
+
+def _what_would(found: Found) -> str | None:
+    """The fewest GPUs, by doublings, on which the leanest plans fit."""
+    space, gpus = found.space, found.space.gpus
+    if not found.plans:
+        return f"use a number of GPUs that shares factors with {space.global_batch:,}, or fewer GPUs"
+    lean = replace(space, shardings=("fsdp",), recomputes=("full",), micro_batches=(1,))
+    while (gpus := gpus * 2) <= found.cluster.max_gpus:
+        batch = space.global_batch * gpus // space.gpus
+        table = whole_table(replace(lean, gpus=gpus, global_batch=batch))
+        if not len(table):
+            continue
+        needs: Floats = memory_table(lean, found.cluster, found.profile, table).total_bytes
+        if needs.min() <= found.cluster.gpu.hbm_bytes:
+            return f"it would fit on {gpus:,} GPUs"
+    return None
