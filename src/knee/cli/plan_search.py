@@ -227,7 +227,8 @@ def plan_words(job_or_plan: Any) -> str:
         words.append(p.cp_method)
     words.append(f"micro-batch {p.micro_batch}")
     if p.recompute != "none":
-        words.append(f"recompute {p.recompute}")
+        words.append(f"recompute {p.recompute}" + (f" ({p.recompute_frac:.0%} of the layers)" if p.recompute_frac < 1
+                                                   else ""))
     return ", ".join(words)
 
 

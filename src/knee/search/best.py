@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 import numpy as np
@@ -16,6 +16,7 @@ from knee.search.only import matching
 from knee.search.space import Space, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
+from knee.specs.plan import RECOMPUTES
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload.memory import MemoryColumns, memory_of
@@ -28,6 +29,8 @@ FIRST = 2048
 MARGIN = 1.25
 """Plans whose bound is so much above the best step found are left out: they cannot come within a fifth of it."""
 MORE_MEMORY = 1.25
+SHARES = (0.25, 0.5, 0.75)
+"""Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context")
 
 Progress = Callable[[str, float], None]
@@ -43,7 +46,7 @@ class Found:
     profile: Profile
     objective: Objective
     plans: int
-    """Valid plans within the limits."""
+    """Valid plans within the limits, and those that a share of recomputed layers adds."""
     too_large: dict[str, int]
     """Those that do not fit in memory, by the part that takes most of theirs."""
     bounded: int
@@ -101,7 +104,8 @@ def search(
         table = table.rows(np.flatnonzero(matching(table, only)))
     fits, total, too_large = _memory(space, cluster, profile, table)
     least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
-    left = table.rows(np.flatnonzero(fits))
+    partly = partly_recomputed(space, cluster, profile, table, fits)
+    left = joined(table.rows(np.flatnonzero(fits)), partly)
     simulated, results = _simulated(space, cluster, profile, left, progress)
     order = np.argsort(-score(results, objective), kind="stable")
     return Found(
@@ -109,7 +113,7 @@ def search(
         cluster=cluster,
         profile=profile,
         objective=objective,
-        plans=len(table),
+        plans=len(table) + len(partly),
         too_large=too_large,
         bounded=len(left) - len(simulated),
         table=simulated.rows(order),
@@ -118,6 +122,37 @@ def search(
         least_memory=table.rows(least),
         least_memory_bytes=float(total[least[0]]) if len(least) else float("nan"),
     )
+
+
+def partly_recomputed(
+    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools
+) -> PlanTable:
+    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
+
+    More than that share only costs time, and a plan that fits without needs none.
+    """
+    open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")))
+    if space.recomputes and not {"none", "full"} <= set(space.recomputes):
+        open_ = open_[:0]
+    found = [table.rows(open_[:0])]
+    for share in SHARES:
+        some = table.rows(open_)
+        some = replace(
+            some,
+            recompute=np.full(len(some), RECOMPUTES.index("full")),
+            recompute_frac=np.full(len(some), share),
+        )
+        good, _, _ = _memory(space, cluster, profile, some)
+        found.append(some.rows(np.flatnonzero(good)))
+        open_ = open_[~good]
+    return joined(*found)
+
+
+def joined(*tables: PlanTable) -> PlanTable:
+    """Tables one after the other."""
+    columns = {f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable)
+               if f.name != "placement"}  # fmt: skip
+    return PlanTable(placement=tables[0].placement, **columns)
 
 
 def results_rows(results: Results, index: Ints) -> Results:

@@ -36,8 +36,8 @@ def nothing_fits(found: Found) -> tuple[str, str]:
     plan = found.least_memory.plan(0)
     words = (
         f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} a GPU: the "
-        f"smallest needs {show(found.least_memory_bytes, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, cp {plan.cp}, "
-        f"micro-batch {plan.micro_batch}, recompute {plan.recompute})"
+        f"smallest needs {show(found.least_memory_bytes, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
+        f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
     )
     enough = gpus_that_fit(space, found.cluster, found.profile)
     hint = f"{enough:,} GPUs would hold it" if enough else "no number of these GPUs that was tried would hold it"

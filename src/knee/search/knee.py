@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from knee.fidelity.doublings import DoublingBand
 from knee.search.scale import Curve, Return
 
 Goal = Literal["throughput", "energy", "cost"]
+GOALS: tuple[Goal, ...] = get_args(Goal)
 THRESHOLD = 1.5
 """Speed-up from which a doubling pays: three quarters of the ideal 2, so that an added GPU does half of a first one's
 work."""
@@ -16,28 +18,15 @@ KEEP_FRAC = 0.9
 """Share of the best tokens per joule, and per dollar, that is kept up to the knee."""
 
 WORDS: dict[Goal, str] = {
-    "throughput": "the largest count to which a doubling of the GPUs still multiplies tokens/s by at least {threshold:g}",
+    "throughput": "the largest count to which a doubling still multiplies tokens/s by at least {threshold:g}",
     "energy": "the largest count with at least {keep:.0%} of the most tokens per joule of any count",
     "cost": "the largest count with at least {keep:.0%} of the most tokens per dollar of any count",
 }
 FORMULAS: dict[Goal, str] = {
-    "throughput": "max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= {threshold:g}, T tokens/s, N1 the usable count before N2",
+    "throughput": "max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= {threshold:g}, T tokens/s, N1 the count before N2",
     "energy": "max N: E(N) >= {keep:g} max_M E(M), E tokens/J",
     "cost": "max N: C(N) >= {keep:g} max_M C(M), C tokens/USD",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoublingBand:
-    """True over predicted speed-up of a doubling, less one, in most of the pairs of published runs."""
-
-    low_frac: float
-    high_frac: float
-    pairs: int
-    """Pairs of published runs that differ in their GPUs alone; 0 where there is no band."""
-    largest_gpus: int
-    """Of any of them."""
-    covered_frac: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

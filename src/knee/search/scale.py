@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from knee.columns import Floats
 from knee.errors import InputError, SpecError
 from knee.record.measurement import Measurement
 from knee.search.best import Found, Objective, Progress, memory_table, search
-from knee.search.space import Space, whole_table
+from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
@@ -35,6 +37,8 @@ class Point:
     reason: str | None = None
     """Why this count is of no use: no valid plan, or not enough memory."""
     hint: str | None = None
+    cut: bool = False
+    """Its micro-batch was made smaller to fit."""
 
     @property
     def usable(self) -> bool:
@@ -78,7 +82,7 @@ class Curve:
         """
         usable = self.usable
         found = []
-        for (before, a), (after, b) in zip(usable, usable[1:], strict=False):
+        for (before, a), (after, b) in pairwise(usable):
             speedup = b.tokens_per_s / a.tokens_per_s
             added = (b.tokens_per_s - a.tokens_per_s) / (after - before)
             found.append(
@@ -124,17 +128,29 @@ def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | No
     return round(total)
 
 
-def curve_of(counts: Sequence[int], job_at: Callable[[int], Job], *, convention: str = DEFAULT_CONVENTION) -> Curve:
-    """One plan at every count, as ``job_at`` makes it; counts where it cannot be keep their place and the reason."""
-    return Curve(points=tuple(_point(gpus, job_at, convention) for gpus in counts))
+def curve_of(
+    counts: Sequence[int], job_at: Callable[[int], Job], *, cut: bool = False, convention: str = DEFAULT_CONVENTION
+) -> Curve:
+    """One plan at every count, as ``job_at`` makes it; counts where it cannot be keep their place and the reason.
+
+    ``cut`` makes micro-batches that do not fit smaller, where nobody asked for them.
+    """
+    return Curve(points=tuple(_point(gpus, job_at, cut, convention) for gpus in counts))
 
 
-def _point(gpus: int, job_at: Callable[[int], Job], convention: str) -> Point:
+def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) -> Point:
     try:
         job = job_at(gpus)
     except SpecError as error:
         return Point(gpus=gpus, reason=error.message, hint=error.hint)
-    return point_of(job, convention)
+    point = point_of(job, convention)
+    smaller = divisors(job.plan.micro_batch)[:-1] if cut else ()
+    for size in reversed(smaller):
+        if point.usable:
+            break
+        with suppress(SpecError):
+            point = replace(point_of(replace(job, plan=replace(job.plan, micro_batch=size)), convention), cut=True)
+    return point
 
 
 def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> Point:
@@ -185,7 +201,8 @@ def _none_fits(found: Found) -> str:
     if not found.plans:
         return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
     has = show(found.cluster.gpu.hbm_bytes, "bytes")
-    return f"none of {found.plans:,} plans fits: the least needs {show(found.least_memory_bytes, 'bytes')} a GPU, has {has}"
+    needs = show(found.least_memory_bytes, "bytes")
+    return f"none of {found.plans:,} plans fits: the least needs {needs} a GPU, has {has}"
 
 
 def _what_would(found: Found) -> str | None:
@@ -200,6 +217,10 @@ def _what_would(found: Found) -> str | None:
         if not len(table):
             continue
         needs: Floats = memory_table(lean, found.cluster, found.profile, table).total_bytes
-        if needs.min() <= found.cluster.gpu.hbm_bytes:
-            return f"it would fit on {gpus:,} GPUs"
+        fitting = np.flatnonzero(needs <= found.cluster.gpu.hbm_bytes)
+        if len(fitting):
+            # the plan that splits the model least
+            plan = table.plan(int(fitting[np.argmin((table.tp * table.pp * table.cp)[fitting])]))
+            how = f"{plan.sharding}, tp {plan.tp}, pp {plan.pp}, cp {plan.cp}, recompute {plan.recompute}"
+            return f"it would fit on {gpus:,} GPUs, for example with {how}"
     return None
