@@ -1,0 +1,124 @@
+"""Searching finds what simulating everything finds; what it says about the front, draws and hardware holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from knee.errors import InputError
+from knee.search.best import Found, memory_table, search
+from knee.search.closest import no_plan, nothing_fits
+from knee.search.front import baseline, job_of, pareto, why
+from knee.search.robust import robust
+from knee.search.sensitivity import sensitivity
+from knee.search.space import Space, whole_table
+from knee.simulator import simulate_table
+from knee.single import simulate
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.plan import RECOMPUTES
+
+MODEL, CLUSTER, PROFILE = load_model("llama2-7b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return search(Space(model=MODEL, gpus=64, global_batch=128, seq_len=4096), CLUSTER, PROFILE)
+
+
+def test_the_best_is_the_best_of_all(found: Found) -> None:
+    """Every valid plan simulated, without memory's and the bound's help."""
+    table = whole_table(found.space)
+    everything = simulate_table(MODEL, CLUSTER, PROFILE, table)
+    speeds = np.sort(everything.tokens_per_s[everything.fits])[::-1]
+    plain = found.results.tokens_per_s[found.table.recompute_frac == 1.0]
+    assert plain[:200] == pytest.approx(speeds[:200])
+    within = speeds >= speeds[0] / 1.25
+    assert (plain >= speeds[0] / 1.25).sum() == within.sum()
+
+
+def test_the_counts_add_up(found: Found) -> None:
+    assert found.plans == sum(found.too_large.values()) + found.bounded + len(found)
+    assert (np.diff(found.scores) <= 0).all()
+    assert found.results.fits.all()
+
+
+@pytest.mark.parametrize("objective", ["tokens_per_j", "usd_per_mtoken"])
+def test_other_objectives(found: Found, objective: str) -> None:
+    other = search(found.space, CLUSTER, PROFILE, objective=objective)  # type: ignore[arg-type]
+    column = getattr(found.results, objective)
+    best = column.max() if objective == "tokens_per_j" else column.min()
+    assert getattr(other.results, objective)[0] == pytest.approx(best)
+
+
+def test_a_price_that_is_not_known() -> None:
+    free = replace(CLUSTER, usd_per_gpu_h=None)
+    with pytest.raises(InputError, match="price of dgx-h100 is not known"):
+        search(Space(model=MODEL, gpus=8, global_batch=8, seq_len=4096), free, PROFILE, objective="usd_per_mtoken")
+
+
+def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
+    big = load_model("llama2-70b").spec
+    space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)
+    found = search(space, CLUSTER, load_profile("fused").spec)
+    partly = found.table.recompute_frac < 1.0
+    assert partly.any()
+    assert (found.table.recompute[partly] == RECOMPUTES.index("full")).all()
+    # one step less would not fit
+    rows = found.table.rows(np.flatnonzero(partly)[:50])
+    less = replace(rows, recompute_frac=rows.recompute_frac - 0.25)
+    none = less.recompute_frac == 0
+    less = replace(less, recompute=np.where(none, RECOMPUTES.index("none"), less.recompute),
+                   recompute_frac=np.where(none, 1.0, less.recompute_frac))
+    assert (memory_table(found.space, CLUSTER, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
+
+
+def test_nothing_beats_the_front(found: Found) -> None:
+    front = pareto(found.results, CLUSTER.gpu.hbm_bytes)
+    r = found.results
+    assert front[0] == np.argmax(r.tokens_per_s)
+    for row in front.tolist():
+        better = (r.tokens_per_s > r.tokens_per_s[row] * 1.002) & (r.tokens_per_j > r.tokens_per_j[row] * 1.002)
+        assert not (better & (r.memory_bytes < r.memory_bytes[row] - 0.02 * CLUSTER.gpu.hbm_bytes)).any()
+
+
+def test_why_the_first_is_ahead(found: Found) -> None:
+    base = baseline(found)
+    assert base is not None
+    best = job_of(found, 0)
+    sentence = why(best, simulate(best), base)
+    assert "than plain FSDP" in sentence or "plain FSDP is the best" in sentence
+    assert why(base.job, base.result, base).startswith("plain FSDP is the best plan")
+
+
+def test_draws(found: Found) -> None:
+    drawn = robust(found, draws=12)
+    assert drawn.good_frac[drawn.recommended] == drawn.good_frac.max()
+    assert ((drawn.good_frac >= 0) & (drawn.good_frac <= 1)).all()
+    assert drawn.recommended not in drawn.alike
+    again = robust(found, draws=12)
+    assert (again.good_frac == drawn.good_frac).all()
+
+
+def test_better_hardware_never_slows_the_best_plan(found: Found) -> None:
+    bars = {bar.name: bar for bar in sensitivity(found)}
+    assert set(bars) == {"compute", "hbm", "nvlink", "nic", "latency", "memory"}
+    assert bars["compute"].better_frac > 0.05
+    assert bars["compute"].worse_frac < -0.05
+    for bar in bars.values():
+        assert bar.better_frac >= -1e-3, bar
+        assert bar.better_frac >= bar.worse_frac - 0.01, bar
+
+
+def test_what_is_closest() -> None:
+    words, hint = no_plan(Space(model=MODEL, gpus=257, global_batch=512, seq_len=4096))
+    assert "257 GPUs" in words
+    assert "256 or 264" in hint
+    assert "514" in hint
+    big = load_model("llama3-405b").spec
+    found = search(Space(model=big, gpus=8, global_batch=8, seq_len=8192), CLUSTER, PROFILE)
+    assert len(found) == 0
+    words, hint = nothing_fits(found)
+    assert "the smallest needs" in words
+    assert "GPUs would hold it" in hint

@@ -1,0 +1,130 @@
+"""The space is every valid plan, once: held against all combinations, tried one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from knee.errors import InputError, SpecError
+from knee.search.bound import least_step_s
+from knee.search.only import matching
+from knee.search.space import Space, _sensible, divisors, whole_table
+from knee.simulator import simulate_table
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.model import Model
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
+
+TINY = Model(name="tiny", layers=4, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
+ODD = Model(name="odd", layers=6, hidden=96, ffn=128, heads=6, kv_heads=3, vocab=512)
+CLUSTER, PROFILE = load_cluster("dgx-h100").spec, load_profile("eager").spec
+
+
+def canonical(plan: Plan) -> Plan:
+    """The same plan with options that change nothing at their defaults."""
+    changes: dict[str, object] = {}
+    if plan.pp == 1:
+        changes |= {"schedule": "1f1b", "virtual_stages": 1}
+    if plan.tp == 1:
+        changes["sequence_parallel"] = True
+    if plan.cp == 1:
+        changes["cp_method"] = "allgather"
+    if plan.dp * plan.cp == 1:
+        changes["sharding"] = "fsdp_no_reshard"
+    return replace(plan, **changes)
+
+
+def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
+    """Every combination that ``Job`` takes."""
+    found = set()
+    degrees = [d for d in product(divisors(gpus), repeat=5) if np.prod(d) == gpus]
+    virtual = range(1, model.layers + 3)
+    for (tp, pp, cp, shard, replicate), mode, schedule, v, size, sp, again, method in product(
+        degrees, SHARDINGS, SCHEDULES, virtual, divisors(batch), (True, False), ("none", "full"), CP_METHODS
+    ):
+        if v > 1 and (schedule != "interleaved" or not _sensible(model.layers, pp, v)):
+            continue
+        if mode != "ddp" and shard * cp == 1 and replicate > 1:
+            continue  # shards nothing: ddp under another name
+        if mode == "ddp" and shard > 1:
+            continue
+        try:
+            plan = Plan(tp=tp, pp=pp, cp=cp, dp_shard=shard, dp_replicate=replicate, sharding=mode, schedule=schedule,
+                        virtual_stages=v, micro_batch=size, sequence_parallel=sp, recompute=again, cp_method=method)
+            Job(model=model, cluster=CLUSTER, profile=PROFILE, plan=plan, gpus=gpus, global_batch=batch,
+                seq_len=seq_len)
+        except SpecError:
+            continue
+        found.add(canonical(plan))
+    return found
+
+
+@pytest.mark.parametrize(("model", "gpus", "batch", "seq_len"), [
+    (TINY, 4, 4, 64), (TINY, 8, 4, 64), (ODD, 6, 6, 48), (TINY, 1, 2, 64), (TINY, 5, 4, 64), (ODD, 4, 3, 20),
+])
+def test_the_space_is_every_valid_plan_once(model: Model, gpus: int, batch: int, seq_len: int) -> None:
+    table = whole_table(Space(model=model, gpus=gpus, global_batch=batch, seq_len=seq_len))
+    plans = [table.plan(i) for i in range(len(table))]
+    assert len(set(plans)) == len(plans)
+    assert set(plans) == tried(model, gpus, batch, seq_len)
+
+
+def test_limits() -> None:
+    space = Space(model=TINY, gpus=8, global_batch=8, seq_len=64)
+    whole = whole_table(space)
+    for limits, holds in (
+        ({"max_tp": 2}, lambda t: t.tp <= 2),
+        ({"max_pp": 1}, lambda t: t.pp == 1),
+        ({"shardings": ("fsdp",)}, lambda t: (t.sharding == SHARDINGS.index("fsdp")) | (t.dp * t.cp == 1)),
+        ({"recomputes": ("full",)}, lambda t: t.recompute == RECOMPUTES.index("full")),
+        ({"micro_batches": (2,)}, lambda t: t.micro_batch == 2),
+    ):
+        some = whole_table(replace(space, **limits))
+        assert 0 < len(some) < len(whole)
+        assert holds(some).all()
+        assert len(some) == holds(whole).sum()
+
+
+def test_selective_recomputation_where_it_saves() -> None:
+    space = Space(model=TINY, gpus=2, global_batch=4, seq_len=64, selective=True)
+    assert RECOMPUTES.index("selective") in whole_table(space).recompute
+
+
+@pytest.mark.parametrize(("model", "cluster", "profile", "gpus", "batch"), [
+    ("llama2-7b", "dgx-h100", "eager", 16, 32), ("llama2-70b", "dgx-a100", "fused", 64, 64),
+    ("llama3-8b", "dgx-h100", "compiled", 32, 16), ("llama2-7b", "dgx-h100", "paper", 128, 256),
+])
+def test_no_step_is_shorter_than_its_bound(model: str, cluster: str, profile: str, gpus: int, batch: int) -> None:
+    specs = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
+    table = whole_table(Space(model=specs[0], gpus=gpus, global_batch=batch, seq_len=4096))
+    some = table.rows(np.sort(np.random.default_rng(0).choice(len(table), min(4000, len(table)), replace=False)))
+    bound, found = least_step_s(*specs, some), simulate_table(*specs, some)
+    assert (bound <= found.step_s).all()
+    assert np.median(found.step_s / bound) < 3
+
+
+@pytest.mark.parametrize(("condition", "count"), [
+    ("pp == 1 and tp <= 8", lambda t: (t.pp == 1) & (t.tp <= 8)),
+    ("not (tp > 1 or cp > 1)", lambda t: (t.tp == 1) & (t.cp == 1)),
+    ("sharding == 'fsdp'", lambda t: t.sharding == SHARDINGS.index("fsdp")),
+    ("1 < tp <= 4", lambda t: (t.tp > 1) & (t.tp <= 4)),
+    ("tp * pp == 4 and microbatches >= 2", lambda t: (t.tp * t.pp == 4) & (t.microbatches >= 2)),
+    ("sequence_parallel", lambda t: t.sequence_parallel),
+])
+def test_conditions(condition: str, count: object) -> None:
+    table = whole_table(Space(model=TINY, gpus=8, global_batch=8, seq_len=64))
+    assert (matching(table, condition) == count(table)).all()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("condition", "words"), [
+    ("tp ==", "is no condition"), ("tq == 1", "no 'tq'"), ("tp + 1", "is a number"), ("sharding > 'fsdp'", "by size"),
+    ("sharding == 'zero3'", "never 'zero3'"), ("tp == 'two'", "a word with a number"), ("open('x')", "Call is not"),
+    ("tp and pp == 1", "where a condition should be"), ("[tp]", "List is not"), ("sharding + 1 == 2", "with a word"),
+])
+def test_conditions_that_are_none(condition: str, words: str) -> None:
+    table = whole_table(Space(model=TINY, gpus=2, global_batch=2, seq_len=64))
+    with pytest.raises(InputError, match=words):
+        matching(table, condition)
