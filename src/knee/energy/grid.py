@@ -1,0 +1,68 @@
+"""What a joule from the socket emits: grids of ``catalog/grids.toml``, or a number of one's own."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from knee.errors import InputError
+from knee.specs.catalog import did_you_mean
+
+J_PER_KWH = 3.6e6
+MOST_G_PER_KWH = 5000.0
+"""No fuel emits as much; more is a mistake of units."""
+_WRITTEN = re.compile(r"^\s*(\d+\.?\d*|\.\d+)\s*(?:g/kWh)?\s*$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Where the electricity comes from."""
+
+    name: str
+    kg_co2e_per_j: float
+    kind: str
+    source: str
+
+    @property
+    def g_per_kwh(self) -> float:
+        """As people write it."""
+        return self.kg_co2e_per_j * 1e3 * J_PER_KWH
+
+
+@cache
+def _document() -> dict[str, dict[str, Any]]:
+    text = resources.files("knee").joinpath("catalog/grids.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def grid_names() -> list[str]:
+    """Grids that the catalogue has."""
+    return list(_document())
+
+
+def grid(name: str) -> Grid:
+    """A grid by its name, or from a number of grams per kilowatt-hour."""
+    match = _WRITTEN.match(name)
+    if match is not None:
+        return Grid(name=f"{float(match[1]):g} g/kWh", kg_co2e_per_j=_kg_per_j(name), kind="user", source="--grid")
+    entry = _document().get(name)
+    if entry is None:
+        close = did_you_mean(name, grid_names())
+        guess = f"did you mean {close}? " if close else ""
+        raise InputError(f"no grid named {name!r}",
+                         hint=f"{guess}use one of {', '.join(grid_names())}, or grams per kWh")  # fmt: skip
+    value = entry["intensity"]
+    return Grid(name=name, kg_co2e_per_j=_kg_per_j(value["value"]), kind=value["kind"], source=value["source"])
+
+
+def _kg_per_j(text: str) -> float:
+    match = _WRITTEN.match(text)
+    value = float(match[1]) if match else math.nan
+    if not value <= MOST_G_PER_KWH:
+        raise InputError(f"a grid of {text} is beyond any fuel", hint="give grams of CO2e per kWh, such as 250")
+    return value / 1e3 / J_PER_KWH

@@ -1,0 +1,182 @@
+"""``knee scale`` as a stranger uses it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+
+NAMES = ("scale", "llama2-7b", "--cluster", "dgx-h100", "--profile", "paper")
+ASK = (*NAMES, "--gpus", "8..2048", "--local-batch", "2")
+
+
+def knee(*args: str) -> Result:
+    return CliRunner().invoke(main, args)
+
+
+def answer(*args: str, code: int = 0) -> dict[str, Any]:
+    result = knee(*args, "--json")
+    assert result.exit_code == code, result.stderr
+    data = json.loads(result.stdout)
+    assert isinstance(data, dict)
+    return data
+
+
+def refused(*args: str) -> str:
+    result = knee(*args)
+    assert result.exit_code == 2, (result.stdout, result.stderr, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("error:") == 1
+    assert result.stderr.count("hint:") == 1
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_the_answer_ends_with_a_sentence_for_a_manager() -> None:
+    result = knee(*ASK, "--tokens", "2T")
+    assert result.exit_code == 0, result.stderr
+    last = result.stdout.strip().splitlines()[-1]
+    assert last.startswith("Beyond 1,024 GPUs each doubling buys less than 1.5x; the 2,048-GPU run finishes 0.9 days ")
+    assert last.endswith("more energy.")
+    for word in ("the knee", "throughput", "energy", "cost", "kg CO2e", "extrapolated", "assumptions:"):
+        assert word in result.stdout
+
+
+def test_days_only_with_tokens() -> None:
+    result = knee(*ASK)
+    assert "days" not in result.stdout
+    assert "1.41x as fast as the 1,024-GPU run with 2x the GPUs" in result.stdout
+
+
+def test_json_has_everything() -> None:
+    data = answer(*ASK, "--tokens", "300B", "--grid", "france", "--pue", "1.1")
+    assert data["scaling"] == "weak"
+    assert data["training"]["grid"]["g_co2e_per_kwh"] == 56
+    (curve,) = data["curves"]
+    assert [point["gpus"] for point in curve["points"]] == [8, 16, 32, 64, 128, 256, 512, 1024, 2048]
+    last = curve["points"][-1]
+    for key in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "exposed_comm_s", "bubble_s", "power_w_per_gpu",
+                "tokens_per_j", "usd_per_mtoken", "plan", "trust", "return", "training"):  # fmt: skip
+        assert last[key] is not None, key
+    assert curve["points"][0]["return"] is None
+    assert last["return"]["per_doubling"] < 1.5
+    assert last["training"]["days"] * 86_400 == pytest.approx(3e11 / last["tokens_per_s"])
+    knee = curve["knees"]["throughput"]
+    assert knee["gpus"] == 1024
+    assert knee["low_gpus"] <= 1024 <= knee["high_gpus"]
+    assert "1.5" in knee["formula"]
+    assert curve["sentence"].startswith("Beyond 1,024")
+
+
+def test_the_threshold_moves_the_knee() -> None:
+    assert answer(*ASK, "--threshold", "1.9")["curves"][0]["knees"]["throughput"]["gpus"] == 512
+    kept = [answer(*ASK, "--keep", keep)["curves"][0]["knees"]["energy"]["gpus"] for keep in ("0.99", "0.8")]
+    assert kept[0] < kept[1]
+
+
+def test_clusters_and_models_side_by_side() -> None:
+    result = knee("scale", "llama2-7b,llama2-13b", "--cluster", "dgx-a100", "--cluster", "dgx-h100,dgx-h100-roce",
+                  "--gpus", "64..256", "--local-batch", "1", "--profile", "paper")  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert "side by side" in result.stdout
+    assert result.stdout.count("llama2-13b on dgx-h100-roce") == 3  # its table, the comparison, its sentence
+
+
+def test_counts_that_cannot_be_say_why_and_stay() -> None:
+    data = answer(*NAMES, "--gpus", "8,12,128,256,512", "--global-batch", "256", "--micro-batch", "1")
+    points = data["curves"][0]["points"]
+    reasons = {point["gpus"]: point["reason"] for point in points}
+    assert "does not split" in reasons[12]
+    assert "does not split" in reasons[512]
+    assert reasons[128] is None
+    assert data["scaling"] == "strong"
+
+
+def test_nothing_fits_is_exit_3_with_what_would() -> None:
+    result = knee("scale", "llama2-70b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "1")
+    assert result.exit_code == 3
+    assert "does not fit: needs" in result.stdout
+    assert "it would fit on 16 GPUs" in result.stderr
+    prime = knee(*NAMES, "--gpus", "7", "--global-batch", "16")
+    assert prime.exit_code == 3
+    assert "does not split over 7" in prime.stdout
+    assert "on 7 GPUs it would be with --" in prime.stderr
+
+
+def test_best_finds_a_plan_at_every_count_and_keeps_what_is_given() -> None:
+    plain = answer(*NAMES, "--gpus", "8,64", "--local-batch", "1", "--tp", "2")["curves"][0]
+    best = answer(*NAMES, "--gpus", "8,64", "--local-batch", "1", "--tp", "2", "--pp", "1", "--best")["curves"][0]
+    for one, other in zip(best["points"], plain["points"], strict=True):
+        assert one["plan"]["tp"] == 2
+        assert one["tokens_per_s"] >= other["tokens_per_s"] * (1 - 1e-9)
+    assert best["best"]
+
+
+def test_a_job_file_scales(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text('model = "llama2-7b"\ncluster = "dgx-h100"\nprofile = "paper"\ngpus = 8\nplan.tp = 2\n')
+    data = answer("scale", str(path), "--gpus", "8..32", "--local-batch", "2")
+    assert [point["plan"]["tp"] for point in data["curves"][0]["points"]] == [2, 2, 2]
+    assert "is a job" in refused("scale", str(path), "--gpus", "8..32", "--local-batch", "2", "--best")
+
+
+@pytest.mark.parametrize("ending", ["svg", "png", "html", "json"])
+def test_it_is_drawn(tmp_path: Path, ending: str) -> None:
+    pytest.importorskip("altair")
+    pytest.importorskip("vl_convert")
+    path = tmp_path / f"scale.{ending}"
+    result = knee(*ASK, "--plot", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert path.stat().st_size > 1000
+    assert "wrote" in result.stderr
+    if ending == "json":
+        assert "hconcat" in json.loads(path.read_text())
+    if ending in ("svg", "html"):
+        assert "knee" in path.read_text()
+
+
+def test_it_is_drawn_in_the_terminal() -> None:
+    result = knee(*ASK, "--plot", "-")
+    assert "█" in result.stdout
+    assert "<- knee" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((*NAMES, "--local-batch", "2"), "missing: --gpus"),
+        ((*NAMES, "--gpus", "8"), "--local-batch"),
+        (("scale", "llama2-7b", "--gpus", "8", "--local-batch", "2"), "missing: --cluster"),
+        ((*ASK, "--global-batch", "8"), "both given"),
+        ((*NAMES, "--gpus", "8-64", "--local-batch", "2"), "is no count"),
+        ((*NAMES, "--gpus", "64..8", "--local-batch", "2"), "must go up"),
+        ((*ASK, "--threshold", "2.5"), "--threshold"),
+        ((*ASK, "--threshold", "nan"), "--threshold"),
+        ((*ASK, "--keep", "0"), "--keep"),
+        ((*ASK, "--tokens", "many"), "--tokens"),
+        ((*ASK, "--tokens", "2T", "--grid", "frnace"), "did you mean france"),
+        ((*ASK, "--tokens", "2T", "--pue", "0.5"), "--pue"),
+        ((*ASK, "--plot", "scale.pdf"), ".svg"),
+        ((*ASK, "--plot", "-", "--json"), "--json"),
+        ((*ASK, "--plot", "/nowhere/scale.json", "--seq-len", "0"), "seq_len"),
+        ((*ASK, "--objective", "tokens_per_j"), "--best"),
+        ((*ASK, "--sharding", "ddp", "--dp-shard", "8"), "ddp"),
+        ((*ASK, "--best", "--recompute-frac", "0.5"), "--recompute-frac"),
+        (("scale", "llama2-7c", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2"), "llama2-7"),
+    ],
+)
+def test_wrong_questions_are_answered_in_words(args: tuple[str, ...], words: str) -> None:
+    assert words in refused(*args)
+
+
+def test_the_command_is_light_to_import() -> None:
+    code = "import sys, knee.cli.scale; print([m for m in ('numpy', 'pydantic', 'rich', 'altair') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
