@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from knee.cli.job import Asked, flag
+from knee.cli.job import Asked
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid
 from knee.fidelity.doublings import DoublingBand
@@ -304,7 +304,8 @@ def plan_words(plan: Plan) -> str:
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words.append(f"micro-batch {plan.micro_batch:,}")
-    words += [f"recompute {plan.recompute}"] if plan.recompute != "none" else []
+    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
+    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
     words += [plan.precision] if plan.precision != "bf16" else []
     return ", ".join(words)
 
@@ -312,9 +313,10 @@ def plan_words(plan: Plan) -> str:
 def options_of(job: Job) -> str:
     """The options that ask for a job's plan."""
     plan, plain = job.plan, Plan()
-    names = ("tp", "pp", "cp", "dp_replicate", "sharding", "schedule", "virtual_stages", "recompute", "precision")
+    names = ("tp", "pp", "cp", "dp_replicate", "sharding", "schedule", "virtual_stages", "recompute",
+             "recompute_frac", "precision")  # fmt: skip
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]
-    words = [f"{flag(name)} {getattr(plan, name)}" for name in changed]
+    words = [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in changed]
     return " ".join([*words, f"--micro-batch {plan.micro_batch}"])
 
 

@@ -73,7 +73,7 @@ def write(series: Sequence[Series], path: str) -> None:
 def spec_of(series: Sequence[Series]) -> Spec:
     """Tokens/s and tokens/s per GPU against GPUs, with the ideal line and the knee of each curve."""
     alt = load("altair")
-    values = [
+    values: list[dict[str, Any]] = [
         {"curve": one.name, "gpus": gpus, "tokens_per_s": tokens, "per_gpu": per_gpu, "ideal": one.per_gpu[0] * gpus,
          "ideal_per_gpu": one.per_gpu[0], "knee": gpus == one.knee_gpus and not one.open}
         for one in series
