@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,8 @@ def _values(space: Any, only: str | None) -> str:
     from knee.search.space import whole_table
 
     table = whole_table(space)
-    named = [name for name in (*NUMBERS, *WORDS) if only is not None and name in only.replace("(", " ").split()]
+    said_words = set(re.findall(r"[a-z_]+", only or ""))
+    named = [name for name in (*NUMBERS, *WORDS) if name in said_words]
     said = []
     for name in named or ["tp", "pp", "cp", "sharding"]:
         values = np.unique(getattr(table, name)).tolist()

@@ -1,0 +1,103 @@
+"""``knee plan`` as people type it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from knee.cli import main
+
+SMALL = ("plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "32")
+
+
+def answered(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.stderr
+    return result.stdout
+
+
+def refused(*arguments: str, code: int) -> tuple[str, str]:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert lines[-2].startswith("error: ")
+    assert lines[-1].startswith("hint: ")
+    return lines[-2], lines[-1]
+
+
+@pytest.fixture(scope="module")
+def answer() -> dict[str, Any]:
+    return json.loads(answered(*SMALL, "--json", "--top", "5"))  # type: ignore[no-any-return]
+
+
+def test_plans_come_best_first(answer: dict[str, Any]) -> None:
+    assert [plan["rank"] for plan in answer["plans"]] == [1, 2, 3, 4, 5]
+    speeds = [plan["tokens_per_s"] for plan in answer["plans"]]
+    assert speeds == sorted(speeds, reverse=True)
+    for plan in answer["plans"]:
+        shape = plan["plan"]
+        assert shape["dp_shard"] * shape["dp_replicate"] * shape["tp"] * shape["pp"] * shape["cp"] == 16
+        assert plan["headroom_bytes"] >= 0
+        assert 0 <= plan["good_frac"] <= 1
+    counts = answer["counts"]
+    assert counts["plans"] == sum(counts["too_large"].values()) + counts["bounded"] + counts["simulated"]
+
+
+def test_the_rest_of_the_answer(answer: dict[str, Any]) -> None:
+    assert answer["recommended"]["good_frac"] == max(p["good_frac"] for p in [answer["recommended"], *answer["plans"]])
+    assert answer["baseline"]["plan"]["sharding"] in ("fsdp", "fsdp_no_reshard")
+    assert {bar["name"] for bar in answer["sensitivity"]} == {"compute", "hbm", "nvlink", "nic", "latency", "memory"}
+    assert answer["front"][0]["rank"] == 1
+    assert answer["why"]
+    assert answer["trust"]["label"] in ("validated", "near", "extrapolated")
+    assert answer["robustness"]["parameters"]
+
+
+def test_on_the_terminal() -> None:
+    text = answered(*SMALL, "--top", "3")
+    for word in ("recommended", "why", "robustness", "plain FSDP", "tokens/J", "tensor cores", "do not fit"):
+        assert word in text
+
+
+def test_limits_and_objectives() -> None:
+    found = json.loads(answered(*SMALL, "--json", "--max-tp", "2", "--sharding", "zero1", "--only", "pp == 1",
+                                "--objective", "tokens_per_j"))
+    assert found["objective"] == "tokens_per_j"
+    for plan in found["plans"]:
+        assert plan["plan"]["tp"] <= 2
+        assert plan["plan"]["pp"] == 1
+        assert plan["plan"]["sharding"] == "zero1"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--top", "0"), "--top is 0"),
+    (("--local-batch", "2"), "are both given"),
+    (("--only", "tp ="), "is no condition"),
+    (("--set", "plan.tp=2"), "plans are what is searched"),
+    (("--objective", "speed"), "is not one of"),
+])
+def test_bad_input(arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused(*SMALL, *arguments, code=2)[0]
+
+
+@pytest.mark.parametrize(("arguments", "words", "hint"), [
+    (("llama2-7b", "--gpus", "257", "--global-batch", "512"), "no plan of llama2-7b fills 257 GPUs", "256 or 264 GPUs"),
+    (("llama3-405b", "--gpus", "8", "--global-batch", "8"), "the smallest needs", "GPUs would hold it"),
+    (("llama2-7b", "--gpus", "16", "--global-batch", "32", "--only", "pp==3"), "leave none of", "pp is one of 1, 2, 4"),
+    (("llama2-7b", "--gpus", "1", "--global-batch", "4"), "the smallest needs", "2 GPUs would hold it"),
+])
+def test_when_nothing_is_left(arguments: tuple[str, ...], words: str, hint: str) -> None:
+    error, said = refused("plan", arguments[0], "--cluster", "dgx-h100", *arguments[1:], code=3)
+    assert words in error
+    assert hint in said
+
+
+def test_a_batch_smaller_than_the_gpus() -> None:
+    found = json.loads(answered("plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "2",
+                                "--json", "--top", "1"))
+    plan = found["plans"][0]["plan"]
+    assert plan["dp_shard"] * plan["dp_replicate"] <= 2
