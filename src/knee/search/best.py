@@ -90,9 +90,10 @@ def search(
     *,
     objective: Objective = "tokens_per_s",
     only: str | None = None,
+    margin: float = MARGIN,
     progress: Progress = lambda *_: None,
 ) -> Found:
-    """Find the best plans of a space."""
+    """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = "give --set cluster.usd_per_gpu_h='2.5 USD/h'"
         raise InputError(f"the price of {cluster.name} is not known", hint=hint)
@@ -106,7 +107,7 @@ def search(
     least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
     partly = partly_recomputed(space, cluster, profile, table, fits)
     left = joined(table.rows(np.flatnonzero(fits)), partly)
-    simulated, results = _simulated(space, cluster, profile, left, progress)
+    simulated, results = _simulated(space, cluster, profile, left, margin, progress)
     order = np.argsort(-score(results, objective), kind="stable")
     return Found(
         space=space,
@@ -178,7 +179,7 @@ def _memory(
 
 
 def _simulated(
-    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, progress: Progress
+    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, margin: float, progress: Progress
 ) -> tuple[PlanTable, Results]:
     """Simulate what may come near the best step."""
     if not len(table):
@@ -188,7 +189,7 @@ def _simulated(
     bound = np.concatenate([least_step_s(space.model, cluster, profile, piece) for piece in pieces])
     first = np.sort(np.argsort(bound, kind="stable")[:FIRST])
     some = simulate_table(space.model, cluster, profile, table.rows(first))
-    near = bound <= MARGIN * some.step_s.min()
+    near = bound <= margin * some.step_s.min()
     near[first] = True
     rest = np.setdiff1d(np.flatnonzero(near), first)
     # neighbours share pipelines, so that chunks in the space's order have fewer of them
