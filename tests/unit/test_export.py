@@ -1,0 +1,317 @@
+"""Exports of a plan: knee's own file gives the same job back, and other programs get options that they have."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import knee
+from knee.errors import InputError
+from knee.search.export import TARGETS, export
+from knee.search.export_command import Launch, recorded
+from knee.search.export_megatron import _layout
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job
+from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
+
+GOLDEN = Path(__file__).parent / "exports"
+
+
+def made(model: str = "llama3-8b", cluster: str = "dgx-h100", profile: str = "compiled", *, gpus: int = 64,
+         batch: int = 128, seq_len: int = 8192, sets: dict[str, Any] | None = None, **plan: Any) -> Job:
+    """A job; ``sets`` are overrides of its model, cluster and profile by dotted path."""
+    changes = [(kind, [(key.removeprefix(kind + "."), text) for key, text in (sets or {}).items()
+                       if key.startswith(kind + ".")]) for kind in ("model", "cluster", "profile")]
+    loaders = {"model": load_model, "cluster": load_cluster, "profile": load_profile}
+    names = {"model": model, "cluster": cluster, "profile": profile}
+    parts = [loaders[kind](names[kind], pairs).spec for kind, pairs in changes]
+    job, _ = make_job(*parts, gpus=gpus, global_batch=batch, seq_len=seq_len, plan_options=plan)
+    return job
+
+
+def read_back(job: Job, folder: Path) -> Job:
+    path = folder / "plan.toml"
+    path.write_text(export(job, "knee"), encoding="utf-8")
+    loaded = load_job(path)
+    assert loaded.assumptions == ()
+    return loaded.spec
+
+
+@cache
+def grid() -> list[Job]:
+    """Valid jobs with many kinds of plans."""
+    jobs = []
+    for sharding, tp, cp, (pp, schedule, v), recompute, overlap, method in itertools.product(
+        SHARDINGS, (1, 4), (1, 2), ((1, "1f1b", 1), (4, "gpipe", 1), (4, "1f1b", 1), (4, "interleaved", 2),
+                                    (2, "interleaved", 3), (4, "zero_bubble", 1)),
+        RECOMPUTES, (None, 0.5), CP_METHODS,
+    ):
+        options = {"sharding": sharding, "tp": tp, "cp": cp, "pp": pp, "schedule": schedule, "virtual_stages": v,
+                   "recompute": recompute, "tp_overlap_frac": overlap, "cp_method": method, "micro_batch": 1}
+        options |= {"dp_shard": 2} if sharding == "hsdp" else {}
+        try:
+            jobs.append(made(**options))
+        except InputError:
+            continue
+    return jobs
+
+
+# knee's own file
+
+
+def test_every_plan_of_a_grid_comes_back(tmp_path: Path) -> None:
+    assert len(grid()) > 500
+    assert all(read_back(job, tmp_path) == job for job in grid()[::7])
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_plan_comes_back(data: st.DataObject, tmp_path: Path) -> None:
+    draw = data.draw
+    job = draw(st.sampled_from(grid()))
+    placement = tuple(draw(st.permutations(AXES)))
+    frac = draw(st.floats(0.01, 1)) if job.plan.recompute == "full" else 1.0
+    plan = replace(job.plan, placement=placement, recompute_frac=frac, prefetch=draw(st.integers(0, 8)),
+                   sequence_parallel=draw(st.booleans()), state_dtype=draw(st.sampled_from(("fp32", "bf16"))),
+                   reduce_dtype=draw(st.sampled_from(("fp32", "bf16"))),
+                   tp_overlap_frac=draw(st.none() | st.floats(0, 1)))
+    drawn = replace(job, plan=plan)
+    assert read_back(drawn, tmp_path) == drawn
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        {"cluster.fabric.nic_bytes_per_s": "25 GB/s", "cluster.gpu.hbm_bytes": "100 GB", "profile.launch_s": "3 us"},
+        {"cluster.fabric.tiers.0.hop_s": "3 us", "cluster.usd_per_gpu_h": "2.5 USD/h", "model.rope_base": "1e6"},
+        {"profile.gather_overlap": "true", "profile.logit_bytes": "6", "model.head_size": "64"},
+        {"cluster.gpu.attention.flash2.forward_frac": "0.5"},
+    ],
+)
+def test_what_was_set_comes_back(sets: dict[str, str], tmp_path: Path) -> None:
+    job = made(sets=sets)
+    assert read_back(job, tmp_path) == job
+    assert len(export(job, "knee").splitlines()) < 60
+
+
+def test_specs_that_are_nobodys_come_back(tmp_path: Path) -> None:
+    job = made("gpt3-175b", "dgx-a100", "fused", batch=64, seq_len=2048, tp=8, sharding="zero1")
+    own = replace(job, model=replace(job.model, name='my "own" model'), profile=replace(job.profile, name="mine"),
+                  cluster=replace(job.cluster, name="ours", usd_per_gpu_h=None))
+    assert read_back(own, tmp_path) == own
+
+
+def test_a_value_taken_away_comes_back(tmp_path: Path) -> None:
+    job = made(profile="paper")
+    assert job.profile.saves is not None
+    bare = replace(job, profile=replace(job.profile, saves=None))
+    assert read_back(bare, tmp_path) == bare
+    gpu = replace(job.cluster.gpu, fp8_flop_per_s=None)
+    older = replace(job, cluster=replace(job.cluster, gpu=gpu))
+    assert read_back(older, tmp_path) == older
+
+
+# Commands
+
+
+def words_of(script: str) -> list[str]:
+    """The command's words, as a shell would have them."""
+    return shlex.split(script[script.index("\ntorchrun") :].replace("\\\n", " "))
+
+
+def options_of(script: str) -> set[str]:
+    return {word for word in words_of(script) if re.match(r"-[-a-z]|activation_checkpoint:", word)}
+
+
+def scripts(to: str) -> dict[str, str]:
+    found = {}
+    more = [made("llama3-405b", gpus=512, tp=8, pp=16, schedule="interleaved", virtual_stages=v, precision=p, batch=512,
+                 micro_batch=1) for v in (2, 4) for p in ("bf16", "fp8")]
+    more += [made(precision="fp8", sharding="fsdp"), made(sharding="hsdp", dp_shard=8), made(state_dtype="bf16")]
+    more += [made("gpt3-175b", "dgx-a100", "fused", tp=8, pp=8, seq_len=2048, sharding="zero1"),
+             made("llama3-70b", tp=2, pp=6, gpus=96, batch=128 * 3, sharding="zero1"),
+             made("llama2-7b", precision="fp16", sharding="zero1", batch=64, dp_replicate=2, seq_len=4096),
+             made(recompute="full", recompute_frac=0.5, sharding="zero1"), made(sharding="zero1", reduce_dtype="bf16"),
+             made(sharding="zero1", pp=4, placement=["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
+             made(sharding="fsdp_no_reshard", reduce_dtype="bf16"),
+             made(sharding="zero1", tp=2, sequence_parallel=False),
+             made(profile="eager", tp=2, sequence_parallel=False),
+             made("llama3-405b", gpus=512, tp=8, pp=16, sharding="zero1", batch=512),
+             made(sharding="zero1", sets={"model.head_size": "64", "model.mlp": "relu2"})]
+    for job in (*grid(), *more):
+        try:
+            found[repr(job)] = export(job, to)
+        except InputError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron"])
+def test_options_are_recorded_ones(tool: str) -> None:
+    known = {*recorded()[tool]["options"], *recorded()["torchrun"]["options"]}
+    emitted = set().union(*(options_of(text) for text in scripts(tool).values()))
+    assert emitted <= known
+    # the record holds nothing that is never said
+    assert emitted >= set(recorded()[tool]["options"])
+
+
+def test_an_option_that_is_not_recorded_cannot_be_written() -> None:
+    with pytest.raises(LookupError, match="--made-up is not recorded"):
+        Launch(tool="megatron").option("--made-up", 1)
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron", "torchrun"])
+def test_where_options_were_read_is_said(tool: str) -> None:
+    entry = recorded()[tool]
+    assert entry["repo"].count("/") == 1
+    assert entry["commit"]
+    assert entry["paths"]
+    assert str(entry["checked"]) >= "2026-11-15"
+
+
+@pytest.mark.parametrize("tool", ["torchtitan", "megatron"])
+def test_a_script_is_one_that_bash_reads(tool: str, tmp_path: Path) -> None:
+    job = made(sharding="fsdp", tp=2)
+    odd = replace(job, model=replace(job.model, name="llama\n$(touch pwned) `id`"))
+    path = tmp_path / "plan.sh"
+    path.write_text(export(odd, tool), encoding="utf-8")
+    assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
+    assert all(line.startswith(("#", "torchrun", "  ", "unset", "export")) for line in path.read_text().splitlines())
+
+
+def test_degrees_and_batches_are_the_plans() -> None:
+    def values(script: str) -> dict[str, str]:
+        words = words_of(script)
+        return dict(itertools.pairwise(words))
+
+    job = made(tp=4, pp=4, schedule="interleaved", virtual_stages=2, cp=2, batch=128, micro_batch=2)
+    titan = values(export(job, "torchtitan"))
+    assert titan["--parallelism.data_parallel_shard_degree"] == str(job.plan.dp_shard) == "2"
+    assert titan["--training.local_batch_size"] == "64"
+    assert titan["--parallelism.pipeline_parallel_microbatch_size"] == "2"
+    assert titan["--parallelism.pipeline_parallel_schedule"] == "Interleaved1F1B"
+    zero1 = replace(job, plan=replace(job.plan, sharding="zero1", cp_method="ring"))
+    megatron = values(export(zero1, "megatron"))
+    assert megatron["--micro-batch-size"] == "2"
+    assert megatron["--global-batch-size"] == "128"
+    assert megatron["--num-virtual-stages-per-pipeline-rank"] == "2"
+    assert megatron["--cp-comm-type"] == "p2p"
+
+
+def unrolled(layout: str) -> list[str]:
+    """Stages of a layout, by the rules of Megatron's PipelineParallelLayerLayout.parse_str_to_list."""
+    layout = layout.replace(",", "")
+    for pattern in (r"\(([^)]+)\)\*(\d+)", r"(.)\*(\d+)"):
+        layout = re.sub(pattern, lambda m: m.group(1) * int(m.group(2)), layout)
+    return layout.split("|")
+
+
+@pytest.mark.parametrize("layers", [(3, 4, 4, 4, 3), (5, 5, 5, 4), (0, 2, 2, 1), (3, 4), (1, 0, 0, 2), (7, 8, 9, 9, 8)])
+def test_a_layout_spells_the_stages(layers: tuple[int, ...]) -> None:
+    stages = unrolled(_layout(layers))
+    assert [stage.count("t") for stage in stages] == list(layers)
+    assert (stages[0][0], stages[-1][-1]) == ("E", "L")
+    assert "".join(stages).count("E") == "".join(stages).count("L") == 1
+
+
+def test_stages_that_no_option_makes_are_spelled_out() -> None:
+    text = export(made("llama3-70b", tp=2, pp=6, gpus=96, batch=384, sharding="zero1"), "megatron")
+    assert "--pipeline-model-parallel-layout" in text
+    assert "--account-for" not in text
+
+
+# What cannot be run
+
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("torchtitan", {"sharding": "zero1"}, "optimizer states alone", "fsdp_no_reshard"),
+    ("torchtitan", {"pp": 4, "schedule": "zero_bubble"}, "zero_bubble", "1f1b"),
+    ("torchtitan", {"cp": 2, "cp_method": "ring"}, "ring", "allgather"),
+    ("torchtitan", {"cp": 2, "sharding": "ddp"}, "ddp shards none", "fsdp_no_reshard"),
+    ("torchtitan", {"precision": "fp16"}, "fp16", "bf16"),
+    ("torchtitan", {"reduce_dtype": "bf16"}, "reduces gradients in fp32", "--reduce-dtype fp32"),
+    ("torchtitan", {"recompute": "full", "recompute_frac": 0.5}, "0.5", "--recompute full"),
+    ("torchtitan", {"tp": 2, "placement": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}, "mesh", "--placement tp-cp"),
+    ("torchtitan", {"tp": 16}, "key-value heads", "divides 8"),
+    ("torchtitan", {"prefetch": 3}, "3 layers ahead", "--prefetch 1"),
+    ("torchtitan", {"model": "llama2-7b", "seq_len": 4096}, "shape of none", "megatron"),
+    ("torchtitan", {"cluster": "cpu", "gpus": 8}, "no GPUs", "knee"),
+    ("torchtitan", {"gpus": 12, "batch": 12}, "hosts of 8", "multiple of 8"),
+    ("megatron", {"pp": 4, "schedule": "zero_bubble"}, "zero_bubble", "1f1b"),
+    ("megatron", {"pp": 4, "schedule": "gpipe"}, "gpipe", "1f1b"),
+    ("megatron", {"pp": 4, "sharding": "fsdp"}, "pp 4", "zero1"),
+    ("megatron", {"sharding": "fsdp_no_reshard"}, "in bf16", "zero1"),
+    ("megatron", {"sharding": "fsdp_no_reshard", "dp_replicate": 2}, "replicas", "hsdp"),
+    ("megatron", {"sharding": "zero1", "state_dtype": "bf16"}, "fp32", "--state-dtype fp32"),
+    ("megatron", {"sharding": "fsdp", "prefetch": 0}, "0 layers ahead", "--prefetch 1"),
+    ("megatron", {"model": "mpt-7b", "seq_len": 2048, "sharding": "zero1"}, "alibi", "knee"),
+    ("megatron", {"sharding": "zero1", "tp": 2, "pp": 2, "placement": ["pp", "tp", "cp", "dp_shard", "dp_replicate"]},
+     "places axes", "--placement tp-cp"),
+    ("megatron", {"sharding": "zero1", "pp": 4, "recompute": "full", "recompute_frac": 0.3}, "0.3 of 8", "without"),
+    ("megatron", {"sharding": "zero1", "sets": {"model.rope_base": "10000.5"}}, "whole number", "rope_base=10000"),
+]
+
+
+@pytest.mark.parametrize(("tool", "asked", "what", "nearest"), REFUSED)
+def test_what_cannot_be_run_is_refused_in_words(tool: str, asked: dict[str, Any], what: str, nearest: str) -> None:
+    job = made(**asked)
+    with pytest.raises(InputError) as caught:
+        export(job, tool)
+    assert caught.value.message.startswith(f"{recorded()[tool]['called']} cannot run this plan: ")
+    assert what in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint is not None
+    assert nearest in caught.value.hint
+
+
+def test_every_plan_is_exported_or_refused_in_words() -> None:
+    for job, tool in itertools.product(grid(), ("torchtitan", "megatron")):
+        try:
+            said: str | None = export(job, tool)
+        except InputError as error:
+            said = error.hint
+        assert said is not None
+        assert said.startswith((f"# knee {knee.__version__}: llama3-8b on 64 GPUs", "the nearest plan"))
+
+
+def test_schedules_that_a_tool_has_not_are_all_refused() -> None:
+    for tool, has in (("torchtitan", {"gpipe", "1f1b", "interleaved"}), ("megatron", {"1f1b", "interleaved"})):
+        sharding = "zero1" if tool == "megatron" else "fsdp_no_reshard"
+        for schedule in set(SCHEDULES) - has:
+            with pytest.raises(InputError, match=schedule):
+                export(made(pp=4, schedule=schedule, sharding=sharding), tool)
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        export(made(), "deepspeed")
+    assert caught.value.hint == "use one of knee, torchtitan, megatron"
+
+
+# Whole texts
+
+
+def golden_jobs() -> dict[str, tuple[Job, str]]:
+    pipeline = {"tp": 8, "pp": 16, "schedule": "interleaved", "virtual_stages": 2, "micro_batch": 1}
+    large = {"model": "llama3-405b", "gpus": 2048, "batch": 2048}
+    jobs = {f"llama3-8b-{to}": (made(tp=2, sharding="fsdp", micro_batch=1), to) for to in TARGETS}
+    jobs["llama3-405b-torchtitan"] = made(**large, **pipeline), "torchtitan"
+    jobs["llama3-405b-megatron"] = made(profile="fused", sharding="zero1", **large, **pipeline), "megatron"
+    return jobs
+
+
+@pytest.mark.parametrize("name", golden_jobs())
+def test_texts_are_as_they_were_read(name: str) -> None:
+    job, to = golden_jobs()[name]
+    text = export(job, to).replace(f"knee {knee.__version__}:", "knee VERSION:")
+    assert text == (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
