@@ -297,7 +297,7 @@ def _print(found: Found, drawn: Robust, base: Baseline | None, sentence: str, ba
     large = ", ".join(f"{n:,} by {part}" for part, n in sorted(found.too_large.items(), key=lambda one: -one[1]))
     too_large = sum(found.too_large.values())
     click.echo(f"  {found.plans:,} plans: {too_large:,} do not fit" + (f" ({large})" if large else "")
-               + f", {found.bounded:,} cannot come within a fifth of the best, {len(found):,} simulated")
+               + f", {found.bounded:,} cannot come within an eighth of the best, {len(found):,} simulated")
     click.echo(f"  recommended  {plan_words(job.plan)}")
     click.echo(f"  why          {sentence}")
     _print_robustness(found, drawn)

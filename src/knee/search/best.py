@@ -11,7 +11,7 @@ import numpy as np
 from knee.columns import Bools, Floats, Ints
 from knee.cost.step import shapes_of
 from knee.errors import InputError
-from knee.search.bound import least_step_s
+from knee.search.bound import least_compute_s, least_step_s
 from knee.search.only import matching
 from knee.search.space import Space, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
@@ -24,10 +24,10 @@ from knee.workload.traffic import Modes, traffic_of
 
 Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-FIRST = 2048
-"""Plans with the least bounds, simulated first: one of them is near the best."""
-MARGIN = 1.25
-"""Plans whose bound is so much above the best step found are left out: they cannot come within a fifth of it."""
+LIKELY, FIRST = 8192, 1024
+"""Plans with the least compute, and of those the ones with the least bounds, simulated first: one is near the best."""
+MARGIN = 1.15
+"""Plans whose bound is so much above the best step found are left out: they cannot come within an eighth of it."""
 MORE_MEMORY = 1.25
 SHARES = (0.25, 0.5, 0.75)
 """Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
@@ -135,18 +135,24 @@ def partly_recomputed(
     open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")))
     if space.recomputes and not {"none", "full"} <= set(space.recomputes):
         open_ = open_[:0]
-    found = [table.rows(open_[:0])]
-    for share in SHARES:
-        some = table.rows(open_)
-        some = replace(
-            some,
-            recompute=np.full(len(some), RECOMPUTES.index("full")),
-            recompute_frac=np.full(len(some), share),
-        )
-        good, _, _ = _memory(space, cluster, profile, some)
-        found.append(some.rows(np.flatnonzero(good)))
-        open_ = open_[~good]
-    return joined(*found)
+    largest, *smaller = sorted(SHARES, reverse=True)
+    # what does not fit with most of its layers recomputed need not be asked again
+    open_ = open_[_with_share(space, cluster, profile, table.rows(open_), largest)[1]]
+    found = []
+    for share in sorted(smaller):
+        some, fits_now = _with_share(space, cluster, profile, table.rows(open_), share)
+        found.append(some.rows(np.flatnonzero(fits_now)))
+        open_ = open_[~fits_now]
+    return joined(*found, _with_share(space, cluster, profile, table.rows(open_), largest)[0])
+
+
+def _with_share(
+    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, share: float
+) -> tuple[PlanTable, Bools]:
+    """The plans with that share of their layers recomputed, and which of them fit."""
+    full = np.full(len(table), RECOMPUTES.index("full"))
+    some = replace(table, recompute=full, recompute_frac=np.full(len(table), share))
+    return some, _memory(space, cluster, profile, some)[0]
 
 
 def joined(*tables: PlanTable) -> PlanTable:
@@ -185,13 +191,15 @@ def _simulated(
     if not len(table):
         return table, simulate_table(space.model, cluster, profile, table)
     progress("bounding plans", 0.0)
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    bound = np.concatenate([least_step_s(space.model, cluster, profile, piece) for piece in pieces])
-    first = np.sort(np.argsort(bound, kind="stable")[:FIRST])
+    loose = _by_chunk(least_compute_s, space, cluster, profile, table)
+    likely = np.sort(np.argsort(loose, kind="stable")[:LIKELY])
+    tight = _by_chunk(least_step_s, space, cluster, profile, table.rows(likely))
+    first = np.sort(likely[np.argsort(tight, kind="stable")[:FIRST]])
     some = simulate_table(space.model, cluster, profile, table.rows(first))
-    near = bound <= margin * some.step_s.min()
-    near[first] = True
-    rest = np.setdiff1d(np.flatnonzero(near), first)
+    most = margin * some.step_s.min()
+    near = np.flatnonzero(loose <= most)
+    near = near[_by_chunk(least_step_s, space, cluster, profile, table.rows(near)) <= most]
+    rest = np.setdiff1d(near, first)
     # neighbours share pipelines, so that chunks in the space's order have fewer of them
     done, parts = 0, [some]
     for i in range(0, len(rest), CHUNK):
@@ -201,3 +209,10 @@ def _simulated(
     index = np.concatenate((first, rest))
     results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
     return table.rows(index), results
+
+
+def _by_chunk(
+    bound: Callable[..., Floats], space: Space, cluster: Cluster, profile: Profile, table: PlanTable
+) -> Floats:
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    return np.concatenate([np.zeros(0), *(bound(space.model, cluster, profile, piece) for piece in pieces)])

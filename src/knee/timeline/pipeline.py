@@ -85,21 +85,19 @@ def first_walk(schedule: Schedule, ranks: int, microbatches: int) -> int:
 @lru_cache(maxsize=512)
 def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Graph:
     """Number the actions, link each to what it waits for, and cut them into wavefronts."""
-    per_rank = orders(schedule, ranks, chunks, microbatches)
-    actions = [(kind, rank, chunk, micro) for rank, order in enumerate(per_rank) for kind, chunk, micro in order]
-    index = {action: i for i, action in enumerate(actions)}
-    size = len(actions)
-    before, needs = _links(actions, index, ranks, chunks)
+    a = _actions(schedule, ranks, chunks, microbatches)
+    size = len(a.rank)
+    before, needs = _links(a, ranks, chunks)
     level = _levels(before, needs, size)
     order = np.argsort(level, kind="stable")
     place = np.concatenate([np.argsort(order, kind="stable"), np.arange(size, size + ranks + 1)])
-    rank_of = np.array([rank for _, rank, _, _ in actions], dtype=np.int64)[order]
-    kind_of = np.array([_kind(kind, micro, microbatches) for kind, _, _, micro in actions], dtype=np.int64)[order]
-    chunk_of = np.array([chunk for _, _, chunk, _ in actions], dtype=np.int64)[order]
+    rank_of, chunk_of = a.rank[order], a.chunk[order]
+    ends = np.where(a.kind == F, a.micro == 0, a.micro == microbatches - 1)
+    kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], ROWS_BETWEEN[a.kind])[order]
     needs = place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
     edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
-    repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, index)]
+    repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, a.number)]
     slot, slots = _slots(needs, edges, keep={i for r in repeats for i in r})
     senders = np.append(rank_of, np.full(ranks + 1, -1))[needs]
     return Graph(
@@ -119,45 +117,86 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     )
 
 
+F, B, W = range(3)
+_CODES = {"F": F, "B": B, "W": W}
+ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
+"""Of the first microbatch's forward and the last one's backward, by kind."""
+ROWS_BETWEEN = np.array([_ROW["F"], _ROW["B"], _ROW["W"]])
+
+
+class _Actions(NamedTuple):
+    """All actions, rank after rank, each rank's in its order."""
+
+    kind: Ints
+    rank: Ints
+    chunk: Ints
+    micro: Ints
+    number: Ints
+    """Of the action (kind, rank, chunk, microbatch)."""
+
+
+def _actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> _Actions:
+    per_rank = orders(schedule, ranks, chunks, microbatches)
+    flat = [action for order in per_rank for action in order]
+    words, chunk, micro = zip(*flat, strict=True)
+    kind = np.fromiter(map(_CODES.__getitem__, words), dtype=np.int64, count=len(flat))
+    rank = np.repeat(np.arange(ranks), [len(order) for order in per_rank])
+    chunks_of, micros = np.array(chunk, dtype=np.int64), np.array(micro, dtype=np.int64)
+    number = np.full((len(_CODES), ranks, chunks, microbatches), -1)
+    number[kind, rank, chunks_of, micros] = np.arange(len(flat))
+    return _Actions(kind, rank, chunks_of, micros, number)
+
+
 def _slots(needs: Ints, edges: list[int], keep: set[int]) -> tuple[Ints, int]:
     """A place for each output, free again once its last user has run: few places stay in the cache."""
-    size = len(needs)
-    last_use = np.full(size, -1)
-    for step, (i, j) in enumerate(pairwise(edges)):
-        used = needs[i:j]
-        last_use[used[used < size]] = step
+    size, fronts = len(needs), len(edges) - 1
+    front = np.repeat(np.arange(fronts), np.diff(edges))
+    last = front.copy()
+    used = needs < size
+    np.maximum.at(last, needs[used], front[used])
+    last[list(keep)] = fronts
+    until = last.tolist()
     slot = np.zeros(int(needs.max(initial=size)) + 1, dtype=np.int64)
     free: list[int] = []
-    expiring: dict[int, list[int]] = {}
+    expiring: list[list[int]] = [[] for _ in range(fronts + 1)]
     slots = 0
     for step, (i, j) in enumerate(pairwise(edges)):
-        for action in range(i, j):
-            if not free:
-                free.append(slots)
-                slots += 1
-            slot[action] = free.pop()
-            if action not in keep:
-                expiring.setdefault(max(int(last_use[action]), step), []).append(int(slot[action]))
-        free += expiring.pop(step, [])
+        lacking = j - i - len(free)
+        if lacking > 0:
+            free += range(slots, slots + lacking)
+            slots += lacking
+        taken = free[i - j :]
+        del free[i - j :]
+        slot[i:j] = taken
+        for place, end in zip(taken, until[i:j], strict=True):
+            expiring[end].append(place)
+        free += expiring[step]
     slot[size:] = slots
     return slot, slots
 
 
-Step = tuple[str, int, int, int]
-"""(kind, rank, chunk, microbatch)"""
+def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:
+    """For each action, the one before it on its rank and the one whose output it needs.
 
-
-def _links(actions: list[Step], index: dict[Step, int], ranks: int, chunks: int) -> tuple[Ints, Ints]:
-    """For each action, the one before it on its rank and the one whose output it needs."""
-    size = len(actions)
+    Chunks run rank by rank, then on to the next chunk of rank 0; backward goes the other way, and begins where forward
+    ended. The backward of weights needs nothing from others.
+    """
+    size = len(a.rank)
     before = np.arange(-1, size - 1)
+    starts = np.flatnonzero(np.diff(a.rank, prepend=-1))
+    before[starts] = size + a.rank[starts]
     needs = np.full(size, size + ranks)
-    for here, (kind, rank, chunk, micro) in enumerate(actions):
-        if here == 0 or actions[here - 1][1] != rank:
-            before[here] = size + rank
-        source = _source(kind, rank, chunk, ranks, chunks)
-        if source is not None:
-            needs[here] = index[(*source, micro)]
+
+    def link(rows: NDArray[np.bool_], kind: int, rank: Ints, chunk: Ints) -> None:
+        needs[rows] = a.number[kind, rank[rows], chunk[rows], a.micro[rows]]
+
+    forward, backward = a.kind == F, a.kind == B
+    first, last = a.rank == 0, a.rank == ranks - 1
+    link(forward & ~first, F, a.rank - 1, a.chunk)
+    link(forward & first & (a.chunk > 0), F, a.rank * 0 + ranks - 1, a.chunk - 1)
+    link(backward & ~last, B, a.rank + 1, a.chunk)
+    link(backward & last & (a.chunk < chunks - 1), B, a.rank * 0, a.chunk + 1)
+    link(backward & last & (a.chunk == chunks - 1), F, a.rank, a.chunk)
     return before, needs
 
 
@@ -179,37 +218,15 @@ def _levels(before: Ints, needs: Ints, size: int) -> Ints:
     return level[:size]
 
 
-def _repeats(schedule: Schedule, ranks: int, microbatches: int, index: dict[Step, int]) -> tuple[Repeat, ...]:
+def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
     """Backwards of rank 0 before the drain; GPipe's two halves settle apart, each at its end."""
     apart = period(schedule, ranks)
     late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
     if late - apart < 0:
         return ()
-    kinds = (("F", ranks - 1), ("B", 0)) if schedule == "gpipe" else (("B", 0),)
+    kinds = ((F, ranks - 1), (B, 0)) if schedule == "gpipe" else ((B, 0),)
     back = 2 * apart if late >= 2 * apart else apart
-    return tuple(
-        Repeat(now=index[(k, r, 0, late)], before=index[(k, r, 0, late - apart)], earlier=index[(k, r, 0, late - back)])
-        for k, r in kinds
-    )
-
-
-def _kind(kind: str, micro: int, microbatches: int) -> int:
-    if kind == "F":
-        return _ROW["F_first"] if micro == 0 else _ROW["F"]
-    return _ROW[f"{kind}_last"] if micro == microbatches - 1 else _ROW[kind]
-
-
-def _source(kind: str, rank: int, chunk: int, ranks: int, chunks: int) -> tuple[str, int, int] | None:
-    """Where an action's input comes from: chunks run rank by rank, then on to the next chunk of rank 0."""
-    if kind == "F":
-        if rank > 0:
-            return "F", rank - 1, chunk
-        return ("F", ranks - 1, chunk - 1) if chunk > 0 else None
-    if kind == "W":
-        return None
-    if rank < ranks - 1:
-        return "B", rank + 1, chunk
-    return ("B", 0, chunk + 1) if chunk < chunks - 1 else ("F", rank, chunk)
+    return tuple(Repeat(*number[kind, rank, 0, [late, late - apart, late - back]].tolist()) for kind, rank in kinds)
 
 
 def run(
