@@ -10,7 +10,7 @@ import pytest
 
 from knee.errors import InputError, MissingExtra
 from knee.trace import Analysis, analyse
-from knee.trace.sql import TABLES, query
+from knee.trace.sql import TABLES, json_value, query
 
 pytest.importorskip("duckdb")
 from small_traces import GATHER, GEMM, job
@@ -26,6 +26,12 @@ def two(tmp_path: Path) -> Analysis:
 def test_columns_are_as_promised(two: Analysis) -> None:
     for table, columns in TABLES.items():
         assert query(two, f"select * from {table} limit 0") == (list(columns), [])
+
+
+def test_names_that_repeat_are_told_apart(two: Analysis) -> None:
+    names, rows = query(two, "select 1 a, 2 a, 'nan'::double a_2, [1.5, 'inf'::double] b")
+    assert names == ["a", "a_3", "a_2", "b"]
+    assert [json_value(value) for value in rows[0]] == [1, 2, None, [1.5, None]]
 
 
 def test_kernels(two: Analysis) -> None:

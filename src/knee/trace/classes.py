@@ -66,6 +66,9 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     first: list[KernelClass] = []
     for pattern in patterns:
         _check_pattern(pattern, "--comm-pattern")
+        if re.search(pattern, ""):
+            raise InputError(f"--comm-pattern {pattern!r} is found in every name: all would be communication",
+                             hint="give a part of the names that are meant")  # fmt: skip
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
         first += _entries(_toml(file), str(file))
@@ -123,8 +126,9 @@ def _entries(table: dict[str, Any], where: str) -> list[KernelClass]:
 def _check_pattern(pattern: str, where: str) -> None:
     try:
         re.compile(pattern)
-    except re.error as error:
-        raise InputError(f"{where}: {pattern!r} is no regular expression: {error}") from None
+    except (re.error, OverflowError, RecursionError) as error:
+        shown = pattern if len(pattern) < 100 else f"{pattern[:100]}..."
+        raise InputError(f"{where}: {shown!r} is no regular expression: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

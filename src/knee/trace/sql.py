@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -42,7 +44,10 @@ and calls that are exposed at the same time each have theirs."""
 
 
 def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Names of the columns, and rows, of what a query answers. It sees the tables and nothing else: no file, no net."""
+    """Names of the columns, and rows, of what a query answers. It sees the tables and nothing else: no file, no net.
+
+    A second column of a name is called ``name_2``, so that none is lost.
+    """
     duckdb = _duckdb()
     with duckdb.connect(":memory:") as connection:
         try:
@@ -56,9 +61,26 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
             answer = connection.execute(sql)
             if answer is None or answer.description is None:
                 raise InputError("--sql: there is no query in it", hint=tables())
-            return [column[0] for column in answer.description], answer.fetchall()
+            return _told_apart([column[0] for column in answer.description]), answer.fetchall()
         except duckdb.Error as error:
             raise InputError(f"--sql: {(str(error).splitlines() or [''])[0]}", hint=tables()) from None
+
+
+def _told_apart(names: list[str]) -> list[str]:
+    found: list[str] = []
+    for name in names:
+        others = (f"{name}_{number}" for number in itertools.count(2))
+        found.append(name if name not in found else next(one for one in others if one not in (*found, *names)))
+    return found
+
+
+def json_value(value: Any) -> Any:
+    """The same where JSON has it; None for numbers that it does not have."""
+    if isinstance(value, dict):
+        return {str(key): json_value(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def tables() -> str:
