@@ -236,7 +236,7 @@ def test_folders(tmp_path: Path) -> None:
         analyse([])
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     write(tmp_path / "deep" / "deeper" / "rank0.json", WHOLE["device"])
-    with pytest.raises(InputError, match=r"no \.json"):
+    with pytest.raises(InputError, match=r"no \.json .* nor has a folder right below it"):
         analyse(tmp_path)
     write(tmp_path / "deep" / "trace.json", WHOLE["device"])
     assert len(analyse(tmp_path, cache=False).ranks) == 1
@@ -255,8 +255,9 @@ def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
         analyse([one, rank(tmp_path / "c.json", 1, 4)], cache=False)
     with pytest.raises(InputError, match="rank 0 is in"):
         analyse([one, rank(tmp_path / "d.json", 0, 2)], cache=False)
-    with pytest.raises(InputError, match="rank 0 is in"):
-        analyse([rank(tmp_path / "x.json", None, None), rank(tmp_path / "y.json", None, None)], cache=False)
+    unnamed = analyse([rank(tmp_path / "x.json", None, None), rank(tmp_path / "y.json", None, None)], cache=False)
+    assert [r.rank for r in unnamed.ranks] == [0, 1]
+    assert "y.json does not say its rank: it is called 1" in unnamed.ranks[1].audit.sentences()[-1]
     with pytest.raises(InputError, match="no profiler step in common"):
         analyse([one, rank(tmp_path / "e.json", 1, 2, steps=9)], cache=False)
     with pytest.raises(InputError, match="some of processors"):
@@ -270,5 +271,10 @@ def test_one_bad_rank_among_good_ones_is_named(tmp_path: Path, monkeypatch: pyte
     files = [rank(tmp_path / "a_rank0.json", 0, 2), write(tmp_path / "b_rank1.json", dumps({"loss": [1]}))]
     for size in (1 << 40, 0):
         monkeypatch.setattr(sys.modules["knee.trace.analyse"], "PARALLEL_BYTES", size)
-        with pytest.raises(InputError, match=r"b_rank1\.json"):
-            analyse(files, cache=False)
+        found = analyse(files, cache=False)
+        assert [r.rank for r in found.ranks] == [0]
+        assert not found.is_whole
+        assert "b_rank1.json is not a Kineto trace" in found.left_out[0].why
+        assert found.across.missing == (1,)
+    with pytest.raises(InputError, match=r"b_rank1\.json"):
+        analyse(files[1:], cache=False)

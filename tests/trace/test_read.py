@@ -13,14 +13,17 @@ import pytest
 from knee.errors import InputError
 from knee.metrics.step import measure
 from knee.record.kineto import write_kineto
+from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
+from knee.specs.table import table_of
 from knee.trace import analyse
+from knee.trace.answer import record
+from knee.trace.columns import Issued
 from knee.trace.decode import nanoseconds
-from knee.trace.gloo import Issued, settle
+from knee.trace.gloo import settle
 from knee.trace.groups import collective_of
-from knee.trace.spans import Span
 from knee.train.trace import axes_of, coordinates, keeps_trace, read_trace
 
 
@@ -41,9 +44,44 @@ def test_a_simulated_step_comes_back(tmp_path: Path, plan: dict[str, Any]) -> No
         for load in rank.collectives:
             calls[load.collective, load.group] += load.calls
         assert calls == {key: load.calls for key, load in before.loads.items()}
+        for (collective, group), load in before.loads.items():
+            lasted = sum(c.load_s for c in rank.collectives if (c.collective, c.group) == (collective, group))
+            assert lasted == pytest.approx(load.load_s, abs=1e-9 * len(events))
         assert {call.group for call in rank.trace.calls.values()} == set(events.groups)
         moved = sum(call.message_bytes for call in rank.trace.calls.values())
         assert moved == pytest.approx(events.message_bytes[events.is_comm].sum(), rel=1e-4)
+
+
+@pytest.mark.parametrize("plan", [{"pp": 2}, {"pp": 2, "tp": 2}])
+def test_a_simulated_pipelines_record_is_the_simulators(tmp_path: Path, plan: dict[str, Any]) -> None:
+    """A stage waits without a kernel: the bubble is not told from idle, and together they are what was simulated."""
+    job, _ = make_job(load_model("llama-1b").spec, load_cluster("dgx-h100").spec, load_profile("paper").spec, gpus=16,
+                      local_batch=4, plan_options=plan | {"micro_batch": 1})
+    simulated = evaluate(job.model, job.cluster, job.profile, table_of([job])).results
+    found = analyse(write_kineto(events_of(job), tmp_path / "step.json"), cache=False)
+    read = record(found)
+    assert (read["kind"], read["bubble_s"]) == ("simulated", None)
+    assert all("the trace is simulated" in rank.audit.sentences()[-1] for rank in found.ranks)
+    for name in ("step_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s"):
+        assert read[name] == pytest.approx(float(getattr(simulated, name)[0]), rel=1e-4), name
+    assert simulated.bubble_s[0] > 0
+    assert read["idle_s"] == pytest.approx(float(simulated.idle_s[0] + simulated.bubble_s[0]), rel=1e-4)
+
+
+def test_steps_and_copies_of_old_torch(tmp_path: Path) -> None:
+    """torch 1.8 to 1.11: Kernel, Memcpy, Memset, Runtime, and steps that are operators."""
+    events = []
+    for i in range(2):
+        events += [span(f"ProfilerStep#{i}", 1000 * i, 900, category="Operator"),
+                   span("cudaLaunchKernel", 1000 * i + 10, 5, category="Runtime", correlation=i),
+                   span("gemm", 1000 * i + 50, 100, category="Kernel", correlation=i, stream=7, device=0),
+                   span("Memcpy HtoD", 1000 * i + 200, 30, category="Memcpy", stream=7, device=0),
+                   span("Memset (Device)", 1000 * i + 250, 20, category="Memset", stream=7, device=0)]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    rank = analyse(tmp_path / "t.json", cache=False).ranks[0]
+    assert [part.step for part in rank.steps] == [0, 1]
+    assert (rank.audit.kernels, rank.audit.copies, rank.audit.without_launch) == (2, 4, 0)
+    assert (rank.times.copy_load_s, rank.times.fill_load_s) == (pytest.approx(60e-6), pytest.approx(40e-6))
 
 
 def span(name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op",
@@ -110,14 +148,16 @@ def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
 
 def test_the_axis_of_a_call_follows_from_its_threads_others() -> None:
     def call(thread: int, axis: str | None, ranks: int | None = None) -> Issued:
-        return Issued(Span(0, 1, "gloo:all_gather", "user_annotation", (9, thread), {}), None, axis, 1, True, "float",
-                      ranks)
+        return Issued("gloo:all_gather", str(thread), None, axis, 1, True, "float", ranks)
 
     calls = [call(1, "dp_shard", 2), call(2, None, 2), call(2, "world"), call(3, "world"), call(4, None, 8)]
     sizes = {"dp_shard": 2, "tp": 2, "world": 4}
     assert [one.axis for one in settle(calls, sizes)] == ["dp_shard", "tp", "tp", "world", None]
     # two axes of one size: nothing tells which
     assert settle([call(2, None, 2)], {**sizes, "cp": 2, "dp_shard": 1})[0].axis is None
+    # the world, where no other group can be meant
+    assert [one.axis for one in settle([call(2, None), call(3, None, 4)], {"world": 4})] == ["world", "world"]
+    assert [one.axis for one in settle([call(2, None), call(3, None, 4)], sizes)] == [None, "world"]
 
 
 def test_a_trace_per_step_with_messages(tmp_path: Path) -> None:

@@ -48,10 +48,11 @@ NAME_WIDTH = 90
 def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Say where the time of a PyTorch job went: compute, communication, what of it was exposed, and where.
 
-    PATH is a trace of torch.profiler (.json or .json.gz), or a folder of them; several are the ranks of one job. Times
-    are exact to the nanosecond. Sums of kernel times are called loads; the others are unions, so that what runs at the
-    same time counts once. A step begins on the device with the first kernel that was launched in it. With several
-    ranks, the shortest of a collective's calls is its transfer, and what the others last beyond it is waiting.
+    PATH is a trace of torch.profiler (.json or .json.gz), a folder of them, or - for the standard input; several are
+    the ranks of one job. Times are exact to the nanosecond. Sums of kernel times are called loads; the others are
+    unions, so that what runs at the same time counts once. A step begins on the device with the first kernel that was
+    launched in it. With several ranks, the shortest of a collective's calls is its transfer, and what the others last
+    beyond it is waiting.
 
     \b
         knee trace rank0.json.gz
@@ -60,12 +61,16 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
         knee trace traces/ --sql "select name, sum(exposed_ns) from kernels group by 1 order by 2 desc limit 5"
         knee trace diff before/ after/
 
-    What was read, left out or looks odd is said with every answer. Exit code 5: a file was cut off, and the answer is
-    about what could be read.
+    What was read, left out or looks odd is said with every answer. Exit code 5: a file was cut off or could not be
+    read, and the answer is about the rest.
     """
+    from knee.cli.table import write_anywhere
+
+    write_anywhere()
     if paths[0] == DIFF:
         _diff(paths[1:], as_json, options)
         return
+    _check_targets(paths, options)
     analysis = _analyse(paths, options)
     if options["sql"] is not None:
         _sql(analysis, options["sql"], as_json)
@@ -89,23 +94,47 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     _end([analysis])
 
 
+def _check_targets(paths: tuple[str, ...], options: dict[str, Any]) -> None:
+    """What is written must not replace what is read."""
+    from knee.trace.files import find_files
+
+    inputs = [*find_files(paths).files, *([options["classes_file"]] if options["classes_file"] is not None else [])]
+    targets = {name: options[name] for name in ("html", "perfetto") if options[name] is not None}
+    for name, target in targets.items():
+        if any(_is_same(target, one) for one in inputs):
+            raise InputError(f"--{name} {target} would replace a file that is read", hint="name another file")
+    if len(targets) > 1 and _is_same(*targets.values()):
+        raise InputError("--html and --perfetto name one file", hint="name two")
+
+
+def _is_same(a: Path, b: Path) -> bool:
+    try:
+        return a.resolve() == b.resolve() or (a.is_file() and b.is_file() and a.samefile(b))
+    except (OSError, RuntimeError):  # what cannot be looked at is refused where it is read or written
+        return False
+
+
 def _analyse(paths: tuple[str, ...], options: dict[str, Any]) -> Analysis:
-    from knee.trace.analyse import analyse, trace_files
+    from knee.trace.analyse import analyse
     from knee.trace.classes import classes_of
 
-    files = trace_files(paths)
     classes = classes_of(patterns=options["comm_pattern"], file=options["classes_file"], comm=options["comm"])
-    shown = sys.stderr.isatty() and len(files) > 1
+    shown = sys.stderr.isatty()
 
     def progress(done: int, all_: int) -> None:
-        if shown:
+        if shown and all_ > 1:
             click.echo(f"\rread {done} of {all_} traces" + ("\n" if done == all_ else ""), nl=False, err=True)
 
-    return analyse(files, skip=options["skip"], steps=options["steps"], classes=classes,
+    return analyse(paths, skip=options["skip"], steps=options["steps"], classes=classes,
                    cache=not options["no_cache"], progress=progress)
 
 
 def _end(analyses: list[Analysis]) -> None:
+    failed = [one for analysis in analyses for one in analysis.left_out if one.is_trace]
+    if failed:
+        more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise Incomplete(f"not every trace could be read: {failed[0].why}{more}",
+                         hint="the answer is about the others; was the job ended while it wrote the trace?")
     cut = [rank for analysis in analyses for rank in analysis.ranks if rank.audit.cut]
     if cut:
         raise Incomplete(f"{cut[0].path} is not whole: {cut[0].audit.cut}",
@@ -114,11 +143,13 @@ def _end(analyses: list[Analysis]) -> None:
 
 def _sql(analysis: Analysis, query: str, as_json: bool) -> None:
     from knee.cli.table import print_rows
+    from knee.trace.sql import json_value
     from knee.trace.sql import query as ask
 
     names, rows = ask(analysis, query)
     if as_json:
-        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1, default=str))
+        plain = [dict(zip(names, map(json_value, row), strict=True)) for row in rows]
+        click.echo(json.dumps(plain, indent=1, default=str, allow_nan=False))
         return
     numbers = [i for i in range(len(names)) if rows and all(isinstance(row[i], (int, float)) for row in rows)]
     print_rows([names, *([_cell(value) for value in row] for row in rows)], right=numbers)
@@ -225,7 +256,8 @@ def _class_rows(rank: RankAnalysis) -> list[list[str]]:
 
 
 def _print_audit(analysis: Analysis) -> None:
-    from knee.cli.table import print_heading
+    from knee.cli.table import print_heading, seen
+    from knee.trace.files import left_out_sentences
 
     audits = [rank.audit for rank in analysis.ranks]
     lost = sum(a.without_duration + a.clock_anomalies for a in audits)
@@ -246,10 +278,10 @@ def _print_audit(analysis: Analysis) -> None:
     for rank in analysis.ranks:
         prefix = f"rank {rank.rank}: " if len(analysis.ranks) > 1 else ""
         said += [prefix + sentence for sentence in rank.audit.sentences()]
-    said += analysis.across.notes
+    said += [*analysis.across.notes, *left_out_sentences(analysis.left_out)]
     print_heading("audit")
     for sentence in said:
-        click.echo(f"  - {sentence}")
+        click.echo(f"  - {seen(sentence)}")
 
 
 def _diff(paths: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> None:
@@ -271,9 +303,9 @@ def _diff(paths: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> Non
 
 
 def _print_diff(found: Diff, paths: tuple[str, ...]) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.table import print_heading, print_rows, seen
 
-    click.echo(found.finding)
+    click.echo(seen(found.finding))
     head = ["A", "B", "change", ""]
     names = {"step_s": "step", "compute_s": "compute", "exposed_comm_s": "exposed communication",
              "exposed_copies_s": "exposed copies and fills", "idle_s": "idle", "comm_s": "communication",

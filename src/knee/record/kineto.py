@@ -115,7 +115,7 @@ def _write(path: Path, data: bytes, *, compress: bool) -> None:
 
 def _lines(events: Events, name: str, device: str) -> Iterator[str]:
     """The file's text: a header, then one event per line."""
-    yield '{\n"schemaVersion": 1,\n'
+    yield '{\n"schemaVersion": 1,\n"knee": {"simulated": true},\n'
     yield f'"deviceProperties": {json.dumps([{"id": GPU, "name": device}])},\n'
     yield f'"distributedInfo": {json.dumps(_distributed_info(events))},\n'
     yield f'"displayTimeUnit": "ms",\n"baseTimeNanoseconds": {EPOCH_NS},\n'

@@ -9,6 +9,7 @@ from knee.report import trace_sections as sections
 from knee.report.page import Key, Page, render
 from knee.report.trace_sections import ACROSS, remarks_of
 from knee.trace.analyse import Analysis
+from knee.trace.files import left_out_sentences
 from knee.trace.times import Times
 from knee.units import show
 
@@ -19,6 +20,9 @@ ASSUMPTIONS = (
     "A kernel's time in a collective includes waiting for its peers. Bus bandwidth is counted as nccl-tests does, of "
     "the median call.",
     "On the device a step begins with the first kernel that was launched in it; what lies across a border is cut.",
+    "The window is the stretch that is measured: by default the whole trace, what lies before its first step included. "
+    "A step lasts as long as the host's annotation or the device's part of the window, whichever is longer, so that a "
+    "step times their number need not be the window.",
     "Unknown means that the trace does not say.",
 )
 
@@ -117,7 +121,7 @@ def _audit_line(analysis: Analysis) -> str:
     audits = [rank.audit for rank in analysis.ranks]
     read = f"{sum(a.kernels for a in audits):,} kernels and {sum(a.copies for a in audits):,} copies were read"
     whole = ", every file to its end" if analysis.is_whole else "; not every file is whole"
-    remarks = len(remarks_of(analysis.ranks))
+    remarks = len(remarks_of(analysis.ranks)) + len(left_out_sentences(analysis.left_out))
     odd = {0: "nothing looked odd", 1: "the audit has one remark"}.get(remarks, f"the audit has {remarks} remarks")
     return f"{read}{whole}; {odd}."
 

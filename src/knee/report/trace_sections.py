@@ -14,6 +14,7 @@ from knee.report.page import Chart, Section
 from knee.report.timeline import draw, sentence, timeline_of
 from knee.trace.analyse import Analysis, RankAnalysis
 from knee.trace.audit import Audit
+from knee.trace.files import left_out_sentences
 from knee.trace.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads
 from knee.trace.times import Times, mean_times
 
@@ -160,8 +161,10 @@ def waiting(analysis: Analysis) -> Section:
     ranks = analysis.across.ranks
     some = sorted(sorted(ranks, key=lambda r: -(r.waiting_s + r.waited_for_s))[:MOST_BARS], key=lambda r: r.rank)
     kinds = {"rank": "words", "transfer": "ms", "waiting": "ms", "others waited for it": "ms", "entered last": "count",
-             "calls matched": "count", "calls on this rank only": "count"}  # fmt: skip
-    rows = [(r.rank, r.transfer_s, r.waiting_s, r.waited_for_s, r.last_arrivals, r.matched, r.unmatched) for r in ranks]
+             "calls matched": "count", "calls on this rank only": "count",
+             "calls of unknown ranks": "count"}  # fmt: skip
+    rows = [(r.rank, r.transfer_s, r.waiting_s, r.waited_for_s, r.last_arrivals, r.matched, r.unmatched, r.unnamed)
+            for r in ranks]  # fmt: skip
     slow = analysis.across.straggler
     chart = Chart(
         id="waiting-by-rank",
@@ -251,6 +254,7 @@ def audit(analysis: Analysis) -> Section:
     """What was read, and what looks odd."""
     remarks = remarks_of(analysis.ranks)
     said = [tag("li", f"{_who(ranks, len(analysis.ranks))}{remark}") for remark, ranks in remarks.items()]
+    said += [tag("li", f"{remark[:1].upper()}{remark[1:]}") for remark in left_out_sentences(analysis.left_out)]
     rows = [_counts(rank, rank.audit) for rank in analysis.ranks]
     return Section(
         id="audit",

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from knee.errors import InputError
 from knee.trace.audit import Audit, audit
 from knee.trace.classes import Classes, classes_of
+from knee.trace.files import LeftOut, find_files
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read import Trace, read_trace
-from knee.trace.stream import HINT
 from knee.trace.times import Times, Window, mean_times, times_of
 
 PARALLEL_BYTES = 1 << 25
 """From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
-IN_FOLDERS = ("*.json", "*.json.gz", "*/*.json", "*/*.json.gz")
+DEVICES = ("/dev/", "/proc/")
 PACKED = 12
 """How much smaller a trace is under gzip."""
 
@@ -62,11 +63,13 @@ class Analysis:
     steps: int
     """Profiler steps in the window; 0 where the trace has none."""
     across: AcrossRanks
+    left_out: tuple[LeftOut, ...] = ()
+    """Files that were given, or lie in a folder that was, and are not read."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file could be read to its end."""
-        return all(rank.audit.cut is None for rank in self.ranks)
+        """Whether every trace could be read to its end."""
+        return all(rank.audit.cut is None for rank in self.ranks) and not any(one.is_trace for one in self.left_out)
 
 
 Progress = Callable[[int, int], None]
@@ -82,57 +85,36 @@ def analyse(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> Analysis:
-    """Read traces (files, or folders of them) and measure them.
+    """Read traces (files, folders of them, pipes, ``-`` for the standard input) and measure them.
 
-    ``skip`` leaves out that many profiler steps, ``steps`` then takes that many; without either all of it counts.
+    ``skip`` leaves out that many profiler steps, ``steps`` then takes that many; without either all of it counts. Of
+    several ranks those steps count that all of them have.
     """
-    files = trace_files([paths] if isinstance(paths, (str, Path)) else paths)
+    given = find_files([paths] if isinstance(paths, (str, Path)) else paths)
     if skip < 0 or (steps is not None and steps < 1):
         raise InputError(f"skip {skip} and steps {steps}: no step is left", hint="skip is 0 or more, steps 1 or more")
-    traces = _read_all(files, classes or classes_of(), axes, cache, progress)
+    found = _read_all(given.files, classes or classes_of(), axes, cache, progress)
+    traces = _numbered([trace for trace in found if isinstance(trace, Trace)])
+    failed = [(path, why) for path, why in zip(given.files, found, strict=True) if isinstance(why, InputError)]
+    if not traces:
+        raise failed[0][1]
     traces.sort(key=lambda trace: trace.columns.rank)
     check_one_job(traces)
-    ranks = tuple(_rank(trace, skip, steps) for trace in traces)
+    chosen = _chosen(traces, skip, steps)
+    ranks = tuple(_rank(trace, which) for trace, which in zip(traces, chosen, strict=True))
     return Analysis(
         ranks=ranks,
         times=mean_times([rank.times for rank in ranks]),
         steps=min(sum(step.step is not None for step in rank.steps) for rank in ranks),
         across=across_ranks(traces, [rank.window for rank in ranks]),
+        left_out=(*(LeftOut(path=path, why=why.message, is_trace=True) for path, why in failed), *given.left_out),
     )
 
 
-def trace_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files that are meant: those of a folder are its .json and .json.gz, in it or one level below."""
-    found: list[Path] = []
-    for path in map(Path, paths):
-        if path.is_dir():
-            inside = sorted(p for pattern in IN_FOLDERS for p in path.glob(pattern))
-            traces = [p for p in inside if "trace" in str(p.relative_to(path)) or "rank" in p.name] or inside
-            if not traces:
-                raise InputError(f"{path} has no .json and no .json.gz in it", hint=HINT)
-            found += traces
-        elif not path.exists():
-            raise InputError(f"{path} does not exist", hint=HINT)
-        else:
-            found.append(path)
-    found = list(dict.fromkeys(found))
-    if not found:
-        raise InputError("no trace was given", hint="give files, or folders that have traces in them")
-    return found
-
-
 def _read_all(
-    files: list[Path], classes: Classes, axes: Mapping[str, str] | None, cache: bool, progress: Progress | None
-) -> list[Trace]:
-    total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in files)
-    workers = min(len(files), os.cpu_count() or 1)
-    traces = []
-    if workers < 2 or total < PARALLEL_BYTES:
-        for path in files:
-            traces.append(read_trace(path, classes, axes=axes, cache=cache))
-            if progress:
-                progress(len(traces), len(files))
-        return traces
+    files: Sequence[Path], classes: Classes, axes: Mapping[str, str] | None, cache: bool, progress: Progress | None
+) -> list[Trace | InputError]:
+    """Each file's trace, or why there is none."""
     finished = 0
 
     def done() -> None:
@@ -141,24 +123,74 @@ def _read_all(
         if progress:
             progress(finished, len(files))
 
-    from knee.trace.parallel import read_parallel  # one file needs none of it
+    # a pipe of this process is none of another one's
+    apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]
+    total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in apart)
+    workers = min(len(apart), os.cpu_count() or 1)
+    found: dict[Path, Trace | InputError] = {}
+    if workers > 1 and total >= PARALLEL_BYTES:
+        from knee.trace.parallel import read_parallel  # one file needs none of it
 
-    return read_parallel(files, classes, axes=axes, cache=cache, workers=workers, done=done)
+        traces = read_parallel(apart, classes, axes=axes, cache=cache, workers=workers, done=done)
+        found |= zip(apart, traces, strict=True)
+    for path in files:
+        if path not in found:
+            try:
+                found[path] = read_trace(path, classes, axes=axes, cache=cache)
+            except InputError as error:
+                found[path] = error
+            done()
+    return [found[path] for path in files]
 
 
-def _rank(trace: Trace, skip: int, steps: int | None) -> RankAnalysis:
-    c = trace.columns
-    chosen = trace.steps[skip:] if steps is None else trace.steps[skip : skip + steps]
-    selects = bool(skip) or steps is not None
-    if selects and not chosen:
+def _numbered(traces: list[Trace]) -> list[Trace]:
+    """The same; of several, those that say no rank get a free one, in their order."""
+    if len(traces) < 2:
+        return traces
+    taken = {trace.columns.rank for trace in traces if trace.columns.rank_known}
+    free = (number for number in count() if number not in taken)
+    found = []
+    for trace in traces:
+        c = trace.columns
+        if not c.rank_known:
+            rank = next(free)
+            note = f"{c.path.name} does not say its rank: it is called {rank}, by the order of the files"
+            trace = replace(trace, columns=replace(c, rank=rank, notes=(*c.notes, note)))
+        found.append(trace)
+    return found
+
+
+def _chosen(traces: Sequence[Trace], skip: int, steps: int | None) -> list[slice | None]:
+    """Of each trace the steps that were asked for; None for all of it."""
+    if not skip and steps is None:
+        return [None] * len(traces)
+    numbers = [[step.number for step in trace.steps] for trace in traces]
+    where = str(traces[0].columns.path)
+    if all(own == numbers[0] for own in numbers):
+        every = list(range(len(numbers[0])))
+    else:  # by number: ranks that began at different steps have those in common that were run at the same time
+        common = set(numbers[0]).intersection(*numbers[1:])
+        every = [i for i, number in enumerate(numbers[0]) if number in common]
+        where = "every rank"
+    wanted = every[skip:] if steps is None else every[skip : skip + steps]
+    if not wanted:
         raise InputError(
-            f"{c.path} has {len(trace.steps)} profiler steps; none is left after --skip {skip}",
+            f"{where} has {len(every)} profiler steps; none is left after --skip {skip}",
             hint="skip fewer, or leave --skip and --steps out to measure all of the trace",
         )
-    if selects and steps is not None and len(chosen) < steps:
-        raise InputError(f"{c.path} has {len(trace.steps)} profiler steps; {steps} after {skip} skipped are not there")
+    if steps is not None and len(wanted) < steps:
+        raise InputError(f"{where} has {len(every)} profiler steps; {steps} after {skip} skipped are not there")
+    if where != "every rank":
+        return [slice(wanted[0], wanted[-1] + 1)] * len(traces)
+    first, last = numbers[0][wanted[0]], numbers[0][wanted[-1]]
+    return [slice(own.index(first), own.index(last) + 1) for own in numbers]
+
+
+def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
+    c = trace.columns
+    skip, chosen = (which.start, trace.steps[which]) if which is not None else (0, trace.steps)
     border = trace.border_ns
-    if selects:
+    if which is not None:
         window = Window(start_ns=int(border[skip]), end_ns=int(border[skip + len(chosen)]))
     else:
         # where launches are not known a step may begin before its first kernel

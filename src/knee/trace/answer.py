@@ -23,6 +23,7 @@ def as_json(analysis: Analysis) -> dict[str, Any]:
         **asdict(analysis.times),
         "steps": analysis.steps,
         "whole": analysis.is_whole,
+        "left_out": [{"path": str(one.path), "why": one.why, "is_trace": one.is_trace} for one in analysis.left_out],
         "ranks": [_rank(rank) for rank in analysis.ranks],
         "across_ranks": {
             "ranks": [asdict(rank) for rank in analysis.across.ranks],
@@ -65,9 +66,10 @@ def record(analysis: Analysis) -> dict[str, Any]:
     steps = max(analysis.steps, 1)
     return {
         "schema_version": SCHEMA_VERSION,
-        "kind": "measured",
+        "kind": "simulated" if first.is_simulated else "measured",
         "status": "done" if analysis.is_whole else "cut off",
-        "error": next((rank.audit.cut for rank in analysis.ranks if rank.audit.cut), None),
+        "error": next(iter((*(rank.audit.cut for rank in analysis.ranks if rank.audit.cut),
+                       *(one.why for one in analysis.left_out if one.is_trace))), None),
         **dict.fromkeys(unknown),
         "gpus": first.world_size or len(analysis.ranks),
         **times,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from knee.trace.columns import KERNEL
 from knee.trace.read import Trace
 from knee.trace.times import NS
 
+COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 LOUD = 0.01
 """Share of all kernel time from which an unclassified kernel is named."""
 
@@ -29,9 +31,13 @@ class Audit:
     """Kernels that begin before the one before them on their stream has ended; Perfetto drops such kernels."""
     unclassified: tuple[tuple[str, float], ...]
     """(name, share of all kernel time) of kernels of no known class on streams beside the main one."""
+    sounds_like_communication: tuple[tuple[str, float], ...]
+    """The same of kernels that are compute by their class and a collective by a word of their name."""
     communication_as_compute: int
     """Kernels that communicate on the stream that computes, and are counted as compute."""
     communication_as_compute_s: float
+    communication_classes: tuple[str, ...]
+    """Their classes."""
     clock_anomalies: int
     """Device events left out (negative or impossible times), and kernels that begin before they are launched."""
     without_duration: int
@@ -57,11 +63,14 @@ class Audit:
         if self.communication_as_compute:
             said.append(
                 f"{self.communication_as_compute:,} kernels ({self.communication_as_compute_s * 1e3:.3f} ms) "
-                "communicate on the stream that computes and are counted as compute; --comm symmetric_memory counts "
-                "them as communication"
+                "communicate on the stream that computes and are counted as compute; "
+                f"{' '.join(f'--comm {name}' for name in self.communication_classes)} counts them as communication"
             )
         said += [f"unclassified on a side stream, {share:.0%} of kernel time: {name}; --comm-pattern makes it "
                  "communication" for name, share in self.unclassified]  # fmt: skip
+        said += [f"named like a collective, on a side stream and counted as compute, {share:.0%} of kernel time: "
+                 f"{name}; --comm-pattern makes it communication"
+                 for name, share in self.sounds_like_communication]  # fmt: skip
         if self.without_duration:
             said.append(f"{self.without_duration:,} device events without time or duration are left out")
         if self.clock_anomalies:
@@ -76,12 +85,24 @@ class Audit:
         return [*said, *self.notes]
 
 
+def _made_by_knee(trace: Trace) -> list[str]:
+    made, said = trace.columns.knee, []
+    if trace.columns.is_simulated:
+        said.append("the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
+                    "unknown, and part of idle")  # fmt: skip
+    if "of_kernels" in made:
+        said.append(f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
+                    "kernels: what is exposed is all there, compute and idle are not")  # fmt: skip
+    return said
+
+
 def audit(trace: Trace) -> Audit:
     """Look through a whole trace."""
     c, of = trace.columns, trace.classified
     kernels = c.kind == KERNEL
     length = c.end_ns - c.start_ns
     orphans = kernels & (trace.launched_ns < 0) & (len(c.launch_correlation) > 0)
+    unclassified, sounding = ((), ()) if c.is_host else _beside_the_main_stream(trace)
     early = kernels & (trace.launched_ns > c.start_ns) & (trace.launched_ns >= 0) & (not c.is_host)
     return Audit(
         events=c.counts.events,
@@ -90,37 +111,53 @@ def audit(trace: Trace) -> Audit:
         without_launch=int(orphans.sum()),
         without_launch_s=int(length[orphans].sum()) / NS,
         same_stream_overlaps=0 if c.is_host else _overlaps(trace),
-        unclassified=() if c.is_host else _unclassified(trace),
+        unclassified=unclassified,
+        sounds_like_communication=sounding,
         communication_as_compute=int(of.counted_as_compute.sum()),
         communication_as_compute_s=int(length[of.counted_as_compute].sum()) / NS,
+        communication_classes=tuple(of.names[i] for i in np.unique(of.class_id[of.counted_as_compute])),
         clock_anomalies=c.counts.clock_anomalies + int(early.sum()),
         without_duration=c.counts.without_duration,
         devices=len(np.unique(c.device[kernels])),
         empty_steps=trace.empty_steps,
         repairs=c.counts.repairs,
         cut=c.cut,
-        notes=c.notes,
+        notes=(*_made_by_knee(trace), *c.notes),
     )
 
 
 def _overlaps(trace: Trace) -> int:
-    """Neighbours on a stream of which the second begins before the first has ended."""
+    """Rows that begin before all of their stream that began earlier has ended."""
     c = trace.columns
     order = np.lexsort((c.start_ns, c.stream, c.device))
+    start, end = c.start_ns[order], c.end_ns[order]
     same = (np.diff(c.stream[order]) == 0) & (np.diff(c.device[order]) == 0)
-    return int((same & (c.start_ns[order][1:] < c.end_ns[order][:-1])).sum())
+    # the latest end so far, stream by stream: as places among all ends, those of later streams beyond all before
+    by_end = np.argsort(end, kind="stable")
+    place = np.empty_like(by_end)
+    place[by_end] = np.arange(len(end))
+    lift = np.concatenate(([0], np.cumsum(~same))) * len(end)
+    reach = end[by_end[np.maximum.accumulate(place + lift) - lift]]
+    return int((same & (start[1:] < reach[:-1])).sum())
 
 
-def _unclassified(trace: Trace) -> tuple[tuple[str, float], ...]:
+Loud = tuple[tuple[str, float], ...]
+
+
+def _beside_the_main_stream(trace: Trace) -> tuple[Loud, Loud]:
+    """Loud kernels on other streams: those of no class, and those of one that are named like a collective."""
     c, of = trace.columns, trace.classified
     kernels = c.kind == KERNEL
     length = (c.end_ns - c.start_ns).astype(np.float64)
     total = float(length[kernels].sum())
     compute = np.flatnonzero(of.is_compute)
     if not total or not len(compute):
-        return ()
+        return (), ()
     streams, inverse = np.unique(c.stream[compute], return_inverse=True)
     main = streams[int(np.argmax(np.bincount(inverse, weights=length[compute])))]
-    odd = of.is_compute & (c.stream != main) & (of.class_id == of.names.index(OTHER))
-    share = np.bincount(c.name_id[odd], weights=length[odd], minlength=len(c.names)) / total
-    return tuple((c.names[i], float(share[i])) for i in np.argsort(-share).tolist() if share[i] > LOUD)
+    beside = of.is_compute & (c.stream != main) & ~of.counted_as_compute
+    share = np.bincount(c.name_id[beside], weights=length[beside], minlength=len(c.names)) / total
+    other = set(c.name_id[of.class_id == of.names.index(OTHER)].tolist())
+    loud = [(i, c.names[i], float(share[i])) for i in np.argsort(-share).tolist() if share[i] > LOUD]
+    return (tuple((name, part) for i, name, part in loud if i in other),
+            tuple((name, part) for i, name, part in loud if i not in other and COLLECTIVE.search(name)))

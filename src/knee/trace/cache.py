@@ -1,47 +1,74 @@
 """A trace's columns beside the user's other caches, so that a second look is instant.
 
-An entry holds only for a file of the same size, time of change, and first and last bytes, read by this very reader; one
-that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache.
+An entry holds only for a file of the same size, times of change, and first and last bytes, read by this very reader;
+one that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache. What is no plain
+file (a pipe, the standard input) can be read once only: it is copied first, and has no entry.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import zipfile
-import zlib
-from dataclasses import asdict, fields
+import shutil
+import tempfile
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from knee.trace import blocks, columns, decode, stream
-from knee.trace.columns import Counts, RankTrace, Step, read_columns
+from knee.errors import InputError
+from knee.trace.columns import Counts, Issued, RankTrace, Step, rank_of, read_columns
 from knee.trace.decode import Args
+from knee.trace.host import host_columns, of_gpu
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
 """Of all entries together; the ones not looked at for longest go first."""
 ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
-SPOILT = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
+READERS = ("blocks", "columns", "decode", "gloo", "host", "spans", "stream")
+"""Modules whose text decides what an entry says."""
 
 
 def cached_columns(path: Path, *, use: bool = True) -> RankTrace:
     """The columns of a trace, from the cache where it has them."""
+    if not path.is_file():
+        return _read_copy(path)
     if not use:
-        return read_columns(path)
+        return _read(path)
     try:
         entry, seal = _entry(path), _seal(path)
-    except OSError:
-        return read_columns(path)
+    except (OSError, RuntimeError):  # there may be no home to have a cache in
+        return _read(path)
     found = _load(entry, seal, path)
     if found is None:
-        found = read_columns(path)
+        found = _read(path)
         _save(entry, seal, found)
     return found
+
+
+def _read(path: Path) -> RankTrace:
+    found = read_columns(path)
+    return found if len(found) or of_gpu(found) else host_columns(found)
+
+
+def _read_copy(path: Path) -> RankTrace:
+    """Of a pipe: the trace of a processor is read twice."""
+    with tempfile.TemporaryDirectory(prefix="knee-") as made:
+        copy = Path(made) / "trace"
+        try:
+            with path.open("rb") as source, copy.open("wb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+            found = _read(copy)
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        except InputError as error:
+            raise InputError(error.message.replace(str(copy), str(path)), hint=error.hint) from None
+    rank = rank_of(path, found.info)
+    return replace(found, path=path, rank=rank or 0, rank_known=rank is not None)
 
 
 def folder() -> Path:
@@ -63,7 +90,7 @@ def _seal(path: Path) -> dict[str, Any]:
         edges += file.read(EDGE_BYTES)
     return {
         "size": status.st_size,
-        "changed_ns": status.st_mtime_ns,
+        "changed_ns": [status.st_mtime_ns, status.st_ctime_ns],
         "edges": hashlib.blake2b(edges).hexdigest(),
         "reader": _reader(),
     }
@@ -73,8 +100,8 @@ def _seal(path: Path) -> dict[str, Any]:
 def _reader() -> str:
     """The reader's own text: an entry of another one means nothing."""
     digest = hashlib.blake2b(digest_size=16)
-    for module in (blocks, columns, decode, stream):
-        digest.update(Path(str(module.__file__)).read_bytes())
+    for name in READERS:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
 
 
@@ -82,6 +109,7 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
     told = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
     told |= {
         "args": [[row, list(args)] for row, args in trace.args.items()],
+        "issued": [[row, list(call)] for row, call in trace.issued.items()],
         "steps": [asdict(step) for step in trace.steps],
         "counts": asdict(trace.counts),
     }
@@ -93,8 +121,9 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
             np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
         os.replace(partial, entry)
         _prune(entry.parent)
-    except (OSError, TypeError, ValueError):  # no room, no right to write, or what no JSON holds
-        partial.unlink(missing_ok=True)
+    except (OSError, TypeError, ValueError, RecursionError):  # no room, no right to write, or what no JSON holds
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
@@ -106,12 +135,13 @@ def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
             arrays = {name: stored[name] for name in ARRAYS}
         told = text["told"]
         told["args"] = {int(row): Args(*values) for row, values in told["args"]}
+        told["issued"] = {int(row): Issued(*values) for row, values in told["issued"]}
         told["steps"] = tuple(Step(**step) for step in told["steps"])
         told["counts"] = Counts(**told["counts"])
         told["names"], told["notes"] = tuple(told["names"]), tuple(told["notes"])
         os.utime(entry)
         return RankTrace(path=path, **arrays, **told)
-    except SPOILT:
+    except Exception:  # a damaged entry fails in as many ways as zip, NumPy and JSON know
         return None
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,9 @@ LONGEST_NS = 1 << 52
 """52 days: no event lasts so long. Sums of what is shorter are exact."""
 TOGETHER = 16
 """Blocks whose events become columns together: enough that it costs little, few enough that they take no memory."""
-RANK_IN_NAME = re.compile(r"(?:rank|worker)[-_]?(\d+)", re.IGNORECASE)
+RANK_IN_NAME = (re.compile(r"(?<!node)(?<!node[-_])rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE),
+                re.compile(r"worker[-_]?(\d{1,9})(?!\d)", re.IGNORECASE))  # fmt: skip
+"""The first that fits counts: a worker may have several ranks, and a node's rank is no rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +62,14 @@ class RankTrace:
 
     path: Path
     rank: int
+    rank_known: bool
+    """Whether the trace or its file's name says the rank."""
     world_size: int | None
     device_name: str | None
     info: dict[str, Any]
     """The trace's distributedInfo."""
+    knee: dict[str, Any]
+    """What knee wrote into the head: of a simulated trace, and of one that ``--perfetto`` made."""
     start_ns: Int64
     """From ``first_ns`` on."""
     end_ns: Int64
@@ -88,7 +94,14 @@ class RankTrace:
     cut: str | None = None
     is_host: bool = False
     """A processor's trace: operators and gloo's calls instead of kernels."""
+    issued: dict[int, Issued] = field(default_factory=dict)
+    """gloo's calls of a processor's trace, by row."""
     notes: tuple[str, ...] = field(default=())
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether knee's simulator wrote it."""
+        return bool(self.knee.get("simulated"))
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -102,13 +115,13 @@ def read_columns(path: Path) -> RankTrace:
     return collect.finish(path, stream)
 
 
-def rank_of(path: Path, info: dict[str, Any]) -> int:
-    """From the trace, or else from its file's name."""
+def rank_of(path: Path, info: dict[str, Any]) -> int | None:
+    """From the trace, or else from its file's name; None where neither says it."""
     rank = whole(info.get("rank"))
     if rank is None:
-        found = RANK_IN_NAME.search(path.name)
-        rank = int(found.group(1)) if found else 0
-    return max(0, rank)
+        found = next((match for pattern in RANK_IN_NAME if (match := pattern.search(path.name))), None)
+        rank = int(found.group(1)) if found else None
+    return None if rank is None else max(0, rank)
 
 
 def whole(value: Any) -> int | None:
@@ -120,6 +133,23 @@ def whole(value: Any) -> int | None:
             return None
     number: int = value
     return number if -FURTHEST_NS < number < FURTHEST_NS else None
+
+
+class Issued(NamedTuple):
+    """One call of gloo, and who issued it."""
+
+    name: str
+    thread: str
+    """The one that ran it."""
+    operator: str | None
+    axis: str | None
+    elements: int
+    """Of the largest tensor that the operator had, or else of gloo's."""
+    full: bool
+    """Whether that is the whole message, not a rank's part."""
+    dtype: str
+    ranks: int | None
+    """Ranks of the group, where the operator's tensors tell: what it gathers over what a rank has."""
 
 
 class _Collector:
@@ -217,13 +247,17 @@ class _Collector:
         by_correlation = np.argsort(column["launch"], kind="stable")
         info = stream.head.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
+        made = stream.head.get("knee")
+        rank = rank_of(path, info)
         steps, repeated = _steps(self.steps.values(), first)
         return RankTrace(
             path=path,
-            rank=rank_of(path, info),
+            rank=rank or 0,
+            rank_known=rank is not None,
             world_size=whole(info.get("world_size")),
             device_name=_device_name(stream.head),
             info=info,
+            knee=made if isinstance(made, dict) else {},
             start_ns=column["start"][order] - first,
             end_ns=column["end"][order] - first,
             kind=column["kind"][order],

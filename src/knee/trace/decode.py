@@ -26,6 +26,9 @@ STRING_OR_NUMBER = re.compile(
 Int64 = npt.NDArray[np.int64]
 LAUNCHES = ("_runtime", "_driver")
 """How the categories of calls that launch end: CUDA's and HIP's."""
+ROLES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset", "user_annotation": "annotation",
+         "memcpy": "gpu_memcpy", "memset": "gpu_memset", "runtime": "launch", "operator": "annotation"}  # fmt: skip
+"""Category -> what it is read as; the last four are torch 1.8's to 1.11's, whose steps are operators."""
 FURTHEST_DIGIT = 40
 """A time of more digits is none."""
 
@@ -35,11 +38,7 @@ def role_of(category: str) -> str | None:
     """What events of a category are read as: kernel, gpu_memcpy, gpu_memset, annotation or launch; None for those that
     are only counted."""
     name = category.lower()
-    if name in ("kernel", "gpu_memcpy", "gpu_memset"):
-        return name
-    if name == "user_annotation":
-        return "annotation"
-    return "launch" if name.endswith(LAUNCHES) else None
+    return ROLES.get(name) or ("launch" if name.endswith(LAUNCHES) else None)
 
 
 def _role(event: Any) -> str | None:
@@ -129,6 +128,8 @@ if msgspec is not None:
         fields: list[Any] = []
         if role == "launch":
             fields = [("ts", *_RAW), ("args", _Launch | None, None)]
+        elif role == "annotation":
+            fields = [("ph", Any, None), ("name", Any, None), ("ts", *_RAW), ("dur", *_RAW)]
         elif role is not None:
             fields = [("ph", Any, None), ("name", Any, None), ("pid", Any, None), ("tid", Any, None), ("ts", *_RAW),
                       ("dur", *_RAW), ("args", _Args | None, None)]  # fmt: skip

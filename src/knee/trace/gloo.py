@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from knee.trace.columns import Issued
 from knee.trace.spans import Span, nested
 
 CALLS = "gloo:"
@@ -20,34 +21,33 @@ WAITING = ("autograd", "profiler")
 """Namespaces of operators that wrap others, and wait for communication inside hooks."""
 AXIS = "knee::"
 PAIRS = ("send", "recv")
+OPERATORS = ("cpu_op", "operator")
+CATEGORIES = (*OPERATORS, "user_annotation")
+NO_ARGS: dict[str, Any] = {}
 MOST_ELEMENTS = 1 << 48
 """Of a tensor; a trace that says more is wrong."""
 
 
-class Issued(NamedTuple):
-    """One call of gloo, and who issued it."""
+def is_asked(event: Any) -> bool:
+    """Whether a processor's event says anything here; frames of Python, say, are most of a trace and do not."""
+    return str(event.cat).lower() in CATEGORIES or str(event.name).startswith(CALLS)
 
-    call: Span
-    operator: Span | None
-    axis: str | None
-    elements: int
-    """Of the largest tensor that the operator had, or else of gloo's."""
-    full: bool
-    """Whether that is the whole message, not a rank's part."""
-    dtype: str
-    ranks: int | None
-    """Ranks of the group, where the operator's tensors tell: what it gathers over what a rank has."""
+
+def args_asked(event: Any) -> dict[str, Any]:
+    """Shapes, of what communicates; nothing else is asked of arguments."""
+    if not (isinstance(event.args, dict) and _communicates(str(event.name))):
+        return NO_ARGS
+    return {key: event.args[key] for key in ("Input Dims", "Input type") if key in event.args}
 
 
 def host_compute(spans: Iterable[Span]) -> list[Span]:
     """The outermost operators that compute: those that have no communication inside them."""
-    operators = [s for s in spans if s.category == "cpu_op" or s.name.startswith(CALLS)]
-    paths = list(nested(operators))
-    around = {id(outer) for span, outside in paths if _communicates(span) for outer in outside}
+    operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
+    around = {id(outer) for span, outside in nested(operators) if _communicates(span.name) for outer in outside}
     chosen: list[Span] = []
     taken: set[int] = set()
-    for span, outside in paths:
-        if id(span) in around or _communicates(span) or _namespace(span) in WAITING or "::" not in span.name:
+    for span, outside in nested(operators):
+        if id(span) in around or _communicates(span.name) or _namespace(span) in WAITING or "::" not in span.name:
             continue
         if any(id(outer) in taken for outer in outside):
             continue
@@ -60,11 +60,11 @@ def _namespace(span: Span) -> str:
     return span.name.partition("::")[0]
 
 
-def _communicates(span: Span) -> bool:
-    return span.name.startswith(CALLS) or _namespace(span) in COMM_NAMESPACES
+def _communicates(name: str) -> bool:
+    return name.startswith(CALLS) or name.partition("::")[0] in COMM_NAMESPACES
 
 
-def gloo_calls(spans: Iterable[Span]) -> list[Issued]:
+def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
     """Every call of gloo with its operator: the first of its kind and size that was issued before and is still free."""
     spans = list(spans)
     calls = sorted((s for s in spans if s.name.startswith(CALLS)), key=lambda s: s.start_ns)
@@ -76,31 +76,42 @@ def gloo_calls(spans: Iterable[Span]) -> list[Issued]:
     for call in calls:
         at = next((i for i, (operator, _) in enumerate(free) if _issued(operator, call)), None)
         if at is None:
-            found.append(Issued(call, None, None, _elements(call), False, _dtype(call), None))
+            found.append((call, Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call),
+                                       None)))
             continue
         operator, outside = free.pop(at)
-        found.append(Issued(call, operator, _axis(operator, outside), max(_elements(operator), _elements(call)),
-                            bool(_elements(operator)), _dtype(call), _ranks(operator)))
+        elements = max(_elements(operator), _elements(call))
+        found.append((call, Issued(call.name, str(call.track), operator.name, _axis(operator, outside), elements,
+                                   bool(_elements(operator)), _dtype(call), _ranks(operator))))
     return found
 
 
 def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
     """The calls, with axes that follow from others': ``sizes`` are the ranks of this rank's groups by axis.
 
-    An axis that nothing tells is the only one of its size that FSDP does not claim, if there is only one.
+    An axis that nothing tells is the only one of its size that FSDP does not claim, if there is only one; the world,
+    where no other group has the call's size.
     """
     claimed = {call.axis for call in calls if call.axis in ("dp_shard", "dp_replicate")}
-    of_thread: dict[Any, str] = {}
+    of_thread: dict[str, str] = {}
     for call in calls:
         axis = call.axis
         if axis is None and call.ranks is not None:
             open_to = [name for name, size in sizes.items() if size == call.ranks and name not in (*claimed, "world")]
             axis = open_to[0] if len(open_to) == 1 else None
         if axis not in (None, "world", "pp"):
-            of_thread[call.call.track] = str(axis)
+            of_thread[call.thread] = str(axis)
     sure = ("dp_shard", "dp_replicate", "pp")
-    return [call if call.axis in sure else call._replace(axis=of_thread.get(call.call.track, call.axis))
+    return [call if call.axis in sure else
+            call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, sizes)))
             for call in calls]
+
+
+def _world(call: Issued, sizes: Mapping[str, int]) -> str | None:
+    """The group of all ranks, where it is the only one that a call can be of."""
+    world, others = sizes.get("world"), {size for name, size in sizes.items() if name != "world"}
+    fits = call.ranks == world and world not in others if call.ranks is not None else not others
+    return "world" if world is not None and fits else None
 
 
 def _ranks(operator: Span) -> int | None:

@@ -10,15 +10,19 @@ from knee.record.events import DTYPE_BYTES, Group
 from knee.trace.columns import whole
 from knee.trace.decode import Args
 
+COALESCED = "coalesced"
+"""Several calls as one. torch has this word alone where they are sends and receives, and at times for others."""
 WORDS = (("reduce_scatter", "reducescatter"), ("all_gather", "allgather"), ("all_reduce", "allreduce"),
          ("broadcast", "broadcast"), ("all_to_all", "alltoall"), ("send_recv", "sendrecv"), ("send_recv", "send"),
-         ("send_recv", "recv"), ("send_recv", "coalesced"))  # fmt: skip
+         ("send_recv", "recv"), ("all_reduce", "crossdevicereduce"), ("barrier", "barrier"), ("gather", "gather"),
+         ("scatter", "scatter"), ("reduce", "reduce"), ("send_recv", COALESCED))  # fmt: skip
 """Collective -> how its name begins or what it contains, underscores left out; the first that fits counts."""
 ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard", "shards": "dp_shard", "copies": "dp_replicate"}
 """A group's description in torch, or knee's name of several axes together -> the axis it runs over."""
 MOST_RANKS = 1 << 20
 """Of a job; a trace that says more is wrong."""
 NAMELESS = ("undefined", "None", "")
+UNKNOWN = "unknown"
 DTYPES = {"Float": "fp32", "float": "fp32", "BFloat16": "bf16", "c10::BFloat16": "bf16", "Half": "fp16",
           "c10::Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "Byte": "uint8", "Char": "uint8",
           "Long": "int64", "long int": "int64", "Double": "int64", "Int": "fp32", "int": "fp32",
@@ -40,6 +44,8 @@ class Call(NamedTuple):
     """What tells its group from others of the same job: the group's ranks, or its name in torch."""
     seq: int | None = None
     """Its number in the group, where the trace counts them."""
+    ranks_known: bool = True
+    """Whether the trace tells which ranks the group has; where it does not, those of ``group`` mean nothing."""
 
 
 def collective_of(name: str) -> str | None:
@@ -50,7 +56,7 @@ def collective_of(name: str) -> str | None:
 
 def bus_bytes(collective: str | None, group_size: int | None, message_bytes: float) -> float | None:
     """Bytes that a rank's link carries for a message; None where that is not known."""
-    if collective in ("send_recv", "broadcast"):
+    if collective in ("send_recv", "broadcast", "reduce"):
         return message_bytes or None
     if not message_bytes or collective not in BUS_FACTORS or not group_size or group_size < 2:
         return None
@@ -63,6 +69,7 @@ class Groups:
     def __init__(self, info: Mapping[str, Any], axes: Mapping[str, str] | None = None) -> None:
         """``axes`` renames groups: the world may be, say, the ``dp_shard`` axis."""
         self.renamed = ALIASES | dict(axes or {})
+        self.world_size = whole(info.get("world_size"))
         self.known: dict[str, Group] = {}
         entries = info.get("pg_config")
         for entry in entries if isinstance(entries, list) else ():
@@ -77,41 +84,57 @@ class Groups:
         plain = description.removeprefix("mesh_")
         return f"group {torch_name}" if plain in NAMELESS and torch_name else self.renamed.get(plain, plain)
 
-    def of_args(self, args: Args) -> Group | None:
-        """The group of a NCCL kernel."""
+    def of_args(self, args: Args) -> tuple[Group | None, bool]:
+        """The group of a NCCL kernel, and whether its ranks are known."""
         name, size = args.group, whole(args.group_size)
         if name is None and size is None:
-            return None
+            return None, True  # as in traces that say nothing of groups at all
         known = self.known.get(str(name))
         if known is not None and (size is None or known.size == size):
-            return known
-        axis = self.name(str(args.group_description or name), str(name))
+            return known, True
         ranks = _ranks(args.group_ranks)
+        is_sized = size is not None and 1 <= size <= MOST_RANKS
+        start, stride = whole(args.rank_start), whole(args.rank_stride) or 1
         if ranks and (size is None or len(ranks) == size):
-            return group_of(axis, ranks)
-        if size is None or not 1 <= size <= MOST_RANKS:
-            return None
-        start, stride = whole(args.rank_start) or 0, whole(args.rank_stride) or 1
-        return Group(name=axis, size=size, first_rank=max(0, start), stride=max(1, stride))
+            return group_of(self._axis(args, len(ranks)), ranks), True
+        if not is_sized or size is None:
+            return None, False
+        axis = self._axis(args, size)
+        if start is not None and start >= 0 and stride >= 1:
+            return Group(name=axis, size=size, first_rank=start, stride=stride), True
+        # a group as large as the world has all of its ranks; which ranks a smaller one has, nothing tells
+        return Group(name=axis, size=size), size == self.world_size
+
+    def _axis(self, args: Args, size: int) -> str:
+        if args.group is None and args.group_description is None:
+            return self.name("default_pg") if size == self.world_size else f"{UNKNOWN} (size {size})"
+        return self.name(str(args.group_description or args.group), str(args.group))
 
     def call(self, args: Args, kernel: str) -> Call:
         """What a kernel with these arguments does."""
-        group = self.of_args(args)
-        collective = collective_of(str(args.collective or "")) or collective_of(kernel)
+        group, ranks_known = self.of_args(args)
+        named, of_kernel = collective_of(str(args.collective or "")), collective_of(kernel)
         dtype = DTYPES.get(str(args.dtype))
         elements = max(whole(args.in_elements) or 0, whole(args.out_elements) or 0)
         return Call(
-            collective=collective,
+            collective=of_kernel or named if args.collective == COALESCED else named or of_kernel,
             group=group,
             message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
             dtype=dtype,
-            key=f"{args.group}/{','.join(map(str, group.ranks))}" if group is not None else "",
+            key=key_of(args.group, group, ranks_known) if group is not None else "",
             seq=whole(args.seq),
+            ranks_known=ranks_known,
         )
 
     def on_axis(self, axis: str | None) -> Group | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""
         return max((group for group in self.known.values() if group.name == axis), key=lambda g: g.size, default=None)
+
+
+def key_of(name: Any, group: Group, ranks_known: bool) -> str:
+    """What tells a group from others: its ranks, or all that there is."""
+    ranks = ",".join(map(str, group.ranks)) if ranks_known else f"{group.size} ranks"
+    return f"{name}/{ranks}"
 
 
 def _ranks(text: Any) -> tuple[int, ...]:

@@ -8,28 +8,33 @@ from dataclasses import replace
 import numpy as np
 
 from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Group
-from knee.trace.columns import FURTHEST_NS, KERNEL, LONGEST_NS, RankTrace
-from knee.trace.gloo import Issued, gloo_calls, host_compute, settle
-from knee.trace.groups import DTYPES, Call, Groups, collective_of
+from knee.trace.columns import FURTHEST_NS, KERNEL, LONGEST_NS, Issued, RankTrace
+from knee.trace.gloo import args_asked, gloo_calls, host_compute, is_asked, settle
+from knee.trace.groups import DTYPES, Call, Groups, collective_of, key_of
 from knee.trace.spans import Span, span_of
 from knee.trace.stream import Stream
 
 
-def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTrace, dict[int, Call]]:
+def of_gpu(columns: RankTrace) -> bool:
+    """Whether a trace without kernels is a GPU's all the same: something was launched, or the file ends too early."""
+    named = columns.device_name is not None or "nccl" in str(columns.info.get("backend"))
+    return bool(len(columns.launch_correlation)) or (columns.cut is not None and named)
+
+
+def host_columns(trace: RankTrace) -> RankTrace:
     """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
     stream = Stream(path=trace.path, all_args=True)
-    found = (span_of(event) for events in stream.events() for event in events)
+    found = (span_of(event, args_asked(event)) for events in stream.events() for event in events if is_asked(event))
     spans, first = _sane([span for span in found if span is not None], trace)
-    groups = Groups(trace.info, axes)
-    issued = settle(gloo_calls(spans), {group.name: group.size for group in groups.known.values()})
     rows: list[tuple[Span, Issued | None]] = [(span, None) for span in host_compute(spans)]
-    rows += [(call.call, call) for call in issued]
+    rows += gloo_calls(spans)
     rows.sort(key=lambda row: (row[0].start_ns, row[0].end_ns))
     names: dict[str, int] = {}
     ids = [names.setdefault(span.name, len(names)) for span, _ in rows]
-    unknown = sum(call.operator is None for call in issued)
+    issued = {i: call for i, (_, call) in enumerate(rows) if call is not None}
+    unknown = sum(call.operator is None for call in issued.values())
     notes = [f"{unknown} of {len(issued)} gloo calls: the operator that issued them is not in the trace"]
-    columns = replace(
+    return replace(
         trace,
         first_ns=first,
         start_ns=np.array([span.start_ns - first for span, _ in rows], dtype=np.int64),
@@ -41,9 +46,16 @@ def read_host(trace: RankTrace, axes: Mapping[str, str] | None) -> tuple[RankTra
         name_id=np.array(ids, dtype=np.int64),
         names=tuple(names),
         is_host=True,
+        issued=issued,
         notes=(*trace.notes, *(notes if unknown else ())),
     )
-    return columns, {i: _call(call, groups) for i, (_, call) in enumerate(rows) if call is not None}
+
+
+def host_calls(columns: RankTrace, axes: Mapping[str, str] | None) -> dict[int, Call]:
+    """What each of gloo's calls does, by row."""
+    groups = Groups(columns.info, axes)
+    settled = settle(list(columns.issued.values()), {group.name: group.size for group in groups.known.values()})
+    return {row: _call(call, groups) for row, call in zip(columns.issued, settled, strict=True)}
 
 
 def _sane(spans: list[Span], trace: RankTrace) -> tuple[list[Span], int]:
@@ -56,13 +68,16 @@ def _sane(spans: list[Span], trace: RankTrace) -> tuple[list[Span], int]:
 
 
 def _call(call: Issued, groups: Groups) -> Call:
-    collective = collective_of(call.operator.name if call.operator is not None else call.call.name)
+    collective = collective_of(call.operator if call.operator is not None else call.name)
     group = groups.on_axis(call.axis)
+    ranks_known = group is not None
     if group is None and call.axis is not None:
         world = groups.on_axis(groups.renamed.get("world", "world"))
-        group = Group(name=call.axis, size=world.size if world else 1)
+        group = replace(world, name=call.axis) if world else Group(name=call.axis, size=1)
+        ranks_known = world is not None
     if group is not None and call.ranks not in (None, group.size):
-        group = Group(name=group.name, size=call.ranks or 1)  # several axes together
+        # several axes together
+        group, ranks_known = Group(name=group.name, size=call.ranks or 1), False
     dtype = DTYPES.get(call.dtype)
     elements = call.elements * (group.size if collective == "all_gather" and group and not call.full else 1)
     return Call(
@@ -70,5 +85,6 @@ def _call(call: Issued, groups: Groups) -> Call:
         group=group,
         message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
         dtype=dtype,
-        key=f"{group.name}/{','.join(map(str, group.ranks))}" if group is not None else "",
+        key=key_of(group.name, group, ranks_known) if group is not None else "",
+        ranks_known=ranks_known,
     )

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.trace.columns import KERNEL
+from knee.trace.groups import UNKNOWN as UNKNOWN
 from knee.trace.groups import bus_bytes
 from knee.trace.read import Trace
 from knee.trace.times import NS, Window, clipped, exposed_ns
-
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

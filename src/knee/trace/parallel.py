@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from knee.errors import KneeError
+from knee.errors import InputError, KneeError
 from knee.trace.classes import Classes
 from knee.trace.read import Trace, read_trace
 
@@ -23,10 +23,10 @@ WORKER = "from knee.trace.parallel import serve; serve()"
 
 def read_parallel(
     files: Sequence[Path], classes: Classes, *, axes: Any, cache: bool, workers: int, done: Callable[[], None]
-) -> list[Trace]:
-    """Read all, the largest first; ``done`` is called after each."""
+) -> list[Trace | InputError]:
+    """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
     order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
-    found: dict[int, Trace] = {}
+    found: dict[int, Trace | InputError] = {}
     processes = [_start() for _ in range(workers)]
     todo = iter(order)  # next() of a list's iterator is atomic
 
@@ -40,27 +40,33 @@ def read_parallel(
                 answer = pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
                 raise KneeError(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
-            if isinstance(answer, Exception):
+            if isinstance(answer, Exception) and not isinstance(answer, InputError):
                 raise answer
             found[i] = answer
             done()
 
+    pool = ThreadPoolExecutor(workers)
     try:
-        with ThreadPoolExecutor(workers) as pool:
-            for future in [pool.submit(feed, process) for process in processes]:
-                future.result()
+        for future in [pool.submit(feed, process) for process in processes]:
+            future.result()
     finally:
+        # the pool's threads wait for the processes: those end first, or Ctrl-C would wait for whole traces
         for process in processes:
             process.kill()
+        pool.shutdown(cancel_futures=True)
+        for process in processes:
             process.communicate()
     return [found[i] for i in range(len(files))]
 
 
 def _start() -> subprocess.Popen[bytes]:
+    """A worker. It imports what this process would and nothing of the current folder (-P), and Ctrl-C on the terminal
+    is not for it: it ends with its pipe."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
-    )
+        [sys.executable, "-P", "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def serve() -> None:

@@ -76,7 +76,8 @@ def write_small(analysis: Analysis, path: Path) -> SmallTrace:
         "deviceProperties": [{"id": 0, "name": first.device_name}] if first.device_name else [],
         "distributedInfo": first.info | {"rank": first.rank},
         "displayTimeUnit": "ms",
-        "knee": {"kernels": kept, "of_kernels": of_all, "margin_ns": MARGIN_NS, "zero_ns": first.first_ns + zeros[0]},
+        "knee": {"kernels": kept, "of_kernels": of_all, "margin_ns": MARGIN_NS, "zero_ns": first.first_ns + zeros[0]}
+        | ({"simulated": True} if first.is_simulated else {}),
     }
     lines = (line for rank in ranks for line in rank.lines())
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -260,7 +261,7 @@ def _call_args(call: Call) -> dict[str, Any]:
         "group_size": group.size if group is not None else None,
         "group": group.name if group is not None else None,
         "group_description": group.name if group is not None else None,
-        "group_ranks": str(list(group.ranks)) if group is not None else None,
+        "group_ranks": str(list(group.ranks)) if group is not None and call.ranks_known else None,
     }
 
 

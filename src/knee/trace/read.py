@@ -14,6 +14,7 @@ from knee.trace.cache import cached_columns
 from knee.trace.classes import Classes, Classified, classify
 from knee.trace.columns import KERNEL, Int64, RankTrace, Step
 from knee.trace.groups import Call, Groups, collective_of
+from knee.trace.host import host_calls, of_gpu
 from knee.trace.stream import HINT
 
 
@@ -45,16 +46,14 @@ def read_trace(
 ) -> Trace:
     """Read a ``.json`` or ``.json.gz`` trace."""
     columns = cached_columns(path, use=cache)
-    if len(columns):
+    if columns.is_host:
+        calls = host_calls(columns, axes)
+    elif len(columns):
         groups = Groups(columns.info, axes)
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
-    elif _of_gpu(columns):  # what its host did is no answer
+    elif of_gpu(columns):  # what its host did is no answer
         why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
         raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
-    else:
-        from knee.trace.host import read_host  # a GPU's trace needs none of it
-
-        columns, calls = read_host(columns, axes)
     if not len(columns):
         cut = f": {columns.cut}" if columns.cut else ""
         raise InputError(f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}",
@@ -76,12 +75,6 @@ def read_trace(
         empty_steps=empty,
         border_ns=_borders(columns, launched, busy),
     )
-
-
-def _of_gpu(columns: RankTrace) -> bool:
-    """Whether a trace without kernels is a GPU's all the same: something was launched, or the file ends too early."""
-    named = columns.device_name is not None or "nccl" in str(columns.info.get("backend"))
-    return bool(len(columns.launch_correlation)) or (columns.cut is not None and named)
 
 
 def _launched(columns: RankTrace) -> Int64:

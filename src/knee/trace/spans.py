@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from sys import intern
 from typing import Any, NamedTuple
 
 from knee.trace.decode import nanoseconds
@@ -20,15 +21,15 @@ class Span(NamedTuple):
     args: Mapping[str, Any]
 
 
-def span_of(event: Any) -> Span | None:
-    """A complete event; None for what has no beginning or no end."""
+def span_of(event: Any, args: Mapping[str, Any]) -> Span | None:
+    """A complete event with those of its arguments that are asked; None for what has no beginning or no end."""
     if event.ph != "X":
         return None
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None:
         return None
-    args = event.args if isinstance(event.args, dict) else {}
-    return Span(start, start + max(0, duration), str(event.name or ""), str(event.cat or "").lower(),
+    # a name is in thousands of events: keep it once
+    return Span(start, start + max(0, duration), intern(str(event.name or "")), intern(str(event.cat or "").lower()),
                 (_track(event.pid), _track(event.tid)), args)
 
 

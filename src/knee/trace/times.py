@@ -51,8 +51,9 @@ class Times:
     idle_s: float
     """Nothing at all."""
     bubble_s: float | None
-    """Part of ``exposed_comm_s``: transfers between pipeline stages, beyond the shortest of their size. None where
-    transfers are not told from all-to-alls."""
+    """Part of ``exposed_comm_s``: waiting in transfers between pipeline stages, beyond the shortest of their size. None
+    where transfers are not told from all-to-alls, and in simulated traces: there a stage waits without a kernel, and
+    that is ``idle_s``."""
 
     def over(self, steps: int) -> Times:
         """A step's share."""
@@ -127,7 +128,10 @@ def _sum(length: Int64, rows: Bools) -> float:
 
 
 def _bubble_s(trace: Trace, window: Window) -> float | None:
-    """Exposed waiting in transfers between stages: what they last beyond the shortest of their size and partner."""
+    """Exposed waiting in transfers between stages: what they last before as much is left as the shortest of their size
+    and partner takes."""
+    if trace.columns.is_simulated:
+        return None
     pairs = {row: call for row, call in trace.calls.items() if call.collective == "send_recv"}
     if not pairs:
         return 0.0
@@ -141,6 +145,7 @@ def _bubble_s(trace: Trace, window: Window) -> float | None:
     np.minimum.at(shortest, size_of, duration)
     start, end = clipped(trace, window)
     compute = trace.classified.is_compute
-    exposed = exposed_ns(start[rows], end[rows], (start[compute], end[compute]))
-    waiting = np.minimum(exposed, duration - shortest[size_of])
-    return int(waiting.sum()) / NS
+    moves = trace.columns.end_ns[rows] - shortest[size_of]  # a stage waits first, and then the message moves
+    until = np.clip(moves, window.start_ns, window.end_ns)
+    # transfers on several streams wait at the same time: a union, as all of exposed communication is
+    return exposed_s(start[rows], until, start[compute], end[compute]) / NS
