@@ -18,6 +18,7 @@ from test_read import gloo_trace
 from trace_made import dumps, event, write
 
 from knee.cli import main
+from knee.errors import InputError
 from knee.trace import analyse, cache
 from knee.trace.files import left_out_sentences
 
@@ -83,6 +84,11 @@ def test_a_pipe_is_read_once(tmp_path: Path, kind: str) -> None:
     thread.join()
     assert found.times == analyse(path, cache=False).times
     assert found.ranks[0].path == pipe
+
+
+def test_what_never_ends_is_refused() -> None:
+    with pytest.raises(InputError, match="/dev/zero is not JSON"):
+        analyse("/dev/zero")
 
 
 def test_standard_input(tmp_path: Path) -> None:

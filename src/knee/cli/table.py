@@ -37,7 +37,7 @@ codecs.register_error("knee", _instead)
 
 def write_anywhere() -> None:
     """From now on a terminal without our letters gets others, and no error."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="knee")
 
 

@@ -6,6 +6,7 @@ import queue
 import threading
 import zlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 from knee.errors import InputError
@@ -21,9 +22,10 @@ class CutOff(Exception):
     """The file ends before its content does; what came before is good."""
 
 
-def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
+def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[bytes]:
     """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
 
+    What is read is written to ``copy`` too, where there is one: a pipe gives it once only.
     zlib works without the interpreter's lock, so that unpacking and decoding share two cores.
     """
     ready: queue.Queue[bytes | Exception | None] = queue.Queue(AHEAD)
@@ -40,7 +42,7 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
 
     def work() -> None:
         try:
-            for block in _unpacked(path, size or BLOCK_BYTES):
+            for block in _unpacked(path, size or BLOCK_BYTES, copy):
                 if not put(block):
                     return
             put(None)
@@ -59,16 +61,23 @@ def blocks(path: Path, size: int | None = None) -> Iterator[bytes]:
         thread.join()
 
 
-def _unpacked(path: Path, size: int) -> Iterator[bytes]:
+def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file:
-            first = file.read(size)
+        with path.open("rb") as file, copy.open("wb") if copy is not None else nullcontext() as target:
+
+            def read(count: int) -> bytes:
+                data = file.read(count)
+                if target is not None:
+                    target.write(data)
+                return data
+
+            first = read(size)
             if first[: len(GZIP)] == GZIP:
-                yield from _gunzipped(iter(lambda: file.read(max(size // 8, 1)), b""), first, size)
+                yield from _gunzipped(iter(lambda: read(max(size // 8, 1)), b""), first, size)
                 return
             while first:
                 yield first
-                first = file.read(size)
+                first = read(size)
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import tempfile
 from dataclasses import asdict, fields, replace
 from functools import cache
@@ -20,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.errors import InputError
-from knee.trace.columns import Counts, Issued, RankTrace, Step, rank_of, read_columns
+from knee.trace.columns import Counts, Issued, RankTrace, Step, read_columns
 from knee.trace.decode import Args
 from knee.trace.host import host_columns, of_gpu
 
@@ -36,7 +34,7 @@ READERS = ("blocks", "columns", "decode", "gloo", "host", "spans", "stream")
 def cached_columns(path: Path, *, use: bool = True) -> RankTrace:
     """The columns of a trace, from the cache where it has them."""
     if not path.is_file():
-        return _read_copy(path)
+        return _read_pipe(path)
     if not use:
         return _read(path)
     try:
@@ -55,20 +53,14 @@ def _read(path: Path) -> RankTrace:
     return found if len(found) or of_gpu(found) else host_columns(found)
 
 
-def _read_copy(path: Path) -> RankTrace:
-    """Of a pipe: the trace of a processor is read twice."""
+def _read_pipe(path: Path) -> RankTrace:
+    """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
     with tempfile.TemporaryDirectory(prefix="knee-") as made:
         copy = Path(made) / "trace"
-        try:
-            with path.open("rb") as source, copy.open("wb") as target:
-                shutil.copyfileobj(source, target, 1 << 20)
-            found = _read(copy)
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
-        except InputError as error:
-            raise InputError(error.message.replace(str(copy), str(path)), hint=error.hint) from None
-    rank = rank_of(path, found.info)
-    return replace(found, path=path, rank=rank or 0, rank_known=rank is not None)
+        found = read_columns(path, copy=copy)
+        if not len(found) and not of_gpu(found):
+            found = replace(host_columns(replace(found, path=copy)), path=path)
+    return found
 
 
 def folder() -> Path:

@@ -107,9 +107,9 @@ class RankTrace:
         return len(self.start_ns)
 
 
-def read_columns(path: Path) -> RankTrace:
-    """Read a trace of a GPU; one of a processor comes back without a row."""
-    stream, collect = Stream(path=path), _Collector()
+def read_columns(path: Path, *, copy: Path | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
+    stream, collect = Stream(path=path, copy=copy), _Collector()
     for events in stream.events():
         collect.take(events)
     return collect.finish(path, stream)

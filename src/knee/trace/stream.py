@@ -34,6 +34,8 @@ class Stream:
 
     path: Path
     all_args: bool = False
+    copy: Path | None = None
+    """A file to write all to that is read."""
     head: dict[str, Any] = field(default_factory=dict)
     """What the document says besides its events."""
     cut: str | None = None
@@ -47,7 +49,7 @@ class Stream:
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
-        source = blocks(self.path)
+        source = blocks(self.path) if self.copy is None else blocks(self.path, copy=self.copy)
         try:
             yield from self._events(_Buffer(self, source))
         finally:
