@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 TOOLS = ("knee", "torchtitan", "megatron")
 SHOWN_FRONT = 8
+TRIED = 500
+"""Plans of the ranking that are tried where a tool cannot run the recommended one."""
 PATIENCE_S = 1.0
 """Searches that take longer say how far they are."""
 BAR_WIDTH = 24
@@ -64,7 +66,8 @@ BAR_WIDTH = 24
         help="What is best: speed, tokens per joule, or dollars per million tokens.")
 @option("--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Plans to list.")
 @option("--export", "export_to", section="Output", type=Word(TOOLS),
-        help="Print the recommended plan for this tool instead: a knee job file, or launch flags.")
+        help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
+             "ranking that it can run.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
@@ -92,9 +95,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
     drawn = robust(found)
     job = job_of(found, drawn.recommended)
     if export_to is not None:
-        from knee.search.export import export
-
-        click.echo(export(job, export_to).rstrip())
+        click.echo(_exported(found, drawn.recommended, export_to))
         return
     from knee.fidelity.trust import trust_of
 
@@ -108,6 +109,27 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
         click.echo(json.dumps(_data(found, drawn, base, sentence, bars, front, trust, top), indent=1, allow_nan=False))
     else:
         _print(found, drawn, base, sentence, bars, front, trust, top, job)
+
+
+def _exported(found: Found, recommended: int, to: str) -> str:
+    """The recommended plan for a tool, or the first of the ranking that it can run."""
+    from knee.search.export import export
+    from knee.search.front import job_of
+
+    refused: InputError | None = None
+    for row in dict.fromkeys((recommended, *range(min(TRIED, len(found))))):
+        try:
+            text = export(job_of(found, row), to).rstrip()
+        except InputError as error:
+            refused = refused or error
+            continue
+        if refused is not None:
+            slower = 1 - float(found.scores[row] / found.scores[recommended])
+            click.echo(f"{refused.message}; this is plan {row + 1}, {abs(slower):.1%} behind by {found.objective}",
+                       err=True)
+        return text
+    assert refused is not None
+    raise refused
 
 
 def _search(model: str, options: dict[str, Any]) -> Found:
