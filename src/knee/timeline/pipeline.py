@@ -219,14 +219,20 @@ def _levels(before: Ints, needs: Ints, size: int) -> Ints:
 
 
 def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:
-    """Backwards of rank 0 before the drain; GPipe's two halves settle apart, each at its end."""
+    """Backwards of the first rank before the drain, and of the last before its end: of two ranks that are nearly as
+    busy, the later runs ahead for a while, and the end with it. GPipe's two halves settle apart, each at its end."""
     apart = period(schedule, ranks)
     late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
     if late - apart < 0:
         return ()
-    kinds = ((F, ranks - 1), (B, 0)) if schedule == "gpipe" else ((B, 0),)
-    back = 2 * apart if late >= 2 * apart else apart
-    return tuple(Repeat(*number[kind, rank, 0, [late, late - apart, late - back]].tolist()) for kind, rank in kinds)
+    seen = ((B, 0, late), (B, ranks - 1, microbatches - 2))
+    if schedule == "gpipe":
+        seen = ((F, ranks - 1, late), (B, 0, late))
+    found = []
+    for kind, rank, last in seen:
+        back = 2 * apart if last >= 2 * apart else apart
+        found.append(Repeat(*number[kind, rank, 0, [last, last - apart, last - back]].tolist()))
+    return tuple(found)
 
 
 def run(

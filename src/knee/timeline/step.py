@@ -334,11 +334,14 @@ def _walk_pipeline(
     """When the last rank is done, and what a microbatch added late in the walk and a period before."""
     graph = pipeline.graph(schedule, ranks, chunks, microbatches)
     sent, done = pipeline.run(graph, times.durations, times.drains, times.ready)
-    late, early = (np.full(sent.shape[1], 0.0 if graph.repeats else np.inf) for _ in range(2))
+    # GPipe's halves add up; of a schedule's ranks the one that runs ahead is the one to look at
+    halves = schedule == "gpipe" and bool(graph.repeats)
+    add = np.add if halves else np.minimum
+    late, early = (np.full(sent.shape[1], 0.0 if halves else np.inf) for _ in range(2))
     for repeat in graph.repeats:
-        late += (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks)
         first, last = (repeat.earlier, repeat.before) if repeat.earlier != repeat.before else repeat[1::-1]
-        early += (sent[last] - sent[first]) / pipeline.period(schedule, ranks)
+        late = add(late, (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks))
+        early = add(early, (sent[last] - sent[first]) / pipeline.period(schedule, ranks))
     return np.asarray(done.max(axis=0), dtype=np.float64), late, early
 
 
