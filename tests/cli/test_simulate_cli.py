@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from knee.cli import available, main
 from knee.cli.docs import commands_page
-from knee.cli.plan import PLAN
+from knee.cli.plan_options import PLAN
 from knee.specs.plan import Plan
 
 NAMES = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--profile", "paper")

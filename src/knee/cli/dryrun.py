@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.options import Sectioned
-from knee.cli.plan import option, plan_of, plan_options
+from knee.cli.plan_options import option, plan_of, plan_options
 from knee.errors import KneeError
 
 if TYPE_CHECKING:

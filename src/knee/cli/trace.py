@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.options import Sectioned
-from knee.cli.plan import option
+from knee.cli.plan_options import option
 from knee.errors import Incomplete, InputError
 from knee.units import show
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.options import Sectioned, Word
-from knee.cli.plan import option, plan_of, plan_options
+from knee.cli.plan_options import option, plan_of, plan_options
 from knee.errors import DoesNotFit, InputError, KneeError
 
 if TYPE_CHECKING:
