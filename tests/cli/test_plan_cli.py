@@ -48,7 +48,8 @@ def test_plans_come_best_first(answer: dict[str, Any]) -> None:
 
 
 def test_the_rest_of_the_answer(answer: dict[str, Any]) -> None:
-    assert answer["recommended"]["good_frac"] == max(p["good_frac"] for p in [answer["recommended"], *answer["plans"]])
+    best = max(p["good_frac"] for p in [answer["recommended"], *answer["plans"]])
+    assert answer["recommended"]["good_frac"] > best - 0.05
     assert answer["baseline"]["plan"]["sharding"] in ("fsdp", "fsdp_no_reshard")
     assert {bar["name"] for bar in answer["sensitivity"]} == {"compute", "hbm", "nvlink", "nic", "latency", "memory"}
     assert answer["front"][0]["rank"] == 1
@@ -79,6 +80,9 @@ def test_limits_and_objectives() -> None:
     (("--only", "tp ="), "is no condition"),
     (("--set", "plan.tp=2"), "plans are what is searched"),
     (("--objective", "speed"), "is not one of"),
+    (("--max-tp", "0"), "max_tp is 0"),
+    (("--micro-batch", "0"), "micro_batch is 0"),
+    (("--export", "knee", "--json"), "two forms of one answer"),
 ])
 def test_bad_input(arguments: tuple[str, ...], words: str) -> None:
     assert words in refused(*SMALL, *arguments, code=2)[0]

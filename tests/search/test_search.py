@@ -85,16 +85,35 @@ def test_nothing_beats_the_front(found: Found) -> None:
 
 def test_why_the_first_is_ahead(found: Found) -> None:
     base = baseline(found)
-    assert base is not None
+    assert not isinstance(base, str)
     best = job_of(found, 0)
     sentence = why(best, simulate(best), base)
     assert "than plain FSDP" in sentence or "plain FSDP is the best" in sentence
     assert why(base.job, base.result, base).startswith("plain FSDP is the best plan")
 
 
+def test_plain_fsdp_is_there_where_the_bound_leaves_it_out() -> None:
+    far = search(Space(model=MODEL, gpus=2048, global_batch=4096, seq_len=4096, max_tp=4, max_pp=1), CLUSTER, PROFILE)
+    base = baseline(far)
+    assert not isinstance(base, str)
+    assert base.result.tokens_per_s < far.results.tokens_per_s[0]
+    few = search(Space(model=MODEL, gpus=16, global_batch=8, seq_len=4096), CLUSTER, PROFILE)
+    assert "do not split over 16 GPUs" in str(baseline(few))
+
+
+def test_conditions_hold_for_partly_recomputed_plans() -> None:
+    big, profile = load_model("llama2-70b").spec, load_profile("fused").spec
+    space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)
+    none = search(space, CLUSTER, profile, only="recompute == 'none'")
+    assert (none.table.recompute == RECOMPUTES.index("none")).all()
+    partly = search(space, CLUSTER, profile, only="recompute == 'full' and recompute_frac < 1")
+    assert len(partly)
+    assert (partly.table.recompute_frac < 1).all()
+
+
 def test_draws(found: Found) -> None:
     drawn = robust(found, draws=12)
-    assert drawn.good_frac[drawn.recommended] == drawn.good_frac.max()
+    assert drawn.good_frac[drawn.recommended] > drawn.good_frac.max() - 0.05
     assert ((drawn.good_frac >= 0) & (drawn.good_frac <= 1)).all()
     assert drawn.recommended not in drawn.alike
     again = robust(found, draws=12)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError, SpecError
+from knee.search.best import SLACK
 from knee.search.bound import least_step_s
 from knee.search.only import matching
 from knee.search.space import Space, _sensible, divisors, whole_table
@@ -32,8 +33,6 @@ def canonical(plan: Plan) -> Plan:
         changes["sequence_parallel"] = True
     if plan.cp == 1:
         changes["cp_method"] = "allgather"
-    if plan.dp * plan.cp == 1:
-        changes["sharding"] = "fsdp_no_reshard"
     return replace(plan, **changes)
 
 
@@ -46,10 +45,6 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
         degrees, SHARDINGS, SCHEDULES, virtual, divisors(batch), (True, False), ("none", "full"), CP_METHODS
     ):
         if v > 1 and (schedule != "interleaved" or not _sensible(model.layers, pp, v)):
-            continue
-        if mode != "ddp" and shard * cp == 1 and replicate > 1:
-            continue  # shards nothing: ddp under another name
-        if mode == "ddp" and shard > 1:
             continue
         try:
             plan = Plan(tp=tp, pp=pp, cp=cp, dp_shard=shard, dp_replicate=replicate, sharding=mode, schedule=schedule,
@@ -78,7 +73,7 @@ def test_limits() -> None:
     for limits, holds in (
         ({"max_tp": 2}, lambda t: t.tp <= 2),
         ({"max_pp": 1}, lambda t: t.pp == 1),
-        ({"shardings": ("fsdp",)}, lambda t: (t.sharding == SHARDINGS.index("fsdp")) | (t.dp * t.cp == 1)),
+        ({"shardings": ("fsdp",)}, lambda t: t.sharding == SHARDINGS.index("fsdp")),
         ({"recomputes": ("full",)}, lambda t: t.recompute == RECOMPUTES.index("full")),
         ({"micro_batches": (2,)}, lambda t: t.micro_batch == 2),
     ):
@@ -102,7 +97,7 @@ def test_no_step_is_shorter_than_its_bound(model: str, cluster: str, profile: st
     table = whole_table(Space(model=specs[0], gpus=gpus, global_batch=batch, seq_len=4096))
     some = table.rows(np.sort(np.random.default_rng(0).choice(len(table), min(4000, len(table)), replace=False)))
     bound, found = least_step_s(*specs, some), simulate_table(*specs, some)
-    assert (bound <= found.step_s).all()
+    assert (SLACK * bound <= found.step_s).all()
     assert np.median(found.step_s / bound) < 3
 
 
@@ -122,6 +117,7 @@ def test_conditions(condition: str, count: object) -> None:
 @pytest.mark.parametrize(("condition", "words"), [
     ("tp ==", "is no condition"), ("tq == 1", "no 'tq'"), ("tp + 1", "is a number"), ("sharding > 'fsdp'", "by size"),
     ("sharding == 'zero3'", "never 'zero3'"), ("tp == 'two'", "a word with a number"), ("open('x')", "Call is not"),
+    ("-sequence_parallel < 1", "cannot be calculated"), ("tp % 0 == 0", "cannot be calculated"),
     ("tp and pp == 1", "where a condition should be"), ("[tp]", "List is not"), ("sharding + 1 == 2", "with a word"),
 ])
 def test_conditions_that_are_none(condition: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from dataclasses import asdict
@@ -72,9 +73,10 @@ BAR_WIDTH = 24
 def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
 
-    All splits into dp_replicate x dp_shard x tp x pp x cp, with every sharding, schedule, virtual stages, micro-batch,
-    sequence parallelism and recomputation that the model and the batch allow. Plans that do not fit in memory are
-    counted by what fills it; of the others a bound shows which cannot come near the best, and the rest is simulated.
+    All splits into dp_replicate x dp_shard x tp x pp x cp, with every sharding, schedule, micro-batch, sequence
+    parallelism and recomputation that the model and the batch allow, and virtual stages that cut the model evenly. Plans
+    that do not fit in memory are counted by what fills it; of the others a bound shows which cannot come near the best,
+    and the rest is simulated.
 
     \b
         knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512
@@ -86,6 +88,8 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
     """
     if top < 1:
         raise InputError(f"--top is {top}; it must be at least 1")
+    if export_to is not None and as_json:
+        raise InputError("--export and --json are two forms of one answer", hint="give one of them")
     found = _search(model, options)
     from knee.search.front import baseline, job_of, pareto, why
     from knee.search.robust import robust
@@ -99,9 +103,9 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
         return
     from knee.fidelity.trust import trust_of
 
-    base = baseline(found)
-    result = simulate(job)
-    sentence = why(job, result, base) if base is not None else "plain FSDP does not fit, or its batch cannot be split"
+    plain, result = baseline(found), simulate(job)
+    base = None if isinstance(plain, str) else plain
+    sentence = plain if isinstance(plain, str) else why(job, result, plain)
     bars = sensitivity(found)
     front = pareto(found.results, found.cluster.gpu.hbm_bytes).tolist()
     trust = trust_of(job)
@@ -197,7 +201,7 @@ def _batch(options: dict[str, Any], gpus: int) -> int:
     if both[0] is not None:
         return int(both[0])
     batch = both[1] * gpus
-    if batch != int(batch) or batch < 1:
+    if not math.isfinite(batch) or batch != int(batch) or batch < 1:
         raise InputError(f"--local-batch {both[1]:g} times {gpus} GPUs is {batch:g} sequences, not a whole number")
     return int(batch)
 
@@ -279,6 +283,23 @@ def _row_data(found: Found, row: int, drawn: Robust) -> dict[str, Any]:
     }
 
 
+def _baseline_data(found: Found, base: Baseline, drawn: Robust) -> dict[str, Any]:
+    if base.row is not None:
+        return _row_data(found, base.row, drawn)
+    r = base.result
+    return {
+        "rank": None,
+        "plan": asdict(base.job.plan),
+        **{name: getattr(r, name) for name in METRICS},
+        "exposed_frac": r.exposed_comm_s / r.step_s,
+        "bubble_frac": r.bubble_s / r.step_s,
+        "headroom_bytes": found.cluster.gpu.hbm_bytes - r.memory_bytes,
+        "good_frac": None,
+        "fits_frac": None,
+        "worst_frac": None,
+    }
+
+
 def _data(found: Found, drawn: Robust, base: Baseline | None, sentence: str, bars: list[Bar], front: list[int],
           trust: Trust, top: int) -> dict[str, Any]:
     space = found.space
@@ -298,7 +319,7 @@ def _data(found: Found, drawn: Robust, base: Baseline | None, sentence: str, bar
         "recommended": _row_data(found, drawn.recommended, drawn),
         "alike": [row + 1 for row in drawn.alike],
         "why": sentence,
-        "baseline": None if base is None or base.row is None else _row_data(found, base.row, drawn),
+        "baseline": None if base is None else _baseline_data(found, base, drawn),
         "front": [_row_data(found, row, drawn) for row in front],
         "robustness": {"draws": drawn.draws, "within_frac": 0.02,
                        "parameters": [{"path": p.path, "spread": p.spread, "share": p.is_share, "meaning": p.meaning}
@@ -330,7 +351,7 @@ def _print(found: Found, drawn: Robust, base: Baseline | None, sentence: str, ba
     print_heading(f"best plans by {found.objective}")
     print_rows(_plan_rows(found, [*rows, *sorted(extra)], drawn, base), right=tuple(range(11)))
     if len(front) > 1:
-        print_heading("on the front of tokens/s, tokens/J and free memory")
+        print_heading("on the front of tokens/s, tokens/J and free memory, of the simulated plans")
         print_rows(_plan_rows(found, _spread(front), drawn, base), right=tuple(range(11)))
     print_heading("a quarter more of it, the plan chosen anew (and a quarter less)")
     print_rows(_bar_rows(bars), right=(1, 3))
@@ -349,6 +370,8 @@ def _print_robustness(found: Found, drawn: Robust) -> None:
     said = f"within 2% of the best in {good:.0%} of {drawn.draws} draws of what is fitted"
     if drawn.recommended:
         said += f"; the plan that is first by the fitted values is in {drawn.good_frac[0]:.0%}"
+        if drawn.fits_frac[0] < drawn.fits_frac[drawn.recommended]:
+            said += f", and does not fit in {1 - drawn.fits_frac[0]:.0%}"
     click.echo(f"  robustness   {said}")
     alike = [row + 1 for row in drawn.alike if row < 10]
     if alike:
@@ -372,6 +395,14 @@ def _plan_rows(found: Found, rows: list[int], drawn: Robust, base: Baseline | No
             f"{r.power_w_per_gpu[row]:.0f}", f"{r.tokens_per_j[row]:.2f}", "?" if price != price else f"{price:.3f}",
             f"{drawn.good_frac[row]:.0%}" if row < len(drawn.good_frac) else "",
             words + (f"  <- {', '.join(marks)}" if marks else ""),
+        ])
+    if base is not None and base.row is None:
+        m = base.result
+        table.append([
+            "", f"{m.tokens_per_s:,.0f}", f"{m.tokens_per_s_per_gpu:,.0f}", f"{m.mfu_frac:.1%}",
+            f"{m.exposed_comm_s / m.step_s:.1%}", f"{m.bubble_s / m.step_s:.1%}", show(hbm - m.memory_bytes, "bytes"),
+            f"{m.power_w_per_gpu:.0f}", f"{m.tokens_per_j:.2f}", "?" if m.usd_per_mtoken is None else
+            f"{m.usd_per_mtoken:.3f}", "", f"{plan_words(base.job.plan)}  <- plain FSDP",
         ])
     return table
 

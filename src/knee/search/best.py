@@ -16,7 +16,8 @@ from knee.search.only import matching
 from knee.search.space import Space, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
-from knee.specs.plan import RECOMPUTES
+from knee.specs.job import Job
+from knee.specs.plan import RECOMPUTES, Plan
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload.memory import MemoryColumns, memory_of
@@ -28,6 +29,10 @@ LIKELY, FIRST = 8192, 1024
 """Plans with the least compute, and of those the ones with the least bounds, simulated first: one is near the best."""
 MARGIN = 1.15
 """Plans whose bound is so much above the best step found are left out: they cannot come within an eighth of it."""
+LEAN_MARGIN = 2.0
+"""The same where tokens per joule are asked for: a slower step may draw less."""
+SLACK = 0.98
+"""Of a bound: where a stage waits anyway, some of what it is made of hides."""
 MORE_MEMORY = 1.25
 SHARES = (0.25, 0.5, 0.75)
 """Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
@@ -99,14 +104,20 @@ def search(
         raise InputError(f"the price of {cluster.name} is not known", hint=hint)
     if space.gpus > cluster.max_gpus:
         raise InputError(f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
+    _check_modelled(space, cluster, profile)
     progress("listing plans", 0.0)
     table = whole_table(space)
-    if only is not None:
-        table = table.rows(np.flatnonzero(matching(table, only)))
-    fits, total, too_large = _memory(space, cluster, profile, table)
-    least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
+    fits, total, _ = _memory(space, cluster, profile, table)
     partly = partly_recomputed(space, cluster, profile, table, fits)
+    if only is not None:
+        chosen = np.flatnonzero(matching(table, only))
+        table, fits, total = table.rows(chosen), fits[chosen], total[chosen]
+        partly = partly.rows(np.flatnonzero(matching(partly, only)))
+    too_large = _by_part(space, cluster, profile, table.rows(np.flatnonzero(~fits)))
+    least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
     left = joined(table.rows(np.flatnonzero(fits)), partly)
+    if objective == "tokens_per_j":
+        margin = max(margin, LEAN_MARGIN)
     simulated, results = _simulated(space, cluster, profile, left, margin, progress)
     order = np.argsort(-score(results, objective), kind="stable")
     return Found(
@@ -167,21 +178,29 @@ def results_rows(results: Results, index: Ints) -> Results:
     return Results(**{f.name: getattr(results, f.name)[index] for f in fields(Results)})
 
 
+def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
+    """Refuse what no plan could be simulated on: a precision, an attention kernel, a length."""
+    one = replace(Plan(), precision=space.fixed.precision, reduce_dtype=space.fixed.reduce_dtype)
+    Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
+
+
 def _memory(
     space: Space, cluster: Cluster, profile: Profile, table: PlanTable
-) -> tuple[Bools, Floats, dict[str, int]]:
-    """Which plans fit, what each needs, and how many do not, by the largest part."""
-    totals, largest = [], []
+) -> tuple[Bools, Floats, Ints]:
+    """Which plans fit, what each needs, and which of PARTS takes most of it."""
+    totals, largest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for i in range(0, len(table), CHUNK):
         memory = memory_table(space, cluster, profile, table.rows(slice(i, i + CHUNK)))
         totals.append(memory.total_bytes)
         largest.append(np.argmax(np.stack([getattr(memory, f"{part}_bytes") for part in PARTS]), axis=0))
-    if not totals:
-        return np.zeros(0, dtype=np.bool_), np.zeros(0), {}
-    total, part = np.concatenate(totals), np.concatenate(largest)
-    fits = total <= cluster.gpu.hbm_bytes
-    counts = np.bincount(part[~fits], minlength=len(PARTS))
-    return fits, total, {name: int(n) for name, n in zip(PARTS, counts, strict=True) if n}
+    total = np.concatenate(totals)
+    return total <= cluster.gpu.hbm_bytes, total, np.concatenate(largest)
+
+
+def _by_part(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> dict[str, int]:
+    """How many plans, by the part that takes most of their memory."""
+    counts = np.bincount(_memory(space, cluster, profile, table)[2], minlength=len(PARTS))
+    return {name: int(n) for name, n in zip(PARTS, counts, strict=True) if n}
 
 
 def _simulated(
@@ -197,8 +216,8 @@ def _simulated(
     first = np.sort(likely[np.argsort(tight, kind="stable")[:FIRST]])
     some = simulate_table(space.model, cluster, profile, table.rows(first))
     most = margin * some.step_s.min()
-    near = np.flatnonzero(loose <= most)
-    near = near[_by_chunk(least_step_s, space, cluster, profile, table.rows(near)) <= most]
+    near = np.flatnonzero(SLACK * loose <= most)
+    near = near[SLACK * _by_chunk(least_step_s, space, cluster, profile, table.rows(near)) <= most]
     rest = np.setdiff1d(near, first)
     # neighbours share pipelines, so that chunks in the space's order have fewer of them
     done, parts = 0, [some]

@@ -22,7 +22,7 @@ def least_compute_s(model: Model, cluster: Cluster, profile: Profile, table: Pla
 
 
 def least_step_s(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
-    """No simulated step is shorter.
+    """No simulated step is shorter by more than a hundredth or two, which hide where a stage waits anyway.
 
     As above, with what layers communicate where nothing hides it; and the sharded group's queue is no shorter than what
     stands in it.

@@ -26,7 +26,7 @@ def no_plan(space: Space) -> tuple[str, str]:
         near = sorted({next((n for n in counts if n < space.gpus), 0), next((n for n in counts if n > space.gpus), 0)})
         hints.append(f"{' or '.join(f'{n:,}' for n in near if n)} GPUs have plans")
     if batch != space.global_batch:
-        hints.append(f"so has a batch of {batch:,}, one or more for each GPU")
+        hints.append(f"a batch of {batch:,}, one or more for each GPU, has plans")
     return words, "; ".join(hints) or "change the number of GPUs or the batch"
 
 
@@ -45,13 +45,19 @@ def nothing_fits(found: Found) -> tuple[str, str]:
 
 
 def gpus_that_fit(space: Space, cluster: Cluster, profile: Profile) -> int | None:
-    """The first doubling at which the leanest kind of plan fits; the batch grows where it has to."""
+    """The first doubling at which the leanest kind of plan within the limits fits, with the same batch."""
     for times in LARGER:
         gpus = space.gpus * times
         if gpus > cluster.max_gpus:
             return None
-        lean = replace(space, gpus=gpus, shardings=("fsdp",), recomputes=("full",), micro_batches=(1,),
-                       schedules=("1f1b",))  # fmt: skip
+        lean = replace(
+            space,
+            gpus=gpus,
+            shardings=space.shardings or ("fsdp",),
+            micro_batches=space.micro_batches or (1,),
+            recomputes=space.recomputes or ("full",),
+            schedules=space.schedules or ("1f1b",),
+        )
         table = whole_table(lean)
         if len(table) and memory_table(lean, cluster, profile, table).total_bytes.min() <= cluster.gpu.hbm_bytes:
             return gpus

@@ -8,11 +8,13 @@ import numpy as np
 
 from knee.columns import Floats, Ints
 from knee.record.measurement import Measurement
-from knee.search.best import Found
+from knee.search.best import Found, search
+from knee.search.space import Space
 from knee.simulator import Results
 from knee.single import simulate
 from knee.specs.job import Job
-from knee.specs.plan import SHARDINGS
+from knee.specs.plan import SHARDINGS, Plan
+from knee.specs.table import PlanTable
 from knee.units import show
 
 SHOWN_FRAC = 0.1
@@ -63,20 +65,38 @@ class Baseline:
     job: Job
     result: Measurement
     row: int | None
-    """Its place in the search; None where it was bounded away or does not fit."""
+    """Its place in the search; None where it is too slow to be simulated there, or not within the limits."""
 
 
-def baseline(found: Found) -> Baseline | None:
-    """None where plain FSDP cannot be (the batch is too small for it) or does not fit."""
-    table = found.table
-    plain = (table.tp * table.pp * table.cp == 1) & (table.dp_replicate == 1)
-    plain &= np.isin(table.sharding, [SHARDINGS.index(name) for name in ("fsdp", "fsdp_no_reshard")])
-    rows = np.flatnonzero(plain)
-    if not len(rows):
-        return None
-    row = int(rows[np.argmax(found.scores[rows])])
-    job = job_of(found, row)
-    return Baseline(job=job, result=simulate(job), row=row)
+def baseline(found: Found) -> Baseline | str:
+    """Plain FSDP, or why it cannot be."""
+    space = found.space
+    if space.global_batch % space.gpus:
+        return f"plain FSDP cannot be: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
+    plain = Space(
+        model=space.model,
+        gpus=space.gpus,
+        global_batch=space.global_batch,
+        seq_len=space.seq_len,
+        fixed=space.fixed,
+        selective=space.selective,
+        shardings=("fsdp", "fsdp_no_reshard"),
+        max_tp=1,
+        max_pp=1,
+        max_cp=1,
+    )
+    alone = search(plain, found.cluster, found.profile, objective=found.objective, only="dp_replicate == 1", margin=1.0)
+    if not len(alone):
+        return "plain FSDP does not fit in memory"
+    job = job_of(alone, 0)
+    same = [row for row in _rows_like(found.table, job.plan) if found.table.plan(row) == job.plan]
+    return Baseline(job=job, result=simulate(job), row=same[0] if same else None)
+
+
+def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
+    alike = (table.tp * table.pp * table.cp == 1) & (table.dp_replicate == 1)
+    alike &= (table.sharding == SHARDINGS.index(plan.sharding)) & (table.micro_batch == plan.micro_batch)
+    return [int(row) for row in np.flatnonzero(alike)]
 
 
 PARTS = {
@@ -95,7 +115,8 @@ def why(job: Job, result: Measurement, base: Baseline) -> str:
     total = base.result.step_s - result.step_s
     gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
     losses = [(name, s) for name, s in sorted(saved.items(), key=lambda one: one[1]) if s < -SHOWN_FRAC * abs(total)]
-    said = f"{total / base.result.step_s:.1%} less time a step than plain FSDP"
+    share = total / base.result.step_s
+    said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time a step than plain FSDP"
     if gains:
         said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
         said += _group(job, result, base)

@@ -19,7 +19,7 @@ from knee.specs.table import PlanTable
 
 WORDS = {"sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_method": CP_METHODS}
 NUMBERS = ("gpus", "global_batch", "seq_len", "dp_shard", "dp_replicate", "dp", "tp", "pp", "cp", "micro_batch",
-           "microbatches", "virtual_stages", "sequence_parallel")  # fmt: skip
+           "microbatches", "virtual_stages", "sequence_parallel", "recompute_frac")  # fmt: skip
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -35,8 +35,13 @@ def matching(table: PlanTable, condition: str) -> Bools:
         tree = ast.parse(condition.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InputError(f"--only {condition!r} is no condition", hint=HINT) from None
-    with np.errstate(all="ignore"):
-        found = np.asarray(_value(tree.body, table, condition))
+    try:
+        with np.errstate(all="raise"):
+            found = np.asarray(_value(tree.body, table, condition))
+    except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"--only {condition!r} cannot be calculated", hint=HINT) from None
     if found.dtype != np.bool_:
         raise InputError(f"--only {condition!r} is a number, not a condition", hint=HINT)
     return np.broadcast_to(found, len(table))

@@ -20,8 +20,10 @@ MOST = 64
 DRAWS = 32
 CLOSE = 0.98
 """Within 2% of a draw's best is as good as the best."""
+CLEARLY = 0.05
+"""The plan that is first by the fitted values gives way only to one that is good in so many more draws."""
 UNSURE = 0.2
-"""Two plans each ahead in at least so many draws cannot be told apart."""
+"""A plan that is ahead of the recommended one in at least so many draws cannot be told from it."""
 OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 
 
@@ -40,12 +42,12 @@ class Robust:
     ahead_frac: Floats
     """Of each plan: share of draws in which it was ahead of the recommended one."""
     recommended: int
-    """Row of the plan that is good most often; of equals the one that the search has first."""
+    """Row of the first plan, or of the one that is good clearly more often."""
 
     @property
     def alike(self) -> list[int]:
         """Rows of plans that cannot be told from the recommended one."""
-        near = (self.ahead_frac >= UNSURE) & (self.ahead_frac <= 1 - UNSURE)
+        near = self.ahead_frac >= UNSURE
         return [int(row) for row in np.flatnonzero(near) if row != self.recommended]
 
 
@@ -71,6 +73,8 @@ def robust(found: Found, *, draws: int = DRAWS, seed: int = 0) -> Robust:
         share = np.where(fit & np.isfinite(top), np.where(top > 0, usable / top, top / usable), 0.0)
     good = (share >= CLOSE).mean(axis=0)
     recommended = int(np.argmax(good))
+    if good[recommended] < good[0] + CLEARLY:
+        recommended = 0
     return Robust(
         draws=draws,
         parameters=parameters,

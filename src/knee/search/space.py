@@ -54,6 +54,11 @@ class Space:
         for name in ("gpus", "global_batch", "seq_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        limits = {"max_tp": self.max_tp, "max_pp": self.max_pp, "max_cp": self.max_cp}
+        limits |= {"micro_batch": min(self.micro_batches, default=1)}
+        for name, value in limits.items():
+            if value is not None and value < 1:
+                raise InputError(f"{name} is {value}; it must be at least 1")
 
 
 @cache
@@ -79,16 +84,14 @@ def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
                 yield tp, pp, cp, dp
 
 
-def shardings(space: Space, cp: int, dp: int) -> list[tuple[Sharding, int, int]]:
-    """(mode, dp_shard, dp_replicate) of so many data-parallel ranks."""
-    found: list[tuple[Sharding, int, int]] = []
-    if dp * cp == 1:
-        return [("fsdp_no_reshard", 1, 1)]  # nothing to share: one name for all
-    found.append(("ddp", 1, dp))
+def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
+    """(mode, dp_shard, dp_replicate) of so many data-parallel ranks.
+
+    Modes differ on one rank too: FSDP keeps 16-bit copies of a few layers where others keep all.
+    """
+    found: list[tuple[Sharding, int, int]] = [("ddp", 1, dp)]
     for shard in divisors(dp):
         replicate = dp // shard
-        if shard * cp == 1:
-            continue
         found += [("zero1", shard, replicate), ("fsdp_no_reshard", shard, replicate)]
         if replicate == 1:
             found.append(("fsdp", shard, 1))
@@ -141,7 +144,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     again = [name for name in RECOMPUTES if name != "selective" or space.selective]
     again = [name for name in again if not space.recomputes or name in space.recomputes]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
-    shared, orders = shardings(space, cp, dp) if dp else [], schedules(space, pp)
+    shared, orders = shardings(space, dp) if dp else [], schedules(space, pp)
     lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods))
     share, size, order, split, recompute, method = (grid.ravel() for grid in np.indices(lengths))
     mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
