@@ -74,9 +74,9 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
 
     All splits into dp_replicate x dp_shard x tp x pp x cp, with every sharding, schedule, micro-batch, sequence
-    parallelism and recomputation that the model and the batch allow, and virtual stages that cut the model evenly. Plans
-    that do not fit in memory are counted by what fills it; of the others a bound shows which cannot come near the best,
-    and the rest is simulated.
+    parallelism and recomputation that the model and the batch allow, and virtual stages that cut the model evenly.
+    Plans that do not fit in memory are counted by what fills it; of the others a bound shows which cannot come near the
+    best, and the rest is simulated.
 
     \b
         knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512
