@@ -5,13 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
+from knee.cli import main, scale
+from knee.cli.scale_answer import Scaled, _against, _beyond
+from knee.fidelity.trust import trust_of
+from knee.search.scale import Curve, point_of
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+
+MODEL, H100, EAGER = (load(name).spec for load, name in (
+    (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip
 
 NAMES = ("scale", "llama2-7b", "--cluster", "dgx-h100", "--profile", "paper")
 ASK = (*NAMES, "--gpus", "8..2048", "--local-batch", "2")
@@ -165,7 +173,9 @@ def test_it_is_drawn_in_the_terminal() -> None:
         ((*ASK, "--tokens", "2T", "--pue", "0.5"), "--pue"),
         ((*ASK, "--plot", "scale.pdf"), ".svg"),
         ((*ASK, "--plot", "-", "--json"), "--json"),
-        ((*ASK, "--plot", "/nowhere/scale.json", "--seq-len", "0"), "seq_len"),
+        ((*ASK, "--plot", "/nowhere/scale.json"), "there is no folder /nowhere"),
+        ((*ASK, "--plot", "/tmp/.json/x.svg"), "cannot be written"),
+        ((*ASK, "--tokens", "1,5T"), "--tokens"),
         ((*ASK, "--objective", "tokens_per_j"), "--best"),
         ((*ASK, "--sharding", "ddp", "--dp-shard", "8"), "ddp"),
         ((*ASK, "--best", "--recompute-frac", "0.5"), "--recompute-frac"),
@@ -174,6 +184,69 @@ def test_it_is_drawn_in_the_terminal() -> None:
 )
 def test_wrong_questions_are_answered_in_words(args: tuple[str, ...], words: str) -> None:
     assert words in refused(*args)
+
+
+@pytest.mark.parametrize("best", [(), ("--best",)])
+@pytest.mark.parametrize("batch", ["--local-batch=nan", "--local-batch=inf", "--local-batch=-2", "--local-batch=0",
+                                   "--local-batch=1e300", "--global-batch=0", "--global-batch=-8"])  # fmt: skip
+def test_a_batch_that_is_none_is_refused_before_any_table(batch: str, best: tuple[str, ...]) -> None:
+    assert batch.partition("=")[0] in refused(*NAMES, "--gpus", "8", batch, *best)
+
+
+@pytest.mark.parametrize("best", [(), ("--best",)])
+def test_broken_sequences_at_every_count_are_exit_3(best: tuple[str, ...]) -> None:
+    result = knee(*NAMES, "--gpus", "3,5", "--local-batch", "0.5", *best)
+    assert result.exit_code == 3
+    assert "multiple of 2 GPUs" in result.stderr
+
+
+def test_the_sentence_names_doublings_that_did_not_pay() -> None:
+    result = knee("scale", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8,12,16,20,24,28,32", "--local-batch", "2",
+                  "--threshold", "1.97")  # fmt: skip
+    last = result.stdout.strip().splitlines()[-1]
+    assert "though 8 to 12 buys" in last
+    assert "doublings still buy" not in last
+
+
+def test_hints_keep_the_kind_of_plan_that_was_asked() -> None:
+    result = knee("scale", "llama2-70b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "1", "--sharding",
+                  "ddp", "--recompute", "none")  # fmt: skip
+    assert result.exit_code == 3
+    assert "--sharding ddp" in result.stderr
+    assert "--recompute" not in result.stderr
+
+
+def test_small_and_large_numbers_are_said_as_people_do() -> None:
+    result = knee(*NAMES, "--gpus", "1..4", "--global-batch", "1", "--tokens", "1M", "--seq-len", "512", "--best")
+    assert "1 sequence a step" in result.stdout
+    row = knee(*NAMES, "--gpus", "8", "--local-batch", "2", "--tokens", "1B").stdout.splitlines()
+    cells = row[next(i for i, line in enumerate(row) if "MWh" in line) + 1].split()
+    assert 0 < float(cells[-3]) < 1
+
+
+def test_only_counts_that_are_extrapolated_are_called_so() -> None:
+    curve = Curve(points=tuple(point_of(make_job(MODEL, H100, EAGER, gpus=n, local_batch=1)[0]) for n in (8, 16, 32)))
+    one = Scaled(asked=None, curve=curve, best=False, names=("", ""))
+    trust = trust_of(make_job(MODEL, H100, EAGER, gpus=8, local_batch=1)[0], [])
+
+    def said(*labels: str) -> str:
+        pairs = zip((8, 16, 32), labels, strict=True)
+        return _beyond(replace(one, trusts={n: replace(trust, label=label) for n, label in pairs}))
+
+    assert "at 8 GPUs" in said("extrapolated", "near", "near")
+    assert "at 8 and 32 GPUs" in said("extrapolated", "near", "extrapolated")
+    assert "from 16 GPUs on" in said("near", "extrapolated", "extrapolated")
+    assert "at all counts" in said("extrapolated", "extrapolated", "extrapolated")
+    few, many = (replace(curve.usable[0][1], tokens_per_j=value) for value in (16.0, 1.0))
+    assert "costs 16 times the energy" in _against(one, 8, 16, {8: few, 16: many})
+
+
+def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = (*NAMES, "--gpus", "8", "--local-batch", "1", "--best", "--pp", "1")
+    monkeypatch.setattr(scale, "PATIENCE_S", -1.0)
+    assert "8 GPUs: listing plans\n" in knee(*ask).stderr
+    monkeypatch.setattr(scale, "PATIENCE_S", 1e9)
+    assert knee(*ask).stderr == ""
 
 
 def test_the_command_is_light_to_import() -> None:

@@ -133,7 +133,8 @@ def test_tokens_are_read_as_people_write_them() -> None:
     assert parse_tokens("300B") == parse_tokens("300 b") == 3e11
     assert parse_tokens("1.4e12") == 1.4e12
     assert parse_tokens("15,000,000") == 1.5e7
-    for text in ("", "T", "-2T", "0", "2X", "nan", "1e400"):
+    assert parse_tokens(".5T") == 5e11
+    for text in ("1,5T", "1,50", "1,0000", ",5T", ".T", "", "T", "-2T", "0", "2X", "nan", "1e400"):
         with pytest.raises(InputError):
             parse_tokens(text)
 
@@ -197,6 +198,18 @@ def test_the_best_plan_is_no_slower_than_the_plain_one() -> None:
     none = best_point(Space(model=large, gpus=1, global_batch=1, seq_len=4096), H100, EAGER)
     assert not none.usable
     assert "16 GPUs" in str(none.hint)
+
+
+def test_what_would_fit_is_within_what_is_asked() -> None:
+    large = load_model("llama2-70b").spec
+    space = Space(model=large, gpus=1, global_batch=2, seq_len=4096, recomputes=("none",), max_pp=1)
+    hint = str(best_point(space, H100, EAGER, only="pp == 1").hint)
+    assert "recompute none" in hint
+    assert "pp 1" in hint
+    # two sequences cannot be spread over more than two data-parallel ranks
+    flat = replace(space, max_tp=1, max_cp=1)
+    assert best_point(flat, H100, EAGER, only="tp == 1 and pp == 1 and cp == 1", grows=False).hint is None
+    assert best_point(replace(flat, recomputes=()), H100, EAGER, only="tp == 1 and pp == 1 and cp == 1").hint
 
 
 def test_bars_and_charts_show_the_knee() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +26,10 @@ _EXAMPLE = "knee scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch
 OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overlap_frac", "placement")
 """Options that all plans of a search have; the others limit it."""
+FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
+"""Options that a hint at a plan that fits may change: the sizes, not the kinds."""
+PATIENCE_S = 1.0
+"""Searches that take longer say how far they are."""
 
 
 @click.command("scale", cls=Sectioned)
@@ -115,7 +121,7 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 def _checked(gpus: str | None, best: bool, options: Mapping[str, Any]) -> list[int]:
     """The counts, once all that can be said without a model is right."""
-    from knee.search.scale import parse_counts
+    from knee.search.scale import check_batch, parse_counts
 
     batches = [name for name in ("local_batch", "global_batch") if options[name] is not None]
     if len(batches) == 2:
@@ -133,7 +139,9 @@ def _checked(gpus: str | None, best: bool, options: Mapping[str, Any]) -> list[i
         raise InputError("--objective is for the best plan", hint="add --best")
     if best and options["recompute_frac"] is not None:
         raise InputError("--recompute-frac is no part of the searched space", hint="leave it out, or leave --best out")
-    return parse_counts(gpus)
+    counts = parse_counts(gpus)
+    check_batch(options["local_batch"], options["global_batch"], counts[-1])
+    return counts
 
 
 def _scaled(model: str, cluster: str | None, counts: Sequence[int], *, best: bool, options: Mapping[str, Any],
@@ -186,6 +194,7 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
     from knee.search.scale import Curve, Point, best_point, global_batch_of
 
     points: list[Point] = []
+    progress = _Progress()
     for gpus in counts:
         try:
             batch = global_batch_of(gpus, options["local_batch"], options["global_batch"])
@@ -194,8 +203,8 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
             points.append(Point(gpus=gpus, reason=error.message, hint=error.hint))
             continue
         points.append(best_point(space, base.job.cluster, base.job.profile, objective=options["objective"], only=only,
-                                 convention=options["flop_convention"], progress=_progress(gpus)))
-        _progress(gpus)("", 0.0)
+                                 convention=options["flop_convention"], progress=progress.of(gpus),
+                                 grows=options["global_batch"] is None))
     return Curve(points=tuple(points))
 
 
@@ -223,14 +232,19 @@ def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple
     return space, " and ".join(only) or None
 
 
-def _progress(gpus: int) -> Any:
-    """What is being done, on one line of a terminal."""
-    def say(what: str, done_frac: float) -> None:
-        if sys.stderr.isatty():
-            text = f"{gpus:,} GPUs: {what} {done_frac:.0%}" if what else ""
-            click.echo(f"\r{text:<60}" + ("" if what else "\r"), nl=False, err=True)
+class _Progress:
+    """Lines on stderr once the searches take longer, as those of ``knee plan``."""
 
-    return say
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+
+    def of(self, gpus: int) -> Callable[[str, float], None]:
+        """What is being done at a count."""
+        def say(what: str, done_frac: float) -> None:
+            if time.monotonic() - self.began_s > PATIENCE_S:
+                click.echo(f"{gpus:,} GPUs: {what}" + (f": {done_frac:.0%}" if done_frac else ""), err=True)
+
+        return say
 
 
 def _answer(scaled: Sequence[Scaled], options: Mapping[str, Any]) -> Answer:
@@ -269,11 +283,16 @@ def _refuse_what_never_is(points: Sequence[Point]) -> None:
 def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
     """With what would: another plan, or more GPUs."""
     from knee.cli.scale_answer import options_of
+    from knee.errors import SpecError
     from knee.search.scale import best_point, global_batch_of
 
+    options, progress = answer.options, _Progress()
+    kept = {name: value for name, value in plan_of(options).items() if value is not None and name not in FREED}
     points = [point for one in answer.scaled for point in one.curve.points]
     hints = [point.hint for point in points if point.hint]
     if best:
+        split = all("not a whole number of sequences" in str(point.reason) for point in points)
+        hints += [_whole_batch(options["local_batch"])] if split else []
         hint = hints[-1] if hints else "use more GPUs, or shorter sequences"
         return DoesNotFit("no plan fits at any of these counts", hint=hint)
     for one in answer.scaled:
@@ -281,10 +300,14 @@ def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
             asked = one.asked
             if asked is None:
                 continue
-            batch = global_batch_of(point.gpus, answer.options["local_batch"], answer.options["global_batch"])
-            space, _ = _space(asked, point.gpus, batch, {})
-            found = best_point(space, asked.job.cluster, asked.job.profile, progress=_progress(point.gpus))
-            _progress(point.gpus)("", 0.0)
+            try:
+                batch = global_batch_of(point.gpus, options["local_batch"], options["global_batch"])
+            except SpecError:
+                hints.append(_whole_batch(options["local_batch"]))
+                continue
+            space, only = _space(asked, point.gpus, batch, kept)
+            found = best_point(space, asked.job.cluster, asked.job.profile, only=only, progress=progress.of(point.gpus),
+                               grows=options["global_batch"] is None)
             if found.usable and found.job is not None:
                 return DoesNotFit("the plan is of no use at any of these counts",
                                   hint=f"on {point.gpus:,} GPUs it would be with {options_of(found.job)}; "
@@ -295,6 +318,13 @@ def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
                       hint=hints[-1] if hints else "use more GPUs, or shorter sequences")
 
 
+def _whole_batch(local_batch: float) -> str:
+    """A batch and counts of whole sequences."""
+    fewest = next((n for n in range(1, 1025) if n * local_batch >= 1 and (n * local_batch).is_integer()), None)
+    count = f", or a multiple of {fewest:,} GPUs" if fewest else ""
+    return f"use --local-batch {max(1, round(local_batch))}{count}"
+
+
 def _check_plot(plot: str, as_json: bool) -> None:
     from knee.figures.scale import ENDINGS
 
@@ -303,6 +333,12 @@ def _check_plot(plot: str, as_json: bool) -> None:
     if plot != "-" and not plot.endswith(ENDINGS):
         raise InputError(f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
                          hint="for example --plot scale.svg, or --plot - for the terminal")
+    if plot != "-":
+        path = Path(plot)
+        why = ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}" if not path.parent.is_dir()
+               else None if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied")
+        if why is not None:
+            raise InputError(f"{plot} cannot be written: {why}", hint="give --plot another path")
 
 
 def _draw(answer: Answer, plot: str) -> None:

@@ -137,7 +137,8 @@ def _question(one: Scaled, answer: Answer) -> str:
         many = "" if options["local_batch"] == 1 else "s"
         how = f"weak scaling, {options['local_batch']:g} sequence{many} a GPU and step"
     else:
-        how = f"strong scaling, {options['global_batch']:,} sequences a step"
+        many = "" if options["global_batch"] == 1 else "s"
+        how = f"strong scaling, {options['global_batch']:,} sequence{many} a step"
     what = f", {asked.job.seq_len:,} tokens a sequence, profile {asked.job.profile.name}" if asked else ""
     best = f", the plan with the best {options['objective']} at every count" if one.best else ""
     return f"{one.name}: {how}{what}{best}"
@@ -170,17 +171,16 @@ def _print_bills(one: Scaled) -> None:
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:
             ends = f"{bill.low_time_s / DAY_S:,.1f} to {bill.high_time_s / DAY_S:,.1f}"
-        rows.append([f"{gpus:,}", f"{bill.days:,.1f}", ends, _or(bill.energy_mwh, ",.0f"), _or(bill.cost_usd, ",.0f"),
-                     _or(bill.co2e_kg, ",.0f")])  # fmt: skip
+        rows.append([f"{gpus:,}", f"{bill.days:,.1f}", ends,
+                     *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg))])  # fmt: skip
     print_rows(rows, right=range(6))
 
 
 def _print_knees(one: Scaled) -> None:
     rows = []
     for goal, knee in one.knees.items():
-        weak = [f"{r.from_gpus:,} to {r.to_gpus:,} buys {r.per_doubling:.2f}x" for r in knee.weak]
         rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
-        rows += [["", "", "", f"though {' and '.join(weak)}"]] if weak else []
+        rows += [["", "", "", f"though {_weak_words(knee)}"]] if knee.weak else []
     if "cost" not in one.knees:
         rows.append(["cost", "unknown", "", f"the price is not known: {PRICE}"])
     print_rows(rows, dim=(3,))
@@ -196,12 +196,27 @@ def _beyond(one: Scaled) -> str:
     far = [gpus for gpus, _ in one.curve.usable if one.trusts[gpus].label == "extrapolated"]
     if not far:
         return ""
-    which = "at all counts" if len(far) == len(one.curve.usable) else f"from {far[0]:,} GPUs on"
+    counts = [gpus for gpus, _ in one.curve.usable]
+    if far == counts:
+        which = "at all counts"
+    elif far == counts[-len(far) :]:
+        which = f"from {far[0]:,} GPUs on"
+    else:
+        which = f"at {_and([f'{gpus:,}' for gpus in far])} GPUs"
     return f"; answers {which} are extrapolated, and may be further off"
 
 
 def _knee_words(knee: Knee) -> str:
     return f"{knee.gpus:,} GPUs or more" if knee.open else f"{knee.gpus:,} GPUs"
+
+
+def _weak_words(knee: Knee) -> str:
+    """Steps below the knee that did not pay."""
+    return _and([f"{r.from_gpus:,} to {r.to_gpus:,} buys {r.per_doubling:.2f}x" for r in knee.weak])
+
+
+def _and(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _band_words(knee: Knee, band: DoublingBand | None) -> str:
@@ -243,7 +258,10 @@ def sentence(one: Scaled, answer: Answer) -> str | None:
     least = f"{answer.options['threshold']:g}x"
     returns = one.curve.returns()
     if knee.open:
-        beyond = f"Up to {last:,} GPUs doublings still buy {least} (the last {returns[-1].per_doubling:.2f}x)"
+        latest = f"{returns[-1].per_doubling:.2f}x"
+        beyond = f"Up to {last:,} GPUs doublings still buy {least} (the last {latest})"
+        if knee.weak:
+            beyond = f"The last doubling, to {last:,} GPUs, still buys {least} ({latest}), though {_weak_words(knee)}"
         return f"{beyond}; {_against(one, min(usable), last, usable)}."
     beyond = f"Beyond {knee.gpus:,} GPUs each doubling buys less than {least}"
     return f"{beyond}; {_against(one, knee.gpus, last, usable)}."
@@ -255,7 +273,8 @@ def _against(one: Scaled, few: int, many: int, usable: dict[int, Measurement]) -
     energy = ""
     if a.tokens_per_j is not None and b.tokens_per_j is not None:
         change = a.tokens_per_j / b.tokens_per_j - 1.0
-        energy = f" and costs {abs(change):.0%} {'more' if change >= 0 else 'less'} energy"
+        more = f"{abs(change):.0%} {'more' if change >= 0 else 'less'} energy"
+        energy = f" and costs {f'{change + 1.0:.3g} times the energy' if change >= 1 else more}"
     if few in one.bills and many in one.bills:
         sooner = (one.bills[few].time_s - one.bills[many].time_s) / DAY_S
         when = f"{abs(sooner):,.1f} days {'sooner' if sooner >= 0 else 'later'}"
@@ -329,6 +348,11 @@ def _short(tokens: float) -> str:
 
 def _or(value: float | None, form: str) -> str:
     return "unknown" if value is None else format(value, form)
+
+
+def _amount(value: float | None) -> str:
+    """Whole from a hundred on, three digits below."""
+    return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _number(value: float) -> str:

@@ -14,6 +14,7 @@ from knee.columns import Floats
 from knee.errors import InputError, SpecError
 from knee.record.measurement import Measurement
 from knee.search.best import MARGIN, Found, Objective, Progress, memory_table, search
+from knee.search.only import matching
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
 from knee.specs.hardware import Cluster
@@ -24,6 +25,8 @@ from knee.workload.flop import DEFAULT_CONVENTION
 
 MOST_COUNTS = 64
 """Of GPUs in one question."""
+MOST_SEQUENCES = 10**9
+"""In one step: far beyond any run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +126,19 @@ def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | No
     if global_batch is not None:
         return global_batch
     total = (local_batch or 0.0) * gpus
-    if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
+    if not (1 <= total < math.inf and math.isclose(total, round(total), rel_tol=1e-9)):
         raise SpecError(f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences")
     return round(total)
+
+
+def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: int) -> None:
+    """A batch that is none at any count is a mistake of the question."""
+    name, batch = ("--local-batch", local_batch) if global_batch is None else ("--global-batch", global_batch)
+    total = math.nan if batch is None else batch * (most_gpus if global_batch is None else 1)
+    # also false for nan
+    if not 0 < total <= MOST_SEQUENCES:
+        raise InputError(f"{name} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences",
+                         hint="for example --local-batch 2, or --global-batch 512")  # fmt: skip
 
 
 def curve_of(
@@ -176,8 +189,9 @@ def best_point(
     only: str | None = None,
     convention: str = DEFAULT_CONVENTION,
     progress: Progress = lambda *_: None,
+    grows: bool = True,
 ) -> Point:
-    """The best plan of a count's whole space."""
+    """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""
     try:
         # only the first is asked for; the quickest step is also the cheapest, but may not be the leanest
         margin = MARGIN if objective == "tokens_per_j" else 1.0
@@ -185,7 +199,7 @@ def best_point(
     except SpecError as error:
         return Point(gpus=space.gpus, reason=error.message, hint=error.hint)
     if not len(found):
-        return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found))
+        return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
     job = Job(
         model=space.model,
         cluster=cluster,
@@ -207,15 +221,18 @@ def _none_fits(found: Found) -> str:
     return f"none of {found.plans:,} plans fits: the least needs {needs} a GPU, has {has}"
 
 
-def _what_would(found: Found) -> str | None:
-    """The fewest GPUs, by doublings, on which the leanest plans fit."""
+def _what_would(found: Found, only: str | None, grows: bool) -> str | None:
+    """The fewest GPUs, by doublings, on which the leanest plans within what is asked fit."""
     space, gpus = found.space, found.space.gpus
     if not found.plans:
         return f"use a number of GPUs that shares factors with {space.global_batch:,}, or fewer GPUs"
-    lean = replace(space, shardings=("fsdp",), recomputes=("full",), micro_batches=(1,))
+    lean = replace(space, shardings=space.shardings or ("fsdp", "hsdp"), recomputes=space.recomputes or ("full",),
+                   micro_batches=space.micro_batches or (1,))  # fmt: skip
     while (gpus := gpus * 2) <= found.cluster.max_gpus:
-        batch = space.global_batch * gpus // space.gpus
+        batch = space.global_batch * gpus // space.gpus if grows else space.global_batch
         table = whole_table(replace(lean, gpus=gpus, global_batch=batch))
+        if only is not None:
+            table = table.rows(np.flatnonzero(matching(table, only)))
         if not len(table):
             continue
         needs: Floats = memory_table(lean, found.cluster, found.profile, table).total_bytes

@@ -13,7 +13,9 @@ from knee.specs.constants import constant
 
 DAY_S = 86_400.0
 MOST_PUE = 10.0
-_TOKENS = re.compile(r"^\s*(\d[\d_,]*\.?\d*(?:[eE]\+?\d+)?)\s*([kKmMbBtT]?)\s*$")
+# commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
+_TOKENS = re.compile(r"^\s*((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d*)?(?:[eE]\+?\d+)?|\.\d+(?:[eE]\+?\d+)?)"
+                     r"\s*([kKmMbBtT]?)\s*$", re.ASCII)  # fmt: skip
 _TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -75,7 +77,7 @@ def parse_tokens(text: str) -> float:
     match = _TOKENS.match(text)
     tokens = float(match[1].replace("_", "").replace(",", "")) * _TIMES[match[2].lower()] if match else 0.0
     if not 1 <= tokens <= 1e18:
-        raise InputError(f"--tokens {text!r} is no number of tokens", hint="for example 2T, 300B or 1.4e12")
+        raise InputError(f"--tokens {text!r} is no number of tokens", hint="for example 2T, 1.5T, 300B or 1.4e12")
     return tokens
 
 
