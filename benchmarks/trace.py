@@ -4,8 +4,9 @@
 
 Every tool runs in a fresh process of its own, one after the other, and the whole of that process counts: interpreter,
 imports, reading and the answer. "Work" is what is left without interpreter and imports, by the process's own clock; the
-floor is about that work, since any tool of Python starts an interpreter. The best of the runs is shown. Ratios are what counts: they were taken in the same
-minutes on the same machine. The trace is a real one (V100, 54 MB unpacked, 216,092 events) that is not part of knee.
+floor is about that work, since any tool of Python starts an interpreter. The best of the runs is shown. Ratios are what
+counts: they were taken in the same minutes on the same machine. The trace is a real one (V100, 54 MB unpacked, 216,092
+events) that is not part of knee.
 """
 
 from __future__ import annotations
