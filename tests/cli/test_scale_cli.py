@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main, scale
+from knee.cli import main
 from knee.cli.scale_answer import Scaled, _against, _beyond
 from knee.fidelity.trust import trust_of
 from knee.search.scale import Curve, point_of
@@ -243,9 +243,9 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = (*NAMES, "--gpus", "8", "--local-batch", "1", "--best", "--pp", "1")
-    monkeypatch.setattr(scale, "PATIENCE_S", -1.0)
+    monkeypatch.setattr("knee.cli.progress.PATIENCE_S", -1.0)
     assert "8 GPUs: listing plans\n" in knee(*ask).stderr
-    monkeypatch.setattr(scale, "PATIENCE_S", 1e9)
+    monkeypatch.setattr("knee.cli.progress.PATIENCE_S", 1e9)
     assert knee(*ask).stderr == ""
 
 

@@ -10,7 +10,7 @@ import pytest
 from knee.errors import InputError
 from knee.search.best import Found, memory_table, search
 from knee.search.closest import no_plan, nothing_fits
-from knee.search.front import baseline, job_of, pareto, why
+from knee.search.front import baseline, pareto, why
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
 from knee.search.space import Space, whole_table
@@ -71,7 +71,7 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     none = less.recompute_frac == 0
     less = replace(less, recompute=np.where(none, RECOMPUTES.index("none"), less.recompute),
                    recompute_frac=np.where(none, 1.0, less.recompute_frac))
-    assert (memory_table(found.space, CLUSTER, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
+    assert (memory_table(found.space, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
 
 
 def test_nothing_beats_the_front(found: Found) -> None:
@@ -86,7 +86,7 @@ def test_nothing_beats_the_front(found: Found) -> None:
 def test_why_the_first_is_ahead(found: Found) -> None:
     base = baseline(found)
     assert not isinstance(base, str)
-    best = job_of(found, 0)
+    best = found.job(0)
     sentence = why(best, simulate(best), base)
     assert "than plain FSDP" in sentence or "plain FSDP is the best" in sentence
     assert why(base.job, base.result, base).startswith("plain FSDP is the best plan")

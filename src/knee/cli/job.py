@@ -100,14 +100,12 @@ def is_job_file(ref: str) -> bool:
 
 def _from_names(model: str, cluster: str | None, profile: str | None, sizes: dict[str, Any],
                 plan: dict[str, Any], sets: Pairs) -> Asked:
-    if not model.strip():
-        raise InputError("no model was named", hint=f"for example {_EXAMPLE}")
     if cluster is None or "gpus" not in sizes or not {"global_batch", "local_batch"} & sizes.keys():
         raise _missing(cluster, sizes)
     _refuse_both_batches(sizes)
     for_model, for_cluster, for_profile, for_plan = split_overrides(sets)
     parts: dict[str, Loaded[Any]] = {
-        "model": load_model(_model_ref(model), for_model),
+        "model": load_model(model_ref(model), for_model),
         "cluster": load_cluster(cluster, for_cluster),
         "profile": load_profile(DEFAULT_PROFILE if profile is None else profile, for_profile),
     }
@@ -147,8 +145,10 @@ def _refuse_both_batches(sizes: Mapping[str, Any]) -> None:
         )
 
 
-def _model_ref(ref: str) -> str:
+def model_ref(ref: str) -> str:
     """A folder with a config.json needs no slash, unless the catalogue has that name."""
+    if not ref.strip():
+        raise InputError("no model was named", hint=f"for example {_EXAMPLE}")
     if ref and "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
         return f"./{ref}"
     return ref

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import click
 
 T = TypeVar("T")
+PATIENCE_S = 1.0
+"""Searches that take longer say how far they are."""
 
 
 def progress(items: Iterable[T], label: str, length: int) -> Iterator[T]:
     """The items, with a bar on stderr; where that is no terminal, one line."""
     with click.progressbar(items, label=label, length=length, file=sys.stderr) as bar:
         yield from bar
+
+
+class Patience:
+    """Lines on stderr, on a terminal or not, once a search takes longer."""
+
+    def __init__(self) -> None:
+        self.began_s = time.monotonic()
+
+    def of(self, prefix: str = "") -> Callable[[str, float], None]:
+        """What hears of a search's progress; its lines begin with the prefix."""
+
+        def say(what: str, done_frac: float) -> None:
+            if time.monotonic() - self.began_s > PATIENCE_S:
+                click.echo(f"{prefix}{what}" + (f": {done_frac:.0%}" if done_frac else ""), err=True)
+
+        return say

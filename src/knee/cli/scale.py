@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import click
 
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option, plan_of, plan_options
+from knee.cli.progress import Patience
 from knee.errors import DoesNotFit, InputError
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overla
 """Options that all plans of a search have; the others limit it."""
 FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
 """Options that a hint at a plan that fits may change: the sizes, not the kinds."""
-PATIENCE_S = 1.0
-"""Searches that take longer say how far they are."""
 
 
 @click.command("scale", cls=Sectioned)
@@ -194,7 +192,7 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
     from knee.search.scale import Curve, Point, best_point, global_batch_of
 
     points: list[Point] = []
-    progress = _Progress()
+    progress = Patience()
     for gpus in counts:
         try:
             batch = global_batch_of(gpus, options["local_batch"], options["global_batch"])
@@ -203,7 +201,7 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
             points.append(Point(gpus=gpus, reason=error.message, hint=error.hint))
             continue
         points.append(best_point(space, base.job.cluster, base.job.profile, objective=options["objective"], only=only,
-                                 convention=options["flop_convention"], progress=progress.of(gpus),
+                                 convention=options["flop_convention"], progress=progress.of(f"{gpus:,} GPUs: "),
                                  grows=options["global_batch"] is None))
     return Curve(points=tuple(points))
 
@@ -230,21 +228,6 @@ def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple
                   schedules=limit("schedule"), recomputes=limit("recompute"), micro_batches=limit("micro_batch"),
                   selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective")
     return space, " and ".join(only) or None
-
-
-class _Progress:
-    """Lines on stderr once the searches take longer, as those of ``knee plan``."""
-
-    def __init__(self) -> None:
-        self.began_s = time.monotonic()
-
-    def of(self, gpus: int) -> Callable[[str, float], None]:
-        """What is being done at a count."""
-        def say(what: str, done_frac: float) -> None:
-            if time.monotonic() - self.began_s > PATIENCE_S:
-                click.echo(f"{gpus:,} GPUs: {what}" + (f": {done_frac:.0%}" if done_frac else ""), err=True)
-
-        return say
 
 
 def _answer(scaled: Sequence[Scaled], options: Mapping[str, Any]) -> Answer:
@@ -286,7 +269,7 @@ def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
     from knee.errors import SpecError
     from knee.search.scale import best_point, global_batch_of
 
-    options, progress = answer.options, _Progress()
+    options, progress = answer.options, Patience()
     kept = {name: value for name, value in plan_of(options).items() if value is not None and name not in FREED}
     points = [point for one in answer.scaled for point in one.curve.points]
     hints = [point.hint for point in points if point.hint]
@@ -306,8 +289,8 @@ def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
                 hints.append(_whole_batch(options["local_batch"]))
                 continue
             space, only = _space(asked, point.gpus, batch, kept)
-            found = best_point(space, asked.job.cluster, asked.job.profile, only=only, progress=progress.of(point.gpus),
-                               grows=options["global_batch"] is None)
+            found = best_point(space, asked.job.cluster, asked.job.profile, only=only,
+                               progress=progress.of(f"{point.gpus:,} GPUs: "), grows=options["global_batch"] is None)
             if found.usable and found.job is not None:
                 return DoesNotFit("the plan is of no use at any of these counts",
                                   hint=f"on {point.gpus:,} GPUs it would be with {options_of(found.job)}; "

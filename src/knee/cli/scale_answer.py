@@ -6,6 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from knee.cli.answer import plan_words
 from knee.cli.job import Asked
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid
@@ -313,20 +314,6 @@ def series_of(answer: Answer) -> list[Series]:
                        tokens_per_j=tuple(m.tokens_per_j for _, m in usable))
             )  # fmt: skip
     return found
-
-
-def plan_words(plan: Plan) -> str:
-    """A plan in a cell of a table."""
-    words: list[str] = [plan.sharding] if plan.dp > 1 or plan.cp > 1 else []
-    words += [f"{axis} {getattr(plan, axis):,}" for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp")
-              if getattr(plan, axis) > 1]  # fmt: skip
-    if plan.pp > 1:
-        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words.append(f"micro-batch {plan.micro_batch:,}")
-    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
-    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
-    words += [plan.precision] if plan.precision != "bf16" else []
-    return ", ".join(words)
 
 
 def options_of(job: Job) -> str:

@@ -68,6 +68,19 @@ class Found:
     def __len__(self) -> int:
         return len(self.table)
 
+    def job(self, row: int) -> Job:
+        """One of the simulated plans as a job."""
+        space = self.space
+        return Job(
+            model=space.model,
+            cluster=self.cluster,
+            profile=self.profile,
+            plan=self.table.plan(row),
+            gpus=space.gpus,
+            global_batch=space.global_batch,
+            seq_len=space.seq_len,
+        )
+
     @property
     def scores(self) -> Floats:
         """What the plans are ordered by; more is better."""
@@ -80,11 +93,10 @@ def score(results: Results, objective: Objective) -> Floats:
     return -column if objective == "usd_per_mtoken" else column
 
 
-def memory_table(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> MemoryColumns:
+def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColumns:
     """Memory of every plan."""
     modes = Modes.of(table)
     traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
-    del cluster
     return memory_of(space.model, profile, table, shapes_of(table), modes, traffic)
 
 
@@ -190,7 +202,7 @@ def _memory(
     """Which plans fit, what each needs, and which of PARTS takes most of it."""
     totals, largest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for i in range(0, len(table), CHUNK):
-        memory = memory_table(space, cluster, profile, table.rows(slice(i, i + CHUNK)))
+        memory = memory_table(space, profile, table.rows(slice(i, i + CHUNK)))
         totals.append(memory.total_bytes)
         largest.append(np.argmax(np.stack([getattr(memory, f"{part}_bytes") for part in PARTS]), axis=0))
     total = np.concatenate(totals)

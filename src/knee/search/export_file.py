@@ -16,10 +16,6 @@ from knee.specs.load import catalog_entries, load_cluster, load_model, load_prof
 LOADERS: tuple[tuple[Kind, Any], ...] = (("model", load_model), ("cluster", load_cluster), ("profile", load_profile))
 
 
-class _NotWritten(Exception):
-    """TOML has no null, so that a value cannot be taken away from a base entry."""
-
-
 def job_file(job: Job) -> str:
     """The file's text. What the catalogue has is named; what differs from it is written beside its name."""
     head = [f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train",
@@ -40,33 +36,35 @@ def job_file(job: Job) -> str:
 
 def _table(spec: Any, base: Any) -> dict[str, Any]:
     """A spec that is not the catalogue's: what it changes there, or all of it."""
-    if base is not None:
-        try:
-            return {"base": spec.name, "name": spec.name, **_changes(spec, base)}
-        except _NotWritten:
-            pass
+    changed = _changes(spec, base) if base is not None else None
+    if changed is not None:
+        return {"base": spec.name, "name": spec.name, **changed}
     whole = _plain(spec)
     assert isinstance(whole, dict)
     return whole
 
 
-def _changes(spec: Any, base: Any) -> dict[str, Any]:
-    """Fields whose values differ, tables inside tables."""
+def _changes(spec: Any, base: Any) -> dict[str, Any] | None:
+    """Fields whose values differ, tables inside tables; None where something is taken away, for which TOML has no
+    word."""
     changed: dict[str, Any] = {}
     for f in fields(spec):
         new, old = getattr(spec, f.name), getattr(base, f.name)
         if new == old:
             continue
         if is_dataclass(new) and is_dataclass(old):
-            changed[f.name] = _changes(new, old)
+            inner = _changes(new, old)
+            if inner is None:
+                return None
+            changed[f.name] = inner
         elif isinstance(new, dict):
             if not set(old) <= set(new):
-                raise _NotWritten
+                return None
             # an entry that is written is written whole
             changed[f.name] = {key: _plain(value) for key, value in new.items() if value != old.get(key)}
         elif new is None:
             if unit_of(f.name) is None:
-                raise _NotWritten
+                return None
             changed[f.name] = "none"
         else:
             changed[f.name] = _plain(new)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.columns import Floats, Ints
-from knee.record.measurement import Measurement
+from knee.record.measurement import CommLoad, Measurement
 from knee.search.best import Found, search
 from knee.search.space import Space
 from knee.simulator import Results
@@ -19,20 +19,6 @@ from knee.units import show
 
 SHOWN_FRAC = 0.1
 """Share of all that a plan saves, from which a part is named."""
-
-
-def job_of(found: Found, row: int) -> Job:
-    """A plan of the search as a job."""
-    space = found.space
-    return Job(
-        model=space.model,
-        cluster=found.cluster,
-        profile=found.profile,
-        plan=found.table.plan(row),
-        gpus=space.gpus,
-        global_batch=space.global_batch,
-        seq_len=space.seq_len,
-    )
 
 
 def pareto(results: Results, hbm_bytes: float) -> Ints:
@@ -88,7 +74,7 @@ def baseline(found: Found) -> Baseline | str:
     alone = search(plain, found.cluster, found.profile, objective=found.objective, only="dp_replicate == 1", margin=1.0)
     if not len(alone):
         return "plain FSDP does not fit in memory"
-    job = job_of(alone, 0)
+    job = alone.job(0)
     same = [row for row in _rows_like(found.table, job.plan) if found.table.plan(row) == job.plan]
     return Baseline(job=job, result=simulate(job), row=same[0] if same else None)
 
@@ -119,26 +105,25 @@ def why(job: Job, result: Measurement, base: Baseline) -> str:
     said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time a step than plain FSDP"
     if gains:
         said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
-        said += _group(job, result, base)
+        said += _group(result, base)
     if losses:
         said += "; " + ", ".join(f"{show(-s, 's')} more {PARTS[name]}" for name, s in losses)
     return said
 
 
-def _group(job: Job, result: Measurement, base: Baseline) -> str:
-    """Which collective shrank most, and its group."""
-    before = {(c.collective, c.group): c for c in base.result.comm_loads}
-    after = {(c.collective, c.group): c for c in result.comm_loads}
-    del job
+def _group(result: Measurement, base: Baseline) -> str:
+    """Which collective of the sharded group shrank most, and the group."""
 
-    def load(table: tuple[object, ...], collective: str) -> float:
-        return sum(c.load_s for c in table if c.collective == collective and c.group == "dp_shard")  # type: ignore[attr-defined]
+    def sharded(m: Measurement, collective: str) -> list[CommLoad]:
+        return [c for c in m.comm_loads if (c.collective, c.group) == (collective, "dp_shard")]
 
-    kinds = ("all_gather", "reduce_scatter")
-    saved = {kind: load(base.result.comm_loads, kind) - load(result.comm_loads, kind) for kind in kinds}
+    saved = {
+        kind: sum(c.load_s for c in sharded(base.result, kind)) - sum(c.load_s for c in sharded(result, kind))
+        for kind in ("all_gather", "reduce_scatter")
+    }
     kind = max(saved, key=lambda name: saved[name])
-    if saved[kind] <= 0 or (kind, "dp_shard") not in before:
+    before, after = sharded(base.result, kind), sharded(result, kind)
+    if saved[kind] <= 0 or not before:
         return ""
-    now = after.get((kind, "dp_shard"))
-    shrank = f" from {before[kind, 'dp_shard'].group_size:,} to {now.group_size:,} GPUs" if now else " away"
+    shrank = f" from {before[0].group_size:,} to {after[0].group_size:,} GPUs" if after else " away"
     return f" (its {kind.replace('_', '-')} shrank{shrank}, {show(saved[kind], 's')} less of it)"

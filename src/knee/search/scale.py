@@ -13,7 +13,7 @@ import numpy as np
 from knee.columns import Floats
 from knee.errors import InputError, SpecError
 from knee.record.measurement import Measurement
-from knee.search.best import MARGIN, Found, Objective, Progress, memory_table, search
+from knee.search.best import Found, Objective, Progress, memory_table, search
 from knee.search.only import matching
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
@@ -193,23 +193,12 @@ def best_point(
 ) -> Point:
     """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""
     try:
-        # only the first is asked for; the quickest step is also the cheapest, but may not be the leanest
-        margin = MARGIN if objective == "tokens_per_j" else 1.0
-        found = search(space, cluster, profile, objective=objective, only=only, margin=margin, progress=progress)
+        found = search(space, cluster, profile, objective=objective, only=only, margin=1.0, progress=progress)
     except SpecError as error:
         return Point(gpus=space.gpus, reason=error.message, hint=error.hint)
     if not len(found):
         return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
-    job = Job(
-        model=space.model,
-        cluster=cluster,
-        profile=profile,
-        plan=found.table.plan(0),
-        gpus=space.gpus,
-        global_batch=space.global_batch,
-        seq_len=space.seq_len,
-    )
-    return point_of(job, convention)
+    return point_of(found.job(0), convention)
 
 
 def _none_fits(found: Found) -> str:
@@ -235,7 +224,7 @@ def _what_would(found: Found, only: str | None, grows: bool) -> str | None:
             table = table.rows(np.flatnonzero(matching(table, only)))
         if not len(table):
             continue
-        needs: Floats = memory_table(lean, found.cluster, found.profile, table).total_bytes
+        needs: Floats = memory_table(lean, found.profile, table).total_bytes
         fitting = np.flatnonzero(needs <= found.cluster.gpu.hbm_bytes)
         if len(fitting):
             # the plan that splits the model least
