@@ -4,50 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from knee import units
 from knee.cli.table import print_heading, print_rows
 from knee.record.measurement import Measurement
-from knee.specs import Job, Plan
+from knee.specs import Job
 
 if TYPE_CHECKING:
     from knee.fidelity.trust import Trust
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
-
-
-def as_data(job: Job, measurement: Measurement, trust: Trust) -> dict[str, Any]:
-    """The answer for ``--json``: what was asked, every metric, and how far they can be trusted."""
-    return {
-        "model": job.model.name,
-        "cluster": job.cluster.name,
-        "profile": job.profile.name,
-        "gpus": job.gpus,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "plan": asdict(job.plan),
-        **measurement.as_json(),
-        "trust": trust.as_json() | {"fits": trust.fits(measurement.memory_bytes, job.cluster.gpu.hbm_bytes)},
-    }
-
-
-def plan_words(plan: Plan) -> str:
-    """A plan in a cell of a table; what is usual is left out."""
-    words: list[str] = [plan.sharding]
-    words += [f"{axis} {getattr(plan, axis):,}" for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
-              if getattr(plan, axis) > 1]
-    if plan.pp > 1:
-        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += ["no sp"] if plan.tp > 1 and not plan.sequence_parallel else []
-    words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
-    words.append(f"micro-batch {plan.micro_batch:,}")
-    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%} of the layers)"
-    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
-    words += [plan.precision] if plan.precision != "bf16" else []
-    return ", ".join(words)
 
 
 def print_answer(job: Job, measurement: Measurement, trust: Trust, why: Sequence[WhyLine] = ()) -> None:

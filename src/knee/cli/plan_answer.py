@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
-from knee.cli.answer import plan_words, trust_words
+from knee.cli.answer import trust_words
 from knee.cli.table import print_heading, print_rows
 from knee.fidelity.trust import Trust, trust_of
 from knee.search.best import Found

@@ -6,7 +6,6 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from knee.cli.answer import plan_words
 from knee.cli.job import Asked
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid

@@ -68,8 +68,9 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
 
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """
-    from knee.cli.answer import as_data, print_answer
+    from knee.cli.answer import print_answer
     from knee.cli.job import ask, parse_sets
+    from knee.fidelity.answered import record_of
     from knee.fidelity.trust import trust_of
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
@@ -81,7 +82,7 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
         _write_trace(job, trace)
     trust = trust_of(job, asked.given)
     if as_json:
-        data = as_data(job, measurement, trust)
+        data = record_of(job, measurement, trust)
         if why:
             data["why"] = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
                            for line in lines]

@@ -1,0 +1,117 @@
+"""A study's grid as questions: one training step each, or the best of several plans."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from knee.errors import InputError
+from knee.study.files import Grid, Pick, Study
+
+SPECS = ("model", "cluster", "profile")
+SIZES = ("gpus", "local_batch", "global_batch", "seq_len")
+
+Options = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of the simulator or of a real run. Equal questions have one answer, whichever study asks."""
+
+    model: str
+    cluster: str
+    profile: str
+    gpus: int
+    global_batch: int
+    seq_len: int
+    plans: tuple[Options, ...]
+    """One plan, or several of which one is picked."""
+    sets: Options = ()
+    tune: bool = False
+    pick: Pick = "each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A question and where it stands in its study."""
+
+    study: str
+    series: str
+    question: Question
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        q = self.question
+        return f"{self.study}: {self.series}, {q.model} on {q.gpus:,} x {q.cluster}"
+
+
+def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Point]:
+    """Every point of a study's grids; ``changes`` replace what the grids say (``model``, ``gpus``, ...)."""
+    points = [point for grid in study.grid for point in _points(study.name, grid, changes or {})]
+    return list(dict.fromkeys(points))
+
+
+def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
+    axes = {name: _many(changes.get(name, getattr(grid, name))) for name in (*SPECS, "gpus", "seq_len")}
+    batch = "global_batch" if {"global_batch"} & changes.keys() or grid.local_batch is None else "local_batch"
+    axes[batch] = _many(changes.get(batch, getattr(grid, batch)))
+    axes |= {f"set {key}": _many(value) for key, value in grid.set.items()}
+    plan = {name: _many(value) for name, value in grid.plan.items()}
+    if grid.pick == "each":
+        axes |= {f"plan {name}": values for name, values in plan.items()}
+    for values in product(*axes.values()):
+        chosen = dict(zip(axes, values, strict=True))
+        sets = {key.removeprefix("set "): value for key, value in chosen.items() if key.startswith("set ")}
+        own = {key.removeprefix("plan "): value for key, value in chosen.items() if key.startswith("plan ")}
+        question = Question(
+            **{name: str(chosen[name]) for name in SPECS},
+            gpus=int(chosen["gpus"]),
+            global_batch=_global_batch(chosen, study),
+            seq_len=int(chosen["seq_len"]),
+            plans=(_options(own),) if grid.pick == "each" else tuple(map(_options, _alternatives(plan))),
+            sets=tuple((key, str(value)) for key, value in sets.items()),
+            tune=grid.tune,
+            pick=grid.pick,
+        )
+        yield Point(study=study, series=_series(grid.series, chosen, sets, own, study), question=question)
+
+
+def _alternatives(plan: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
+    for values in product(*plan.values()):
+        yield dict(zip(plan, values, strict=True))
+
+
+def _options(plan: Mapping[str, Any]) -> Options:
+    return tuple(sorted(plan.items()))
+
+
+def _many(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def _global_batch(chosen: Mapping[str, Any], study: str) -> int:
+    if chosen.get("global_batch") is not None:
+        return int(chosen["global_batch"])
+    if chosen.get("local_batch") is None:
+        raise InputError(f"study {study}: a grid has no batch", hint="give local_batch or global_batch")
+    total = float(chosen["local_batch"]) * int(chosen["gpus"])
+    if total < 1 or total != int(total):
+        raise InputError(f"study {study}: local_batch {chosen['local_batch']} x gpus {chosen['gpus']} is not a whole "
+                         "number of sequences")  # fmt: skip
+    return int(total)
+
+
+def _series(
+    template: str, chosen: Mapping[str, Any], sets: Mapping[str, Any], own: Mapping[str, Any], study: str
+) -> str:
+    words = dict(chosen) | {key.rpartition(".")[2]: value for key, value in sets.items()} | dict(own)
+    try:
+        return template.format(**words)
+    except (KeyError, IndexError) as error:
+        raise InputError(
+            f"study {study}: series {template!r} names {error}, which is no axis of its grid",
+            hint=f"it has {', '.join(words)}",
+        ) from None

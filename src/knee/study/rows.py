@@ -1,0 +1,196 @@
+"""Rows: a study's points as flat labels and metrics, the same for simulated and measured records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from knee.cost.idle import idle_s
+from knee.cost.placement import GroupPlacement
+from knee.fidelity.bandwidth_errors import LARGE_BYTES
+from knee.fidelity.bandwidths import carried_bandwidths
+from knee.fidelity.links import bus_factor
+from knee.specs.load import load_cluster
+from knee.specs.plan import Plan, plan_words
+from knee.study.files import Bandwidths
+from knee.study.questions import Point
+from knee.study.relations import Row
+from knee.units import parse, show
+
+PLAN = (
+    "tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method",
+    "recompute", "precision", "reduce_dtype",
+)  # fmt: skip
+METRICS = (
+    "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "flop_convention", "compute_s", "compute_load_s",
+    "comm_s", "comm_load_s", "exposed_comm_s", "overlapped_comm_s", "bubble_s", "idle_s", "straggler_s", "memory_bytes",
+    "fits", "power_w_per_gpu", "tokens_per_j", "usd_per_mtoken",
+)  # fmt: skip
+IDENTITY = ("model", "cluster", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate",
+            "sharding", "schedule", "virtual_stages", "micro_batch", "recompute")  # fmt: skip
+"""Columns in which a measured run and a simulated one agree where they are of the same point."""
+
+
+def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str, Any]:
+    """A training step: what was asked, then what came of it."""
+    plan = dict(record["plan"])
+    cluster = record.get("cluster")
+    row: dict[str, Any] = {
+        "study": study,
+        "series": series,
+        "kind": record.get("kind", "measured"),
+        "model": record["model"],
+        "cluster": cluster,
+        "profile": record.get("profile"),
+        "gpus": record["gpus"],
+        "nodes": None,
+        "global_batch": record["global_batch"],
+        "local_batch": record["global_batch"] / record["gpus"],
+        "seq_len": record["seq_len"],
+        "plan": plan_words(Plan(**plan | {"placement": tuple(plan["placement"])})),
+    }
+    row |= {name: plan.get(name) for name in PLAN}
+    row["degree"] = plan["tp"] * plan["pp"] * plan["cp"]
+    row |= {name: record.get(name) for name in METRICS}
+    trust = record.get("trust") or {}
+    row |= {"trust": trust.get("label"), "low_frac": trust.get("low_frac"), "high_frac": trust.get("high_frac")}
+    row |= _derived(row, record)
+    if isinstance(cluster, str):
+        row |= _of_cluster(cluster, record)
+    return row
+
+
+def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the paper's figures show besides."""
+    # shares of a traced step are of that step's own length
+    step = record.get("traced_step_s") or row["step_s"]
+    exposed, bubble = row["exposed_comm_s"], row["bubble_s"] or 0.0
+    waits = None if exposed is None else exposed + bubble
+    loads = record.get("comm_loads") or ()
+    sharded = [load for load in loads if load["group"] == "dp_shard"]
+    gathers = [load for load in sharded if load["collective"] == "all_gather"]
+    power = row["power_w_per_gpu"]
+    return {
+        # in a trace a stage in a bubble sits in a receive kernel, which is how the paper measured it
+        "exposed_s": waits,
+        "exposed_frac": waits / step if waits is not None and step else None,
+        "compute_frac": row["compute_s"] / step if row["compute_s"] is not None and step else None,
+        "bubble_frac": bubble / step if step else None,
+        "transfer_load_s": _minus(row["comm_load_s"], row["straggler_s"]),
+        "all_gather_s": sum(load["load_s"] for load in gathers),
+        "reduce_scatter_s": sum(x["load_s"] for x in sharded if x["collective"] == "reduce_scatter"),
+        "gather_bytes": _most_called(gathers),
+        "fsdp_ranks": max((load["group_size"] for load in sharded), default=None),
+        "total_power_w": None if power is None else power * row["gpus"],
+    }
+
+
+def _most_called(gathers: Sequence[Mapping[str, Any]]) -> float | None:
+    """The message of a layer, beside the root group's, which is sent once."""
+    return max(gathers, key=lambda load: load["calls"])["message_bytes"] if gathers else None
+
+
+def _minus(a: float | None, b: float | None) -> float | None:
+    return None if a is None else a - (b or 0.0)
+
+
+def _of_cluster(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    sets = tuple((key, value) for key, value in (record.get("question") or {}).get("sets", ()))
+    cluster = load_cluster(name, [(k, v) for k, v in sets if k.split(".")[0] in ("cluster", "gpu", "node", "fabric")]).spec
+    return {
+        "gpu": cluster.gpu.name,
+        "node_gpus": cluster.node.gpus,
+        "nodes": -(-record["gpus"] // cluster.node.gpus),
+        "nic_bytes_per_s": cluster.fabric.nic_bytes_per_s,
+        "memory_frac": record["memory_bytes"] / cluster.gpu.hbm_bytes if record.get("memory_bytes") else None,
+    }
+
+
+def identity(row: Row) -> tuple[Any, ...]:
+    """What makes two records records of the same point."""
+    return tuple(row.get(name) for name in IDENTITY)
+
+
+def preferred(rows: Sequence[Row]) -> list[Row]:
+    """One row a point: the measured one where there is one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for number, row in enumerate(rows):
+        # what is not a training step is nobody's double
+        key = (row["study"], row["series"], *identity(row)) if "plan" in row else (number,)
+        if key not in found or row["kind"] == "measured":
+            found[key] = row
+    return list(found.values())
+
+
+def impossible_row(point: Point, reason: str) -> dict[str, Any]:
+    """A point that cannot be: its labels and why."""
+    question = point.question
+    row: dict[str, Any] = {"study": point.study, "series": point.series, "kind": "impossible", "why": reason}
+    row |= {name: getattr(question, name) for name in ("model", "cluster", "profile", "gpus", "global_batch", "seq_len")}
+    return row | (dict(question.plans[0]) if len(question.plans) == 1 else {})
+
+
+# ---- collectives and data sheets -----------------------------------------------------------------------------------
+
+
+def bandwidth_rows(study: str, grid: Bandwidths) -> Iterator[dict[str, Any]]:
+    """Bus bandwidth of a collective on idle links, with published readings beside it where there are any."""
+    cluster = load_cluster(grid.cluster).spec
+    nodes = np.array(grid.nodes, dtype=np.float64)
+    per_node = cluster.node.gpus
+    read = _readings(grid) if grid.published else {}
+    for text in grid.message:
+        size = parse(text, "bytes")
+        group = GroupPlacement(ranks=nodes * per_node, nodes=nodes, per_node=np.full_like(nodes, per_node), span=nodes)
+        seconds = idle_s(cluster, group, grid.collective, np.full(len(nodes), size))
+        for n, time_s in zip(grid.nodes, seconds, strict=True):
+            ranks = n * per_node
+            bus, reading = size * bus_factor(grid.collective, ranks) / float(time_s), read.get((n, size))
+            yield {
+                "study": study,
+                "series": grid.series.format(nodes=n, message=text),
+                "kind": "simulated",
+                "cluster": grid.cluster,
+                "collective": grid.collective,
+                "nodes": n,
+                "gpus": ranks,
+                "message_bytes": size,
+                "message": show(size, "bytes"),
+                "time_s": float(time_s),
+                "bus_bytes_per_s": bus,
+                "published_bus_bytes_per_s": reading,
+                "compared": reading is not None and size >= LARGE_BYTES,
+                "error_frac": abs(bus / reading - 1.0) if reading else None,
+            }
+
+
+def _readings(grid: Bandwidths) -> dict[tuple[int, float], float]:
+    """(nodes, bytes) -> bus bandwidth of the source that the grid names, from knee's own table."""
+    return {
+        (reading.setting.nodes, reading.setting.message_bytes): reading.bus_bytes_per_s
+        for reading in carried_bandwidths().readings
+        if reading.setting.source == grid.published and reading.setting.operation == grid.collective
+    }
+
+
+def hardware_row(study: str, name: str) -> dict[str, Any]:
+    """A cluster's data sheet."""
+    cluster = load_cluster(name).spec
+    gpu, node, fabric = cluster.gpu, cluster.node, cluster.fabric
+    return {
+        "study": study,
+        "series": gpu.name,
+        "kind": "catalogue",
+        "cluster": name,
+        "gpu": gpu.name,
+        "peak_flop_per_s": gpu.bf16_flop_per_s or gpu.fp16_flop_per_s,
+        "hbm_bytes": gpu.hbm_bytes,
+        "hbm_bytes_per_s": gpu.hbm_bytes_per_s,
+        "link_bytes_per_s": node.link_bytes_per_s,
+        "nic_bytes_per_s": fabric.nic_bytes_per_s,
+        "node_nic_bytes_per_s": fabric.nic_bytes_per_s * node.gpus,
+        "node_gpus": node.gpus,
+        "tdp_w": gpu.tdp_w,
+    }

@@ -1,0 +1,132 @@
+"""Studies run: points -> records -> rows -> verdicts and findings. Measured records stand in where there are any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from knee.fidelity.trust import Label
+from knee.study.claims import Verdict, judge, not_testable
+from knee.study.files import Study, load_study
+from knee.study.questions import Point, Question, points_of
+from knee.study.relations import NotTestable, Row, Rows
+from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
+from knee.study.store import IMPOSSIBLE
+
+LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
+"""From the most to the least trusted."""
+
+Answers = Callable[[Question], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """A study and what came of it."""
+
+    study: Study
+    rows: tuple[Row, ...]
+    """Simulated and measured, told apart by ``kind``."""
+    impossible: tuple[Row, ...]
+    """Points that cannot be, and why."""
+    verdicts: tuple[Verdict, ...]
+    values: Mapping[str, str]
+    finding: str
+    trust: Label | None
+    """The weakest of its runs; None for data sheets and bandwidths."""
+
+
+def with_needs(names: Iterable[str]) -> list[str]:
+    """The studies and those whose runs their claims are also about."""
+    found: dict[str, None] = {}
+    for name in names:
+        for one in (name, *load_study(name).needs):
+            found.setdefault(one)
+    return list(found)
+
+
+def points_to_run(names: Iterable[str], changes: Mapping[str, Any] | None = None) -> list[Point]:
+    """All points of the studies and of what they need, in order."""
+    return [point for name in with_needs(names) for point in points_of(load_study(name), changes)]
+
+
+def recorded(points: Sequence[Point], answers: Answers) -> Iterator[tuple[Point, Mapping[str, Any]]]:
+    """Each point with its record, as it comes: for bars, and so that an interrupted run keeps what it has."""
+    for point in points:
+        yield point, answers(point.question)
+
+
+def results(
+    names: Sequence[str],
+    records: Iterable[tuple[Point, Mapping[str, Any]]],
+    measured: Sequence[tuple[Point | None, Mapping[str, Any]]] = (),
+    changes: Mapping[str, Any] | None = None,
+) -> list[Ran]:
+    """Rows, verdicts and findings of the studies. A measured record is of a point, or of every point that it fits."""
+    rows: dict[str, list[Row]] = {}
+    impossible: dict[str, list[Row]] = {}
+    for point, record in records:
+        if IMPOSSIBLE in record:
+            impossible.setdefault(point.study, []).append(impossible_row(point, str(record[IMPOSSIBLE])))
+        else:
+            rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
+    for name in with_needs(names):
+        rows.setdefault(name, []).extend(_sheets(load_study(name)))
+    _add_measured(rows, measured)
+    best = {name: preferred(found) for name, found in rows.items()}
+    return [_ran(load_study(name), rows, best, impossible.get(name, []), changes) for name in names]
+
+
+def _sheets(study: Study) -> Iterator[Row]:
+    """Rows that are not training steps."""
+    for grid in study.bandwidths:
+        yield from bandwidth_rows(study.name, grid)
+    for name in study.hardware:
+        yield hardware_row(study.name, name)
+
+
+def _add_measured(
+    rows: Mapping[str, list[Row]], measured: Sequence[tuple[Point | None, Mapping[str, Any]]]
+) -> None:
+    for point, record in measured:
+        if record.get("step_s") is None:
+            continue
+        if point is not None:
+            rows[point.study].append(step_row(record, study=point.study, series=point.series))
+            continue
+        key = identity(step_row(record, study="", series=""))
+        for study, found in rows.items():
+            same = [row for row in found if row["kind"] == "simulated" and "plan" in row and identity(row) == key]
+            found.extend(step_row(record, study=study, series=str(row["series"])) for row in same)
+
+
+def _ran(
+    study: Study, rows: Rows, best: Rows, impossible: Sequence[Row], changes: Mapping[str, Any] | None
+) -> Ran:
+    own = rows.get(study.name, ())
+    kinds = {str(row["kind"]) for row in best.get(study.name, ())} - {"catalogue"}
+    if changes:
+        why = f"the grid is not the paper's: {', '.join(changes)} changed"
+        verdicts = not_testable(study.claim, study.name, why)
+    else:
+        verdicts = judge(study.claim, best, study.name, " and ".join(sorted(kinds)) or "catalogue")
+    values, finding = _finding(study, best)
+    labels = [row["trust"] for row in own if row.get("trust")]
+    return Ran(
+        study=study,
+        rows=tuple(own),
+        impossible=tuple(impossible),
+        verdicts=tuple(verdicts),
+        values=values,
+        finding=finding,
+        trust=max(labels, key=LABELS.index) if labels else None,
+    )
+
+
+def _finding(study: Study, rows: Rows) -> tuple[dict[str, str], str]:
+    """The study's sentence with its numbers; a changed grid may not have them."""
+    try:
+        values = {name: quantity.words(rows, study.name) for name, quantity in study.value.items()}
+    except NotTestable as error:
+        return {}, f"Not said of these runs: {error.message}."
+    return values, study.finding.format(**values)

@@ -1,0 +1,130 @@
+"""Records on disk: one file a question, there whole or not at all, named by everything its answer depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import knee
+from knee.errors import SpecError
+from knee.files import make_folder, write_text
+from knee.study.answers import answer, loaded
+from knee.study.questions import Options, Question
+
+ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record", "fidelity")
+"""Rooms whose text decides an answer, with the files that compose them and choose the plan."""
+SEAL = "seal"
+IMPOSSIBLE = "impossible"
+
+
+@dataclass(slots=True)
+class Store:
+    """A folder of records."""
+
+    folder: Path
+    warn: Callable[[str], None]
+    made: int = 0
+    reused: int = 0
+    _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        make_folder(self.folder)
+
+    def record(self, question: Question) -> dict[str, Any]:
+        """The answer that lies here, or a new one, which then does."""
+        key = key_of(question)
+        if key not in self._seen:
+            path = self.folder / f"{key}.json"
+            found = self._read(path, key)
+            if found is None:
+                found = sealed(_answered(question) | {"question": asdict(question), "key": key, "made": _made()})
+                write_text(path, json.dumps(found, allow_nan=False) + "\n")
+                self.made += 1
+            else:
+                self.reused += 1
+            self._seen[key] = found
+        return self._seen[key]
+
+    def _read(self, path: Path, key: str) -> dict[str, Any] | None:
+        """None where there is none, or none that is whole; of the latter the user hears."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            self.warn(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}): computed again")
+            return None
+        why = damage(text, key)
+        if why is not None:
+            self.warn(f"{path} is damaged ({why}): computed again")
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def damage(text: str, key: str) -> str | None:
+    """What is wrong with a record's text, if anything."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return "it was cut off, or is not JSON"
+    if not isinstance(found, dict) or SEAL not in found:
+        return "it has no seal"
+    if found[SEAL] != sealed(found)[SEAL]:
+        return "its content does not match its seal"
+    return None if found.get("key") == key else "it is the record of another question"
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the digest of its content."""
+    rest = {name: value for name, value in record.items() if name != SEAL}
+    return rest | {SEAL: _digest(rest)}
+
+
+def _answered(question: Question) -> dict[str, Any]:
+    """The simulated record, or why there can be none."""
+    try:
+        return answer(question)
+    except SpecError as error:
+        return {"kind": "simulated", IMPOSSIBLE: error.message}
+
+
+def key_of(question: Question) -> str:
+    """A digest of the question, of every value behind the names in it, and of the engine's own text."""
+    specs = _digest_of_specs((question.model, question.cluster, question.profile), question.sets)
+    return _digest({"question": asdict(question), "specs": specs, "engine": engine()})[:24]
+
+
+@cache
+def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
+    question = Question(model=names[0], cluster=names[1], profile=names[2], sets=sets, gpus=1, global_batch=1,
+                        seq_len=1, plans=())  # fmt: skip
+    return _digest([asdict(part.spec) for part in loaded(question)])
+
+
+@cache
+def engine() -> str:
+    """A digest of the code and the data that every answer rests on."""
+    root = Path(knee.__file__).parent
+    files = [root / "simulator.py", root / "single.py", root / "study/answers.py"]
+    files += [path for room in ENGINE for path in (root / room).glob("*.py")]
+    catalog = root / "catalog"
+    files += [*catalog.glob("*.toml"), *(catalog / "nccl").glob("*.toml"), *(catalog / "validation").iterdir()]
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(path.name.encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def _made() -> dict[str, str]:
+    return {"knee": knee.__version__, "engine": engine()}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
