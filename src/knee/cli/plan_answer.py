@@ -15,6 +15,7 @@ from knee.search.front import Baseline, baseline, pareto, why
 from knee.search.robust import Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.single import simulate
+from knee.specs.plan import plan_words
 from knee.units import show
 
 SHOWN_FRONT = 8

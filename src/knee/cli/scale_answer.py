@@ -17,7 +17,7 @@ from knee.search.knee import GOALS, Goal, Knee
 from knee.search.scale import Curve, Point
 from knee.search.training_bill import DAY_S, Bill
 from knee.specs import Job
-from knee.specs.plan import Plan
+from knee.specs.plan import Plan, plan_words
 
 PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 

@@ -114,9 +114,9 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
     from knee.fidelity.bandwidths import carried_bandwidths
     from knee.fidelity.carried_set import carried_fidelity, carried_runs
     from knee.fidelity.validation import validate
-    from knee.study.paper import CLAIMS, EXPLAINED
-    from knee.study.runs import Bench
-    from knee.study.verdict import judge
+    from knee.study.files import study_names
+    from knee.study.run import points_to_run, recorded, results
+    from knee.study.store import Store
 
     file, other = carried_runs(), carried_bandwidths()
     runs, links = validate(file), validate_bandwidths(other)
@@ -125,7 +125,10 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
         _write_rows(rows_path, of_runs.rows(file, runs))
         _write_rows(rows_path.with_name(f"{rows_path.stem}.bandwidths{rows_path.suffix}"),
                     of_bandwidths.rows(other, links))
-    verdicts = list(progress(judge(CLAIMS, Bench(), EXPLAINED), "claims of the paper", len(CLAIMS)))
+    names = study_names("paper")
+    points = points_to_run(names)
+    answered = list(progress(recorded(points, Store().record), "claims of the paper", len(points)))
+    verdicts = [verdict for one in results(names, answered) for verdict in one.verdicts]
     if as_json:
         data = as_data(found, verdicts) | {
             "carried_runs": of_runs.as_data(file, runs), "carried_bandwidths": of_bandwidths.as_data(other, links)}

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from knee.fidelity.bandwidth_errors import BandwidthValidation
     from knee.fidelity.carried_set import CarriedFidelity
     from knee.fidelity.validation import Validation
-    from knee.study.verdict import Verdict
+    from knee.study.claims import Verdict
 
 
 def percent(value: float | None) -> str:
@@ -23,7 +23,7 @@ def percent(value: float | None) -> str:
 
 def as_data(found: CarriedFidelity, verdicts: list[Verdict]) -> dict[str, Any]:
     """For JSON."""
-    from knee.study.verdict import Tally
+    from knee.study.claims import Tally
 
     return {**asdict(found), "claims": {"tally": asdict(Tally.of(verdicts)), "verdicts": [asdict(v) for v in verdicts]}}
 
@@ -69,7 +69,7 @@ def print_own(
     """All of it."""
     from knee.cli.validate_bandwidths import print_scores as print_links
     from knee.cli.validate_runs import print_scores
-    from knee.study.verdict import Tally
+    from knee.study.claims import Tally
 
     print_fidelity(found)
     click.echo(_why_they_differ(found, runs))

@@ -27,8 +27,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def job_of(question: Question) -> Job:
-    """The one plan; of several the fastest that fits, the one with the least model parallelism that does, or the fastest
-    with more than that."""
+    """The one plan; of several that fit the fastest, the one with the least model parallelism, or the fastest with more."""
     jobs = list(_jobs(question))
     if len(jobs) == 1:
         return jobs[0]
@@ -107,7 +106,10 @@ def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator
     per_rank = question.global_batch // ranks
     pp = int(options.get("pp", 1))
     micros = [m for m in MICRO if per_rank % m == 0]
-    micros = [options["micro_batch"]] if "micro_batch" in options else sorted({*micros, per_rank} if pp == 1 else micros)
+    if "micro_batch" in options:
+        micros = [options["micro_batch"]]
+    elif pp == 1:
+        micros = sorted({*micros, per_rank})
     for micro in micros:
         base = options | {"micro_batch": micro}
         if pp == 1 or "schedule" in options:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from knee.study.relations import Finding, NotTestable, Rows, Test
+from knee.study.quantities import NotTestable, Rows
+from knee.study.relations import Finding, Test
 
 Outcome = Literal["reproduced", "off", "contradicted", "not testable"]
 

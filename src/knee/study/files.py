@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from knee.errors import InputError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.study.claims import Claim
-from knee.study.relations import Quantity, Where
+from knee.study.quantities import Quantity, Where
 
 FOLDER = ROOT / "studies"
 FORBID: dict[str, str] = {"extra": "forbid"}

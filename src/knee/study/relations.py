@@ -1,12 +1,8 @@
-"""The ways in which the paper's statements are tested: numbers, trends, comparisons, counts. Each takes rows only.
-
-A row is a point of a study: labels and metrics, measured or simulated. What is chosen of them is a ``Where``: column ->
-value or list of values; ``study`` names another study's rows.
-"""
+"""The ways in which the paper's statements are tested: numbers, trends, comparisons, counts. Each takes rows only."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -14,21 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from knee.errors import KneeError
-from knee.units import show
+from knee.study.quantities import FORBID, NotTestable, Quantity, Row, Rows, Where, chosen, metric_of, shown
 
 NOISE = 0.01
-FORBID: dict[str, str] = {"extra": "forbid"}
-
-Value = str | int | float | bool
-Where = Mapping[str, Value | tuple[Value, ...]]
-Row = Mapping[str, Any]
-Rows = Mapping[str, Sequence[Row]]
-"""Study -> its rows."""
-
-
-class NotTestable(KneeError):
-    """The rows that a test needs are not there, or do not have its metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,146 +23,6 @@ class Finding:
     value: str
     off: str = ""
     """By how much a number misses; empty for orderings."""
-
-
-def chosen(rows: Rows, study: str, where: Where) -> list[Row]:
-    """Rows that match, in their order; NotTestable where there are none."""
-    pool = rows.get(str(where.get("study", study)), ())
-    columns = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items() if key != "study"}
-    found = [row for row in pool if all(row.get(key) in values for key, values in columns.items())]
-    if not found:
-        words = ", ".join(f"{key} {value}" for key, value in where.items())
-        raise NotTestable(f"no run has {words}")
-    return found
-
-
-def metric_of(row: Row, metric: str) -> float:
-    """A number of a row; NotTestable where it is not known."""
-    value = row.get(metric)
-    if value is None or isinstance(value, str):
-        raise NotTestable(f"{metric} is not known of {row.get('series')} on {row.get('gpus')} GPUs")
-    return float(value)
-
-
-# ---- numbers -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
-    """One number of a study: a metric, or how it compares with another run's."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
-    metric: str
-    at: Where = field(default_factory=dict)
-    base: Where | None = None
-    how: Literal["value", "change", "difference", "ratio", "least", "most", "median", "knee", "count"] = "value"
-    """``value`` of one run; its relative ``change``, ``difference`` or ``ratio`` to ``base``; the ``least``, ``most`` or
-    ``median`` of several; the ``knee`` of a curve (the last count to which a doubling multiplies the metric by 1.5); how many."""
-    pick: str = ""
-    """Of several runs the one with the most of this metric; ``-metric`` for the least."""
-    same: tuple[str, ...] = ()
-    """Each run has a base of its own, which agrees with it in these columns;"""
-    worst: Literal["least", "most"] = "least"
-    """of them all this one counts."""
-    over: str = "gpus"
-    """Axis of the knee."""
-    label: str = ""
-    """Instead of the number: this column of the run that was picked."""
-    form: str = ""
-    """How it is written; by its unit where left out."""
-
-    def of(self, rows: Rows, study: str) -> float:
-        """The number."""
-        found = chosen(rows, study, self.at)
-        if self.how == "count":
-            return float(len(found))
-        if self.how in ("least", "most", "median"):
-            reduce = {"least": min, "most": max, "median": median}[self.how]
-            return float(reduce([metric_of(row, self.metric) for row in found]))
-        if self.how == "knee":
-            return knee_of(found, self.metric, self.over)
-        if self.same:
-            every = [self._against(row, self._base(rows, study, row)) for row in found]
-            return min(every) if self.worst == "least" else max(every)
-        one = self._one(found)
-        if self.how == "value":
-            return metric_of(one, self.metric)
-        return self._against(one, self._one(chosen(rows, study, self.base or {})))
-
-    def _base(self, rows: Rows, study: str, row: Row) -> Row:
-        """The run that one is held against: the same in these columns."""
-        bases = chosen(rows, study, self.base or {})
-        return self._one([base for base in bases if all(base.get(c) == row.get(c) for c in self.same)])
-
-    def _against(self, row: Row, base: Row) -> float:
-        value, of = metric_of(row, self.metric), metric_of(base, self.metric)
-        if self.how == "difference":
-            return value - of
-        return value / of - (1.0 if self.how == "change" else 0.0)
-
-    def words(self, rows: Rows, study: str) -> str:
-        """The number, or the label, as people read it."""
-        if self.label:
-            return str(self._one(chosen(rows, study, self.at))[self.label])
-        return self.shown(self.of(rows, study))
-
-    def shown(self, value: float) -> str:
-        """A number of this kind with its unit."""
-        if self.form:
-            return format(value, self.form)
-        if self.how == "change":
-            return f"{100 * value:+.1f}%"
-        if self.how == "ratio":
-            return f"{value:.2f}x"
-        if self.how in ("count", "knee"):
-            return f"{value:,.0f}"
-        if self.metric.endswith("_frac"):
-            return f"{100 * value:+.1f} points" if self.how == "difference" else f"{100 * value:.1f}%"
-        sign = "+" if self.how == "difference" and value >= 0 else ""
-        return sign + shown(self.metric, value)
-
-    def _one(self, found: Sequence[Row]) -> Row:
-        if self.pick:
-            name, sign = self.pick.removeprefix("-"), -1.0 if self.pick.startswith("-") else 1.0
-            return max(found, key=lambda row: sign * metric_of(row, name))
-        if len(found) > 1:
-            raise NotTestable(f"{len(found)} runs are meant where one is")
-        return found[0]
-
-
-UNITS = {"_w_per_gpu": "w", "_bytes_per_s": "bytes_per_s", "_bytes": "bytes", "_flop_per_s": "flop_per_s", "_s": "s"}
-
-
-def shown(metric: str, value: float) -> str:
-    """A metric's value with its unit."""
-    if metric.endswith("_frac"):
-        return f"{100 * value:.1f}%"
-    for ending, unit in UNITS.items():
-        if metric.endswith(ending) and "tokens" not in metric:
-            return show(value, unit)
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-PAYS = 1.5
-"""A doubling that buys less does not pay: three quarters of the ideal, as in ``knee scale``."""
-
-
-def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
-    """The largest count to which a doubling still multiplies the metric by ``PAYS``."""
-    ordered = sorted((float(row[over]), metric_of(row, metric)) for row in found)
-    last = ordered[0][0]
-    for (n1, v1), (n2, v2) in pairwise(ordered):
-        doublings = _log2(n2 / n1)
-        if (v2 / v1) ** (1.0 / doublings) >= PAYS:
-            last = n2
-    return last
-
-
-def _log2(x: float) -> float:
-    from math import log2
-
-    return log2(x)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,7 +64,8 @@ class Number:
         strict = self.equals is None
         holds = (low < value < high) if strict else (low <= value <= high)
         missed = target if target is not None else (low if value <= low else high)
-        return Finding(holds=holds, value=self.of.shown(value), off="" if holds else f"off by {self._apart(value, missed)}")
+        off = "" if holds else f"off by {self._apart(value, missed)}"
+        return Finding(holds=holds, value=self.of.shown(value), off=off)
 
     def _apart(self, value: float, target: float) -> str:
         if self.of.how == "change" or self.of.metric.endswith("_frac"):
@@ -532,5 +377,4 @@ def curve(rows: Rows, study: str, where: Where, metric: str, over: str) -> list[
 
 def listed(values: Sequence[float], metric: str) -> str:
     """Values as people read them."""
-    form: Callable[[float], str] = lambda v: shown(metric, v)  # noqa: E731
-    return ", ".join(map(form, values))
+    return ", ".join(shown(metric, value) for value in values)

@@ -9,14 +9,15 @@ import numpy as np
 
 from knee.cost.idle import idle_s
 from knee.cost.placement import GroupPlacement
+from knee.errors import InputError
 from knee.fidelity.bandwidth_errors import LARGE_BYTES
 from knee.fidelity.bandwidths import carried_bandwidths
 from knee.fidelity.links import bus_factor
-from knee.specs.load import load_cluster
+from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
 from knee.study.files import Bandwidths
-from knee.study.questions import Point
-from knee.study.relations import Row
+from knee.study.quantities import Row
+from knee.study.questions import SPECS, Point
 from knee.units import parse, show
 
 PLAN = (
@@ -97,8 +98,11 @@ def _minus(a: float | None, b: float | None) -> float | None:
 
 
 def _of_cluster(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    sets = tuple((key, value) for key, value in (record.get("question") or {}).get("sets", ()))
-    cluster = load_cluster(name, [(k, v) for k, v in sets if k.split(".")[0] in ("cluster", "gpu", "node", "fabric")]).spec
+    sets = split_overrides([tuple(pair) for pair in (record.get("question") or {}).get("sets", ())])[1]
+    try:
+        cluster = load_cluster(name, sets).spec
+    except InputError:  # a machine that the catalogue does not have
+        return {}
     return {
         "gpu": cluster.gpu.name,
         "node_gpus": cluster.node.gpus,
@@ -128,7 +132,7 @@ def impossible_row(point: Point, reason: str) -> dict[str, Any]:
     """A point that cannot be: its labels and why."""
     question = point.question
     row: dict[str, Any] = {"study": point.study, "series": point.series, "kind": "impossible", "why": reason}
-    row |= {name: getattr(question, name) for name in ("model", "cluster", "profile", "gpus", "global_batch", "seq_len")}
+    row |= {name: getattr(question, name) for name in (*SPECS, "gpus", "global_batch", "seq_len")}
     return row | (dict(question.plans[0]) if len(question.plans) == 1 else {})
 
 
@@ -166,7 +170,7 @@ def bandwidth_rows(study: str, grid: Bandwidths) -> Iterator[dict[str, Any]]:
             }
 
 
-def _readings(grid: Bandwidths) -> dict[tuple[int, float], float]:
+def _readings(grid: Bandwidths) -> dict[tuple[int | None, float], float]:
     """(nodes, bytes) -> bus bandwidth of the source that the grid names, from knee's own table."""
     return {
         (reading.setting.nodes, reading.setting.message_bytes): reading.bus_bytes_per_s

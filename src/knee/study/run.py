@@ -9,8 +9,8 @@ from typing import Any
 from knee.fidelity.trust import Label
 from knee.study.claims import Verdict, judge, not_testable
 from knee.study.files import Study, load_study
+from knee.study.quantities import NotTestable, Row, Rows
 from knee.study.questions import Point, Question, points_of
-from knee.study.relations import NotTestable, Row, Rows
 from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
 from knee.study.store import IMPOSSIBLE
 

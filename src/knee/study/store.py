@@ -24,31 +24,36 @@ IMPOSSIBLE = "impossible"
 
 @dataclass(slots=True)
 class Store:
-    """A folder of records."""
+    """A folder of records; without one, what is answered is remembered only."""
 
-    folder: Path
-    warn: Callable[[str], None]
+    folder: Path | None = None
+    warn: Callable[[str], None] = print
     made: int = 0
     reused: int = 0
     _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        make_folder(self.folder)
+        if self.folder is not None:
+            make_folder(self.folder)
 
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
         key = key_of(question)
         if key not in self._seen:
-            path = self.folder / f"{key}.json"
-            found = self._read(path, key)
-            if found is None:
-                found = sealed(_answered(question) | {"question": asdict(question), "key": key, "made": _made()})
-                write_text(path, json.dumps(found, allow_nan=False) + "\n")
-                self.made += 1
-            else:
-                self.reused += 1
-            self._seen[key] = found
+            found = self._kept(key)
+            self.reused += found is not None
+            self._seen[key] = found or self._made(question, key)
         return self._seen[key]
+
+    def _made(self, question: Question, key: str) -> dict[str, Any]:
+        found = sealed(_answered(question) | {"question": asdict(question), "key": key, "made": _made_by()})
+        if self.folder is not None:
+            write_text(self.folder / f"{key}.json", json.dumps(found, allow_nan=False) + "\n")
+        self.made += 1
+        return found
+
+    def _kept(self, key: str) -> dict[str, Any] | None:
+        return None if self.folder is None else self._read(self.folder / f"{key}.json", key)
 
     def _read(self, path: Path, key: str) -> dict[str, Any] | None:
         """None where there is none, or none that is whole; of the latter the user hears."""
@@ -122,7 +127,7 @@ def engine() -> str:
     return total.hexdigest()[:16]
 
 
-def _made() -> dict[str, str]:
+def _made_by() -> dict[str, str]:
     return {"knee": knee.__version__, "engine": engine()}
 
 
