@@ -27,7 +27,7 @@ def answer(question: Question) -> dict[str, Any]:
 
 
 def job_of(question: Question) -> Job:
-    """The one plan; of several that fit the fastest, the one with the least model parallelism, or the fastest with more."""
+    """The one plan; of several that fit the fastest, the least model-parallel, or the fastest with more than that."""
     jobs = list(_jobs(question))
     if len(jobs) == 1:
         return jobs[0]
