@@ -56,6 +56,8 @@ def _about(job: Job) -> tuple[str, ...]:
         notes.append(f"{kept}gradients are reduced once a step, after the last of {job.microbatches} microbatches")
     if job.model.tied_embeddings and job.plan.pp > 1:
         notes.append("the exchange of a tied embedding's gradient between the first and the last stage is left out")
+    if job.profile.pat == "any":
+        notes.append("gathers and reductions between nodes are logarithmic, as no NCCL up to 2.30 has them: a what-if")
     return tuple(notes)
 
 

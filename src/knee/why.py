@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from knee.columns import Floats
-from knee.cost.collectives import Links, ring_bandwidth, ring_turn_s
+from knee.cost.collectives import Links, gather_s, ring_bandwidth, ring_turn_s
 from knee.cost.compute import operation_s
 from knee.cost.step import product_column, shapes_of
 from knee.simulator import Working, evaluate
@@ -142,6 +142,8 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
     c.add(1, "ring turn", turn, "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
     bandwidth = show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s")
     c.add(1, "ring bandwidth", bandwidth, "min(link, ranks a node * NIC) * bandwidth_scale")
+    if job.profile.pat != "off":
+        _logarithmic(c, job, w, links)
     _messages(c, job, w)
     _constants(
         c,
@@ -155,6 +157,16 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
         c.add(1, "tp_overlap_frac", f"{plan.tp_overlap_frac:g}", source="user: the plan's own")
     else:
         c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
+
+
+def _logarithmic(c: _Chain, job: Job, w: Working, links: Links) -> None:
+    """What serves the gather of a layer, where it need not be a ring."""
+    message = PARAMETER_BYTES * w.traffic.layer.moved
+    ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
+    chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
+    formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks a node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
+    c.add(1, "algorithm", chosen, f"{formula}; the ring takes {show(float(ring), 's')}")
+    c.constant(1, "pat", job.profile.pat)
 
 
 def _messages(c: _Chain, job: Job, w: Working) -> None:

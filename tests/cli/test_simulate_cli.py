@@ -122,6 +122,18 @@ def test_set_changes_one_value() -> None:
     assert slow["step_s"] > answer(*ASK)["step_s"]
 
 
+def test_logarithmic_gathers_are_a_what_if() -> None:
+    large = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "2048", "--profile", "paper",
+             "--local-batch", "2")
+    ring, nccl, every = (answer(*large, "--set", f"profile.pat={word}", "--why") for word in ("off", "nccl", "any"))
+    # NCCL has them with one GPU a node alone, and this group has eight
+    assert ring["step_s"] == nccl["step_s"] == answer(*large)["step_s"]
+    assert every["step_s"] < 0.7 * ring["step_s"]
+    assert any("no NCCL" in sentence for sentence in every["assumptions"])
+    assert {"algorithm": "PAT", "pat": "any"}.items() <= {line["name"]: line["value"] for line in every["why"]}.items()
+    assert "not one of off, nccl, any" in refused(*large, "--set", "profile.pat=true")
+
+
 def test_every_field_of_the_plan_has_an_option() -> None:
     assert {name.replace("tp_overlap", "tp_overlap_frac") for name in PLAN} == {f.name for f in fields(Plan)}
 

@@ -42,6 +42,7 @@ def settings_of(draw: st.DrawFn) -> tuple[Model, Cluster, Profile, tuple[str, ..
         comm_slowdown=draw(st.sampled_from((1.0, 1.0, 1.3))),
         gather_overlap=draw(st.booleans()),
         p2p_overlap_frac=draw(st.sampled_from((0.0, 0.8, 1.0))),
+        pat=draw(st.sampled_from(("off", "off", "nccl", "any"))),
     )
     placement = draw(st.one_of(st.just(AXES), st.permutations(AXES).map(tuple)))
     return model(draw(st.sampled_from(MODELS))), where, stack, placement
