@@ -118,7 +118,8 @@ def _compute(c: _Chain, job: Job, w: Working) -> None:
         "step_overhead_s copy_frac reduce_copy_frac",
     )
     for name, passes, kind, source in pass_rows(kernels):
-        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL):
+        outer = ("outer",) if job.plan.sync_every > 1 else ()
+        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *outer):
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
 
@@ -187,6 +188,9 @@ def _messages(c: _Chain, job: Job, w: Working) -> None:
     if plan.cp > 1:
         note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
         message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
+    if plan.sync_every > 1:
+        note = f"in {plan.reduce_dtype}, parameters' difference over {plan.dp_replicate:,} replicas, blocking"
+        message("exchange of replicas", w.exchange.all_reduce_s, float(w.exchange.message_bytes[0]), note)
     if plan.pp > 1:
         message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
@@ -214,6 +218,10 @@ def _timeline(c: _Chain, job: Job, w: Working) -> None:
         1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s"
     )
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
+    if job.plan.sync_every > 1:
+        e, often = w.exchange, f"1 / sync_every({job.plan.sync_every:,})"
+        c.add(1, "exchange, a step's share", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
+        c.add(1, "outer optimizer, a step's share", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
     if job.plan.pp > 1:
         c.add(
             1,
@@ -229,9 +237,11 @@ def _memory(c: _Chain, job: Job, w: Working) -> None:
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
     c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
+    notes = {"gradients": "beside all activations: they come as those go, unless they are kept"}
+    if job.plan.sync_every > 1:
+        notes["optimizer"] = "with the outer one's momentum and the parameters of the last exchange, fp32 each"
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
-        note = "beside all activations: they come as those go, unless they are kept" if part == "gradients" else ""
-        c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), note)
+        c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), notes.get(part, ""))
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 

@@ -140,17 +140,18 @@ def test_every_field_of_the_plan_has_an_option() -> None:
 
 def test_every_option_of_the_plan_reaches_it() -> None:
     plan = answer(
-        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "2", "--dp-replicate", "1",
-        "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2", "--micro-batch", "2",
-        "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16", "--prefetch", "2",
+        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "1", "--dp-replicate", "2",
+        "--sync-every", "500", "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2",
+        "--micro-batch", "2", "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16",
+        "--prefetch", "2",
         "--reduce-dtype", "fp32", "--state-dtype", "bf16",
         "--cp-method", "ring", "--no-sequence-parallel", "--tp-overlap", "25%",
         "--placement", "cp-tp-dp_shard-dp_replicate-pp",
     )["plan"]
     assert plan == {
-        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 2, "dp_replicate": 1, "sharding": "zero1", "schedule": "interleaved",
+        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 1, "dp_replicate": 2, "sharding": "zero1", "schedule": "interleaved",
         "virtual_stages": 2, "micro_batch": 2, "recompute": "full", "recompute_frac": 0.5, "precision": "fp16",
-        "prefetch": 2,
+        "prefetch": 2, "sync_every": 500,
         "reduce_dtype": "fp32", "state_dtype": "bf16", "cp_method": "ring", "sequence_parallel": False,
         "tp_overlap_frac": 0.25,
         "placement": ["cp", "tp", "dp_shard", "dp_replicate", "pp"],

@@ -74,6 +74,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         recompute=draw(st.sampled_from(RECOMPUTES)), prefetch=draw(st.integers(0, 3)),
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
         state_dtype=draw(st.sampled_from(STATE_DTYPES)), placement=placement,
+        sync_every=draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1,
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
 

@@ -64,7 +64,7 @@ def test_one_gpu_communicates_with_nobody(data: st.DataObject) -> None:
     plan, microbatches, seq_len = data.draw(plans(of, placement))
     sharding = "fsdp_no_reshard" if plan.sharding == "hsdp" else plan.sharding
     alone = replace(plan, dp_shard=1, dp_replicate=1, tp=1, pp=1, cp=1, virtual_stages=1, schedule="1f1b",
-                    sharding=sharding)
+                    sharding=sharding, sync_every=1)
     r = results(job_of(of, where, stack, (alone, microbatches, seq_len)))
     assert r["comm_s"] == 0
     assert r["comm_load_s"] == 0
