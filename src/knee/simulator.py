@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from knee.columns import Bools, Floats
 from knee.cost.compute import Cost, cost_of
+from knee.cost.exchange import Exchange, exchange_of
 from knee.cost.step import (
     CommCosts,
     ComputeCosts,
@@ -33,7 +34,7 @@ from knee.timeline.step import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.parameters import head_layers
+from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 CHUNK = 32768
@@ -87,6 +88,8 @@ class Working:
     optimizer: Cost
     late_gather_s: Floats
     """ZeRO-1's gather after the optimizer, where it does not hide."""
+    exchange: Exchange
+    """Of replicas that do not meet in every step."""
     flop: Floats
     """Tensor-core work of one GPU and step."""
     moved_bytes: Floats
@@ -126,10 +129,11 @@ def evaluate(
     step = run_step(parts, actions, fold=fold)
     optimizer = _optimizer(cluster, profile, model, parts)
     late = _late_gather(profile, model, parts)
+    exchange = exchange_of(model, cluster, profile, table, modes, traffic, groups)
     memory = memory_of(model, profile, table, shapes_of(table), modes, traffic)
     flop, moved = _work(model, parts)
-    moved = moved + optimizer.moved_bytes
-    results = _results(model, cluster, profile, parts, step, optimizer, late, memory, flop, moved, convention)
+    moved = moved + optimizer.moved_bytes + exchange.moved_bytes
+    results = _results(model, cluster, profile, parts, step, optimizer, late, exchange, memory, flop, moved, convention)
     return Working(
         model=model,
         cluster=cluster,
@@ -146,6 +150,7 @@ def evaluate(
         memory=memory,
         optimizer=optimizer,
         late_gather_s=late,
+        exchange=exchange,
         flop=flop,
         moved_bytes=moved,
         results=results,
@@ -185,20 +190,11 @@ def simulate_tables(
         yield evaluate(model, cluster, profile, table, convention=convention).results
 
 
-def _stage_parameters(model: Model, parts: StepParts) -> Floats:
-    """Parameters of the fullest stage's model shard: a stage's layers and one end of the model."""
-    t = parts.traffic
-    layers = np.ceil(model.layers / parts.table.pp)
-    both = t.embedding.elements + t.head.elements
-    one = np.maximum(t.embedding.elements, t.head.elements)
-    return layers * t.layer.elements + np.where(parts.table.pp > 1, one, both)
-
-
 def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepParts) -> Cost:
     """AdamW over the shard that a GPU owns."""
-    table = parts.table
+    table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
-    whole = _stage_parameters(model, parts)
+    whole = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements)
     # FSDP casts its shard on the way into the gather; whole fp32 parameters are cast in every forward
     casts = ~parts.modes.gathers & (table.state_bytes > PARAMETER_BYTES)
     cast = np.where(casts, whole * table.microbatches, 0.0)
@@ -260,6 +256,7 @@ def _results(
     step: StepColumns,
     optimizer: Cost,
     late: Floats,
+    exchange: Exchange,
     memory: MemoryColumns,
     flop: Floats,
     moved: Floats,
@@ -269,10 +266,12 @@ def _results(
     table, comm = parts.table, parts.comm
     # the mean GPU waits in a collective for the slowest one
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
-    exposed = step.exposed_s + comm.norm + late + straggler
-    compute = step.compute_s + optimizer.time_s
+    exposed = step.exposed_s + comm.norm + late + straggler + exchange.comm_s
+    compute = step.compute_s + optimizer.time_s + exchange.compute_s
     idle = step.idle_s + profile.step_overhead_s
     step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s
+    # replicas that meet every few steps: the mean of those steps
+    step_s = step_s + exchange.comm_s + exchange.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)
     per_gpu = tokens / step_s / table.gpus
     loads = (
@@ -284,6 +283,7 @@ def _results(
         + comm.norm
         + late
         + straggler
+        + exchange.comm_s
     )
     # beside compute, collectives are charged for the time they take from it
     alone = exposed + step.overlapped_s * parts.kappa / (1.0 + parts.kappa)

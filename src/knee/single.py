@@ -13,7 +13,7 @@ from knee.specs.job import Job
 from knee.specs.plan import CP_METHODS
 from knee.specs.table import table_of
 from knee.timeline.actions import gathers_kv_again
-from knee.timeline.events import Tail, stage_events
+from knee.timeline.events import Tail, stage_events, world_name
 from knee.timeline.scripts import scripts_of
 from knee.workload.flop import DEFAULT_CONVENTION
 from knee.workload.traffic import PARAMETER_BYTES
@@ -56,17 +56,31 @@ def _about(job: Job) -> tuple[str, ...]:
         notes.append(f"{kept}gradients are reduced once a step, after the last of {job.microbatches} microbatches")
     if job.model.tied_embeddings and job.plan.pp > 1:
         notes.append("the exchange of a tied embedding's gradient between the first and the last stage is left out")
+    if job.plan.sync_every > 1:
+        notes.append(
+            f"replicas exchange every {job.plan.sync_every:,} steps, and this is the mean of those steps; that a token "
+            "is then worth less or more to the model is not modelled"
+        )
+        notes.append("a slow GPU is slow in every step: replicas wait at their exchange for what they did not before")
+    if job.profile.pat == "any":
+        notes.append("gathers and reductions between nodes are logarithmic, as no NCCL up to 2.30 has them: a what-if")
     return tuple(notes)
 
 
 def events_of(job: Job) -> list[Events]:
-    """The kernels of one step, for one GPU of each pipeline stage; nothing folded."""
+    """The kernels of one step, for one GPU of each pipeline stage; nothing folded.
+
+    Of replicas that exchange every few steps it is the mean step, with its share of their exchange.
+    """
     w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
     tail = Tail(
         norm_s=float(w.comm.norm[0]),
         optimizer_s=float(w.optimizer.time_s[0]),
         late_gather_s=float(w.late_gather_s[0]),
         straggler_s=float(w.results.straggler_s[0]),
+        exchange_s=float(w.exchange.comm_s[0]),
+        exchange_bytes=float((w.exchange.per_step * w.exchange.message_bytes)[0]),
+        outer_s=float(w.exchange.compute_s[0]),
     )
     scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
     return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
@@ -82,7 +96,8 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     rows = [
         *_parameter_loads(w),
         *_local_loads(w, float(table.microbatches[0]) * w.model.layers / float(table.pp[0])),
-        ("all_reduce", "world", int(table.gpus[0]), 1.0, 4.0, w.comm.norm[0]),
+        _exchange_load(w),
+        ("all_reduce", world_name(table), int(w.groups.world.ranks[0]), 1.0, 4.0, w.comm.norm[0]),
         ("straggler_wait", "world", int(table.gpus[0]), 1.0, 0.0, w.results.straggler_s[0]),
     ]
     return tuple(
@@ -124,11 +139,19 @@ def _parameter_loads(w: Working) -> list[Row]:
     passes, once = dict.fromkeys(messages, often), dict.fromkeys(messages, 1.0)
     gathered, gather_s = passes | {"layer": 2.0 * often if every else 1.0}, step.gather_load_s[0] + w.late_gather_s[0]
     shards = 1.0 if ddp else float(w.groups.shard.ranks[0])
+    # DDP's replicas that do not meet in every step leave its context-parallel ranks
+    copies = "cp" if w.table.sync_every[0] > 1 else "dp_replicate"
     return [
         *rows("all_gather", "dp_shard", "gather", PARAMETER_BYTES, gather_s, gathered),
         *rows("reduce_scatter", "dp_shard", "reduce", width, reduced, passes),
-        *rows("all_reduce", "dp_replicate", "replicate", width / shards, replicated + step.replicate_load_s[0], once),
+        *rows("all_reduce", copies, "replicate", width / shards, replicated + step.replicate_load_s[0], once),
     ]
+
+
+def _exchange_load(w: Working) -> Row:
+    """Replicas that do not meet in every step: a fraction of a call in each."""
+    e, ranks = w.exchange, int(w.groups.exchange.ranks[0])
+    return "all_reduce", "dp_replicate", ranks, float(e.per_step[0]), float(e.message_bytes[0]), float(e.comm_s[0])
 
 
 def _local_loads(w: Working, layer_passes: float) -> list[Row]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from knee.columns import Floats
-from knee.cost.collectives import Links, ring_bandwidth, ring_turn_s
+from knee.cost.collectives import Links, gather_s, ring_bandwidth, ring_turn_s
 from knee.cost.compute import operation_s
 from knee.cost.step import product_column, shapes_of
 from knee.simulator import Working, evaluate
@@ -118,7 +118,8 @@ def _compute(c: _Chain, job: Job, w: Working) -> None:
         "step_overhead_s copy_frac reduce_copy_frac",
     )
     for name, passes, kind, source in pass_rows(kernels):
-        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL):
+        outer = ("outer",) if job.plan.sync_every > 1 else ()
+        if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *outer):
             c.add(1, f"{kernels}.{name}", passes, source=f"{kind}: {source}")
 
 
@@ -142,6 +143,8 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
     c.add(1, "ring turn", turn, "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
     bandwidth = show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s")
     c.add(1, "ring bandwidth", bandwidth, "min(link, ranks a node * NIC) * bandwidth_scale")
+    if job.profile.pat != "off":
+        _logarithmic(c, job, w, links)
     _messages(c, job, w)
     _constants(
         c,
@@ -155,6 +158,16 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
         c.add(1, "tp_overlap_frac", f"{plan.tp_overlap_frac:g}", source="user: the plan's own")
     else:
         c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
+
+
+def _logarithmic(c: _Chain, job: Job, w: Working, links: Links) -> None:
+    """What serves the gather of a layer, where it need not be a ring."""
+    message = PARAMETER_BYTES * w.traffic.layer.moved
+    ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
+    chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
+    formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks a node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
+    c.add(1, "algorithm", chosen, f"{formula}; the ring takes {show(float(ring), 's')}")
+    c.constant(1, "pat", job.profile.pat)
 
 
 def _messages(c: _Chain, job: Job, w: Working) -> None:
@@ -175,6 +188,9 @@ def _messages(c: _Chain, job: Job, w: Working) -> None:
     if plan.cp > 1:
         note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
         message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
+    if plan.sync_every > 1:
+        note = f"in {plan.reduce_dtype}, parameters' difference over {plan.dp_replicate:,} replicas, blocking"
+        message("exchange of replicas", w.exchange.all_reduce_s, float(w.exchange.message_bytes[0]), note)
     if plan.pp > 1:
         message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
@@ -202,6 +218,10 @@ def _timeline(c: _Chain, job: Job, w: Working) -> None:
         1, "straggler", show(float(w.results.straggler_s[0]), "s"), "straggler_frac * E[max of N normals] * compute_s"
     )
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
+    if job.plan.sync_every > 1:
+        e, often = w.exchange, f"1 / sync_every({job.plan.sync_every:,})"
+        c.add(1, "exchange, a step's share", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
+        c.add(1, "outer optimizer, a step's share", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
     if job.plan.pp > 1:
         c.add(
             1,
@@ -217,9 +237,11 @@ def _memory(c: _Chain, job: Job, w: Working) -> None:
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
     c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
+    notes = {"gradients": "beside all activations: they come as those go, unless they are kept"}
+    if job.plan.sync_every > 1:
+        notes["optimizer"] = "with the outer one's momentum and the parameters of the last exchange, fp32 each"
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
-        note = "beside all activations: they come as those go, unless they are kept" if part == "gradients" else ""
-        c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), note)
+        c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), notes.get(part, ""))
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 

@@ -122,23 +122,36 @@ def test_set_changes_one_value() -> None:
     assert slow["step_s"] > answer(*ASK)["step_s"]
 
 
+def test_logarithmic_gathers_are_a_what_if() -> None:
+    large = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "2048", "--profile", "paper",
+             "--local-batch", "2")
+    ring, nccl, every = (answer(*large, "--set", f"profile.pat={word}", "--why") for word in ("off", "nccl", "any"))
+    # NCCL has them with one GPU a node alone, and this group has eight
+    assert ring["step_s"] == nccl["step_s"] == answer(*large)["step_s"]
+    assert every["step_s"] < 0.7 * ring["step_s"]
+    assert any("no NCCL" in sentence for sentence in every["assumptions"])
+    assert {"algorithm": "PAT", "pat": "any"}.items() <= {line["name"]: line["value"] for line in every["why"]}.items()
+    assert "not one of off, nccl, any" in refused(*large, "--set", "profile.pat=true")
+
+
 def test_every_field_of_the_plan_has_an_option() -> None:
     assert {name.replace("tp_overlap", "tp_overlap_frac") for name in PLAN} == {f.name for f in fields(Plan)}
 
 
 def test_every_option_of_the_plan_reaches_it() -> None:
     plan = answer(
-        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "2", "--dp-replicate", "1",
-        "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2", "--micro-batch", "2",
-        "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16", "--prefetch", "2",
+        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "1", "--dp-replicate", "2",
+        "--sync-every", "500", "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2",
+        "--micro-batch", "2", "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16",
+        "--prefetch", "2",
         "--reduce-dtype", "fp32", "--state-dtype", "bf16",
         "--cp-method", "ring", "--no-sequence-parallel", "--tp-overlap", "25%",
         "--placement", "cp-tp-dp_shard-dp_replicate-pp",
     )["plan"]
     assert plan == {
-        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 2, "dp_replicate": 1, "sharding": "zero1", "schedule": "interleaved",
+        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 1, "dp_replicate": 2, "sharding": "zero1", "schedule": "interleaved",
         "virtual_stages": 2, "micro_batch": 2, "recompute": "full", "recompute_frac": 0.5, "precision": "fp16",
-        "prefetch": 2,
+        "prefetch": 2, "sync_every": 500,
         "reduce_dtype": "fp32", "state_dtype": "bf16", "cp_method": "ring", "sequence_parallel": False,
         "tp_overlap_frac": 0.25,
         "placement": ["cp", "tp", "dp_shard", "dp_replicate", "pp"],

@@ -193,6 +193,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (("--nproc", "0"), "--nproc is 0"),
     (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
     (("--sharding", "zero1"), "simulated but not trained"),
+    (("--nproc", "2", "--sharding", "ddp", "--dp-replicate", "2", "--sync-every", "5"), "every 5 steps are simulated"),
     (("--dtype", "fp32", "--precision", "fp16"), "contradict"),
     (("--dtype", "int4"), "is not one of"),
     (("--lr", "nan"), "lr is nan"),

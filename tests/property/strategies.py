@@ -42,6 +42,7 @@ def settings_of(draw: st.DrawFn) -> tuple[Model, Cluster, Profile, tuple[str, ..
         comm_slowdown=draw(st.sampled_from((1.0, 1.0, 1.3))),
         gather_overlap=draw(st.booleans()),
         p2p_overlap_frac=draw(st.sampled_from((0.0, 0.8, 1.0))),
+        pat=draw(st.sampled_from(("off", "off", "nccl", "any"))),
     )
     placement = draw(st.one_of(st.just(AXES), st.permutations(AXES).map(tuple)))
     return model(draw(st.sampled_from(MODELS))), where, stack, placement
@@ -73,6 +74,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         recompute=draw(st.sampled_from(RECOMPUTES)), prefetch=draw(st.integers(0, 3)),
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
         state_dtype=draw(st.sampled_from(STATE_DTYPES)), placement=placement,
+        sync_every=draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1,
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
 

@@ -64,7 +64,7 @@ def test_one_gpu_communicates_with_nobody(data: st.DataObject) -> None:
     plan, microbatches, seq_len = data.draw(plans(of, placement))
     sharding = "fsdp_no_reshard" if plan.sharding == "hsdp" else plan.sharding
     alone = replace(plan, dp_shard=1, dp_replicate=1, tp=1, pp=1, cp=1, virtual_stages=1, schedule="1f1b",
-                    sharding=sharding)
+                    sharding=sharding, sync_every=1)
     r = results(job_of(of, where, stack, (alone, microbatches, seq_len)))
     assert r["comm_s"] == 0
     assert r["comm_load_s"] == 0
@@ -117,7 +117,10 @@ IMPROVEMENTS: dict[str, Change] = {
 def test_better_is_never_slower(name: str, job: Job, k: float) -> None:
     better_cluster, better_profile = IMPROVEMENTS[name](job.cluster, job.profile, k)
     better = replace(job, cluster=better_cluster, profile=better_profile)
-    assert results(better)["step_s"] <= results(job)["step_s"] * (1 + 1e-9)
+    before, after = (evaluate(j.model, j.cluster, j.profile, table_of([j])) for j in (job, better))
+    # a faster wire takes more from compute beside it: where latency is all there is, that is all it changes
+    contention = max(0.0, float(after.parts.kappa[0] - before.parts.kappa[0])) * float(before.results.compute_s[0])
+    assert after.results.step_s[0] <= before.results.step_s[0] * (1 + 1e-9) + contention
 
 
 # units: a machine k times as fast in every respect takes a k-th of the time

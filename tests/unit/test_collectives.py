@@ -118,11 +118,47 @@ def test_all_reduce_follows_figure_2a(nodes: int) -> None:
 # algorithms
 
 
-def test_pat_needs_one_rank_a_node() -> None:
-    plain, pat = IDLE, replace(IDLE, pat=True)
-    assert gather(128, 1, 1e6, pat) < gather(128, 1, 1e6, plain)
-    assert gather(128, 8, 1e6, pat) == gather(128, 8, 1e6, plain)
-    assert gather(2, 1, 1e6, pat) == gather(2, 1, 1e6, plain)
+NCCL, ANY = replace(IDLE, pat="nccl"), replace(IDLE, pat="any")
+
+
+def test_nccls_pat_needs_one_rank_a_node() -> None:
+    assert gather(128, 1, 1e6, NCCL) < gather(128, 1, 1e6)
+    assert gather(128, 8, 1e6, NCCL) == gather(128, 8, 1e6)
+    assert gather(2, 1, 1e6, NCCL) == gather(2, 1, 1e6)
+
+
+def test_nccls_pat_by_hand() -> None:
+    """NCCL's tuner: 8 us + log2(n) hop / 3.5 + 2.8 us a rank, at 0.75 of the ring's bandwidth."""
+    expected = 8e-6 + 7 * H100.fabric.hop_s / 3.5 + 2.8e-6 * 128 + 1e6 * 127 / 128 / (0.75 * NIC)
+    assert gather(128, 1, 1e6, NCCL) == pytest.approx(expected, rel=1e-12)
+    assert gather(128, 1, 1e6, ANY) == gather(128, 1, 1e6, NCCL)
+
+
+def test_a_logarithmic_gather_over_nodes_of_eight_by_hand() -> None:
+    """256 nodes: eight steps, 256 pieces a rank, seven hops inside the node, and 0.75 of the ring's bandwidth."""
+    expected = 8e-6 + 8 * H100.fabric.hop_s / 3.5 + 2.8e-6 * 256 + 7 * H100.node.hop_s
+    expected += 1e6 * 2047 / 2048 / (0.75 * min(LINK, 8 * NIC))
+    assert gather(2048, 8, 1e6, ANY) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("gpus", [2048, 8192, 32_768, 102_400])
+def test_a_logarithmic_gather_of_little_is_far_below_the_ring(gpus: int) -> None:
+    """Its linear term is 2.8 us a node, the ring's 37.8 us (seven hops inside, one outside)."""
+    assert gather(gpus, 8, 1e6, ANY) < gather(gpus, 8, 1e6) / 8
+    # per node what is left is the linear term, and a step for every doubling
+    assert gather(gpus, 8, 1.0, ANY) < 8e-6 + gpus / 8 * 2.8e-6 + 17 * H100.fabric.hop_s
+
+
+@pytest.mark.parametrize("per_node", [1, 2, 8])
+def test_a_logarithmic_gather_is_never_slower_and_grows_with_size_and_group(per_node: int) -> None:
+    sizes, counts = np.geomspace(1e3, 64e9, 30), [per_node * n for n in (1, 2, 3, 4, 7, 64, 1000, 12_800)]
+    times = np.array([[gather(ranks, per_node, size, ANY) for size in sizes] for ranks in counts])
+    rings = np.array([[gather(ranks, per_node, size) for size in sizes] for ranks in counts])
+    assert (times <= rings).all()
+    assert (np.diff(times, axis=1) >= 0).all()
+    assert (np.diff(times, axis=0) >= 0).all()
+    # much more than latency is worth: the ring's bandwidth is better
+    assert (times[:4, -1] == rings[:4, -1]).all()
 
 
 def test_trees_beat_rings_between_many_nodes() -> None:

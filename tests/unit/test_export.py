@@ -84,7 +84,8 @@ def test_any_plan_comes_back(data: st.DataObject, tmp_path: Path) -> None:
     plan = replace(job.plan, placement=placement, recompute_frac=frac, prefetch=draw(st.integers(0, 8)),
                    sequence_parallel=draw(st.booleans()), state_dtype=draw(st.sampled_from(("fp32", "bf16"))),
                    reduce_dtype=draw(st.sampled_from(("fp32", "bf16"))),
-                   tp_overlap_frac=draw(st.none() | st.floats(0, 1)))
+                   tp_overlap_frac=draw(st.none() | st.floats(0, 1)),
+                   sync_every=draw(st.integers(1, 1000)) if job.plan.dp_replicate > 1 else 1)
     drawn = replace(job, plan=plan)
     assert read_back(drawn, tmp_path) == drawn
 
@@ -247,6 +248,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("torchtitan", {"model": "llama2-7b", "seq_len": 4096}, "shape of none", "megatron"),
     ("torchtitan", {"cluster": "cpu", "gpus": 8}, "no GPUs", "knee"),
     ("torchtitan", {"gpus": 12, "batch": 12}, "hosts of 8", "multiple of 8"),
+    ("torchtitan", {"sharding": "hsdp", "dp_shard": 8, "sync_every": 500}, "every 500 steps", "no --sync-every"),
+    ("megatron", {"sharding": "zero1", "dp_replicate": 2, "sync_every": 10}, "every 10 steps", "no --sync-every"),
     ("megatron", {"pp": 4, "schedule": "zero_bubble"}, "zero_bubble", "1f1b"),
     ("megatron", {"pp": 4, "schedule": "gpipe"}, "gpipe", "1f1b"),
     ("megatron", {"pp": 4, "sharding": "fsdp"}, "pp 4", "zero1"),

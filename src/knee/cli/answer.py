@@ -42,6 +42,7 @@ def _print_question(job: Job, trust: Trust) -> None:
     words = [plan.sharding, *degrees]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     words += [f"recompute {plan.recompute}{share}", plan.precision]
     batch = (f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "

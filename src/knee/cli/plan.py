@@ -44,6 +44,8 @@ TRIED = 500
         help="Type in which gradients are reduced.")
 @option("--state-dtype", section="What", type=Word(STATE_DTYPES), default="fp32", show_default=True,
         help="Type of the parameters and moments that the optimizer updates.")
+@option("--sync-every", section="What", type=int, default=1, show_default=True, metavar="H",
+        help="Steps between exchanges of the replicas, in plans that have some (local SGD, DiLoCo).")
 @option("--max-tp", section="Limits", type=int, metavar="N", help="Largest tensor-parallel degree.")
 @option("--max-pp", section="Limits", type=int, metavar="N", help="Most pipeline stages.")
 @option("--max-cp", section="Limits", type=int, metavar="N", help="Largest context-parallel degree.")
@@ -141,6 +143,7 @@ def _search(model: str, options: dict[str, Any]) -> Found:
         seq_len=seq_len,
         fixed=Plan(precision=options["precision"], reduce_dtype=options["reduce_dtype"],
                    state_dtype=options["state_dtype"]),
+        sync_every=options["sync_every"],
         max_tp=options["max_tp"],
         max_pp=options["max_pp"],
         max_cp=options["max_cp"],

@@ -12,8 +12,8 @@ from knee.cli.options import Option, Word
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 PLAN = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch",
-        "recompute", "recompute_frac", "precision", "prefetch", "reduce_dtype", "state_dtype", "cp_method",
-        "sequence_parallel", "tp_overlap", "placement")
+        "recompute", "recompute_frac", "precision", "prefetch", "reduce_dtype", "state_dtype", "sync_every",
+        "cp_method", "sequence_parallel", "tp_overlap", "placement")
 
 
 def option(*names: str, section: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -53,6 +53,8 @@ OPTIONS = (
              "if left out."),
     _of_plan("--state-dtype", type=Word(STATE_DTYPES), help="Type of the parameters and moments that the "
              "optimizer updates; fp32 if left out."),
+    _of_plan("--sync-every", type=int, metavar="H", help="Replicas exchange every so many steps (local SGD, DiLoCo), "
+             "and the answer is the mean of those; in every step if left out."),
     _of_plan("--cp-method", type=Word(CP_METHODS), help="How context parallelism shares keys and values; "
              "allgather if left out."),
     _of_plan("--sequence-parallel/--no-sequence-parallel", default=None,

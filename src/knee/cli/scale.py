@@ -226,6 +226,7 @@ def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple
     space = Space(model=job.model, gpus=gpus, global_batch=batch, seq_len=job.seq_len, fixed=fixed,
                   max_tp=plan.get("tp"), max_pp=plan.get("pp"), max_cp=plan.get("cp"), shardings=limit("sharding"),
                   schedules=limit("schedule"), recomputes=limit("recompute"), micro_batches=limit("micro_batch"),
+                  sync_every=plan.get("sync_every", 1),
                   selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective")
     return space, " and ".join(only) or None
 

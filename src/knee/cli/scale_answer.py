@@ -319,7 +319,7 @@ def options_of(job: Job) -> str:
     """The options that ask for a job's plan."""
     plan, plain = job.plan, Plan()
     names = ("tp", "pp", "cp", "dp_replicate", "sharding", "schedule", "virtual_stages", "recompute",
-             "recompute_frac", "precision")  # fmt: skip
+             "recompute_frac", "precision", "sync_every")  # fmt: skip
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]
     words = [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in changed]
     return " ".join([*words, f"--micro-batch {plan.micro_batch}"])

@@ -15,7 +15,7 @@ from knee.columns import Bools, Floats
 from knee.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
-from knee.specs.profile import Profile
+from knee.specs.profile import Pat, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Links:
     cluster: Cluster
     hop_scale: float
     bandwidth_scale: float
-    pat: bool
+    pat: Pat
 
     @classmethod
     def in_training(cls, cluster: Cluster, profile: Profile) -> Links:
@@ -37,7 +37,7 @@ class Links:
     @classmethod
     def idle(cls, cluster: Cluster) -> Links:
         """On idle GPUs, as nccl-tests sees them."""
-        return cls(cluster=cluster, hop_scale=1.0, bandwidth_scale=1.0, pat=False)
+        return cls(cluster=cluster, hop_scale=1.0, bandwidth_scale=1.0, pat="off")
 
 
 def ring_bandwidth(links: Links, group: GroupPlacement) -> Floats:
@@ -94,26 +94,39 @@ def ring_turn_s(links: Links, group: GroupPlacement) -> Floats:
 def gather_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
     """All-gather or reduce-scatter of a message (the whole, gathered size).
 
-    Formula: base + turn + S (N-1)/N / B     (ring; PAT where it is on and each node has one rank, if faster)
+    Formula: base + turn + S (N-1)/N / B     (ring; PAT where the profile has it and it is faster)
     Source:  NCCL up to 2.30 has only Ring for these between nodes of several GPUs, so latency grows with N
     """
     ring = constant("collectives", "base_s") + ring_turn_s(links, group)
     ring = ring + message_bytes * (group.ranks - 1) / group.ranks / ring_bandwidth(links, group)
-    if links.pat:
-        ring = np.where(
-            (group.per_node == 1) & (group.nodes > 2), np.minimum(ring, _pat_s(links, group, message_bytes)), ring
-        )
+    if links.pat != "off":
+        ring = np.where(_serves_pat(links, group), np.minimum(ring, pat_s(links, group, message_bytes)), ring)
     return np.where(group.ranks > 1, ring, 0.0)
 
 
-def _pat_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
-    """NCCL's PAT: logarithmic network steps, but still a small linear term.
+def _serves_pat(links: Links, group: GroupPlacement) -> Bools:
+    """Groups that may be gathered logarithmically: NCCL's with one rank a node, or all that leave a node."""
+    if links.pat == "any":
+        return np.asarray(group.nodes > 1, dtype=np.bool_)
+    return np.asarray((group.per_node == 1) & (group.nodes > 2), dtype=np.bool_)
 
-    Formula: 8 us + log2(n) * hop / 3.5 + 2.8 us * N + S (N-1)/N / (0.75 B)
-    Source:  NVIDIA/nccl v2.23 and later, src/graph/tuning.cc
+
+def pat_s(links: Links, group: GroupPlacement, message_bytes: Floats) -> Floats:
+    """PAT: logarithmic steps between nodes, with a small linear term; then a gather inside the node.
+
+    Formula: 8 us + log2(n) * hop / 3.5 + 2.8 us * n + (p - 1) * node hop + S (N-1)/N / (0.75 B)
+    Where:   n nodes, p ranks on each, N = n p. Each of a node's p ranks runs PAT with its peers on the other n - 1
+             nodes, so that all NICs are busy and a rank handles n pieces, not N; what arrives goes around the node
+             while the next pieces are on their way, so that latencies add and B is the ring's, the slower wire's
+    Source:  p = 1 (N = n): NVIDIA/nccl v2.23 and later, src/graph/tuning.cc. p > 1: no release of NCCL; the same
+             constants, composed as PCCL composes its gathers (arXiv 2504.18658), which does not overlap the two parts
+    Valid:   p = 1 as NCCL's tuner has it for idle GPUs, times hop_scale; p > 1 a what-if, held against no measurement.
+             A tier is crossed by as many bytes as the ring's (far steps carry few); its own latency is left out
     """
-    steps = np.floor(np.log2(np.maximum(group.nodes, 1.0))) * links.cluster.fabric.hop_s / 3.5
-    latency = constant("collectives", "pat_base_s") + steps + constant("collectives", "pat_rank_s") * group.ranks
+    steps = np.floor(np.log2(np.maximum(group.nodes, 1.0))) * links.cluster.fabric.hop_s
+    steps = steps / constant("collectives", "pat_steps_per_hop")
+    latency = constant("collectives", "pat_base_s") + steps + constant("collectives", "pat_rank_s") * group.nodes
+    latency = latency + (group.per_node - 1.0) * links.cluster.node.hop_s
     bandwidth = ring_bandwidth(links, group) * constant("collectives", "pat_bandwidth_frac")
     return links.hop_scale * latency + message_bytes * (group.ranks - 1) / group.ranks / bandwidth
 

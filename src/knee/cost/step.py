@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Floats, Ints
+from knee.columns import Bools, Floats, Ints
 from knee.cost.collectives import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
 from knee.cost.compute import Cost, cost_of
 from knee.cost.placement import GroupPlacement, nodes_apart, place
@@ -130,11 +130,15 @@ class Groups:
     shard: GroupPlacement
     """FSDP and ZeRO: dp_shard x cp."""
     replicate: GroupPlacement
-    """HSDP's second level; for DDP all ranks that hold the same weights."""
+    """HSDP's second level; for DDP all ranks that hold the same weights. Where replicas do not meet in every step, who
+    is left: nobody, or DDP's context-parallel ranks."""
+    exchange: GroupPlacement
+    """Replicas, where they exchange every ``sync_every`` steps."""
     tp: GroupPlacement
     cp: GroupPlacement
     pp: GroupPlacement
     world: GroupPlacement
+    """All GPUs that a step keeps together: those of one replica where replicas do not meet in every step."""
 
 
 def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
@@ -142,18 +146,28 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
     per_node = cluster.node.gpus
     replicate = place(table, per_node, "dp_replicate")
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
+    together, world = _either(modes.ddp, copies, replicate), place(table, per_node, *table.placement)
+    apart = table.sync_every > 1
+    if apart.any():
+        alone = _either(modes.ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
+        together = _either(apart, alone, together)
+        one = [axis for axis in table.placement if axis != "dp_replicate"]
+        world = _either(apart, place(table, per_node, *one), world)
     return Groups(
         shard=place(table, per_node, "dp_shard", "cp"),
-        replicate=GroupPlacement(
-            **{
-                f.name: np.where(modes.ddp, getattr(copies, f.name), getattr(replicate, f.name))
-                for f in fields(GroupPlacement)
-            }
-        ),
+        replicate=together,
+        exchange=replicate,
         tp=place(table, per_node, "tp"),
         cp=place(table, per_node, "cp"),
         pp=place(table, per_node, "pp"),
-        world=place(table, per_node, *table.placement),
+        world=world,
+    )
+
+
+def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
+    """The one group or the other, plan by plan."""
+    return GroupPlacement(
+        **{f.name: np.where(where, getattr(a, f.name), getattr(b, f.name)) for f in fields(GroupPlacement)}
     )
 
 
@@ -198,7 +212,7 @@ class CommCosts:
     cp_send: Floats
     pp_send: Floats
     norm: Floats
-    """All-reduce of the gradient norm over all GPUs."""
+    """All-reduce of the gradient norm over all GPUs that a step keeps together."""
 
 
 def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: Groups) -> CommCosts:

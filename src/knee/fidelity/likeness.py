@@ -183,6 +183,8 @@ class _Comparison:
             yield f"no published run computed in {plan.precision}"
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
             yield f"no published run had the {plan.schedule} schedule"
+        if plan.sync_every > 1:
+            yield f"no published run had replicas that exchange every {plan.sync_every:,} steps"
         if self.job.plan.dp_shard > GATHERED_GPUS:
             yield f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
         if self.around.any():

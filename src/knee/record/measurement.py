@@ -34,9 +34,11 @@ class CommLoad:
     collective: str
     """all_gather, reduce_scatter, all_reduce, send_recv; straggler_wait is time in them spent waiting for slow GPUs."""
     group: str
-    """The mesh axes it runs over: dp_shard, dp_replicate, tp, cp, pp or world."""
+    """The mesh axes it runs over: dp_shard, dp_replicate, tp, cp, pp or world; replica is all of one, where they do
+    not meet in every step."""
     group_size: int
     calls: float
+    """A fraction where it is not in every step."""
     message_bytes: float
     """Bytes of one full (gathered or unreduced) message."""
     load_s: float

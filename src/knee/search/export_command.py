@@ -80,6 +80,7 @@ def in_words(plan: Plan) -> str:
     """The plan in one line; degrees of 1 are left out."""
     degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
                if getattr(plan, axis) > 1]  # fmt: skip
+    degrees += [f"sync_every {plan.sync_every}"] if plan.sync_every > 1 else []
     pipeline: list[str] = [plan.schedule] if plan.pp > 1 else []
     pipeline += [f"virtual_stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
     return ", ".join([*degrees, plan.sharding, *pipeline, f"micro_batch {plan.micro_batch}",
@@ -119,6 +120,13 @@ def refuse_prefetch(launch: Launch, plan: Plan) -> None:
     if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
         raise cannot(launch.tool, f"it has no option that gathers {plan.prefetch} layers ahead",
                      "the nearest plan it can run has --prefetch 1")  # fmt: skip
+
+
+def refuse_rare_exchange(launch: Launch, plan: Plan) -> None:
+    """No recorded option of either program lets replicas run apart for a while."""
+    if plan.sync_every > 1:
+        raise cannot(launch.tool, f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
+                     "the nearest plan it can run has no --sync-every; or export to knee, to simulate it")  # fmt: skip
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:

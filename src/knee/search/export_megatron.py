@@ -12,6 +12,7 @@ from knee.search.export_command import (
     placed,
     refuse_prefetch,
     refuse_processors,
+    refuse_rare_exchange,
     tp_overlap_frac,
 )
 from knee.specs.job import Job
@@ -63,6 +64,7 @@ def _environment(launch: Launch, job: Job) -> str:
 def _refuse(launch: Launch, job: Job) -> None:
     """What no option of Megatron-LM says."""
     plan, model = job.plan, job.model
+    refuse_rare_exchange(launch, plan)
     if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
         raise cannot(TOOL, f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
                      "the nearest plan it can run has --schedule 1f1b")

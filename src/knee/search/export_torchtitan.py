@@ -13,6 +13,7 @@ from knee.search.export_command import (
     recorded,
     refuse_prefetch,
     refuse_processors,
+    refuse_rare_exchange,
     tp_overlap_frac,
 )
 from knee.specs.job import Job
@@ -64,6 +65,7 @@ def torchtitan_command(job: Job) -> str:
 def _refuse(launch: Launch, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
+    refuse_rare_exchange(launch, plan)
     if plan.sharding == "zero1":
         raise cannot(TOOL, "it has no mode that shards optimizer states alone",
                      "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too")

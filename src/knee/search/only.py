@@ -19,7 +19,7 @@ from knee.specs.table import PlanTable
 
 WORDS = {"sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_method": CP_METHODS}
 NUMBERS = ("gpus", "global_batch", "seq_len", "dp_shard", "dp_replicate", "dp", "tp", "pp", "cp", "micro_batch",
-           "microbatches", "virtual_stages", "sequence_parallel", "recompute_frac")  # fmt: skip
+           "microbatches", "virtual_stages", "sync_every", "sequence_parallel", "recompute_frac")  # fmt: skip
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,

@@ -47,11 +47,13 @@ class Space:
     schedules: tuple[str, ...] = ()
     recomputes: tuple[str, ...] = ()
     micro_batches: tuple[int, ...] = ()
+    sync_every: int = 1
+    """Steps between exchanges of replicas, in all plans that have some."""
     selective: bool = False
     """Whether recomputing attention alone saves anything: not beside kernels that keep no scores."""
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "global_batch", "seq_len"):
+        for name in ("gpus", "global_batch", "seq_len", "sync_every"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         limits = {"max_tp": self.max_tp, "max_pp": self.max_pp, "max_cp": self.max_cp}
@@ -162,12 +164,13 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     def same(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)
 
+    copies = ints([one[2] for one in shared], share)
     return PlanTable(
         gpus=same(space.gpus),
         global_batch=same(space.global_batch),
         seq_len=same(space.seq_len),
         dp_shard=ints([one[1] for one in shared], share),
-        dp_replicate=ints([one[2] for one in shared], share),
+        dp_replicate=copies,
         tp=same(tp),
         pp=same(pp),
         cp=same(cp),
@@ -181,6 +184,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
         precision=same(PRECISIONS.index(fixed.precision)),
         reduce_dtype=same(REDUCE_DTYPES.index(fixed.reduce_dtype)),
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
+        sync_every=np.where(copies > 1, space.sync_every, 1),
         sequence_parallel=np.array(splits, dtype=np.bool_)[split][good],
         recompute_frac=np.ones(n),
         tp_overlap_frac=np.full(n, np.nan if fixed.tp_overlap_frac is None else fixed.tp_overlap_frac),

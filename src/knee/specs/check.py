@@ -6,12 +6,12 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from knee import units
 from knee.errors import SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
-from knee.specs.fields import SPECS, field_at, fields_of, known_keys, unit_of
+from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, unit_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -125,8 +125,13 @@ def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
     return {
         path: Mistake(place=path, text=f"should not be {str(leaf.value).lower()}")
         for path, leaf in walk(tree)
-        if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and field.type is not bool
+        if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and not _takes_flags(field)
     }
+
+
+def _takes_flags(field: Field) -> bool:
+    """Flags; and words, whose own complaint names those that there are."""
+    return field.type is bool or get_origin(field.type) is Literal
 
 
 def _negatives(kind: str, tree: Tree) -> list[Mistake]:

@@ -60,11 +60,14 @@ class Plan:
     """Type in which gradients are reduced."""
     state_dtype: StateDtype = "fp32"
     """Type of the parameters that the optimizer updates, of its moments and of the gradients kept for it."""
+    sync_every: int = 1
+    """Steps between two exchanges of the replicas. From 2 on they reduce no gradients together, but average how far
+    their parameters have moved, and an outer optimizer takes that mean as its gradient (local SGD, DiLoCo)."""
     placement: tuple[str, ...] = AXES
     """Mesh axes from the innermost (neighbouring GPUs) to the outermost."""
 
     def __post_init__(self) -> None:
-        for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch"):
+        for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch", "sync_every"):
             if getattr(self, name) < 1:
                 raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1")
             if getattr(self, name) > MOST:
@@ -107,6 +110,13 @@ class Plan:
                 hint="put the data-parallel ranks into dp_replicate, or use --sharding zero1",
             )
 
+        if self.sync_every > 1 and self.dp_replicate == 1:
+            raise SpecError(
+                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "
+                "each other",
+                hint="give --dp-replicate, for example with --sharding hsdp, or leave --sync-every out",
+            )
+
     def _check_schedule(self) -> None:
         if self.virtual_stages > 1 and self.schedule != "interleaved":
             raise SpecError(
@@ -145,6 +155,7 @@ def plan_words(plan: Plan) -> str:
               if getattr(plan, axis) > 1]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     words += ["no sp"] if plan.tp > 1 and not plan.sequence_parallel else []
     words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
     words.append(f"micro-batch {plan.micro_batch:,}")

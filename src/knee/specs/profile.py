@@ -9,6 +9,7 @@ from knee.errors import SpecError
 from knee.specs.hardware import AttentionKernel
 
 Kernels = Literal["eager", "compiled", "fused"]
+Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
 
@@ -70,8 +71,9 @@ class Profile:
     """Pipeline sends are cut over the tensor-parallel group without sequence parallelism too, and gathered after."""
     ddp_bucket_bytes: float = 25 * 2.0**20
     """Gradient bucket of DDP."""
-    pat: bool = False
-    """NCCL 2.23 and later: logarithmic all-gather and reduce-scatter in groups with one GPU per node."""
+    pat: Pat = "off"
+    """Logarithmic all-gather and reduce-scatter where they are faster than a ring: "nccl" in groups with one GPU per
+    node, as NCCL has them since 2.23; "any", a what-if, in all groups that leave a node, as no NCCL up to 2.30 has."""
 
     context_bytes: float
     """GPU memory outside the allocator: CUDA context, NCCL buffers."""

@@ -49,6 +49,7 @@ class PlanTable:
     precision: Ints
     reduce_dtype: Ints
     state_dtype: Ints
+    sync_every: Ints
     sequence_parallel: Bools
     recompute_frac: Floats
     tp_overlap_frac: Floats
@@ -111,6 +112,7 @@ class PlanTable:
             prefetch=int(self.prefetch[row]),
             reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
             state_dtype=STATE_DTYPES[self.state_dtype[row]],
+            sync_every=int(self.sync_every[row]),
             placement=self.placement,
         )
 
@@ -149,6 +151,7 @@ def table_of(jobs: Sequence[Job]) -> PlanTable:
         precision=ints([PRECISIONS.index(p.precision) for p in plans]),
         reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
         state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
+        sync_every=ints([p.sync_every for p in plans]),
         sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
         recompute_frac=np.array([p.recompute_frac for p in plans], dtype=np.float64),
         tp_overlap_frac=np.array(

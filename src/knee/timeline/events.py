@@ -14,6 +14,7 @@ import numpy as np
 
 from knee.record.events import COMM_STREAM, EventLog, Events, Group
 from knee.specs.plan import AXES, SCHEDULES
+from knee.specs.table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
 from knee.timeline.passes import Phase
@@ -68,6 +69,11 @@ class Tail:
     optimizer_s: float
     late_gather_s: float
     straggler_s: float
+    exchange_s: float = 0.0
+    """A step's share of the exchange between replicas that do not meet in every one."""
+    exchange_bytes: float = 0.0
+    outer_s: float = 0.0
+    """Its share of the outer optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +250,10 @@ def script_of(
     """Messages of one chunk kind on one stage, in the ``last`` microbatch or one before."""
     t, ddp = parts.traffic, bool(parts.modes.ddp[0])
     shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
-    replicas = group(parts, "dp_replicate", ("dp_replicate", "cp") if ddp else ("dp_replicate",), stage)
+    copies = ("dp_replicate", "cp") if ddp else ("dp_replicate",)
+    # replicas that do not meet in every step leave DDP's context-parallel ranks
+    apart = ddp and bool(parts.table.sync_every[0] > 1)
+    replicas = group(parts, "cp", ("cp",), stage) if apart else group(parts, "dp_replicate", copies, stage)
     dtype, width = ("fp32" if t.reduce_bytes[0] == 4 else "bf16"), float(t.reduce_bytes[0])
     layer = float(t.layer.moved[0])
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
@@ -283,7 +292,7 @@ def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, ste
     table = parts.table
     logs = [EventLog() for _ in range(int(table.pp[0]))]
     ends = _play_serial(logs[0], parts, a, scripts) if len(logs) == 1 else _play_pipeline(logs, parts, a, scripts)
-    world = Group(name="world", size=int(table.gpus[0]))
+    world = group(parts, world_name(table), _met(table), 0)
     for stage, log in enumerate(logs):
         _play_tail(log, tail, world, parts, stage, ends)
     return [
@@ -359,6 +368,16 @@ def _play_filling(
             now += seconds
 
 
+def world_name(table: PlanTable) -> str:
+    """What the GPUs are called that a step of plan 0 keeps together."""
+    return "replica" if table.sync_every[0] > 1 else "world"
+
+
+def _met(table: PlanTable) -> tuple[str, ...]:
+    """Their axes."""
+    return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
+
+
 def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage: int, now: float) -> None:
     if tail.straggler_s > 0:
         log.comm("all_reduce", world, now, tail.straggler_s, 4.0, "fp32", _SYNC)
@@ -368,6 +387,14 @@ def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage:
         now += tail.norm_s
     log.compute("adamw", now, tail.optimizer_s)
     now += tail.optimizer_s
+    if tail.exchange_s > 0:
+        replicas = group(parts, "dp_replicate", ("dp_replicate",), stage)
+        dtype = "fp32" if parts.traffic.reduce_bytes[0] == 4 else "bf16"
+        log.comm("all_reduce", replicas, now, tail.exchange_s, tail.exchange_bytes, dtype, _REPLICAS)
+        now += tail.exchange_s
+    if tail.outer_s > 0:
+        log.compute("outer", now, tail.outer_s)
+        now += tail.outer_s
     if tail.late_gather_s > 0:
         shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
         log.comm(

@@ -145,6 +145,11 @@ class TrainJob:
                 "would recompute a block once for every weight",
                 hint="use --schedule 1f1b, or --recompute selective or none",
             )
+        if plan.sync_every > 1:
+            raise SpecError(
+                f"replicas that exchange every {plan.sync_every:,} steps are simulated but not trained",
+                hint="leave --sync-every out: they then reduce gradients in every step",
+            )
         if plan.cp > 1 and plan.cp_method == "ring":
             raise SpecError("ring attention is simulated but not trained", hint="use --cp-method allgather")
         if model.tied_embeddings and plan.pp > 1:

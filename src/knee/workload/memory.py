@@ -13,12 +13,13 @@ from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, SCHEDULES
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
 from knee.workload.activations import layer_saved_bytes, logits_bytes
-from knee.workload.operations import Shapes
+from knee.workload.operations import OUTER_STATE_BYTES, Shapes
 from knee.workload.parameters import head_layers
 from knee.workload.stages import chunk_layers, stage_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states
+OUTER_STATES = 2.0  # of an outer optimizer: its momentum and the parameters as of the last exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,8 @@ def _stage_memory(
     keeps = ~modes.gathers | (~modes.reshards & (table.microbatches > 1))
     kept_bytes, copied_bytes = _gradient_bytes(profile, table, modes, t)
     gradients = np.where(keeps, kept_bytes * own, 0.0) + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
-    optimizer = (MOMENTS * table.state_bytes + copied_bytes) * sharded
+    outer_bytes = np.where(table.sync_every > 1, OUTER_STATES * OUTER_STATE_BYTES, 0.0)
+    optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
 
     recompute = table.recompute.astype(np.float64)
     full = table.recompute == RECOMPUTES.index("full")

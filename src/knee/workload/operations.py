@@ -73,6 +73,7 @@ class Stream:
 Operation = Gemm | Attention | Stream
 
 BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
+OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
 
 def _projections(model: Model, s: Shapes, kernels: Kernels) -> list[tuple[str, Floats, Floats]]:
@@ -204,3 +205,11 @@ def optimizer(parameters: Floats, state_bytes: Floats, cast: Floats, kernels: Ke
     states = parameters * state_bytes
     moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
     return [Stream(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
+
+
+def outer_optimizer(parameters: Floats, kernels: Kernels) -> list[Operation]:
+    """Nesterov's momentum over the parameters a rank owns, in fp32: their difference from those of the last exchange,
+    the update of those, and a copy of them."""
+    outer = passes_of(kernels, "outer")
+    moved = outer.forward * OUTER_STATE_BYTES * parameters
+    return [Stream(name="outer", moved_bytes=moved, kernels=outer.forward_kernels)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from knee.columns import Floats, Ints
 from knee.specs.model import Model
+from knee.specs.table import PlanTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,3 +110,9 @@ def gathered_elements(tensors: tuple[Tensor, ...], tp: Ints, ranks: Ints) -> Flo
         cols = t.cols / tp if t.tp == "cols" else float(t.cols)
         total += ranks * np.ceil(rows / ranks) * cols
     return total
+
+
+def stage_elements(model: Model, table: PlanTable, layer: Floats, embedding: Floats, head: Floats) -> Floats:
+    """Elements of the fullest stage's model shard: a stage's layers and one end of the model."""
+    layers = np.ceil(model.layers / table.pp)
+    return layers * layer + np.where(table.pp > 1, np.maximum(embedding, head), embedding + head)
