@@ -106,7 +106,7 @@ def show_study(name: str, as_json: bool) -> None:
     print_rows([["where", found.place or "beyond the paper"], ["question", found.question],
                 *([["paper", found.paper]] if found.paper else []),
                 ["charts", "; ".join(draw.title for draw in found.draw)],
-                ["run it", f"knee study run {found.name}"]])
+                ["run it", f"knee study run {shlex.quote(name)}"]])
     if points:
         print_heading(f"{len(points)} runs")
         rows = [["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]]
@@ -163,9 +163,11 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
          sets: Sequence[str] = (), steps: int | None = None, no_page: bool = False) -> None:
     from knee.files import make_folder
     from knee.study.files import study_names
-    from knee.study.run import points_to_run, results
+    from knee.study.run import points_to_run, results, strangers
     from knee.study.store import Store
 
+    if steps is not None and (launcher != "local" or steps < 1):
+        raise InputError(f"--steps {steps}: real runs have at least one step", hint="it goes with --launcher local")
     names = list(dict.fromkeys(names)) or study_names()
     changes = _changes(sets)
     measured: list[tuple[Point | None, Mapping[str, Any]]] = []
@@ -176,8 +178,12 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
     found = list(_recorded(points, store))
     if launcher == "local":
         measured += _trained(points, out / "runs", steps)
+    for record in strangers(found, [record for point, record in measured if point is None]):
+        _warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
     ran = results(names, found, measured, changes)
+    impossible = sum(len(one.impossible) for one in ran)
     click.echo(f"{len(found):,} points: {store.made:,} simulated, {store.reused:,} kept from before"
+               + (f", {impossible:,} cannot be" if impossible else "")
                + (f", {len(measured):,} measured" if measured else ""), err=True)
     _write(ran, out, names, as_json=as_json, no_page=no_page, given=_given(names, out, launcher, records, sets))
 
@@ -263,14 +269,15 @@ def _number(key: str, text: str) -> float | int:
         value = float(text) if key == "local_batch" else int(text)
     except ValueError:
         raise InputError(f"--set {key}={text}: it should be a number") from None
-    if value <= 0:
-        raise InputError(f"--set {key}={text}: it should be more than 0")
+    if not 0 < value < float("inf"):
+        raise InputError(f"--set {key}={text}: it should be more than 0, and finite")
     return value
 
 
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Measured records of a file, a run's folder, or the folders below one."""
     from knee.fidelity.side_by_side import read_record
+    from knee.study.rows import step_row
 
     inside = sorted(path.rglob("record.json")) if path.is_dir() and not (path / "record.json").exists() else [path]
     if not inside:
@@ -280,6 +287,11 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
         if record.get("kind", "measured") != "measured":
             raise InputError(f"{file} is a {record['kind']} record, not a measured one",
                              hint="simulated points need not be given")
+        try:
+            step_row(record, study="", series="")
+        except (KeyError, TypeError, ValueError):
+            raise InputError(f"{file} does not say which model, plan and sizes it was measured with",
+                             hint="`knee train` leaves records that do") from None
         yield record
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from knee.errors import SpecError
 from knee.study.quantities import NotTestable, Rows
 from knee.study.relations import Finding, Test
 
@@ -28,6 +29,10 @@ class Claim:
     """What was fitted on it, or what of its test was decided after its result was seen; empty: it is evidence."""
     why: str = ""
     """Where it is known to fail: the reason."""
+
+    def __post_init__(self) -> None:
+        if not self.test:
+            raise SpecError("test is empty: nothing would be tested")
 
     @property
     def bar(self) -> str:

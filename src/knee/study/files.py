@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from string import Formatter
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
-from knee.errors import InputError
+from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.fields import fields_of, split_overrides
 from knee.study.claims import Claim
+from knee.study.mistakes import mistakes_of
 from knee.study.quantities import Quantity, Where
+from knee.units import parse
 
 FOLDER = ROOT / "studies"
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -22,8 +26,13 @@ FORBID: dict[str, str] = {"extra": "forbid"}
 Pick = Literal["each", "fastest", "least", "beyond"]
 Mark = Literal["line", "bar", "parts", "shares", "heat", "growth"]
 One = str | int | float | bool
-Many = One | tuple[One, ...]
+Many = One | Annotated[tuple[One, ...], Field(min_length=1)]
 """A value, or a list of them, which is an axis of the grid."""
+Names = StrictStr | Annotated[tuple[StrictStr, ...], Field(min_length=1)]
+Count = Annotated[StrictInt, Field(gt=0)]
+Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
+Share = Count | Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +43,13 @@ class Grid:
 
     series: str
     """Name of a curve or group; ``{tp}`` stands for that axis."""
-    model: Many
-    cluster: Many
-    profile: Many
-    gpus: Many
-    local_batch: Many | None = None
-    global_batch: Many | None = None
-    seq_len: Many = 4096
+    model: Names
+    cluster: Names
+    profile: Names
+    gpus: Counts
+    local_batch: Shares | None = None
+    global_batch: Counts | None = None
+    seq_len: Counts = 4096
     plan: Mapping[str, Many] = field(default_factory=dict)
     set: Mapping[str, Many] = field(default_factory=dict)
     """As ``--set``: ``"fabric.nic_bytes_per_s" = ["200 Gbit/s", "400 Gbit/s"]``."""
@@ -49,6 +58,22 @@ class Grid:
     pick: Pick = "each"
     """``fastest``: of the plans only the fastest that fits; ``least``: the one with the least model parallelism;
     ``beyond``: the fastest with more than that."""
+
+    def __post_init__(self) -> None:
+        if (self.local_batch is None) == (self.global_batch is None):
+            raise SpecError("local_batch or global_batch is needed, and only one of them")
+        known = fields_of("plan")
+        for name, value in self.plan.items():
+            if name not in known:
+                close = did_you_mean(name, known)
+                raise SpecError(f"plan has no {name}" + (f": did you mean {close}?" if close else ""))
+            for one in value if isinstance(value, tuple) else (value,):
+                if known[name].type is int and (isinstance(one, bool) or not isinstance(one, int) or one < 0):
+                    raise SpecError(f"plan.{name} should be a whole number, not {one!r}")
+        try:
+            split_overrides((key, "") for key in self.set)
+        except InputError as error:
+            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,11 +85,20 @@ class Bandwidths:
     series: str
     cluster: str
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
-    nodes: tuple[int, ...]
-    message: tuple[str, ...]
+    nodes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    message: Annotated[tuple[str, ...], Field(min_length=1)]
     """Sizes, with their unit."""
     published: str | None = None
     """Source in knee's own table of bandwidths whose readings stand beside."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.series.format(nodes=1, message="")
+        except (LookupError, ValueError, AttributeError, TypeError):
+            raise SpecError(f"series {self.series!r} may name {{nodes}} and {{message}} only") from None
+        for text in self.message:
+            if parse(text, "bytes") <= 0:  # which refuses what is no size at all
+                raise SpecError(f"message {text!r} is not above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +171,19 @@ class Study:
     """Runs whose step can be looked into."""
     claim: tuple[Claim, ...] = ()
 
+    def __post_init__(self) -> None:
+        if not (self.grid or self.bandwidths or self.hardware or self.needs):
+            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], hardware or needs is missing")
+        ids = [claim.id for claim in self.claim]
+        if twice := sorted({one for one in ids if ids.count(one) > 1}):
+            raise SpecError(f"claim {twice[0]} is there twice")
+        try:
+            named = {name for _, name, _, _ in Formatter().parse(self.finding) if name is not None}
+        except ValueError as error:
+            raise SpecError(f"finding: {error} (a brace that is no name's is written twice)") from None
+        if unknown := sorted(named - self.value.keys()):
+            raise SpecError(f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing")
+
 
 def study_names(kind: str | None = None) -> list[str]:
     """All studies in the paper's order, then those beyond it; or those of one kind."""
@@ -168,38 +215,39 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
     raw = read_toml(path)
-    return _checked(path.stem, _laid_over_common(raw), where=path.name)
+    return _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
 
 
-def _laid_over_common(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
-    common = dict(raw.get("common", {}))
-    grids = [
-        common | grid | {"plan": common.get("plan", {}) | grid.get("plan", {})}
-        if isinstance(grid, dict) and isinstance(common, dict)
-        else grid
-        for grid in raw.get("grid", [])
-    ]
+    common, grids = raw.get("common", {}), raw.get("grid", [])
+    if not isinstance(common, dict) or (common and not grids):
+        raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]",
+                         hint="`knee study show fig6` is a study that works")  # fmt: skip
     rest = {key: value for key, value in raw.items() if key != "common"}
-    return rest | ({"grid": grids} if grids else {})
+    if not isinstance(grids, list):
+        return rest
+    return rest | {"grid": [_over(common, grid) if isinstance(grid, dict) else grid for grid in grids]}
+
+
+def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
+    # a grid with a batch of its own has no use for the common one, whichever of the two that is
+    under = {key: value for key, value in common.items() if key not in BATCHES or not BATCHES & grid.keys()}
+    plans = [part.get("plan", {}) for part in (common, grid)]
+    joined = {"plan": plans[0] | plans[1]} if all(isinstance(plan, dict) for plan in plans) else {}
+    return under | grid | joined
+
+
+BATCHES = {"local_batch", "global_batch"}
 
 
 def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
     try:
         return _adapter().validate_python({"name": name} | raw)
     except ValidationError as error:
-        lines = [_mistake(e["loc"], e["msg"], e["input"]) for e in error.errors()]
+        lines, hint = mistakes_of(error.errors(), raw, Study)
         shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
-        raise InputError(f"{where}: {shown}", hint="`knee study show fig6` is a study that works") from None
-
-
-def _mistake(place: Sequence[str | int], message: str, given: object) -> str:
-    at = ".".join(map(str, place))
-    if message.startswith("Unexpected keyword argument"):
-        return f"{at} is not known"
-    if message.startswith("Missing required"):
-        return f"{at} is missing"
-    return f"{at}: {message[:1].lower()}{message[1:]}, not {given!r}"
+        raise InputError(f"{where}: {shown}", hint=hint or "`knee study show fig6` is a study that works") from None
 
 
 @cache

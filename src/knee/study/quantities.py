@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import log2
+from math import inf, log2
 from statistics import median
 from typing import Any, ClassVar, Literal
 
-from knee.errors import KneeError
+from knee.errors import KneeError, SpecError
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -35,19 +35,39 @@ def chosen(rows: Rows, study: str, where: Where) -> list[Row]:
     columns = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items() if key != "study"}
     found = [row for row in pool if all(row.get(key) in values for key, values in columns.items())]
     if not found:
-        words = ", ".join(f"{key} {value}" for key, value in where.items())
-        raise NotTestable(f"no run has {words}")
+        words = ", ".join(f"{key} {_listed(value)}" for key, value in where.items())
+        raise NotTestable(f"no run has {words}" if words else "there are no runs")
     return found
+
+
+def _listed(value: Value | tuple[Value, ...]) -> str:
+    return " or ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def only(found: Sequence[Row]) -> Row:
+    """The one row that is meant."""
+    if len(found) != 1:
+        raise NotTestable(f"{len(found)} runs are meant where one is")
+    return found[0]
 
 
 def metric_of(row: Row, metric: str) -> float:
     """A number of a row; NotTestable where it is not known."""
     value = row.get(metric)
-    if value is None or isinstance(value, str):
-        raise NotTestable(f"{metric} is not known of {row.get('series')} on {row.get('gpus')} GPUs")
+    if not isinstance(value, (int, float)):
+        raise NotTestable(f"{metric} is not known of {row.get('series')}"
+                          + (f" on {row['gpus']:,} GPUs" if row.get("gpus") else ""))  # fmt: skip
     return float(value)
 
 
+def change(value: float, base: float) -> float:
+    """Relative change; from nothing to something it has no bound."""
+    if base == 0:
+        return 0.0 if value == 0 else inf if value > 0 else -inf
+    return value / base - 1.0
+
+
+COMPARED = ("change", "difference", "ratio")
 REDUCE: dict[str, Callable[[Sequence[float]], float]] = {"least": min, "most": max, "median": median}
 
 
@@ -76,6 +96,16 @@ class Quantity:
     form: str = ""
     """How it is written; by its unit where left out."""
 
+    def __post_init__(self) -> None:
+        if (self.base is not None) != (self.how in COMPARED):
+            raise SpecError(f"base and how go together: {', '.join(COMPARED)}")
+        if self.same and self.how not in COMPARED:
+            raise SpecError("same is about bases, and there is none")
+        try:
+            format(1.0, self.form)
+        except ValueError:
+            raise SpecError(f"form {self.form!r} is not how Python writes a number") from None
+
     def of(self, rows: Rows, study: str) -> float:
         """The number."""
         found = chosen(rows, study, self.at)
@@ -96,18 +126,26 @@ class Quantity:
     def _base(self, rows: Rows, study: str, row: Row) -> Row:
         """The run that one is held against: the same in these columns."""
         bases = chosen(rows, study, self.base or {})
-        return self._one([base for base in bases if all(base.get(c) == row.get(c) for c in self.same)])
+        bases = [base for base in bases if all(base.get(c) == row.get(c) for c in self.same)]
+        if not bases:
+            raise NotTestable("no base has " + ", ".join(f"{c} {row.get(c)}" for c in self.same))
+        return self._one(bases)
 
     def _against(self, row: Row, base: Row) -> float:
         value, of = metric_of(row, self.metric), metric_of(base, self.metric)
         if self.how == "difference":
             return value - of
+        if of == 0:
+            raise NotTestable(f"{self.metric} of the base is 0")
         return value / of - (1.0 if self.how == "change" else 0.0)
 
     def words(self, rows: Rows, study: str) -> str:
         """The number, or the label, as people read it."""
         if self.label:
-            return str(self._one(chosen(rows, study, self.at))[self.label])
+            one = self._one(chosen(rows, study, self.at))
+            if one.get(self.label) is None:
+                raise NotTestable(f"{self.label} is not known of {one.get('series')}")
+            return str(one[self.label])
         return self.shown(self.of(rows, study))
 
     def shown(self, value: float) -> str:
@@ -129,9 +167,7 @@ class Quantity:
         if self.pick:
             name, sign = self.pick.removeprefix("-"), -1.0 if self.pick.startswith("-") else 1.0
             return max(found, key=lambda row: sign * metric_of(row, name))
-        if len(found) > 1:
-            raise NotTestable(f"{len(found)} runs are meant where one is")
-        return found[0]
+        return only(found)
 
 
 UNITS = {"_w_per_gpu": "w", "_bytes_per_s": "bytes_per_s", "_bytes": "bytes", "_flop_per_s": "flop_per_s", "_s": "s"}
@@ -153,10 +189,11 @@ PAYS = 1.5
 
 def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
     """The largest count to which a doubling still multiplies the metric by ``PAYS``."""
-    ordered = sorted((float(row[over]), metric_of(row, metric)) for row in found)
+    ordered = sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):
-        doublings = log2(n2 / n1)
-        if (v2 / v1) ** (1.0 / doublings) >= PAYS:
+        if n1 <= 0 or n1 == n2:
+            raise NotTestable(f"several runs have the same {over}" if n1 == n2 else f"{over} is {n1:g}")
+        if 1.0 + change(v2, v1) >= PAYS ** log2(n2 / n1):
             last = n2
     return last

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 from knee.errors import InputError
 from knee.study.files import Grid, Pick, Study
 
 SPECS = ("model", "cluster", "profile")
-SIZES = ("gpus", "local_batch", "global_batch", "seq_len")
+MOST = 100_000
+"""Plans of a grid; more are a slip of the pen, and would take hours."""
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -56,12 +58,16 @@ def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Po
 
 def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
     axes = {name: _many(changes.get(name, getattr(grid, name))) for name in (*SPECS, "gpus", "seq_len")}
-    batch = "global_batch" if {"global_batch"} & changes.keys() or grid.local_batch is None else "local_batch"
+    asked = [name for name in ("global_batch", "local_batch") if name in changes]
+    batch = asked[0] if asked else "global_batch" if grid.local_batch is None else "local_batch"
     axes[batch] = _many(changes.get(batch, getattr(grid, batch)))
     axes |= {f"set {key}": _many(value) for key, value in grid.set.items()}
     plan = {name: _many(value) for name, value in grid.plan.items()}
     if grid.pick == "each":
         axes |= {f"plan {name}": values for name, values in plan.items()}
+    count = prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
+    if count > MOST:
+        raise InputError(f"study {study}: a grid has {count:,} plans", hint=f"up to {MOST:,} are run: leave some out")
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         sets = {key.removeprefix("set "): value for key, value in chosen.items() if key.startswith("set ")}
@@ -95,8 +101,6 @@ def _many(value: Any) -> tuple[Any, ...]:
 def _global_batch(chosen: Mapping[str, Any], study: str) -> int:
     if chosen.get("global_batch") is not None:
         return int(chosen["global_batch"])
-    if chosen.get("local_batch") is None:
-        raise InputError(f"study {study}: a grid has no batch", hint="give local_batch or global_batch")
     total = float(chosen["local_batch"]) * int(chosen["gpus"])
     if total < 1 or total != int(total):
         raise InputError(f"study {study}: local_batch {chosen['local_batch']} x gpus {chosen['gpus']} is not a whole "
@@ -107,11 +111,12 @@ def _global_batch(chosen: Mapping[str, Any], study: str) -> int:
 def _series(
     template: str, chosen: Mapping[str, Any], sets: Mapping[str, Any], own: Mapping[str, Any], study: str
 ) -> str:
-    words = dict(chosen) | {key.rpartition(".")[2]: value for key, value in sets.items()} | dict(own)
+    words = {key: value for key, value in chosen.items() if " " not in key}
+    words |= {key.rpartition(".")[2]: value for key, value in sets.items()} | dict(own)
     try:
         return template.format(**words)
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise InputError(
-            f"study {study}: series {template!r} names {error}, which is no axis of its grid",
-            hint=f"it has {', '.join(words)}",
+            f"study {study}: series {template!r} cannot be filled in: {error}",
+            hint=f"{{name}} stands for an axis of its grid, which has {', '.join(words)}",
         ) from None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from knee.errors import SpecError
 from knee.files import make_folder, write_text
 from knee.probe.inventory import read_inventory
 from knee.search.export_file import job_file
+from knee.specs.fields import split_overrides
 from knee.specs.hardware import Cluster
+from knee.specs.job import Job
 from knee.study.answers import job_of, loaded
 from knee.study.questions import Point
-from knee.study.store import key_of
 
 PROCESSES_PER_CORE = 4
 """On a processor ranks wait for each other, not for their core alone; more than this only measures the scheduler."""
+RUN, LOG = "run", "train.log"
 PROCESSOR = "generic"
 """Vendor of the catalogue's stand-in for a processor."""
 
@@ -30,8 +33,8 @@ PROCESSOR = "generic"
 class Machine:
     """What can be trained here."""
 
-    gpus: int
-    """GPUs that torch can use."""
+    gpus: tuple[str, ...]
+    """Names of the GPUs that torch can use."""
     cores: int
 
     @classmethod
@@ -39,18 +42,25 @@ class Machine:
         """This machine."""
         found = read_inventory()
         usable = (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
-        return cls(gpus=len(found.gpus) if usable else 0, cores=os.cpu_count() or 1)
+        return cls(gpus=tuple(gpu.name or "" for gpu in found.gpus) if usable else (), cores=os.cpu_count() or 1)
 
     def refuses(self, point: Point) -> str | None:
         """Why a point cannot be trained here, if it cannot."""
         cluster: Cluster = loaded(point.question)[1].spec
         ranks = point.question.gpus
+        _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
+        if for_cluster or for_profile:
+            return f"{(*for_cluster, *for_profile)[0][0]} can be changed in a simulation only"
         if cluster.gpu.vendor == PROCESSOR:
             most = PROCESSES_PER_CORE * self.cores
             return None if ranks <= most else f"{ranks:,} processes on {self.cores} cores"
         if not self.gpus:
             return f"{cluster.gpu.name} is asked for, and no GPU can be used here"
-        return None if ranks <= self.gpus else f"{ranks:,} GPUs are asked for, and {self.gpus} are here"
+        if ranks > len(self.gpus):
+            return f"{ranks:,} GPUs are asked for, and {len(self.gpus)} are here"
+        word = cluster.gpu.name.partition("-")[0]
+        others = [name for name in self.gpus if name and word.lower() not in name.lower().replace("-", " ").split()]
+        return f"{cluster.gpu.name} is asked for, and {others[0]} is here" if others else None
 
 
 def trained(
@@ -59,39 +69,50 @@ def trained(
     """Train the points one after another; None for one that did not end well, of which the user hears."""
     for point in points:
         try:
-            record = _train(point, folder / key_of(point.question), steps)
+            job = job_of(point.question)
         except SpecError:  # the simulator says of it that it cannot be, and so does the page
             yield point, None
             continue
-        if record.get("status") != "done":
-            warn(f"{point.name}: the run {record.get('status', 'left no record')}"
-                 + (f": {record['error']}" if record.get("error") else ""))  # fmt: skip
-            yield point, None
-            continue
-        yield point, record
-
-
-def _train(point: Point, folder: Path, steps: int | None) -> Mapping[str, Any]:
-    """The record of a finished run of the same job and length, or a new one."""
-    job, out = job_of(point.question), folder / "run"
-    text = job_file(job) + (f"# {steps} steps\n" if steps else "")
-    before = folder / "job.toml"
-    if before.exists() and before.read_text(encoding="utf-8") == text:
-        record = _read(out)
+        own = folder / _name_of(job, steps)
+        record = _done(own) or _train(job, own, steps)
         if record.get("status") == "done":
-            return record
-    make_folder(folder)
-    write_text(before, text)
-    command = [sys.executable, "-m", "knee", "train", str(before), "--nproc", str(job.gpus), "--out", str(out)]
-    command += ["--force"] if steps is None else ["--force", "--steps", str(steps)]
-    with (folder / "train.log").open("wb") as log:
+            yield point, record
+            continue
+        how = record.get("status") or "left no record"
+        said = f": {record['error']}" if record.get("error") else ""
+        warn(f"{point.name}: the run {how}{said} (its output is in {own / LOG})")
+        yield point, None
+
+
+def _done(own: Path) -> Mapping[str, Any] | None:
+    """The record of a run that ended well."""
+    record = _read(own)
+    return record if record.get("status") == "done" else None
+
+
+def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
+    """A new run's record, whatever came of it."""
+    make_folder(own)
+    write_text(own / "job.toml", job_file(job))
+    device = "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"
+    command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus),
+               "--device", device, "--out", str(own / RUN), "--force"]  # fmt: skip
+    command += [] if steps is None else ["--steps", str(steps)]
+    with (own / LOG).open("wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return _read(out)
+    return _read(own)
 
 
-def _read(out: Path) -> Mapping[str, Any]:
+def _name_of(job: Job, steps: int | None) -> str:
+    """A digest of the job and its length, and of nothing that only the simulator knows: what was measured stays so."""
+    asked = [asdict(job.model), asdict(job.plan), job.cluster.name, job.profile.name, job.gpus, job.global_batch,
+             job.seq_len, steps]  # fmt: skip
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _read(own: Path) -> Mapping[str, Any]:
     try:
-        record = json.loads((out / "record.json").read_text(encoding="utf-8"))
+        record = json.loads((own / RUN / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

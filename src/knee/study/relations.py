@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -10,7 +10,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from knee.study.quantities import FORBID, NotTestable, Quantity, Row, Rows, Where, chosen, metric_of, shown
+from knee.errors import SpecError
+from knee.study.quantities import (
+    FORBID,
+    NotTestable,
+    Quantity,
+    Row,
+    Rows,
+    Where,
+    change,
+    chosen,
+    metric_of,
+    only,
+    shown,
+)
 
 NOISE = 0.01
 
@@ -38,6 +51,15 @@ class Number:
     within_frac: float | None = None
     above: float | None = None
     below: float | None = None
+
+    def __post_init__(self) -> None:
+        bounds, rooms = (self.above, self.below), (self.within, self.within_frac)
+        if (self.equals is None) == (bounds == (None, None)):
+            raise SpecError("equals, or above and below, is needed, and only one of the two")
+        if self.equals is None and rooms != (None, None):
+            raise SpecError("within is about equals, which is missing")
+        if self.equals is not None and None not in rooms:
+            raise SpecError("within and within_frac are both given")
 
     @property
     def bar(self) -> str:
@@ -110,14 +132,14 @@ class Trend:
         values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
         text = listed(values, self.metric)
         if self.goes == "constant":
-            spread = max(values) / min(values) - 1.0
+            spread = change(max(values), min(values))
             return Finding(holds=spread <= self.noise_frac, value=f"varies by {spread:.1%}")
         sign = 1.0 if self.goes in ("rises", "does not fall") else -1.0
-        steps = [sign * (b / a - 1.0) if a else 0.0 for a, b in pairwise(values)]
+        steps = [sign * change(b, a) for a, b in pairwise(values)]
         if self.goes.startswith("does not"):
             return Finding(holds=min(steps) >= -self.noise_frac, value=text)
         if self.ends:
-            whole = sign * (values[-1] / values[0] - 1.0)
+            whole = sign * change(values[-1], values[0])
             return Finding(holds=min(steps) >= -self.noise_frac and whole > self.noise_frac, value=text)
         return Finding(holds=min(steps) > self.noise_frac, value=text)
 
@@ -145,7 +167,7 @@ class Diminishing:
         """By the growth of each step, or by the size of each drop."""
         points = curve(rows, study, self.at, self.metric, self.over)
         if self.goes == "rises":
-            growth = [(v2 / v1, n2 / n1) for (n1, v1), (n2, v2) in pairwise(points)]
+            growth = [(1.0 + change(v2, v1), 1.0 + change(n2, n1)) for (n1, v1), (n2, v2) in pairwise(points)]
             holds = all(1.0 < got <= ideal * (1 + 1e-9) for got, ideal in growth) and growth[-1][0] < growth[0][0]
             return Finding(holds=holds, value="each step buys " + ", ".join(f"{got:.2f}x" for got, _ in growth))
         drops = [v1 - v2 for (_, v1), (_, v2) in pairwise(points)]
@@ -190,6 +212,10 @@ class Comparison:
     name: str = "series"
     """Column that tells runs apart in words."""
 
+    def __post_init__(self) -> None:
+        if not self.has:
+            raise SpecError("has is empty: nothing would be compared")
+
     @property
     def bar(self) -> str:
         """What counts."""
@@ -202,7 +228,7 @@ class Comparison:
         for group, runs, base in self._groups(rows, study):
             passed = []
             for row in runs:
-                apart = [metric_of(row, t.metric) / metric_of(base, t.metric) - 1.0 for t in self.has]
+                apart = [change(metric_of(row, t.metric), metric_of(base, t.metric)) for t in self.has]
                 passed.append(all(t.holds(a, self.margin_frac) for t, a in zip(self.has, apart, strict=True)))
                 label = " ".join(str(x) for x in (*group, row.get(self.name, "")) if x != "")
                 words.append(f"{label} " + " and ".join(f"{a:+.1%}" for a in apart))
@@ -256,15 +282,19 @@ class Count:
     other_at: Where
     other_base: Where
     margin_frac: float = NOISE
-    bar: ClassVar[str] = "more runs 1% above their base"
+
+    @property
+    def bar(self) -> str:
+        """What counts."""
+        return f"more runs {self.margin_frac:.0%} above their base"
 
     def check(self, rows: Rows, study: str) -> Finding:
         """Count both."""
         here, there = (
             sum(metric_of(row, self.metric) > (1 + self.margin_frac) * limit for row in chosen(rows, study, at))
             for at, limit in (
-                (self.at, metric_of(chosen(rows, study, self.base)[0], self.metric)),
-                (self.other_at, metric_of(chosen(rows, study, self.other_base)[0], self.metric)),
+                (self.at, metric_of(only(chosen(rows, study, self.base)), self.metric)),
+                (self.other_at, metric_of(only(chosen(rows, study, self.other_base)), self.metric)),
             )
         )
         return Finding(holds=here > there, value=f"{here} against {there}")
@@ -282,7 +312,11 @@ class LeastOfBest:
     at: Where
     other_at: Where
     noise_frac: float = NOISE
-    bar: ClassVar[str] = "larger; the least within 1% of the best"
+
+    @property
+    def bar(self) -> str:
+        """What counts."""
+        return f"larger; the least within {self.noise_frac:.0%} of the best"
 
     def check(self, rows: Rows, study: str) -> Finding:
         """Of both."""
@@ -291,7 +325,8 @@ class LeastOfBest:
 
     def _least(self, found: Sequence[Row]) -> float:
         best = max(metric_of(row, self.metric) for row in found)
-        return min(float(row[self.column]) for row in found if row[self.metric] >= best * (1 - self.noise_frac))
+        least = best * (1 - self.noise_frac)
+        return min(metric_of(row, self.column) for row in found if metric_of(row, self.metric) >= least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,14 +341,21 @@ class Steeper:
     beyond: float
     at: Where = field(default_factory=dict)
     noise_frac: float = NOISE
-    bar: ClassVar[str] = "every step beyond loses more than any before, by more than 1 point"
+
+    @property
+    def bar(self) -> str:
+        """What counts."""
+        points = f"{100 * self.noise_frac:g} point" + ("" if self.noise_frac == NOISE else "s")
+        return f"every step beyond loses more than any before, by more than {points}"
 
     def check(self, rows: Rows, study: str) -> Finding:
         """Loss of each step."""
         points = curve(rows, study, self.at, self.metric, self.over)
-        losses = [(n2, 1.0 - v2 / v1) for (_, v1), (n2, v2) in pairwise(points)]
+        losses = [(n2, -change(v2, v1)) for (_, v1), (n2, v2) in pairwise(points)]
         before = [loss for n, loss in losses if n <= self.beyond]
         after = [loss for n, loss in losses if n > self.beyond]
+        if not before or not after:
+            raise NotTestable(f"no step ends {'beyond' if before else 'up to'} {self.over} {self.beyond:g}")
         return Finding(
             holds=min(after) > max(before) + self.noise_frac,
             value="a step loses " + ", ".join(f"{loss:.1%}" for loss in (*before, *after)),
@@ -330,7 +372,7 @@ class Agreement:
     metric: str
     published: str
     """Column of the reading."""
-    least: Where = field(default_factory=dict)
+    least: Mapping[str, float] = field(default_factory=dict)
     """Columns that must be at least so large."""
     within_frac: float
 
@@ -344,7 +386,7 @@ class Agreement:
         found = [
             row
             for row in rows.get(study, ())
-            if row.get(self.published) and all(row[key] >= low for key, low in self.least.items())
+            if row.get(self.published) and all(metric_of(row, key) >= low for key, low in self.least.items())
         ]
         if not found:
             raise NotTestable("no published reading stands beside a run")
@@ -366,13 +408,15 @@ Test = Annotated[
 def curve(rows: Rows, study: str, where: Where, metric: str, over: str) -> list[tuple[float, float]]:
     """(axis, metric) in the axis's order; an axis of words, such as models, stays in the rows' order."""
     found = chosen(rows, study, where)
-    if len({row.get(over) for row in found}) != len(found):
-        raise NotTestable(f"several runs have the same {over}")
     if len(found) < 2:
         raise NotTestable(f"a curve over {over} needs two runs")
-    if isinstance(found[0].get(over), str):
+    if any(row.get(over) is None for row in found):
+        raise NotTestable(f"{over} is not known of every run")
+    if len({row[over] for row in found}) != len(found):
+        raise NotTestable(f"several runs have the same {over}")
+    if isinstance(found[0][over], str):
         return [(float(number), metric_of(row, metric)) for number, row in enumerate(found, start=1)]
-    return sorted((float(row[over]), metric_of(row, metric)) for row in found)
+    return sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
 
 
 def listed(values: Sequence[float], metric: str) -> str:

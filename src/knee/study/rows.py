@@ -30,7 +30,7 @@ METRICS = (
     "fits", "power_w_per_gpu", "tokens_per_j", "usd_per_mtoken",
 )  # fmt: skip
 IDENTITY = ("model", "cluster", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate",
-            "sharding", "schedule", "virtual_stages", "micro_batch", "recompute")  # fmt: skip
+            "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method", "recompute", "set")  # fmt: skip
 """Columns in which a measured run and a simulated one agree where they are of the same point."""
 
 
@@ -38,6 +38,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     """A training step: what was asked, then what came of it."""
     plan = dict(record["plan"])
     cluster = record.get("cluster")
+    sets = _sets(record)
     row: dict[str, Any] = {
         "study": study,
         "series": series,
@@ -50,6 +51,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
         "global_batch": record["global_batch"],
         "local_batch": record["global_batch"] / record["gpus"],
         "seq_len": record["seq_len"],
+        "set": ", ".join(f"{key}={value}" for key, value in sets),
         "plan": plan_words(Plan(**plan | {"placement": tuple(plan["placement"])})),
     }
     row |= {name: plan.get(name) for name in PLAN}
@@ -59,7 +61,7 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
     row |= {"trust": trust.get("label"), "low_frac": trust.get("low_frac"), "high_frac": trust.get("high_frac")}
     row |= _derived(row, record)
     if isinstance(cluster, str):
-        row |= _of_cluster(cluster, record)
+        row |= _of_cluster(cluster, record, sets)
     return row
 
 
@@ -67,21 +69,22 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
     """What the paper's figures show besides."""
     # shares of a traced step are of that step's own length
     step = record.get("traced_step_s") or row["step_s"]
-    exposed, bubble = row["exposed_comm_s"], row["bubble_s"] or 0.0
-    waits = None if exposed is None else exposed + bubble
-    loads = record.get("comm_loads") or ()
-    sharded = [load for load in loads if load["group"] == "dp_shard"]
+    exposed, bubble = row["exposed_comm_s"], row["bubble_s"]
+    waits = None if exposed is None else exposed + (bubble or 0.0)
+    sharded = [load for load in record.get("comm_loads") or () if load["group"] == "dp_shard"]
     gathers = [load for load in sharded if load["collective"] == "all_gather"]
+    reduces = [load for load in sharded if load["collective"] == "reduce_scatter"]
+    traced = row["comm_load_s"] is not None  # a run without a trace does not tell what it sent
     power = row["power_w_per_gpu"]
     return {
         # in a trace a stage in a bubble sits in a receive kernel, which is how the paper measured it
         "exposed_s": waits,
         "exposed_frac": waits / step if waits is not None and step else None,
         "compute_frac": row["compute_s"] / step if row["compute_s"] is not None and step else None,
-        "bubble_frac": bubble / step if step else None,
+        "bubble_frac": bubble / step if bubble is not None and step else None,
         "transfer_load_s": _minus(row["comm_load_s"], row["straggler_s"]),
-        "all_gather_s": sum(load["load_s"] for load in gathers),
-        "reduce_scatter_s": sum(x["load_s"] for x in sharded if x["collective"] == "reduce_scatter"),
+        "all_gather_s": sum(load["load_s"] for load in gathers) if traced else None,
+        "reduce_scatter_s": sum(load["load_s"] for load in reduces) if traced else None,
         "gather_bytes": _most_called(gathers),
         "fsdp_ranks": max((load["group_size"] for load in sharded), default=None),
         "total_power_w": None if power is None else power * row["gpus"],
@@ -97,10 +100,14 @@ def _minus(a: float | None, b: float | None) -> float | None:
     return None if a is None else a - (b or 0.0)
 
 
-def _of_cluster(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    sets = split_overrides([tuple(pair) for pair in (record.get("question") or {}).get("sets", ())])[1]
+def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Values of the catalogue that were changed for it."""
+    return [(str(key), str(value)) for key, value in (record.get("question") or {}).get("sets", ())]
+
+
+def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, str]]) -> dict[str, Any]:
     try:
-        cluster = load_cluster(name, sets).spec
+        cluster = load_cluster(name, split_overrides(sets)[1]).spec
     except InputError:  # a machine that the catalogue does not have
         return {}
     return {
@@ -118,14 +125,14 @@ def identity(row: Row) -> tuple[Any, ...]:
 
 
 def preferred(rows: Sequence[Row]) -> list[Row]:
-    """One row a point: the measured one where there is one."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for number, row in enumerate(rows):
-        # what is not a training step is nobody's double
-        key = (row["study"], row["series"], *identity(row)) if "plan" in row else (number,)
-        if key not in found or row["kind"] == "measured":
-            found[key] = row
+    """The measured row of a point where there is one, in the simulated one's place; of several the last."""
+    measured = {_point(row): row for row in rows if row["kind"] == "measured"}
+    found = {id(one): one for row in rows for one in [measured.get(_point(row), row)]}
     return list(found.values())
+
+
+def _point(row: Row) -> tuple[Any, ...]:
+    return (row["study"], row["series"], *identity(row))
 
 
 def impossible_row(point: Point, reason: str) -> dict[str, Any]:

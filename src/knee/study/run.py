@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from knee.errors import InputError
 from knee.fidelity.trust import Label
 from knee.study.claims import Verdict, judge, not_testable
 from knee.study.files import Study, load_study
@@ -36,18 +37,19 @@ class Ran:
     """The weakest of its runs; None for data sheets and bandwidths."""
 
 
-def with_needs(names: Iterable[str]) -> list[str]:
+def with_needs(names: Iterable[str]) -> list[Study]:
     """The studies and those whose runs their claims are also about."""
-    found: dict[str, None] = {}
+    found: dict[str, Study] = {}
     for name in names:
-        for one in (name, *load_study(name).needs):
-            found.setdefault(one)
-    return list(found)
+        for study in map(load_study, (name, *load_study(name).needs)):
+            if found.setdefault(study.name, study) != study:
+                raise InputError(f"two studies are called {study.name}", hint="run them one by one, or rename a file")
+    return list(found.values())
 
 
 def points_to_run(names: Iterable[str], changes: Mapping[str, Any] | None = None) -> list[Point]:
     """All points of the studies and of what they need, in order."""
-    return [point for name in with_needs(names) for point in points_of(load_study(name), changes)]
+    return [point for study in with_needs(names) for point in points_of(study, changes)]
 
 
 def recorded(points: Sequence[Point], answers: Answers) -> Iterator[tuple[Point, Mapping[str, Any]]]:
@@ -70,11 +72,19 @@ def results(
             impossible.setdefault(point.study, []).append(impossible_row(point, str(record[IMPOSSIBLE])))
         else:
             rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
-    for name in with_needs(names):
-        rows.setdefault(name, []).extend(_sheets(load_study(name)))
+    for study in with_needs(names):
+        rows.setdefault(study.name, []).extend(_sheets(study))
     _add_measured(rows, measured)
     best = {name: preferred(found) for name, found in rows.items()}
-    return [_ran(load_study(name), rows, best, impossible.get(name, []), changes) for name in names]
+    return [_ran(study, rows, best, impossible.get(study.name, []), changes) for study in map(load_study, names)]
+
+
+def strangers(
+    records: Iterable[tuple[Point, Mapping[str, Any]]], measured: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
+    """Measured records that are of none of the points."""
+    known = {identity(step_row(record, study="", series="")) for _, record in records if IMPOSSIBLE not in record}
+    return [record for record in measured if identity(step_row(record, study="", series="")) not in known]
 
 
 def _sheets(study: Study) -> Iterator[Row]:
@@ -85,14 +95,13 @@ def _sheets(study: Study) -> Iterator[Row]:
         yield hardware_row(study.name, name)
 
 
-def _add_measured(
-    rows: Mapping[str, list[Row]], measured: Sequence[tuple[Point | None, Mapping[str, Any]]]
-) -> None:
+def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[Point | None, Mapping[str, Any]]]) -> None:
     for point, record in measured:
         if record.get("step_s") is None:
             continue
         if point is not None:
-            rows[point.study].append(step_row(record, study=point.study, series=point.series))
+            record = {**record, "question": asdict(point.question)}
+            rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
             continue
         key = identity(step_row(record, study="", series=""))
         for study, found in rows.items():
@@ -106,7 +115,7 @@ def _ran(
     own = rows.get(study.name, ())
     kinds = {str(row["kind"]) for row in best.get(study.name, ())} - {"catalogue"}
     if changes:
-        why = f"the grid is not the paper's: {', '.join(changes)} changed"
+        why = f"the grid is not the study's own: {', '.join(changes)} changed"
         verdicts = not_testable(study.claim, study.name, why)
     else:
         verdicts = judge(study.claim, best, study.name, " and ".join(sorted(kinds)) or "catalogue")

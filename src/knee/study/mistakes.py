@@ -1,0 +1,94 @@
+"""What is wrong with a study file, in words: where, what, and the nearest key that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, get_args, get_type_hints
+
+from knee.specs.catalog import did_you_mean
+
+LONG = 60
+"""Characters of a value that are quoted."""
+
+
+def mistakes_of(
+    errors: Iterable[Mapping[str, Any]], raw: Mapping[str, Any], form: type
+) -> tuple[list[str], str | None]:
+    """One sentence a place, and the nearest key of ``form`` to the first that is not known."""
+    found: dict[str, list[str]] = {}
+    hint = None
+    for error in errors:
+        place, given = _walk(error["loc"], raw, error["type"])
+        at = ".".join(map(str, place))
+        found.setdefault(at, []).append(_words(error, at, given))
+        if error["type"] == "unexpected_keyword_argument" and hint is None:
+            close = did_you_mean(str(place[-1]), known_keys(form))
+            hint = f"did you mean {close}?" if close else None
+    # several of one place: none of the forms that a value may have is this one
+    return [words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(_at(raw, at))}"
+            for at, words in found.items()], hint  # fmt: skip
+
+
+def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int], Any]:
+    """The place in the file and what is there; names of types and of tests on the way are pydantic's own."""
+    place: list[str | int] = []
+    for number, part in enumerate(loc, start=1):
+        inside = part in raw if isinstance(raw, dict) else isinstance(raw, list) and part in range(len(raw))
+        if inside:
+            raw = raw[part]
+        if inside or (kind == "missing" and number == len(loc)):
+            place.append(part)
+    return place, raw
+
+
+def _at(raw: Any, at: str) -> Any:
+    for part in at.split("."):
+        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
+    return raw
+
+
+def _words(error: Mapping[str, Any], at: str, given: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "unexpected_keyword_argument":
+        return f"{at} is not known"
+    if kind == "missing":
+        return f"{at} is missing"
+    if kind == "union_tag_not_found":
+        return f"{at}.test is missing"
+    if kind == "union_tag_invalid":
+        return f"{at}.test is {context['tag']!r}, which is none of {context['expected_tags']}"
+    if kind == "value_error":
+        return f"{at}: {context['error']}" if at else str(context["error"])
+    if kind == "tuple_type" and isinstance(given, dict):
+        return f"{at} should be a list: [[{at}]]"
+    message = error["msg"]
+    return f"{at}: {message[:1].lower()}{message[1:]}, not {_quoted(given)}"
+
+
+def _quoted(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= LONG else f"{text[:LONG]}..."
+
+
+@cache
+def known_keys(form: type) -> tuple[str, ...]:
+    """Every key that a file of this form may have, in any of its tables."""
+    found: dict[str, None] = {"common": None}
+    seen: set[type] = set()
+
+    def visit(hint: Any) -> None:
+        if isinstance(hint, type) and is_dataclass(hint):
+            if hint in seen:
+                return
+            seen.add(hint)
+            hints = get_type_hints(hint, include_extras=True)
+            for one in fields(hint):
+                found.setdefault(one.name)
+                visit(hints[one.name])
+        for part in get_args(hint):
+            visit(part)
+
+    visit(form)
+    return tuple(found)
