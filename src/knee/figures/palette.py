@@ -50,10 +50,42 @@ SERIES: tuple[Look, ...] = (
     Look(light="#1b1f25", dark="#e6e8ec"),
     Look(light="#b27700", dark="#e6a520", dash=(6, 3)),
     Look(light="#008763", dark="#22b98d", dash=(2, 2)),
+    Look(light="#7a4fa0", dark="#b893e0", dash=(9, 2, 2, 2)),
+    Look(light="#8f4a32", dark="#d99a80", dash=(4, 1)),
+    Look(light="#46627f", dark="#8fb0d0", dash=(1, 1)),
 )
 """Plans side by side, in the order of their records."""
 
-LOOKS: tuple[Look, ...] = (INK, MUTED, GRID, IDEAL, *PARTS.values(), COPIES, *SERIES)
+BAR = Look(light="#4a6683", dark="#8aabcb")
+"""Bars that need not be told apart."""
+
+MORE: tuple[Look, ...] = tuple(
+    Look(light=light, dark=dark)
+    for light, dark in (
+        ("#e9f4f1", "#14231f"), ("#cfe8e1", "#1a3630"), ("#aed9cd", "#225046"), ("#86c6b4", "#2b6e5f"),
+        ("#58ae98", "#369079"), ("#257a66", "#52b399"), ("#0f5447", "#84d9c0"),
+    )
+)  # fmt: skip
+"""Cells of a heat map from little to much, where much is good or neither: one hue, by lightness."""
+WORSE: tuple[Look, ...] = tuple(
+    Look(light=light, dark=dark)
+    for light, dark in (
+        ("#fdf0e6", "#261a12"), ("#fbdcc4", "#3d2616"), ("#f7c29b", "#5c371b"), ("#f0a26b", "#824c1f"),
+        ("#e3803f", "#ad6626"), ("#b9550f", "#d68a45"), ("#8a3a00", "#f5b884"),
+    )
+)  # fmt: skip
+"""The same where much is lost, in the hue of exposed communication."""
+ON_PALE = Look(light="#1b1f26", dark="#e6e8ed")
+ON_MIDDLE = Look(light="#1b1f27", dark="#0d0f12")
+ON_STRONG = Look(light="#fffffe", dark="#0d0f13")
+CELL_TEXT: tuple[Look, ...] = (ON_PALE, ON_PALE, ON_PALE, ON_PALE, ON_MIDDLE, ON_STRONG, ON_STRONG)
+"""Of the number in a cell, by its colour: at least 4.5 to 1 on either ground."""
+HATCH = Look(light="#a9b1ba", dark="#666f79")
+"""Cells that cannot be."""
+
+LOOKS: tuple[Look, ...] = (
+    INK, MUTED, GRID, IDEAL, *PARTS.values(), COPIES, *SERIES, BAR, *MORE, *WORSE, ON_PALE, ON_MIDDLE, ON_STRONG, HATCH,
+)  # fmt: skip
 
 
 def dark_of() -> dict[str, str]:

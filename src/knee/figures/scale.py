@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.figures.palette import IDEAL, INK, SERIES
-from knee.figures.vega import CONFIG, Spec, load, to_svg
+from knee.figures.vega import CONFIG, PAPER, Spec, load, to_svg
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 WIDTH, HEIGHT = 340, 240
@@ -19,7 +19,6 @@ BAR = 40
 EIGHTHS = " ▏▎▍▌▋▊▉"
 GPU_LABEL = "format(datum.value, ',')"
 TOKENS_LABEL = "datum.value < 1e6 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value / 1e6, '~f') + 'M'"
-PAPER = "#ffffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

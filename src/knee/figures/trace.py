@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from knee.figures.palette import COPIES, INK, PARTS, SERIES, Look
-from knee.figures.vega import CONFIG, Spec
+from knee.figures.vega import CONFIG, SCHEMA, Spec
 from knee.trace.loads import KernelLoad
 from knee.trace.ranks import Waiting
 from knee.trace.times import Times
 
-SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 WIDTH = 340
 MS = 1e3
 BREAKDOWN: dict[str, tuple[str, Look]] = {

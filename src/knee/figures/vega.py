@@ -10,6 +10,9 @@ from knee.figures.palette import GRID, INK, MUTED
 
 INSTALL = "pip install 'knee[report]'"
 FONT = "Helvetica, Arial, sans-serif"
+SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
+PAPER = "#ffffff"
+"""The ground of a picture that stands alone."""
 
 Spec = dict[str, Any]
 
@@ -58,3 +61,19 @@ def load(name: str) -> Any:
 def to_svg(spec: Spec) -> str:
     """A Vega-Lite spec as SVG, without a network or a browser."""
     return str(load("vl_convert").vegalite_to_svg(spec, allowed_base_urls=[]))
+
+
+def alone(spec: Spec, title: str = "") -> Spec:
+    """A spec for a file of its own: on white, with its title and air around it."""
+    name = {"text": title, "anchor": "start", "color": INK.light, "fontSize": 14, "offset": 10}
+    return spec | ({"title": name} if title else {}) | {"background": PAPER, "padding": 14}
+
+
+def to_png(spec: Spec, scale: float = 2.0) -> bytes:
+    """A Vega-Lite spec as PNG on white."""
+    return bytes(load("vl_convert").vegalite_to_png(spec | {"background": PAPER}, scale=scale, allowed_base_urls=[]))
+
+
+def svg_to_png(svg: str, scale: float = 2.0) -> bytes:
+    """A picture that was drawn before, as PNG."""
+    return bytes(load("vl_convert").svg_to_png(svg, scale=scale))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from knee.report.html import Markup, join, tag
+from knee.report.html import UNKNOWN, Markup, join, scrolling, tag
+from knee.report.html import folded as folded
 from knee.units import show
 
-UNKNOWN = "unknown"
 LONGEST_NAME = 240
 """Characters of a kernel's name that a table shows."""
 
@@ -42,10 +42,7 @@ def cells(caption: str, kinds: Mapping[str, str], rows: Iterable[Sequence[Any]])
                     enumerate(zip(kinds.values(), row, strict=True))), raw=True)
         for row in rows
     )  # fmt: skip
-    inner = join([tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True),
-                  tag("tbody", body, raw=True)])  # fmt: skip
-    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region",
-               aria_label=caption)  # fmt: skip
+    return scrolling(caption, head, body)
 
 
 def _cell(kind: str, value: Any, *, head: bool) -> Markup:
@@ -57,8 +54,3 @@ def _cell(kind: str, value: Any, *, head: bool) -> Markup:
     if kind in WORDS:
         return tag(name, words, class_=kind_class, scope=scope)
     return tag(name, tag("data", words, value=repr(value)), raw=True, class_=kind_class, scope=scope)
-
-
-def folded(summary: str, *content: Markup) -> Markup:
-    """Behind a line that opens it."""
-    return tag("details", tag("summary", summary), *content, raw=True)

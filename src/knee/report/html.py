@@ -6,6 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NewType
 
+from knee.figures.columns import heading as heading
+from knee.figures.columns import shown as shown
+
 Markup = NewType("Markup", str)
 """HTML that is safe to put into a page as it is."""
 
@@ -38,41 +41,7 @@ def _attributes(attributes: Mapping[str, str | bool | None]) -> str:
     )
 
 
-UNITS = {
-    "_s_per_gpu": "tokens/s per GPU",
-    "_w_per_gpu": "W per GPU",
-    "_per_s": "tokens/s",
-    "_per_j": "tokens/J",
-    "_frac": "%",
-    "_bytes": "GiB",
-    "_s": "s",
-}
-
-
-def heading(column: str) -> str:
-    """A column's name as people read it, with its unit: ``exposed_comm_s`` is ``exposed comm (s)``."""
-    for suffix, unit in UNITS.items():
-        if column.endswith(suffix) and unit.startswith("tokens"):
-            return ("ideal " if column.startswith("ideal_") else "") + unit
-        if column.endswith(suffix):
-            name = column.removesuffix(suffix).replace("_", " ")
-            return f"{'MFU' if name == 'mfu' else name} ({unit})"
-    return column.replace("_", " ").replace("gpus", "GPUs")
-
-
-def shown(column: str, value: Any) -> str:
-    """A value as people read it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, (int, float)):
-        return str(value)
-    if column.endswith("_frac"):
-        return f"{100 * value:.1f}"
-    if column.endswith("_bytes"):
-        return f"{value / 2**30:.1f}"
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:#.4g}".rstrip(".") if value else "0"
+UNKNOWN = "unknown"
 
 
 def table(caption: str, columns: Sequence[str], records: Sequence[Mapping[str, Any]]) -> Markup:
@@ -82,12 +51,27 @@ def table(caption: str, columns: Sequence[str], records: Sequence[Mapping[str, A
         tag("tr", join(_cell(column, record, first=i == 0) for i, column in enumerate(columns)), raw=True)
         for record in records
     )
+    return scrolling(caption, head, body)
+
+
+def scrolling(caption: str, head: Markup, body: Markup) -> Markup:
+    """A table in a region of its own, which scrolls by touch and by keyboard."""
     inner = join(
         [tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True), tag("tbody", body, raw=True)]
     )
-    return tag(
-        "div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region", aria_label=caption
-    )
+    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region",
+               aria_label=caption)  # fmt: skip
+
+
+def folded(summary: str, *content: Markup, about: str = "", open_: bool = False) -> Markup:
+    """Behind a line that opens it; ``about`` is for those who hear the line alone."""
+    hidden = tag("span", f" {about}", class_="hidden") if about else Markup("")
+    return tag("details", tag("summary", text(summary), hidden, raw=True), *content, raw=True, open=open_)
+
+
+def bullets(sentences: Iterable[str]) -> Markup:
+    """A list of sentences."""
+    return tag("ul", *(tag("li", sentence) for sentence in sentences), raw=True)
 
 
 def _is_number(value: Any) -> bool:
@@ -95,13 +79,20 @@ def _is_number(value: Any) -> bool:
 
 
 def _kind(records: Sequence[Mapping[str, Any]], column: str) -> str | None:
-    return "number" if records and _is_number(records[0][column]) else None
+    return "number" if any(_is_number(record.get(column)) for record in records) else None
 
 
 def _cell(column: str, record: Mapping[str, Any], *, first: bool) -> Markup:
-    value = record[column]
-    words = shown(column, value)
+    value = record.get(column)
     name, scope = ("th", "row") if first else ("td", None)
+    if value is None:
+        blank = column in MAY_BE_BLANK
+        return tag(name, *([] if blank else [tag("span", UNKNOWN, class_="unknown")]), raw=True, scope=scope)
+    words = shown(column, value)
     if _is_number(value):
         return tag(name, tag("data", words, value=repr(value)), raw=True, class_="number", scope=scope)
     return tag(name, words, scope=scope)
+
+
+MAY_BE_BLANK = ("why", "trust", "published_bus_bytes_per_s", "plan")
+"""Columns that say something of some rows only."""

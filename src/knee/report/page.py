@@ -6,19 +6,17 @@ Nothing is fetched: style and pictures are in the file, and its content policy f
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 from knee.figures.palette import dark_of
-from knee.report.html import Markup, join, tag, text
-from knee.study.verdict import Tally, Verdict
+from knee.report.html import Markup, bullets, folded, join, tag, text
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; base-uri 'none'"
 OPEN_FOR_PRINT = """\
 addEventListener("beforeprint", () => { for (const d of document.querySelectorAll("details")) d.open = true; });
 """
-MARKS = {"reproduced": "✓", "failed": "✗", "not testable": "–"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,6 @@ class Page:
     """Sentences of the summary."""
     tables: tuple[Markup, ...] = ()
     """Tables of the summary."""
-    verdicts: tuple[Verdict, ...] = ()
     sections: tuple[Section, ...]
     assumptions: tuple[str, ...]
     sources: tuple[tuple[str, str], ...] = ()
@@ -78,32 +75,31 @@ def render(page: Page) -> str:
     """The whole file."""
     links = [
         ("summary", "What knee found"),
-        *([("claims", "Claims")] if page.verdicts else []),
         *((section.id, section.title) for section in page.sections),
         ("assumptions", "Assumptions"),
     ]
-    body = join(
-        [
-            tag("a", "Skip to the summary", href="#summary", class_="skip"),
-            tag("header", _header(page, links), raw=True),
-            tag(
-                "main",
-                _summary(page),
-                _claims(page.verdicts),
-                *map(_section, page.sections),
-                _assumptions(page),
-                raw=True,
-            ),
-            tag("footer", tag("p", *_made(page), raw=True), raw=True),
-            tag("script", OPEN_FOR_PRINT, raw=True),
-        ]
+    return document(
+        page.title,
+        tag("header", _header(page, links), raw=True),
+        tag("main", _summary(page), *map(section_of, page.sections), _assumptions(page), raw=True),
+        made_by(page.version, page.command),
     )
-    return f'<!doctype html>\n<html lang="en">\n<head>\n{_head(page.title)}</head>\n<body>\n{body}\n</body>\n</html>\n'
 
 
-def _made(page: Page) -> Sequence[Markup]:
-    made = text(f"Made by knee {page.version}")
-    return [made, text(" with "), tag("code", page.command)] if page.command else [made]
+def document(title: str, *body: Markup, style: str = "") -> str:
+    """A whole file around its landmarks: policy, style, a link past everything to the summary."""
+    skip = tag("a", "Skip to the summary", href="#summary", class_="skip")
+    inner = join([skip, *body, tag("script", OPEN_FOR_PRINT, raw=True)])
+    attribute = f' class="{style}"' if style else ""
+    return (f'<!doctype html>\n<html lang="en">\n<head>\n{_head(title)}</head>\n<body{attribute}>\n{inner}\n</body>\n'
+            "</html>\n")  # fmt: skip
+
+
+def made_by(version: str, command: str) -> Markup:
+    """The last line."""
+    made = text(f"Made by knee {version}")
+    how = [text(" with "), tag("code", command)] if command else []
+    return tag("footer", tag("p", made, *how, raw=True), raw=True)
 
 
 def _head(title: str) -> Markup:
@@ -164,73 +160,13 @@ def _summary(page: Page) -> Markup:
     )
 
 
-def _claims(verdicts: Sequence[Verdict]) -> Markup:
-    """The claims table; on a narrow screen each row becomes a card, so its roles are spelt out."""
-    if not verdicts:
-        return Markup("")
-    columns = ("claim", "statement", "paper", "bar", "simulated", "verdict", "fitted")
-    head = tag("tr", join(tag("th", name, scope="col", role="columnheader") for name in columns), raw=True, role="row")
-    rows = join(_claim(v, columns) for v in verdicts)
-    caption = "Each claim of the paper, held against the simulator; the bar is what counts as reproduced"
-    body = tag(
-        "table",
-        tag("caption", caption),
-        tag("thead", head, raw=True, role="rowgroup"),
-        tag("tbody", rows, raw=True, role="rowgroup"),
-        raw=True,
-        role="table",
-        class_="claims",
-    )
-    return tag(
-        "section",
-        tag("h2", "Claims", id="claims-title"),
-        *_claims_lead(verdicts),
-        body,
-        raw=True,
-        id="claims",
-        aria_labelledby="claims-title",
-    )
-
-
-def _claims_lead(verdicts: Sequence[Verdict]) -> Iterable[Markup]:
-    fitted = Tally.of([v for v in verdicts if v.fitted])
-    free = Tally.of([v for v in verdicts if not v.fitted])
-    yield tag("p", tag("strong", f"claims: {Tally.of(verdicts)}"), raw=True)
-    yield tag(
-        "p",
-        f"Fitted on: {fitted}. Not fitted on: {free}. Nothing was tuned claim by claim; a claim that "
-        "fails is shown as failing.",
-    )
-    failed = [v for v in verdicts if v.verdict == "failed"]
-    if failed:
-        yield tag("p", "Failed, and why:")
-        yield tag("ul", join(_failure(v) for v in failed), raw=True)
-
-
-def _failure(v: Verdict) -> Markup:
-    return tag("li", tag("a", v.id, href=f"#{_anchor(v.id)}"), text(f": {v.note or v.simulated}"), raw=True)
-
-
-def _claim(v: Verdict, columns: Sequence[str]) -> Markup:
-    outcome = tag("span", f"{MARKS[v.verdict]} {v.verdict}", class_=f"verdict {v.verdict.replace(' ', '-')}")
-    words = map(text, (v.statement, v.paper, v.bar, v.simulated))
-    cells = [*words, outcome, text("yes" if v.fitted else "no")]
-    rest = join(
-        tag("td", cell, raw=True, role="cell", data_label=name) for name, cell in zip(columns[1:], cells, strict=True)
-    )
-    return tag("tr", tag("th", v.id, scope="row", role="rowheader"), rest, raw=True, role="row", id=_anchor(v.id))
-
-
-def _anchor(claim: str) -> str:
-    return "claim-" + re.sub(r"[^A-Za-z0-9]+", "-", claim).lower()
-
-
-def _section(section: Section) -> Markup:
+def section_of(section: Section) -> Markup:
+    """Its heading, its sentence, its charts, its tables."""
     return tag(
         "section",
         tag("h2", section.title, id=f"{section.id}-title"),
         tag("p", section.says, class_="lead"),
-        *([tag("div", *map(_chart, section.charts), raw=True, class_="charts")] if section.charts else []),
+        *([tag("div", *map(chart_of, section.charts), raw=True, class_="charts")] if section.charts else []),
         *section.tables,
         raw=True,
         id=section.id,
@@ -238,25 +174,19 @@ def _section(section: Section) -> Markup:
     )
 
 
-def _chart(chart: Chart) -> Markup:
+def chart_of(chart: Chart, level: str = "h3") -> Markup:
+    """A figure with its table behind a line; none where the section shows its table in the open."""
     label = f"{chart.title}. {chart.caption} Its values are in the table below."
-    details = tag(
-        "details",
-        tag("summary", "Table", tag("span", f" of {chart.title}", class_="hidden"), raw=True),
-        *chart.tables,
-        raw=True,
-    )
-    if not chart.tables:  # it stands below, in the open
-        details = Markup("")
-    return tag(
-        "figure",
-        tag("h3", chart.title),
-        inline_svg(chart.svg, label),
-        tag("figcaption", chart.caption),
-        details,
-        raw=True,
-        id=chart.id,
-    )
+    picture = inline_svg(chart.svg, label) if chart.svg else tag("p", "Nothing to draw.", class_="unknown")
+    tables = [folded("Table", *chart.tables, about=f"of {chart.title}")] if chart.tables else []
+    return tag("figure", tag(level, chart.title), picture, tag("figcaption", chart.caption), *tables, raw=True,
+               id=chart.id, class_="tall" if _is_tall(chart.svg) else None)  # fmt: skip
+
+
+def _is_tall(svg: str) -> bool:
+    """Whether a picture takes the height of two."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    return box is not None and float(box[2]) > 1.15 * float(box[1])
 
 
 def inline_svg(svg: str, label: str) -> Markup:
@@ -265,12 +195,14 @@ def inline_svg(svg: str, label: str) -> Markup:
     box = re.search(r'viewBox="([^"]*)"', svg[start:end])
     if box is None:
         raise ValueError("the SVG has no viewBox")
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" role="img" aria-label="{text(label)}">'
+    rest = " ".join(found[0] for found in re.finditer(r'(?:font-family|font-size|fill|stroke)="[^"]*"', svg[start:end]))
+    opening = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" role="img" aria-label="{text(label)}"'
+               f'{" " if rest else ""}{rest}>')  # fmt: skip
     return Markup(opening + svg[end + 1 :])
 
 
 def _assumptions(page: Page) -> Markup:
-    said = tag("ul", *(tag("li", sentence) for sentence in page.assumptions), raw=True)
+    said = bullets(page.assumptions)
     sources = tag(
         "ul",
         *(tag("li", tag("a", words, href=address, rel="noreferrer"), raw=True) for words, address in page.sources),

@@ -1,152 +1,262 @@
-"""The page of the study: the weak scaling and the claims, in words, charts and tables."""
+"""The page of studies: what was found, then figure by figure the paper beside knee, with every value behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import knee
 from knee.fidelity.carried_set import CarriedFidelity
-from knee.figures import weak_scaling as drawn
-from knee.figures.vega import to_svg
-from knee.report.html import Markup, table
-from knee.report.page import Chart, Key, Page, Section, render
-from knee.study.verdict import Tally, Verdict
-from knee.study.weak_scaling import LARGE, LARGEST, PAYS_FRAC, Findings, PaperPoint, Row
+from knee.figures.study import Figure, figure_files, figures
+from knee.figures.svg import squeezed
+from knee.figures.vega import svg_to_png, to_svg
+from knee.files import make_folder, write_bytes, write_text
+from knee.report.claims import claims_section, study_claims
+from knee.report.fidelity import fidelity_section
+from knee.report.html import Markup, bullets, folded, join, table, tag, text
+from knee.report.lanes import HELP, draw_lanes, script
+from knee.report.page import Chart, chart_of, document, made_by
+from knee.report.step import StepTimeline, step_timelines
+from knee.report.summary import summary
+from knee.single import ASSUMPTIONS
+from knee.study.files import uncounted
+from knee.study.run import Ran
 
 PAPER = (
     "Hardware Scaling Trends and Diminishing Returns in Large-Scale Distributed Training, arXiv 2411.13055",
     "https://arxiv.org/abs/2411.13055",
 )
+TRUST = {
+    "validated": "published runs like every one of these exist, and knee was held against them",
+    "near": "published runs of the same kind exist, but some of these lie beyond their sizes",
+    "extrapolated": "no published run was like some of these, so that errors may be larger than any that was seen",
+}
+TRUST_NONE = "Data sheets or a model of idle links, not training steps: no label applies."
+KINDS = (
+    ("line", "simulated by knee"),
+    ("dot", "measured, by a real run"),
+    ("diamond", "published, by the paper or its figure"),
+)
+FIGURES = "Each figure or table: what the paper says of it, what knee finds, the claims that follow, and every value."
+QUESTIONS = "Questions that the paper does not answer. Nothing here was held against a measurement of its own."
+FILES = {
+    "runs.csv": "every run",
+    "bandwidths.csv": "every bandwidth",
+    "hardware.csv": "the data sheets",
+    "claims.csv": "every claim",
+    "fidelity.csv": "published runs against predictions",
+    "figures": "every figure as SVG, PNG and Vega-Lite",
+    "records": "the record of each run, with all it depends on",
+}
+"""What may lie beside the page."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A study and its pictures."""
+
+    ran: Ran
+    charts: tuple[tuple[Figure, str], ...]
+    """Each with its SVG; empty where there is nothing to draw."""
+    steps: tuple[StepTimeline, ...] = ()
+
+
+def drawn_of(ran: Ran, *, steps: bool = True) -> Drawn:
+    """Draw all of a study."""
+    charts = tuple((figure, squeezed(to_svg(figure.spec)) if figure.spec else "") for figure in figures(ran))
+    return Drawn(ran=ran, charts=charts, steps=tuple(step_timelines(ran)) if steps else ())
+
+
+def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, command: str) -> Path:
+    """The page and every figure as files of its own; the page's path."""
+    folder = make_folder(out / "figures")
+    for one in ran:
+        for name, spec in figure_files(one):
+            svg = to_svg(spec)
+            write_text(folder / f"{name}.svg", svg)
+            write_bytes(folder / f"{name}.png", svg_to_png(svg))
+            write_text(folder / f"{name}.vl.json", json.dumps(spec, indent=1) + "\n")
+    beside = [name for name in FILES if (out / name).exists()]
+    write_text(out / "index.html", study_page(ran, fidelity, command=command, beside=beside))
+    return out / "index.html"
 
 
 def study_page(
-    rows: Sequence[Row],
-    points: Sequence[PaperPoint],
-    found: Findings,
-    verdicts: Sequence[Verdict],
+    ran: Sequence[Ran],
     fidelity: CarriedFidelity,
     *,
-    assumptions: Sequence[str],
     command: str,
+    beside: Sequence[str] = (),
+    drawn: Sequence[Drawn] | None = None,
 ) -> str:
-    """The study as one HTML file."""
-    return render(
-        Page(
-            title="How far does FSDP scale? The paper's study on the simulator",
-            question="Llama-2-7B on 8 to 2,048 H100s, simulated and held against the claims of arXiv 2411.13055.",
-            command=command,
-            keys=_keys(found, Tally.of(verdicts)),
-            found=sentences(found),
-            tables=(_doublings(found),),
-            verdicts=tuple(verdicts),
-            sections=(_weak_scaling(rows, points), _fidelity(fidelity)),
-            assumptions=tuple(assumptions),
-            sources=(PAPER,),
-            version=knee.__version__,
-        )
-    )
-
-
-def _keys(found: Findings, tally: Tally) -> tuple[Key, ...]:
-    return (
-        Key(
-            value=f"{100 * found.large_change_frac:+.1f}%",
-            paper="-37.22%",
-            says=f"tokens/s per GPU under FSDP, {LARGE:,} to {LARGEST:,} GPUs",
-        ),
-        Key(
-            value=f"{found.doublings[-1].speedup:.2f}x",
-            says=f"from the last doubling, {found.doublings[-1].from_gpus:,} to {found.doublings[-1].to_gpus:,} GPUs; "
-            "2x is ideal",
-        ),
-        Key(
-            value=f"{100 * found.best_tp_gain_frac:+.1f}%",
-            paper="+52.60%",
-            says=f"tokens/s from {found.best_tp} over FSDP on {LARGEST:,} GPUs",
-        ),
-        Key(
-            value=f"{100 * found.power_change_frac:+.1f}%",
-            paper="-5.87%",
-            says=f"power per GPU under FSDP, {LARGE:,} to {LARGEST:,} GPUs",
-        ),
-        Key(
-            value=f"{100 * found.tokens_per_j_change_frac:+.1f}%",
-            paper="more than 30% lost",
-            says=f"tokens per joule under FSDP, {LARGE:,} to {LARGEST:,} GPUs",
-        ),
-        Key(
-            value=f"{tally.reproduced} of {tally.reproduced + tally.failed}",
-            says=f"testable claims reproduced; {tally.failed} failed, {tally.not_testable} not testable",
-        ),
-    )
-
-
-def sentences(found: Findings) -> tuple[str, ...]:
-    """The findings in words."""
-    small, large = f"{100 * found.small_change_frac:+.1f}%", f"{100 * found.large_change_frac:+.1f}%"
-    before, after = f"{100 * found.exposed_large_frac:.1f}%", f"{100 * found.exposed_largest_frac:.1f}%"
-    return (
-        f"From 8 to {LARGE:,} GPUs throughput per GPU changes by {small}, from {LARGE:,} to {LARGEST:,} by {large}: "
-        f"exposed communication goes from {before} to {after} of the step.",
-        f"Up to {found.pays_until_gpus:,} GPUs every doubling buys at least {2 * PAYS_FRAC:.1f}x; the next buys less.",
-        f"On {LARGEST:,} GPUs {found.best_tp} is {100 * found.best_tp_gain_frac:.1f}% faster than FSDP alone and draws "
-        f"{found.best_tp_extra_w:.0f} W more per GPU.",
-        f"A GPU draws {found.power_large_w:.0f} W at {LARGE:,} GPUs and {found.power_largest_w:.0f} W at "
-        f"{LARGEST:,}, and tokens per joule change by {100 * found.tokens_per_j_change_frac:+.1f}%.",
-    )
-
-
-def _doublings(found: Findings) -> Markup:
-    records = [
-        {"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2.0}
-        for d in found.doublings
+    """Studies as one HTML file; ``beside`` names what lies next to it."""
+    drawn = [drawn_of(one) for one in ran] if drawn is None else drawn
+    verdicts = [v for one in ran for v in one.verdicts]
+    paper = [one for one in drawn if one.ran.study.kind == "paper"]
+    beyond = [one for one in drawn if one.ran.study.kind == "beyond"]
+    titles = {one.study.name: one.study.place.partition(",")[0] or one.study.title for one in ran}
+    main = [summary(ran, fidelity), _navigation(paper, beyond, bool(verdicts))]
+    main += [_part("paper", "The paper's figures", FIGURES, paper)] if paper else []
+    main += [_part("beyond", "Beyond the paper", QUESTIONS, beyond)] if beyond else []
+    main += [claims_section(verdicts, titles, uncounted() if len(paper) > 1 else {})] if verdicts else []
+    main += [fidelity_section(fidelity), _about(beside)]
+    page = [
+        tag("header", _header(ran, command), raw=True),
+        tag("main", *main, raw=True),
+        made_by(knee.__version__, command),
+        *([script()] if any(one.steps for one in drawn) else []),
     ]
-    return table("What each doubling of the GPUs buys under FSDP; 2 is ideal", tuple(records[0]), records)
+    return document(title_of(ran), *page, style="study")
 
 
-def _weak_scaling(rows: Sequence[Row], points: Sequence[PaperPoint]) -> Section:
-    return Section(
-        id="weak-scaling",
-        title="Weak scaling",
-        says="Two sequences of 4,096 tokens per GPU and step, under FSDP alone and with tensor parallelism of 2 and 4. "
-        "Lines are simulated, hollow diamonds are the paper's.",
-        charts=tuple(_chart(figure, rows, points) for figure in drawn.figures(rows, points)),
-    )
+def title_of(ran: Sequence[Ran]) -> str:
+    """Of the page: of the one study, or of all."""
+    return ran[0].study.title if len(ran) == 1 else "How far does training scale?"
 
 
-def _fidelity(found: CarriedFidelity) -> Section:
-    """Published runs and bandwidths that knee carries, against its predictions."""
-    out = [f"{100 * x:.1f}%" if x is not None else "unknown" for x in (found.size_out_frac, found.source_out_frac)]
-    bandwidths = [
-        {"collective": name, **asdict(r)}
-        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
-        if r is not None
+def _header(ran: Sequence[Ran], command: str) -> Markup:
+    kinds = Counter(one.study.kind for one in ran)
+    what = [f"{kinds['paper']} figures and tables of arXiv 2411.13055, reproduced" if kinds["paper"] > 1 else "",
+            f"{kinds['beyond']} questions beyond it" if kinds["beyond"] > 1 else ""]  # fmt: skip
+    lead = " and ".join(part for part in what if part) if len(ran) > 1 else ran[0].study.question
+    return join([
+        tag("p", "knee study", class_="kicker"),
+        tag("h1", title_of(ran)),
+        tag("p", lead if len(ran) == 1 else f"{lead}: on knee's simulator, and held against what the paper says.",
+            class_="lead"),
+        tag("ul", *(tag("li", tag("span", class_=f"sign {name}", aria_hidden="true"), text(words), raw=True)
+                    for name, words in KINDS), raw=True, class_="signs", aria_label="Signs in the charts"),
+        *([tag("p", text("Made by "), tag("code", command), raw=True, class_="command")] if command else []),
+    ])  # fmt: skip
+
+
+def _navigation(paper: Sequence[Drawn], beyond: Sequence[Drawn], claims: bool) -> Markup:
+    def items(some: Sequence[Drawn]) -> Markup:
+        return tag("ul", *(_entry(one.ran) for one in some), raw=True)
+
+    ends = [("fidelity", "How far it can be trusted"), ("about", "Assumptions, files")]
+    ends = [("claims", "All claims"), *ends] if claims else ends
+    lists = [tag("p", tag("a", "What knee found", href="#summary"), raw=True)]
+    lists += [tag("p", tag("a", "The paper's figures", href="#paper"), raw=True), items(paper)] if paper else []
+    lists += [tag("p", tag("a", "Beyond the paper", href="#beyond"), raw=True), items(beyond)] if beyond else []
+    lists += [tag("p", tag("a", words, href=f"#{id}"), raw=True) for id, words in ends]
+    return tag("nav", *lists, raw=True, aria_label="On this page", class_="contents")
+
+
+def _entry(ran: Ran) -> Markup:
+    """A study in the contents, with how its claims came out."""
+    place = ran.study.place.partition(",")[0]
+    failed = sum(v.failed for v in ran.verdicts)
+    tested = sum(v.verdict != "not testable" for v in ran.verdicts)
+    held = f"{tested - failed} of {tested}" if tested else ""
+    title = join([tag("span", f"{place} ", class_="where")] if place else []) + text(ran.study.title)
+    told = tag("span", " claims reproduced", class_="hidden")
+    score = tag("span", text(held), told, raw=True, class_="score some" if failed else "score") if held else ""
+    return tag("li", tag("a", title, raw=True, href=f"#{ran.study.name}"), score, raw=True)
+
+
+def _part(id: str, title: str, lead: str, some: Sequence[Drawn]) -> Markup:
+    return tag("section", tag("h2", title, id=f"{id}-title"), tag("p", lead, class_="lead"), *map(study_article, some),
+               raw=True, id=id, aria_labelledby=f"{id}-title")  # fmt: skip
+
+
+# ---- one study -------------------------------------------------------------------------------------------------------
+
+
+def study_article(drawn: Drawn) -> Markup:
+    """One figure of the paper, or one question beyond it."""
+    ran = drawn.ran
+    study, id = ran.study, ran.study.name
+    charts = tag("div", *(_chart(ran, figure, svg) for figure, svg in drawn.charts), raw=True, class_="charts")
+    parts = [
+        *([tag("p", study.place, class_="place")] if study.place else []),
+        tag("h3", study.title, id=f"{id}-title"),
+        tag("p", study.question, class_="lead"),
+        tag("div", _sides(ran), charts, raw=True, class_="single" if len(drawn.charts) == 1 else None),
+        *(_step(step, help_=i == 0) for i, step in enumerate(drawn.steps)),
+        *([study_claims(ran.verdicts, study.place or study.title)] if ran.verdicts else []),
+        _behind(ran),
     ]
-    runs = [{k: "" if v is None else v for k, v in asdict(s).items()} for s in found.sources]
-    columns = tuple(name for name in runs[0] if name != "reference")
-    return Section(
-        id="fidelity",
-        title="How far it can be trusted",
-        says=f"Published training runs of {len(found.sources)} sources, predicted: tokens/s per GPU is off by "
-        f"{100 * found.headline_frac:.1f}%, by {out[0]} where the model size was left out of the fit, and by {out[1]} "
-        "where the source was (medians over sources of each one's median).",
-        charts=(),
-        tables=(
-            table("Published runs against predictions; memory where it was read", columns, runs),
-            table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(bandwidths[0]), bandwidths),
-            table("Where the runs were published", ("source", "reference"), runs),
-        ),
-    )
+    return tag("article", *parts, raw=True, id=id, aria_labelledby=f"{id}-title", class_="study")
 
 
-def _chart(figure: drawn.Figure, rows: Sequence[Row], points: Sequence[PaperPoint]) -> Chart:
-    tables = [table(f"{figure.title}: simulated", figure.columns, [asdict(row) for row in rows])]
-    published = [
-        {"plan": p.plan, "gpus": p.gpus, p.metric: p.value, "how": p.how} for p in points if p.metric in figure.columns
-    ]
-    if published:
-        tables.append(table(f"{figure.title}: the paper", tuple(published[0]), published))
-    return Chart(
-        id=figure.id, title=figure.title, caption=figure.caption, svg=to_svg(figure.spec), tables=tuple(tables)
-    )
+def _sides(ran: Ran) -> Markup:
+    """The paper and knee beside each other."""
+    trust = tag("p", TRUST_NONE, class_="small")
+    if ran.trust is not None:
+        trust = tag("p", tag("strong", ran.trust), text(f": {TRUST[ran.trust]}."), raw=True, class_="small trust")
+    says = [tag("div", tag("h4", "The paper says"), tag("p", ran.study.paper), raw=True)] if ran.study.paper else []
+    finds = tag("div", tag("h4", "knee finds"), tag("p", ran.finding), trust, raw=True)
+    return tag("div", *says, finds, raw=True, class_="sides")
+
+
+def _chart(ran: Ran, figure: Figure, svg: str) -> Markup:
+    kinds = {str(row["kind"]) for row in figure.rows} - {"impossible"}
+    made = " and ".join(sorted(kinds)) or "no runs"
+    tables = [table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
+    if figure.published:
+        columns = tuple(name for name in figure.published[0] if name != "kind")
+        tables.append(table(f"{figure.title}: published", columns, figure.published))
+    chart = Chart(id=figure.id, title=figure.title, caption=figure.caption or f"{ran.study.title}.", svg=svg,
+                  tables=tuple(tables))  # fmt: skip
+    return chart_of(chart, "h4")
+
+
+def _step(step: StepTimeline, *, help_: bool) -> Markup:
+    return tag("div", tag("h4", f"Inside a step: {step.title}"), tag("p", step.says, class_="small"),
+               draw_lanes(step.lanes, HELP if help_ else ""), raw=True, id=step.id, class_="step-timeline")  # fmt: skip
+
+
+def _behind(ran: Ran) -> Markup:
+    """The command, what was run, and what was assumed."""
+    study = ran.study
+    kinds = Counter(str(row["kind"]) for row in ran.rows)
+    runs = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+    runs += f", {len(ran.impossible):,} that cannot be" if ran.impossible else ""
+    run = tag("p", text("Run it again: "), tag("code", f"knee study run {study.name}"), text(f" ({runs})"), raw=True,
+              class_="again")  # fmt: skip
+    parts = [run]
+    if study.assumptions:
+        silent = "Where the paper is silent, knee assumes" if study.kind == "paper" else "What is assumed"
+        said = [tag("p", f"{silent}:"), bullets(study.assumptions)]
+        parts.append(folded("Assumptions", *said, about=f"of {study.title}"))
+    specs = _specs(ran)
+    if specs:
+        parts.append(folded("What was run", table("Models, clusters and profiles", tuple(specs[0]), specs),
+                            about=f"in {study.title}"))  # fmt: skip
+    return tag("div", *parts, raw=True, class_="behind")
+
+
+def _specs(ran: Ran) -> list[Mapping[str, object]]:
+    """What the runs had, how often, and the command that says where its values come from."""
+    names = Counter((row.get("model"), row.get("cluster"), row.get("profile")) for row in ran.rows if "plan" in row)
+    return [
+        {"model": model, "cluster": cluster, "profile": profile, "runs": runs,
+         "values and sources": f"knee catalog {cluster}"}
+        for (model, cluster, profile), runs in names.items()
+    ]  # fmt: skip
+
+
+def _about(beside: Sequence[str]) -> Markup:
+    words, address = PAPER
+    files = [tag("li", tag("a", name, href=name), text(f": {FILES[name]}"), raw=True) for name in beside]
+    parts = [
+        tag("h2", "Assumptions, files", id="about-title"),
+        tag("h3", "Of the simulator"),
+        bullets(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in ASSUMPTIONS),
+        tag("h3", "Of the words"),
+        bullets((
+            "Exposed communication is time in which a GPU communicates and computes nothing; overlapped communication "
+            "hides behind compute. Compute, exposed communication, bubble and idle add up to the step.",
+            "Trust labels are of the weakest run of a study. " + " ".join(f"{name.capitalize()}: {said}."
+                                                                          for name, said in TRUST.items()),
+            "Unknown means that a record does not say.",
+        )),
+        *([tag("h3", "Files beside this page"), tag("ul", *files, raw=True)] if files else []),
+        tag("h3", "The paper"),
+        tag("p", tag("a", words, href=address, rel="noreferrer"), raw=True),
+    ]  # fmt: skip
+    return tag("section", *parts, raw=True, id="about", aria_labelledby="about-title")

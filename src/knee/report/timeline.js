@@ -1,28 +1,30 @@
-// Zooming into the exposed stretches. Without this script the whole window is drawn, and that is all.
+// Zooming into timelines. Without this script each is drawn whole, and that is all.
 for (const root of document.querySelectorAll(".timeline")) {
   const data = JSON.parse(root.querySelector("script").textContent);
   const plot = root.querySelector(".plot"), axis = root.querySelector(".axis"), said = root.querySelector("output");
-  const box = root.querySelector(".box"), WIDE = 1000, SHORTEST = 1000;
-  const moving = [...plot.querySelectorAll("[data-at]")].map((shape) => {
-    const [at, length] = shape.dataset.at.split(" ").map(Number);
-    return { shape, at, length };
-  });
-  const spans = moving.filter((one) => one.shape.classList.contains("span"));
+  const box = root.querySelector(".box"), WIDE = 1000, SHORTEST = 1000 / data.unit;
+  const paths = data.looks.map((look) => plot.querySelector(`path.${look}`)), mark = plot.querySelector("path.chosen");
+  const spans = data.spans.map(([row, at, length, look, kind]) => ({ row, at, length, look, kind }));
+  const order = data.order;
   let from = 0, to = data.total, chosen = -1;
 
-  const ms = (ns, step) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: step, maximumFractionDigits: step });
+  const ms = (ticks, digits) => ((ticks * data.unit) / 1e6).toLocaleString("en",
+    { minimumFractionDigits: digits, maximumFractionDigits: digits });
 
   function draw() {
-    const scale = WIDE / (to - from), place = (ns) => Math.min(1100, Math.max(-100, (ns - from) * scale));
-    for (const { shape, at, length } of moving) {
-      shape.style.display = at + length < from || at > to ? "none" : "";
-      const x = place(at), end = place(at + length);
-      shape.setAttribute("x", x);
-      shape.setAttribute("width", Math.max(end - x, 0.01));  // without a width nothing is drawn
-    }
+    const scale = WIDE / (to - from), place = (at) => Math.min(1100, Math.max(-100, (at - from) * scale));
+    const box = ({ row, at, length, look }) => {
+      const x = place(at), wide = Math.max(place(at + length) - x, 0.01);  // without a width nothing is drawn
+      const inset = data.insets[look], high = data.high - 2 * inset;
+      return `M${x.toFixed(2)} ${row * data.high + inset}h${wide.toFixed(2)}v${high}h${-wide.toFixed(2)}z`;
+    };
+    const drawn = paths.map(() => []);
+    for (const span of spans) if (span.at + span.length >= from && span.at <= to) drawn[span.look].push(box(span));
+    paths.forEach((path, look) => path && path.setAttribute("d", drawn[look].join("")));
+    mark.setAttribute("d", chosen >= 0 ? box(spans[chosen]) : "");
     const rough = (to - from) / (plot.clientWidth < 500 ? 3 : 6), ten = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((k) => k * ten).find((k) => k >= rough);
-    const digits = Math.max(0, Math.min(6, 6 - Math.floor(Math.log10(step))));
+    const digits = Math.max(0, Math.min(6, 6 - Math.floor(Math.log10(step * data.unit))));
     axis.replaceChildren();
     for (let at = Math.ceil(from / step) * step; at <= to; at += step) {
       const tick = document.createElement("span");
@@ -42,19 +44,22 @@ for (const root of document.querySelectorAll(".timeline")) {
   const pan = (by) => view(from + by * (to - from), to + by * (to - from));
 
   function choose(number, centre) {
-    if (!spans.length) return;
-    if (chosen >= 0) spans[chosen].shape.classList.remove("chosen");
-    chosen = (number + spans.length) % spans.length;
-    const { shape, at, length } = spans[chosen], [row, kind] = data.spans[chosen];
-    shape.classList.add("chosen");
-    said.textContent = `${chosen + 1} of ${spans.length}: ${data.rows[row]}, ${ms(length, 3)} ms exposed at ` +
-      `${ms(at, 3)} ms. ${data.kinds[kind]}`;
+    chosen = number;
+    const { row, at, length, kind } = spans[number], place = order.indexOf(number);
+    said.textContent = (place >= 0 ? `${place + 1} of ${order.length}: ` : "") +
+      `${data.rows[row]}, ${ms(length, 3)} ms${data.verb} at ${ms(at, 3)} ms. ${data.kinds[kind]}`;
     if (centre) view(at - 2 * length, at + 3 * length);
+    else draw();
+  }
+  function turn(by) {
+    if (!order.length) return;
+    const place = order.indexOf(chosen);
+    choose(order[((place < 0 && by < 0 ? 0 : place) + by + order.length) % order.length], true);
   }
 
   const acts = {
     in: () => zoom(0.5), out: () => zoom(2), left: () => pan(-0.3), right: () => pan(0.3), all: () => view(0, data.total),
-    next: () => choose(chosen + 1, true), previous: () => choose(Math.max(chosen, 0) - 1, true),
+    next: () => turn(1), previous: () => turn(-1),
   };
   const keys = { "+": "in", "=": "in", "-": "out", ArrowLeft: "left", ArrowRight: "right", 0: "all", Escape: "all",
     n: "next", p: "previous" };
@@ -77,7 +82,16 @@ for (const root of document.querySelectorAll(".timeline")) {
   }, { passive: false });
 
   let held = null;
-  const nearest = (event) => spans.findIndex((one) => one.shape === event.target);
+  function nearest(event) {
+    const place = plot.getBoundingClientRect(), at = time(event), near = (3 * (to - from)) / place.width;
+    const row = Math.floor((event.clientY - place.top) / data.high);
+    let found = -1, least = near;
+    spans.forEach((span, number) => {
+      const off = Math.max(span.at - at, at - span.at - span.length, 0);
+      if (span.kind >= 0 && span.row === row && off < least) [found, least] = [number, off];
+    });
+    return found;
+  }
   plot.addEventListener("pointerdown", (event) => {
     if (event.button) return;
     held = { at: time(event), x: event.clientX, touch: event.pointerType === "touch", from, to, hit: nearest(event) };

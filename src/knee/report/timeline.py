@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
-from typing import Any
 
-from knee.report.cells import UNKNOWN, cells, clipped_name, folded
-from knee.report.html import Markup, join, tag
+from knee.report.cells import cells, clipped_name, folded
+from knee.report.html import UNKNOWN, Markup, join
+from knee.report.lanes import Lanes, Look, Span, draw_lanes, script
+from knee.report.lanes import json_in_html as json_in_html
 from knee.trace.analyse import RankAnalysis
 from knee.trace.exposed import Exposed, exposed_intervals
 from knee.units import show
@@ -18,20 +17,12 @@ from knee.units import show
 MOST_SPANS = 2_000
 """Stretches that are drawn, the longest of all ranks together."""
 IN_TABLE = 50
-WIDE = 1_000.0
-"""Width of the drawing; it is stretched to its place."""
-KEYS = (("in", "Zoom in"), ("out", "Zoom out"), ("left", "← Earlier"), ("right", "Later →"), ("all", "All"),
-        ("previous", "Previous stretch"), ("next", "Next longest stretch"))  # fmt: skip
 POINT = "Point at a stretch, or press Next longest stretch, to read what ran in it."
-HELP = (
-    "Drag over a part to zoom into it; on a touch screen drag to move. Ctrl with the wheel zooms. With the keyboard, "
-    "once the drawing has the focus: + and - zoom, the arrows move, 0 shows all, n and p go from the longest stretch "
-    "to the shortest and back."
-)
+LOOKS = (Look(name="window", inset=1), Look(name="span", inset=3), Look(name="step", inset=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class Stretch:
     """One drawn stretch."""
 
     row: int
@@ -53,7 +44,7 @@ class Timeline:
     total_ns: int
     one_clock: bool
     """Whether ranks stand where their clocks put them; otherwise each begins at 0."""
-    spans: tuple[Span, ...]
+    spans: tuple[Stretch, ...]
     """The longest first."""
     found: int
     """Stretches of all ranks that were given."""
@@ -73,7 +64,7 @@ def timeline_of(ranks: Sequence[RankAnalysis], everyone: Sequence[RankAnalysis],
     zero = [min(begins) - rank.trace.columns.first_ns if one_clock else rank.window.start_ns for rank in ranks]
     lists = {rank.rank: exposed_intervals(rank.trace, rank.window) for rank in everyone}
     spans = (
-        Span(row=row, start_ns=one.start_ns - zero[row], length_ns=_length(one), rank=rank, of=one.row)
+        Stretch(row=row, start_ns=one.start_ns - zero[row], length_ns=_length(one), rank=rank, of=one.row)
         for row, rank in enumerate(ranks)
         for one in lists[rank.rank]
     )
@@ -116,73 +107,49 @@ def _percent(share: float) -> str:
 
 
 def draw(drawn: Timeline) -> Markup:
-    """The drawing with its buttons, its script and the table of its longest stretches."""
+    """The drawing, its script and the table of its longest stretches."""
     if not drawn.spans:
         return Markup("")
-    high = 22 if len(drawn.ranks) <= 16 else 14
-    tools = tag("div", *(tag("button", words, type="button", name_=name) for name, words in KEYS), raw=True,
-                class_="tools", hidden=True, role="group", aria_label="Zoom and move")  # fmt: skip
-    names = tag(
-        "div",
-        *(tag("span", f"rank {r.rank}", style=f"height:{high}px;line-height:{high}px") for r in drawn.ranks),
-        raw=True, class_="ranks", aria_hidden="true",
-    )  # fmt: skip
-    plot = tag("div", _svg(drawn, high), tag("div", class_="box", hidden=True), raw=True, class_="plot", tabindex="0",
-               role="group", aria_label="Timeline of exposed communication")  # fmt: skip
+    shown = min(IN_TABLE, len(drawn.spans))
+    return join([draw_lanes(lanes_of(drawn)), folded(f"Table of the {shown} longest stretches", _table(drawn)),
+                 script()])  # fmt: skip
+
+
+def lanes_of(drawn: Timeline) -> Lanes:
+    """A lane for each rank: its window, the stretches on it, and where its steps begin."""
     kinds, numbers = _kinds(drawn)
-    data = {
-        "total": drawn.total_ns,
-        "rows": [f"rank {rank.rank}" for rank in drawn.ranks],
-        "kinds": kinds,
-        "spans": [[span.row, number] for span, number in zip(drawn.spans, numbers, strict=True)],
-    }
-    body = tag("div", tools, names, plot, _axis(drawn), tag("output", POINT, aria_live="polite"),
-               tag("p", HELP, class_="help"), tag("script", json_in_html(data), raw=True, type="application/json"),
-               raw=True, class_="timeline")  # fmt: skip
-    script = resources.files("knee.report").joinpath("timeline.js").read_text(encoding="utf-8")
-    return join([body, folded(f"Table of the {min(IN_TABLE, len(drawn.spans))} longest stretches", _table(drawn)),
-                 tag("script", script, raw=True)])  # fmt: skip
+    spans = [
+        Span(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, look=0)
+        for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
+    ]
+    first = len(spans)
+    spans += [
+        Span(row=span.row, start=span.start_ns, length=span.length_ns, look=1, kind=kind)
+        for span, kind in zip(drawn.spans, numbers, strict=True)
+    ]
+    order = tuple(range(first, len(spans)))
+    spans += [
+        Span(row=row, start=part.window.start_ns - zero, length=0, look=2)
+        for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
+        for part in rank.steps
+        if part.step is not None
+    ]
+    return Lanes(
+        rows=tuple(f"rank {rank.rank}" for rank in drawn.ranks),
+        total=drawn.total_ns,
+        tick_ns=1,
+        looks=LOOKS,
+        spans=tuple(spans),
+        words=tuple(kinds),
+        order=order,
+        verb=" exposed",
+        high=22 if len(drawn.ranks) <= 16 else 14,
+        label=f"Exposed communication over time. {sentence(drawn)} The longest are in the table below.",
+        hint=POINT,
+    )
 
 
-def json_in_html(data: Any) -> str:
-    """JSON that no name can leave: a script element ends at the first ``</``, and ``<!--`` opens a comment."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text
-
-
-def _svg(drawn: Timeline, high: int) -> Markup:
-    scale = WIDE / max(drawn.total_ns, 1)
-    shapes = []
-
-    def shape(kind: str, row: int, at: int, length: int, inset: int) -> None:
-        # numbers only, so nothing to escape; without a width nothing is drawn
-        shapes.append(f'<rect class="{kind}" data-at="{at} {length}" x="{at * scale:.2f}" y="{row * high + inset}" '
-                      f'width="{max(length * scale, 0.01):.2f}" height="{high - 2 * inset}"/>')  # fmt: skip
-
-    for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True)):
-        shape("window", row, rank.window.start_ns - zero, rank.window.end_ns - rank.window.start_ns, 1)
-    for span in drawn.spans:
-        shape("span", span.row, span.start_ns, span.length_ns, 3)
-    for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True)):
-        for part in rank.steps:
-            if part.step is not None:
-                shape("step", row, part.window.start_ns - zero, 0, 1)
-    label = f"Exposed communication over time. {sentence(drawn)} The longest are in the table below."
-    tall = high * len(drawn.ranks)
-    return tag("svg", Markup("".join(shapes)), raw=True, viewBox=f"0 0 {WIDE:.0f} {tall}", height=str(tall),
-               preserveAspectRatio="none", role="img", aria_label=label)  # fmt: skip
-
-
-def _axis(drawn: Timeline) -> Markup:
-    """Three ticks; a script makes them finer."""
-    marks = (0.0, 1 / 3, 2 / 3)
-    ticks = (tag("span", f"{drawn.total_ns * at / 1e6:,.1f} ms", style=f"left:{at:.2%}") for at in marks)
-    return tag("div", *ticks, raw=True, class_="axis", aria_hidden="true")
-
-
-def _what(span: Span) -> tuple[str, str, int | None, float | None, str]:
+def _what(span: Stretch) -> tuple[str, str, int | None, float | None, str]:
     """Collective, group, ranks of the group, bytes and kernel."""
     trace = span.rank.trace
     call = trace.calls.get(span.of)

@@ -1,0 +1,143 @@
+"""Lines for what is simulated, dots for what was measured, hollow diamonds for what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from knee.figures.axes import (
+    HEIGHT,
+    WIDTH,
+    finished,
+    is_number,
+    kind_channel,
+    line_channels,
+    looks_of,
+    wide,
+    x_axis,
+    y_axis,
+)
+from knee.figures.columns import label, said
+from knee.figures.palette import IDEAL, INK, MUTED
+from knee.figures.vega import Spec
+
+Ideal = Literal["", "scaled", "flat"]
+TARGET = 320
+"""Area in pixels of the unseen disc around a point, whose text is its tooltip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One value of a chart."""
+
+    series: str
+    x: Any
+    y: float
+    kind: str
+    """simulated, measured, published, or catalogue."""
+    note: str = ""
+    """Of a published value: how it follows from what was stated."""
+    named: bool = False
+    """Its series is written beside it, because it is not one of the lines."""
+
+
+def lines(
+    points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: bool = True, log: bool = False
+) -> Spec:
+    """A line for each series, with what stands beside it."""
+    ideal_points = ideal_of(points, ideal)
+    named = [p for p in points if p.named]
+    room = max((wide(p.series) + 14 for p in named if _is_last(p, points)), default=0.0)
+    room = max(room, wide("ideal") + 10 if ideal == "flat" else 0.0)
+    values = [p.y for p in (*points, *ideal_points)]
+    y_spec, factor = y_axis(y, values, zero=zero, log=log)
+    axes = {"x": x_axis(x, [p.x for p in points], room=room), "y": y_spec}
+    looks = looks_of(list(dict.fromkeys(p.series for p in points if not p.named)))
+    channels = line_channels(looks)
+    kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
+
+    def data(some: Sequence[Point]) -> Spec:
+        return {"values": [_value(p, x, y, factor) for p in some]}
+
+    drawn = [p for p in points if p.kind in ("simulated", "catalogue")]
+    layers: list[Spec] = _ideal_layers(ideal_points, ideal, data, axes)
+    # later series are drawn dashed over earlier ones, so that lines on top of each other all show
+    line = {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt", "aria": False}
+    layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels})
+    alone = [p for p in drawn if sum(q.series == p.series for q in drawn) == 1]
+    if alone:  # a line of one point shows nothing
+        layers.append({"data": data(alone), "mark": {"type": "point", "shape": "stroke", "size": 260, "strokeWidth": 3,
+                       "opacity": 1, "aria": False}, "encoding": axes | {"color": channels["color"]}})  # fmt: skip
+    layers.append({"data": data(drawn), "mark": {"type": "point", "filled": True, "fill": INK.light, "opacity": 0,
+                   "size": TARGET}, "encoding": axes | {"description": {"field": "say"}}})  # fmt: skip
+    layers += _beside([p for p in points if p.kind in kinds], kinds, data, axes, channels["color"])
+    layers += _names(named, points, data, axes)
+    spec = {"width": WIDTH, "height": HEIGHT, "layer": layers}
+    return finished(spec, legends=[list(looks), *([kinds] if kinds else [])])
+
+
+def ideal_of(points: Sequence[Point], ideal: Ideal) -> list[Point]:
+    """Through the first point of the first series: in proportion to x, or level."""
+    if not ideal or not points:
+        return []
+    xs = sorted({p.x for p in points if is_number(p.x)})
+    own = [p for p in points if p.series == points[0].series and p.kind == points[0].kind]
+    first = min(own, key=lambda p: float(p.x))
+    return [
+        Point(series="ideal", x=x, y=first.y * (x / first.x if ideal == "scaled" else 1.0), kind="ideal") for x in xs
+    ]
+
+
+def _value(point: Point, x: str, y: str, factor: float) -> Spec:
+    note = f" ({point.note})" if point.note else ""
+    say = f"{point.series}, {label(x, point.x)}: {said(y, point.y)}, {point.kind}{note}"
+    return {"c": point.series, "x": point.x, "y": point.y * factor, "k": point.kind, "say": say}
+
+
+def _ideal_layers(points: Sequence[Point], ideal: Ideal, data: Any, axes: Spec) -> list[Spec]:
+    """A wide pale band with its name, drawn first, so that a line on it still shows."""
+    if not points:
+        return []
+    at = points[-1] if ideal == "flat" else points[len(points) * 2 // 3]
+    place = {"align": "left", "dx": 7} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
+    return [
+        {"data": data(points), "encoding": axes, "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 7,
+         "opacity": 0.6, "strokeCap": "round", "aria": False}},
+        {"data": data([at]), "encoding": axes, "mark": {"type": "text", "text": "ideal", "fontSize": 11,
+         "color": MUTED.light, "aria": False, **place}},
+    ]  # fmt: skip
+
+
+def _beside(points: Sequence[Point], kinds: Sequence[str], data: Any, axes: Spec, color: Spec) -> list[Spec]:
+    """Dots and diamonds: in their series' colour, or in ink where the series is not a line."""
+    if not points:
+        return []
+    shape = kind_channel(kinds)
+    mark = {"type": "point", "filled": True, "opacity": 1, "size": 75}
+    of_lines, others = [p for p in points if not p.named], [p for p in points if p.named]
+    layers: list[Spec] = []
+    tip = {"description": {"field": "say"}}
+    if of_lines:
+        layers.append({"data": data(of_lines), "mark": mark,
+                       "encoding": axes | {"shape": shape, "color": color} | tip})  # fmt: skip
+    if others:
+        layers.append({"data": data(others), "mark": mark | {"color": INK.light, "size": 90},
+                       "encoding": axes | {"shape": shape} | tip})  # fmt: skip
+    return layers
+
+
+def _names(named: Sequence[Point], points: Sequence[Point], data: Any, axes: Spec) -> list[Spec]:
+    """The series beside a published value: right of the last, below the others."""
+    layers: list[Spec] = []
+    for last, place in ((True, {"align": "left", "dx": 9}), (False, {"align": "center", "dy": 14})):
+        some = [p for p in named if _is_last(p, points) == last]
+        if some:
+            mark = {"type": "text", "fontSize": 11, "color": INK.light, "aria": False, **place}
+            layers.append({"data": data(some), "mark": mark,
+                           "encoding": axes | {"text": {"field": "c", "type": "nominal"}}})  # fmt: skip
+    return layers
+
+
+def _is_last(point: Point, points: Sequence[Point]) -> bool:
+    return not is_number(point.x) or point.x >= max(p.x for p in points)
