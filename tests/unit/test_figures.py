@@ -1,123 +1,157 @@
-"""The figures draw what the records say, told apart without colour."""
+"""The pieces of figures: colours, columns in people's units, axes without lost labels, smaller pictures."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from knee.errors import MissingExtra
 from knee.figures import palette, vega
-from knee.figures import weak_scaling as drawn
-from knee.study.runs import Bench
-from knee.study.weak_scaling import FSDP, GPUS, PLANS, Row, at, findings, paper_points, weak_scaling
+from knee.figures.axes import fitting, x_axis, y_axis
+from knee.figures.columns import heading, label, said, shown
+from knee.figures.heat import _hatch
+from knee.figures.svg import squeezed
 
-
-@pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return list(weak_scaling(Bench()))
-
-
-def _nodes(spec: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(spec, dict):
-        yield spec
-        for value in spec.values():
-            yield from _nodes(value)
-    elif isinstance(spec, list):
-        for value in spec:
-            yield from _nodes(value)
-
-
-def _marks(spec: Any, kind: str) -> list[dict[str, Any]]:
-    return [n for n in _nodes(spec) if isinstance(n.get("mark"), dict) and n["mark"].get("type") == kind]
-
-
-def test_rows_are_the_whole_grid(rows: list[Row]) -> None:
-    assert [(row.plan, row.gpus) for row in rows] == [(plan, n) for plan in PLANS for n in GPUS]
-    for row in rows:
-        assert row.step_s == pytest.approx(row.compute_s + row.exposed_comm_s + row.bubble_s + row.idle_s)
-        assert row.global_batch == 2 * row.gpus
-
-
-def test_findings_follow_from_the_rows(rows: list[Row]) -> None:
-    found = findings(rows)
-    ratio = at(rows, FSDP, 2048).tokens_per_s_per_gpu / at(rows, FSDP, 128).tokens_per_s_per_gpu
-    assert found.large_change_frac == pytest.approx(ratio - 1)
-    assert [d.to_gpus for d in found.doublings] == list(GPUS[1:])
-    assert all(d.speedup >= 1.9 for d in found.doublings if d.to_gpus <= found.pays_until_gpus)
-
-
-def test_the_papers_points_are_its_stated_numbers(rows: list[Row]) -> None:
-    points = paper_points(rows)
-    stated = {(p.plan, p.gpus): p.value for p in points if p.metric == "power_w_per_gpu"}
-    assert stated == {("FSDP", 128): 658.0, ("FSDP", 2048): 620.0, ("TP", 2048): 650.0}
-    base = at(rows, FSDP, 128)
-    changes = {p.plan: p.value / base.tokens_per_j - 1 for p in points if p.metric == "tokens_per_j"}
-    assert changes["FSDP"] == pytest.approx(-0.333, abs=0.001)
-    assert all(p.how != "stated" for p in points if p.metric != "power_w_per_gpu")
+GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def test_every_colour_is_one_thing() -> None:
-    assert len({look.light for look in palette.LOOKS}) == len(palette.LOOKS)
+    lights = [look.light for look in palette.LOOKS]
+    lights += [look.fill_light for look in palette.LOOKS if look.fill_light]
+    assert len(set(lights)) == len(lights) == len(palette.dark_of())
     assert set(palette.PARTS) == {"compute", "overlapped", "exposed", "bubble", "idle"}
     parts = {(look.dash, look.light == look.fill) for look in palette.PARTS.values()}
     assert len(parts) >= 4
     assert len({look.dash for look in palette.SERIES}) == len(palette.SERIES)
 
 
-def test_a_missing_extra_says_how_to_get_it(rows: list[Row], monkeypatch: pytest.MonkeyPatch) -> None:
+def _luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def _contrast(one: str, other: str) -> float:
+    a, b = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (a + 0.05) / (b + 0.05)
+
+
+@pytest.mark.parametrize("ramp", [palette.MORE, palette.WORSE])
+def test_numbers_in_cells_can_be_read_in_both_themes(ramp: tuple[palette.Look, ...]) -> None:
+    for cell, words in zip(ramp, palette.CELL_TEXT, strict=True):
+        assert _contrast(cell.light, words.light) >= 4.5
+        assert _contrast(cell.dark, words.dark) >= 4.5
+    # one hue by lightness: safe for every colour blindness
+    light, dark = [[_luminance(c) for c in some] for some in ([x.light for x in ramp], [x.dark for x in ramp])]
+    assert light == sorted(light, reverse=True)
+    assert dark == sorted(dark)
+
+
+@pytest.mark.parametrize("look", palette.SERIES)
+def test_lines_show_on_both_grounds(look: palette.Look) -> None:
+    assert _contrast(look.light, "#ffffff") >= 3
+    assert _contrast(look.dark, "#14171b") >= 3
+
+
+def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ModuleNotFoundError(name)
 
     monkeypatch.setattr(vega.importlib, "import_module", missing)
     with pytest.raises(MissingExtra, match=r"pip install 'knee\[report\]'"):
-        drawn.figures(rows, [])
+        vega.to_svg({})
 
 
-def test_specs_have_log2_axes_lines_and_diamonds(rows: list[Row]) -> None:
-    pytest.importorskip("altair")
-    points = paper_points(rows)
-    for figure in drawn.figures(rows, points):
-        if figure.id == "time-per-step":
-            continue
-        scales = [n["scale"] for n in _nodes(figure.spec) if n.get("field") == "gpus" and "scale" in n]
-        assert scales
-        assert all(s["type"] == "log" and s["base"] == 2 for s in scales)
-        ticks = next(n["axis"] for n in _nodes(figure.spec) if n.get("field") == "gpus" and "axis" in n)
-        assert ticks["values"] == list(GPUS)
-        assert ticks["labelOverlap"] is False
-        assert _marks(figure.spec, "line")
-        diamonds = _marks(figure.spec, "point")
-        assert [n["mark"]["filled"] for n in diamonds] == [False]
-        assert diamonds[0]["encoding"]["shape"]["scale"]["range"] == ["diamond"]
+@pytest.mark.parametrize(("column", "value", "words"), [
+    ("mfu_frac", 0.4077, "40.8"), ("memory_bytes", 2.0**30, "1.0"), ("tokens_per_s", 10795934.2, "10,795,934"),
+    ("gpus", 2048, "2,048"), ("step_s", 0.96, "0.9600"), ("bubble_s", 0.0, "0"), ("fits", True, "yes"),
+    ("plan", "TP 2", "TP 2"), ("message_bytes", 2.0**26, "64 MiB"), ("nic_bytes_per_s", 50e9, "400"),
+    ("bus_bytes_per_s", 352e9, "352"), ("power_w_per_gpu", 620.4, "620"), ("peak_flop_per_s", 989e12, "989"),
+])
+def test_values_as_people_read_them(column: str, value: object, words: str) -> None:
+    assert shown(column, value) == words
 
 
-def test_measured_rows_are_dots(rows: list[Row]) -> None:
-    pytest.importorskip("altair")
-    mixed = [*rows, replace(rows[0], kind="measured", tokens_per_s=1234.0)]
-    dots = [n for n in _marks(drawn.throughput(mixed, []).spec, "point") if n["mark"]["filled"]]
-    assert len(dots) == 1
+@pytest.mark.parametrize(("column", "words"), [
+    ("gpus", "GPUs"), ("exposed_comm_s", "exposed communication (s)"), ("tokens_per_s_per_gpu", "tokens/s per GPU"),
+    ("plan", "plan"), ("tokens_per_s", "tokens/s"), ("power_w_per_gpu", "power per GPU (W)"),
+    ("tokens_per_j", "tokens per joule"), ("mfu_frac", "MFU (%)"), ("memory_bytes", "memory per GPU (GiB)"),
+    ("nic_bytes_per_s", "network per GPU (Gbit/s)"), ("bus_bytes_per_s", "bus bandwidth (GB/s)"),
+    ("message_bytes", "message"), ("new_thing_s", "new thing (s)"), ("some_frac", "some (%)"),
+])
+def test_headings_carry_units(column: str, words: str) -> None:
+    assert heading(column) == words
 
 
-def test_specs_hold_the_records_values(rows: list[Row]) -> None:
-    pytest.importorskip("altair")
-    spec = drawn.time_per_step(rows).spec
-    values = [v for data in spec["datasets"].values() for v in data] if "datasets" in spec else spec["data"]["values"]
-    drawn_values = {(v["plan"], v["gpus"], v["part"]): v["time_s"] for v in values}
-    row = at(rows, "TP 2", 512)
-    assert drawn_values["TP 2", 512, "exposed"] == row.exposed_comm_s
-    assert drawn_values["TP 2", 512, "overlapped"] == row.overlapped_comm_s
-    assert ("TP 2", 512, "bubble") not in drawn_values
+def test_values_in_a_sentence() -> None:
+    assert said("tokens_per_s_per_gpu", 5140.2) == "5,140 tokens/s per GPU"
+    assert said("exposed_frac", 0.344) == "exposed share of the step 34.4%"
+    assert said("all_gather_s", 0.0342) == "all-gathers 34.20 ms"
+    assert [label("gpus", 2048), label("tp", 4), label("series", "FSDP")] == ["2,048 GPUs", "TP 4", "FSDP"]
+    assert label("message_bytes", 2**30) == "1 GiB"
 
 
-def test_svg_is_made_offline_with_every_label(rows: list[Row]) -> None:
-    pytest.importorskip("altair")
-    pytest.importorskip("vl_convert")
-    svg = vega.to_svg(drawn.throughput_per_gpu(rows, paper_points(rows)).spec)
-    words = re.findall(r">([^<>]+)</text>", svg)
-    assert {f"{n:,}" for n in GPUS} <= set(words)
-    assert {"FSDP", "TP 2", "TP 4", "paper", "ideal"} <= set(words)
-    assert all(f'"{look.light}"' in svg for look in palette.SERIES)
+def test_a_gpu_axis_is_log2_and_keeps_every_label() -> None:
+    axis = x_axis("gpus", [*GPUS, *GPUS], room=40)
+    assert axis["scale"] | {"domain": None} == {"type": "log", "base": 2, "nice": False, "domain": None}
+    assert axis["scale"]["domain"][0] == 8
+    assert axis["scale"]["domain"][1] > 2048
+    assert axis["axis"]["values"] == list(GPUS)
+    assert axis["axis"]["labelOverlap"] is False
+    assert '"2048": "2,048"' in axis["axis"]["labelExpr"]
+
+
+def test_labels_that_have_no_room_are_thinned_evenly() -> None:
+    sizes = [2.0**k for k in range(20, 35)]
+    some = fitting("message_bytes", sizes)
+    assert some[0] == sizes[0]
+    assert 4 <= len(some) < len(sizes)
+    assert len({b / a for a, b in itertools.pairwise(some)}) == 1
+
+
+def test_words_and_plain_numbers_have_axes_too() -> None:
+    assert x_axis("model", ["b", "a", "b"])["scale"]["domain"] == ["b", "a"]
+    assert x_axis("price", [1.0, 2.0])["type"] == "quantitative"
+    assert x_axis("gpus", [8])["scale"] == {"zero": False}
+
+
+def test_y_axes_are_in_the_unit_of_the_largest_value() -> None:
+    axis, factor = y_axis("all_gather_s", [0.034, 0.726])
+    assert (axis["title"], factor) == ("all-gathers (ms)", 1e3)
+    axis, factor = y_axis("total_power_w", [8e3, 1.3e6])
+    assert (axis["title"], factor) == ("power of all GPUs (MW)", 1e-6)
+    axis, _ = y_axis("tokens_per_s", [70_000, 17e6], log=True)
+    ticks = axis["axis"]["values"]
+    assert ticks[:2] == [62_500, 125_000]
+    assert all(b == 2 * a for a, b in itertools.pairwise(ticks))
+
+
+def test_hatching_stays_inside_its_cell() -> None:
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+", _hatch(60, 38))]
+    assert numbers
+    assert max(map(abs, numbers[::2])) <= 30
+    assert max(map(abs, numbers[1::2])) <= 19
+
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" class="marks" '
+    'width="354" height="156" viewBox="0 0 354 156"><g fill="none" stroke-miterlimit="10" transform="translate(40,14)">'
+    '<g class="root" role="graphics-object"><path class="background" d="M0,0h0v0h0Z"/>'
+    '<g><line transform="translate(0,-100)" x2="0" y2="100" stroke="#d8dde3" opacity="1"/>'
+    '<line transform="translate(30.00000000001,-100)" x2="0" y2="100" stroke="#d8dde3" opacity="1"/></g>'
+    '<path aria-label="a &lt;b&gt;: 2" role="graphics-symbol" transform="translate(1.2345,0)" d="M9,0A9,9,0,1,1,-9,'
+    '0A9,9,0,1,1,9,0" fill="#1b1f24"/><g aria-label="axis"><text font-family="x" font-size="12px">8</text></g>'
+    '<path class="foreground" display="none" d=""/></g></g></svg>'
+)
+
+
+def test_pictures_get_smaller_and_say_what_a_mark_is() -> None:
+    small = squeezed(SVG)
+    assert len(small) < len(SVG) / 1.5
+    assert 'viewBox="0 0 354 156"' in small
+    assert '<path stroke="#d8dde3" d="M0,-100l0,100M30,-100l0,100"/>' in small
+    assert '<circle fill="#1b1f24" cx="1.2" cy="0" r="9"><title>a &lt;b&gt;: 2</title></circle>' in small
+    assert "<text>8</text>" in small
+    assert not re.search("class=|role=|aria-|xlink|foreground", small)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from knee.errors import InputError
+from knee.fidelity.carried_set import CarriedFidelity, SourceFidelity
 from knee.files import csv_text, make_folder, write_text
-from knee.report.html import heading, shown, table, tag
+from knee.record.events import EventLog, Group
+from knee.report.claims import MARKS, anchor, claims_section, study_claims
+from knee.report.html import table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
-from knee.study.verdict import Tally, Verdict
+from knee.report.step import joined, outside, step_timelines, timeline_of
+from knee.report.study import drawn_of, study_page, write_page
+from knee.study.claims import Verdict
+from knee.study.files import uncounted
+from knee.study.run import Ran, points_to_run, recorded, results
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'
 
 
-def _verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
-    values: dict[str, object] = {"id": "T01", "statement": "falls", "paper": "-1%", "bar": "within 1",
-                                 "simulated": "-1.2%", "verdict": outcome, "fitted": False}
-    return Verdict(**(values | changes))  # type: ignore[arg-type]
-
-
 def _page(word: str = "plain") -> str:
-    records = [{"plan": word, "gpus": 8, "step_s": 0.12345678901234}]
+    records = [{"plan": word, "gpus": 8, "step_s": 0.12345678901234, "idle_s": None}]
     chart = Chart(id="c", title=word, caption=word, svg=SVG, tables=(table(word, tuple(records[0]), records),))
-    verdicts = (_verdict(statement=word, simulated=word), _verdict("failed", id="T02"),
-                _verdict("not testable", id="T03"))
     return render(Page(
         title=word, question=word, command=f"knee study --out {word}", keys=(Key(value=word, says=word, paper=word),),
-        found=(word,), verdicts=verdicts, sections=(Section(id="s", title=word, says=word, charts=(chart,)),),
+        found=(word,), sections=(Section(id="s", title=word, says=word, charts=(chart,)),),
         assumptions=(word,), sources=((word, "https://example.org/paper"),), version="0",
     ))
 
@@ -101,18 +103,11 @@ def test_links_within_the_page_lead_somewhere() -> None:
 
 def test_the_page_is_ordered_and_usable_by_keyboard() -> None:
     html = _page()
-    places = [html.index(f'id="{name}"') for name in ("summary", "claims", "s", "assumptions")]
+    places = [html.index(f'id="{name}"') for name in ("summary", "s", "assumptions")]
     assert places == sorted(places)
     assert html.index('class="skip"') < html.index("<header")
     regions = [t for t in _structure(html).tags if t[1].get("class") == "scroll"]
     assert all(t[1]["tabindex"] == "0" and t[1]["aria-label"] for t in regions)
-
-
-def test_verdicts_are_words_not_only_colours() -> None:
-    html = _page()
-    assert "claims: 1 reproduced, 1 failed, 1 not testable" in html
-    assert all(f"{mark} {word}" in html for mark, word in (("✓", "reproduced"), ("✗", "failed"), ("–", "not testable")))
-    assert str(Tally.of([])) == "0 reproduced, 0 failed, 0 not testable"
 
 
 def test_every_picture_has_a_label_and_a_dark_side() -> None:
@@ -125,25 +120,7 @@ def test_every_picture_has_a_label_and_a_dark_side() -> None:
 
 def test_tables_hold_values_in_full() -> None:
     assert '<data value="0.12345678901234">0.1235</data>' in _page()
-
-
-@pytest.mark.parametrize(("column", "value", "words"), [
-    ("mfu_frac", 0.4077, "40.8"), ("memory_bytes", 2.0**30, "1.0"), ("tokens_per_s", 10795934.2, "10,795,934"),
-    ("gpus", 2048, "2,048"), ("step_s", 0.96, "0.9600"), ("bubble_s", 0.0, "0"), ("fits", True, "yes"),
-    ("plan", "TP 2", "TP 2"),
-])
-def test_values_as_people_read_them(column: str, value: object, words: str) -> None:
-    assert shown(column, value) == words
-
-
-@pytest.mark.parametrize(("column", "words"), [
-    ("gpus", "GPUs"), ("exposed_comm_s", "exposed comm (s)"), ("tokens_per_s_per_gpu", "tokens/s per GPU"),
-    ("plan", "plan"),
-    ("tokens_per_s", "tokens/s"), ("ideal_tokens_per_s", "ideal tokens/s"), ("power_w_per_gpu", "power (W per GPU)"),
-    ("tokens_per_j", "tokens/J"), ("mfu_frac", "MFU (%)"),
-])
-def test_headings_carry_units(column: str, words: str) -> None:
-    assert heading(column) == words
+    assert '<span class="unknown">unknown</span>' in _page()
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,3 +158,200 @@ def test_a_link_is_followed_and_a_pipe_is_not_replaced(tmp_path: Path) -> None:
     assert target.read_text() == "new"
     write_text(Path("/dev/null"), "nothing")
     assert not Path("/dev/null").is_file()
+
+
+# ---- studies ---------------------------------------------------------------------------------------------------------
+
+
+def source(name: str, median: float) -> SourceFidelity:
+    return SourceFidelity(source=name, stacks="Megatron", gpus="A100, up to 8", runs=4, median_frac=median,
+                          p90_frac=0.2, bias_frac=0.0, size_out_frac=0.05, source_out_frac=None,
+                          memory_median_frac=None, reference="a paper")
+
+
+FIDELITY = CarriedFidelity(sources=(source("good", 0.01), source("bad", 0.09)), headline_frac=0.05, size_out_frac=0.06,
+                           source_out_frac=None, all_reduce=None, all_gather=None, gathered_runs=850)
+
+
+def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
+    values: dict[str, object] = {"id": "T01", "study": "fig3", "says": "falls", "paper": "-1%", "bar": "within 1",
+                                 "found": "-1.2%", "verdict": outcome, "off": "", "kind": "simulated", "fitted": "",
+                                 "why": ""}
+    return Verdict(**(values | changes))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def ran() -> list[Ran]:
+    """Weak scaling with its steps, what needs no simulation, and a heat map."""
+    pytest.importorskip("vl_convert")
+    from knee.study.answers import answer
+
+    names = ["fig1", "fig2b", "fig3", "table1"]
+    return results(names, recorded(points_to_run(names), answer))
+
+
+@pytest.fixture(scope="module")
+def page(ran: list[Ran]) -> str:
+    return study_page(ran, FIDELITY, command="knee study run fig1", beside=["runs.csv", "records"])
+
+
+def test_the_study_page_is_whole_and_fetches_nothing(page: str) -> None:
+    tags = _structure(page).tags
+    assert not [t for t in tags if t[0] in ("img", "iframe", "object", "embed", "audio", "video", "use", "image")]
+    assert not [t for t in tags if "src" in t[1] or "srcset" in t[1]]
+    assert "url(" not in page
+    assert "@import" not in page
+    ids = [t[1]["id"] for t in tags if "id" in t[1]]
+    assert len(ids) == len(set(ids))
+    links = {t[1]["href"] or "" for t in tags if t[0] == "a"}
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    assert {link for link in links if link.startswith("http")} == {"https://arxiv.org/abs/2411.13055"}
+    assert len(page.encode()) < 600_000
+
+
+def test_headings_go_down_one_by_one(page: str) -> None:
+    levels = [int(t[0][1]) for t in _structure(page).tags if re.fullmatch(r"h[1-6]", t[0])]
+    assert levels.count(1) == 1
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
+
+
+def test_landmarks_and_labels_for_those_who_do_not_see(page: str) -> None:
+    tags = _structure(page).tags
+    names = [t[0] for t in tags]
+    assert [names.count(name) for name in ("main", "nav", "header", "footer")] == [1, 1, 1, 1]
+    assert all(t[1]["role"] == "img" and t[1]["aria-label"] for t in tags if t[0] == "svg")
+    assert all(t[1]["tabindex"] == "0" and t[1]["aria-label"] for t in tags if t[1].get("class") == "scroll")
+    assert page.count("<caption>") == names.count("table")
+    assert all("scope" in t[1] for t in tags if t[0] == "th")
+    assert page.index('class="skip"') < page.index("<header")
+
+
+def test_the_summary_comes_first_with_the_knee_and_the_worst_row(page: str) -> None:
+    order = [page.index(f'id="{name}"') for name in ("summary", "paper", "fig1", "fig2b", "fig3", "claims", "fidelity",
+                                                     "about")]
+    assert order == sorted(order)
+    assert page.index('<section id="summary"') < page.index("<nav")
+    first = page[: page.index("<nav")]
+    assert re.search(r"<strong>[\d,]+ GPUs</strong>", first)
+    assert "The worst source is bad, off by 9.0%" in first
+    assert "bad (worst)" in first
+    assert first.count("<li>") >= 4
+    assert "not fitted on" in first
+
+
+def test_values_on_the_page_are_the_rows(ran: list[Ran], page: str) -> None:
+    shown = {float(value) for value in re.findall(r'<data value="([^"]+)">', page)}
+    columns = ("tokens_per_s", "tokens_per_s_per_gpu", "step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s",
+               "power_w_per_gpu", "tokens_per_j")
+    weak = next(one for one in ran if one.study.name == "fig3")
+    assert {row[column] for row in weak.rows for column in columns} <= shown
+    sheets = next(one for one in ran if one.study.name == "table1")
+    assert {row["link_bytes_per_s"] for row in sheets.rows} <= shown
+
+
+def test_every_claim_is_there_twice_and_linked_both_ways(ran: list[Ran], page: str) -> None:
+    for one in ran:
+        for v in one.verdicts:
+            assert page.count(f'id="{anchor(v.id)}"') == 1
+            assert f'<a href="#{anchor(v.id)}">{v.id}</a>' in page
+        assert f'href="#{one.study.name}"' in page
+    assert all(why[:20] in page for why in list(uncounted().values())[:3])
+    reproduced = sum(v.verdict == "reproduced" for one in ran for v in one.verdicts)
+    assert f"claims: {reproduced} reproduced" in page
+
+
+def test_each_study_has_paper_finding_trust_command_and_tables(ran: list[Ran], page: str) -> None:
+    for one in ran:
+        part = page[page.index(f'<article id="{one.study.name}"') :]
+        part = part[: part.index("</article>")]
+        assert "The paper says" in part
+        assert tag("p", one.finding) in part
+        assert f"knee study run {one.study.name}" in part
+        assert (f"<strong>{one.trust}</strong>" in part) == (one.trust is not None)
+        assert part.count("<figure") == len(one.study.draw)
+        assert part.count("<summary>Table") == len(one.study.draw)
+
+
+def test_part_of_the_studies_is_a_page_of_those(ran: list[Ran]) -> None:
+    page = study_page(ran[-1:], FIDELITY, command="knee study run table1")
+    assert "<h1>Chips outgrow their links</h1>" in page
+    assert 'id="fig3"' not in page
+    _structure(page)
+
+
+def test_hostile_text_stays_text(ran: list[Ran]) -> None:
+    bad = replace(ran[-1].study, title=NASTY, question=NASTY, paper=NASTY, assumptions=(NASTY,), place=NASTY)
+    rows = tuple({**row, "gpu": NASTY} for row in ran[-1].rows)
+    hostile = replace(ran[-1], study=bad, rows=rows, finding=NASTY, verdicts=(verdict(study="table1", says=NASTY,
+                      found=NASTY, why=NASTY, fitted=NASTY, verdict="off", off=NASTY),))
+    page = study_page([hostile], FIDELITY, command=NASTY, beside=[])
+    assert "<script>alert" not in page
+    assert page.count("<script") == 1
+    _structure(page)
+
+
+def test_figures_are_files_of_their_own(ran: list[Ran], tmp_path: Path) -> None:
+    path = write_page(ran[-1:], FIDELITY, tmp_path, command="knee study run table1")
+    assert path == tmp_path / "index.html"
+    name = "table1-1-growth-over-v100"
+    found = sorted(p.name for p in (tmp_path / "figures").iterdir())
+    assert found == [f"{name}.png", f"{name}.svg", f"{name}.vl.json"]
+    assert 'href="figures"' in path.read_text(encoding="utf-8")
+
+
+def test_verdicts_are_words_not_only_colours() -> None:
+    outcomes = ("reproduced", "off", "contradicted", "not testable")
+    some = [verdict(outcome, id=f"T{i}") for i, outcome in enumerate(outcomes)]
+    html = str(study_claims(some, "Figure 3"))
+    assert all(f"{MARKS[v.verdict]} {v.verdict}" in html for v in some)
+    some.append(verdict(id="T9", fitted="a constant"))
+    whole = str(claims_section(some, {"fig3": "Figure 3"}, {"T80": "an input"}))
+    assert "claims: 2 reproduced, 2 failed, 1 not testable" in whole
+    assert "a constant" in whole
+    assert "an input" in whole
+
+
+# ---- steps -----------------------------------------------------------------------------------------------------------
+
+
+def test_steps_have_lanes_and_exposed_is_what_no_compute_hides() -> None:
+    log, group = EventLog(), Group(name="dp_shard", size=8)
+    log.comm("all_gather", group, 0.0, 0.2, 2.0**20)
+    log.compute("mm", 0.1, 0.4)
+    log.comm("reduce_scatter", group, 0.4, 0.3, 2.0**20)
+    step = timeline_of([log.freeze(step_s=1.0)], id="a", title="A")
+    lanes = step.lanes
+    assert lanes.rows == ("compute", "all-gather", "reduce-scatter", "exposed")
+    exposed = [(s.start, s.length) for s in lanes.spans if s.look == 5]
+    assert exposed == [(0, 1_000_000), (5_000_000, 2_000_000)]
+    assert [lanes.spans[i].length for i in lanes.order] == [2_000_000, 1_000_000]
+    assert any("all gather of 8 ranks (dp_shard), 1 MiB" in words for words in lanes.words)
+    assert "3 kernels of one GPU" in step.says
+
+
+def test_short_kernels_are_drawn_with_their_neighbours_and_it_is_said() -> None:
+    log = EventLog()
+    for i in range(20_000):
+        log.compute(f"k{i % 7}", i * 5e-5, 4e-5)
+    step = timeline_of([log.freeze(step_s=1.0)], id="a", title="A")
+    assert len(step.lanes.spans) < 1_100
+    assert "are drawn as one with their neighbours" in step.says
+    assert any(words.endswith("and 3 more kinds") for words in step.lanes.words)
+
+
+def test_outside_is_the_difference_of_sets() -> None:
+    starts, ends = outside((np.array([0.0, 4.0]), np.array([3.0, 6.0])), (np.array([1.0, 5.0]), np.array([2.0, 9.0])))
+    assert list(zip(starts, ends, strict=True)) == [(0.0, 1.0), (2.0, 3.0), (4.0, 5.0)]
+    assert joined([], 1.0) == []
+
+
+def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
+    weak = next(one for one in ran if one.study.name == "fig3")
+    steps = list(step_timelines(weak))
+    assert [step.title for step in steps] == ["FSDP on 128 GPUs", "FSDP on 2,048 GPUs", "TP 4 on 2,048 GPUs"]
+    from knee.report.lanes import draw_lanes
+
+    assert all(len(draw_lanes(step.lanes)) < 60_000 for step in steps)
+    changed = replace(weak, rows=tuple({**row, "gpus": 3} for row in weak.rows))
+    assert list(step_timelines(changed)) == []
+    assert drawn_of(changed, steps=False).steps == ()

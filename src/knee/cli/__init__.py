@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "dryrun": ("knee.cli.dryrun", "The trainer on fake ranks, without hardware: FLOP and collectives of each rank."),
     "compare": ("knee.cli.compare", "Measured, simulated and published records side by side."),
     "trace": ("knee.cli.trace", "Where the time of anyone's PyTorch job went, from its traces."),
+    "report": ("knee.cli.report", "One page of your own records: measured beside simulated, every value behind."),
     "study": ("knee.cli.study", "The paper's experiments on the simulator, held against its claims."),
     "validate": ("knee.cli.validate", "Predict published runs of a CSV file, and say how far off knee is."),
     "calibrate": ("knee.cli.calibrate", "Fit a software profile on your own measured runs."),

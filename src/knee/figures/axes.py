@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, floor, log2
 from typing import Any
 
-from knee.figures.columns import PLAIN, axis_unit, heading, shown
+from knee.figures.columns import axis_unit, heading, shown
 from knee.figures.palette import INK, SERIES, Look
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
@@ -26,7 +26,7 @@ SHORT_NUMBER = (
     "abs(datum.value) >= 1e6 ? format(datum.value / 1e6, '~f') + 'M' : "
     "abs(datum.value) >= 1e4 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value, ',~r')"
 )
-TITLED = {"series": None, "model": None, "cluster": None, "gpu": None}
+TITLED = {"series": None, "who": None, "model": None, "cluster": None, "gpu": None}
 """Columns whose values say what they are."""
 
 
@@ -67,7 +67,7 @@ def x_axis(column: str, values: Sequence[Any], *, room: float = 0.0) -> Spec:
 
 def title_of(column: str) -> str | None:
     """An axis's title; none where its labels say what they are. Sizes carry their own unit."""
-    return TITLED.get(column, heading(column, PLAIN if column == "message_bytes" else None))
+    return TITLED.get(column, heading(column))
 
 
 def fitting(column: str, numbers: Sequence[float]) -> list[float]:

@@ -65,6 +65,11 @@ NAMES: dict[str, str] = {
     "nic_bytes_per_s": "network per GPU",
     "node_nic_bytes_per_s": "network per node",
     "flop_convention": "FLOP convention",
+    "off_by_frac": "off by",
+    "memory_off_by_frac": "memory off by",
+    "power_off_by_frac": "power off by",
+    "from_gpus": "from GPUs",
+    "to_gpus": "to GPUs",
 }
 """Names without their units."""
 
@@ -130,6 +135,8 @@ def name_of(column: str) -> str:
 
 def heading(column: str, unit: Unit | None = None) -> str:
     """A column's name with its unit: ``exposed_comm_s`` is ``exposed communication (s)``."""
+    if column == "message_bytes":  # each size carries its own
+        return name_of(column)
     word = (unit or table_unit(column)).word
     return f"{name_of(column)} ({word})" if word else name_of(column)
 

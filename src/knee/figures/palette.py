@@ -71,7 +71,7 @@ WORSE: tuple[Look, ...] = tuple(
     Look(light=light, dark=dark)
     for light, dark in (
         ("#fdf0e6", "#261a12"), ("#fbdcc4", "#3d2616"), ("#f7c29b", "#5c371b"), ("#f0a26b", "#824c1f"),
-        ("#e3803f", "#ad6626"), ("#b9550f", "#d68a45"), ("#8a3a00", "#f5b884"),
+        ("#e3803f", "#b86f2c"), ("#b9550f", "#d68a45"), ("#8a3a00", "#f5b884"),
     )
 )  # fmt: skip
 """The same where much is lost, in the hue of exposed communication."""

@@ -43,7 +43,22 @@ class Figure:
 
 def figures(ran: Ran) -> list[Figure]:
     """All charts of a study, in its order."""
-    return [_figure(ran, number, draw) for number, draw in enumerate(ran.study.draw, start=1)]
+    study = ran.study
+    return drawn(study.name, study.draw, ran.rows, ran.impossible, study.published)
+
+
+def drawn(
+    name: str,
+    draws: Sequence[Draw],
+    rows: Sequence[Row],
+    impossible: Sequence[Row] = (),
+    published: Sequence[Published] = (),
+) -> list[Figure]:
+    """Charts of any rows; their ids begin with the name."""
+    return [
+        _figure(f"{name}-{number}-{slug(draw.title)}", draw, rows, impossible, published)
+        for number, draw in enumerate(draws, start=1)
+    ]
 
 
 def figure_files(ran: Ran) -> Iterator[tuple[str, Spec]]:
@@ -53,12 +68,14 @@ def figure_files(ran: Ran) -> Iterator[tuple[str, Spec]]:
             yield figure.id, alone(figure.spec, figure.title)
 
 
-def _figure(ran: Ran, number: int, draw: Draw) -> Figure:
-    rows = matching(ran.rows, draw.at)
-    impossible = matching(ran.impossible, draw.at)
-    beside = [] if draw.mark != "line" and draw.mark != "bar" else _published(ran, draw)
+def _figure(
+    id: str, draw: Draw, every: Sequence[Row], impossible: Sequence[Row], published: Sequence[Published]
+) -> Figure:
+    rows, impossible = matching(every, draw.at), matching(impossible, draw.at)
+    stated = [one for one in published if one.metric == draw.y] if draw.mark in ("line", "bar") else []
+    beside = _beside(draw, stated, every, rows)
     empty = Figure(
-        id=f"{ran.study.name}-{number}-{slug(draw.title)}",
+        id=id,
         title=draw.title,
         caption=draw.caption,
         spec=None,
@@ -110,7 +127,7 @@ def table_columns(draw: Draw, rows: Sequence[Row]) -> tuple[str, ...]:
         "line": (draw.color, draw.x, draw.y, PUBLISHED + draw.y),
         "bar": (draw.color, draw.x, draw.y),
         "heat": (draw.x, draw.y, draw.shows, "memory_bytes", "fits"),
-    }.get(draw.mark, ("series", draw.x, "step_s", *PART_COLUMNS.values()))
+    }.get(draw.mark, (draw.color, draw.x, "step_s", *PART_COLUMNS.values()))
     every = dict.fromkeys((*wanted, "plan", "kind", "trust", "why"))
     needed = {draw.x, draw.y, draw.shows}
     return tuple(name for name in every if name in needed or any(row.get(name) is not None for row in rows))
@@ -150,10 +167,10 @@ def _bar(draw: Draw, rows: Sequence[Row], beside: Sequence[Point], _: Sequence[R
 def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[Point], __: Sequence[Row]) -> Spec | None:
     steps: list[Parts] = [
         (label(draw.color, row.get(draw.color)), row[draw.x], {part: float(row[c]) for part, c in PART_COLUMNS.items()})
-        for row in preferred(rows)
+        for row in (preferred(rows) if draw.color == "series" else rows)
         if row.get(draw.x) is not None and all(is_number(row.get(column)) for column in PART_COLUMNS.values())
     ]
-    if draw.color == draw.x or draw.x == "series":
+    if draw.x in (draw.color, "series"):
         steps = [("", place, of) for _, place, of in steps]
     return parts(steps, x=draw.x, shares=draw.mark == "shares") if steps else None
 
@@ -191,12 +208,14 @@ _MARKS = {"line": _line, "bar": _bar, "parts": _parts, "shares": _parts, "heat":
 # ---- published values ------------------------------------------------------------------------------------------------
 
 
-def _published(ran: Ran, draw: Draw) -> list[tuple[Point, Row]]:
+def _beside(
+    draw: Draw, published: Sequence[Published], every: Sequence[Row], rows: Sequence[Row]
+) -> list[tuple[Point, Row]]:
     """What the paper states of a chart's metric, as points and as rows of a table."""
     found: list[tuple[Point, Row]] = []
-    names = {label(draw.color, row.get(draw.color)) for row in matching(ran.rows, draw.at)}
-    for stated in ran.study.published:
-        value = published_value(ran, stated) if stated.metric == draw.y else None
+    names = {label(draw.color, row.get(draw.color)) for row in rows}
+    for stated in published:
+        value = published_value(stated, every)
         if value is None:
             continue
         point = Point(series=stated.series, x=stated.x, y=value, kind="published", note=stated.how,
@@ -206,12 +225,12 @@ def _published(ran: Ran, draw: Draw) -> list[tuple[Point, Row]]:
     return found
 
 
-def published_value(ran: Ran, stated: Published) -> float | None:
+def published_value(stated: Published, rows: Sequence[Row]) -> float | None:
     """Stated as it is, or as a change of a run; None where that run is not there."""
     if stated.value is not None:
         return stated.value
     try:
-        base = chosen({ran.study.name: preferred(ran.rows)}, ran.study.name, stated.of)
+        base = chosen({"": preferred(rows)}, "", stated.of)
     except NotTestable:
         return None
     value = base[0].get(stated.metric)

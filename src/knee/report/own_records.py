@@ -1,0 +1,235 @@
+"""A user's own records: found in files and folders, read as rows, and what is no record named with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.errors import InputError, KneeError
+from knee.fidelity.answered import record_of
+from knee.fidelity.side_by_side import FORM
+from knee.fidelity.trust import trust_of
+from knee.record.measurement import Kind
+from knee.single import simulate
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.study.quantities import Row
+from knee.study.rows import METRICS, identity, step_row
+
+IMPOSSIBLE = "impossible"
+"""Key of a study's record that says why a point cannot be."""
+WORDS = ("flop_convention", "fits")
+"""Metrics that are not numbers."""
+JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
+RUN = "record.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One record and where it lies."""
+
+    name: str
+    record: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """All that was found."""
+
+    found: tuple[Found, ...]
+    skipped: tuple[tuple[str, str], ...]
+    """Name and why it is no record."""
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """Records of files (one, a list, or one after another) and of folders; InputError where there is none."""
+    found: list[Found] = []
+    skipped: list[tuple[str, str]] = []
+    for file in _files(paths):
+        for name, value in _values(file):
+            why = value if isinstance(value, str) else refused(value)
+            if why is None:
+                found.append(Found(name=name, record=_measured(value)))
+            else:
+                skipped.append((name, why))
+    if not found:
+        some = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
+        more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+        raise InputError(f"there is no record in what was given{': ' if some else ''}{some}{more}", hint=FORM)
+    return Gathered(found=tuple(found), skipped=tuple(skipped))
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    """Every file that may hold records. Of a run's own folder that is its record alone."""
+    for path in paths:
+        if not path.exists():
+            raise InputError(f"there is no {path}", hint=FORM)
+        if not path.is_dir():
+            yield path
+            continue
+        runs = sorted(path.rglob(RUN))
+        inside = {run.parent for run in runs}
+        others = [file for file in sorted(path.rglob("*.json")) if not inside & {*file.parents}]
+        if not runs and not others:
+            raise InputError(f"{path} has no {RUN} and no other .json file in it", hint=FORM)
+        yield from (*runs, *others)
+
+
+def _values(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every JSON value of a file with its name; a text where one is damaged."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        yield str(path), f"it cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
+        return
+    values: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
+    while (at := _next(text, at)) < len(text):
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            line = text.count("\n", 0, at) + 1
+            values.append(f"from line {line} on it is not JSON")
+            break
+        values += value if isinstance(value, list) else [value]
+    if not values:
+        values = ["it is empty"]
+    for number, value in enumerate(values, start=1):
+        yield str(path) if len(values) == 1 else f"{path}, record {number}", value
+
+
+def _next(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def refused(value: Any) -> str | None:
+    """Why a value is no record that could be shown, if so."""
+    if isinstance(value, dict) and value.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
+        value = value.get("record")
+    if not isinstance(value, dict):
+        return "it is no table of keys and values"
+    if IMPOSSIBLE in value:
+        return f"it is a point that cannot be: {value[IMPOSSIBLE]}"
+    if value.get("kind", "measured") not in get_args(Kind):
+        return f"its kind is {str(value.get('kind'))[:40]!r}, not one of {', '.join(get_args(Kind))}"
+    if not any(_number(value.get(name)) is not None for name in METRICS if name not in WORDS):
+        ended = f" (the run {value['status']}: {value.get('error')})" if value.get("status") else ""
+        return f"nothing in it was measured or simulated{ended}"
+    gpus = value.get("gpus")
+    if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
+        return f"gpus is {str(gpus)[:40]!r}; it must be a whole number of at least 1"
+    return None
+
+
+def _measured(value: Mapping[str, Any]) -> dict[str, Any]:
+    record = dict(value["record"] if value.get("kind") == "trace" else value)
+    return record | {name: _number(record.get(name)) for name in METRICS if name not in WORDS}
+
+
+def _number(value: Any) -> float | int | None:
+    """A number that can be drawn; what is none is not known."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+        return None
+    return value
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows_of(found: Sequence[Found], by: str | None = None) -> list[dict[str, Any]]:
+    """A row for each record, with the name of its curve: by a column, or by what differs between records."""
+    rows = [_row(one) for one in found]
+    if by is not None:
+        known = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
+        if by not in known:
+            raise InputError(f"--by {by}: no record has that column", hint=f"they have {', '.join(known)}")
+        return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
+    apart = [name for name in ("model", "cluster", "seq_len") if len({row.get(name) for row in rows}) > 1]
+    if len({row.get("global_batch") for row in rows}) > 1 and len({row.get("local_batch") for row in rows}) > 1:
+        apart.append("local_batch")
+    return _ordered([row | {"series": _series(row, apart)} for row in rows])
+
+
+def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Curve by curve, each from the smallest count on."""
+    curves = list(dict.fromkeys(row["series"] for row in rows))
+    return sorted(rows, key=lambda row: (curves.index(row["series"]), row["gpus"], str(row["kind"])))
+
+
+def _row(one: Found) -> dict[str, Any]:
+    """Through the studies' own function; of a record that does not say its job, what it does say."""
+    record = one.record
+    row: dict[str, Any]
+    try:
+        row = step_row(record, study="", series="")
+    except KneeError:  # a cluster that the catalogue does not have
+        row = step_row({**record, "cluster": None}, study="", series="") | {"cluster": record.get("cluster")}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *METRICS)
+        row = {name: record.get(name) for name in keys} | {"kind": record.get("kind", "measured"), "plan": None}
+    return row | {"record": one.name}
+
+
+SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}
+
+
+def _series(row: Row, apart: Sequence[str]) -> str:
+    """The plan without what follows from the count of GPUs, and what else tells records apart."""
+    words = [str(row[name]) for name in ("model", "cluster") if name in apart and row.get(name) is not None]
+    if row.get("plan") is None:
+        words.append("plan unknown")
+    else:
+        words.append(SHARDINGS.get(str(row.get("sharding")), str(row.get("sharding"))))
+        words += [f"{axis.upper()} {row[axis]}" for axis in ("tp", "pp", "cp") if (row.get(axis) or 1) > 1]
+        words += [f"{row['dp_replicate']} replicas"] if (row.get("dp_replicate") or 1) > 1 else []
+        words += [f"recompute {row['recompute']}"] if row.get("recompute") not in (None, "none") else []
+    words += [f"{row['seq_len']:,} tokens"] if "seq_len" in apart and row.get("seq_len") else []
+    words += [f"{row['local_batch']:g} a GPU"] if "local_batch" in apart and row.get("local_batch") else []
+    return ", ".join(words)
+
+
+# ---- predictions -----------------------------------------------------------------------------------------------------
+
+
+def predicted(found: Sequence[Found]) -> tuple[list[Found], list[tuple[str, str]]]:
+    """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
+    rows = [_row(one) for one in found]
+    known = {identity(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
+    made: list[Found] = []
+    refused_: list[tuple[str, str]] = []
+    for one, row in zip(found, rows, strict=True):
+        if row["kind"] == "simulated" or (row.get("plan") is not None and identity(row) in known):
+            continue
+        try:
+            record = _prediction(one.record)
+        except KneeError as error:
+            refused_.append((one.name, error.message))
+            continue
+        known.add(identity(row))
+        made.append(Found(name=f"prediction of {one.name}", record=record))
+    return made, refused_
+
+
+def _prediction(record: Mapping[str, Any]) -> dict[str, Any]:
+    missing = [name for name in (*JOB, "cluster", "profile") if record.get(name) is None]
+    if missing:
+        raise InputError(f"the record has no {', '.join(missing)}")
+    if not isinstance(record["plan"], Mapping):
+        raise InputError("plan is not a table of the plan's options")
+    job, _ = make_job(
+        load_model(str(record["model"])).spec,
+        load_cluster(str(record["cluster"])).spec,
+        load_profile(str(record["profile"])).spec,
+        gpus=record["gpus"],
+        global_batch=record["global_batch"],
+        seq_len=record["seq_len"],
+        plan_options=dict(record["plan"]),
+    )
+    convention = record.get("flop_convention")
+    answer = simulate(job, convention=str(convention)) if convention else simulate(job)
+    return record_of(job, answer, trust_of(job))
