@@ -22,7 +22,7 @@ from knee.units import parse, show
 
 PLAN = (
     "tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method",
-    "recompute", "precision", "reduce_dtype",
+    "recompute", "recompute_frac", "precision", "reduce_dtype", "sync_every",
 )  # fmt: skip
 METRICS = (
     "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "flop_convention", "compute_s", "compute_load_s",
@@ -30,13 +30,15 @@ METRICS = (
     "fits", "power_w_per_gpu", "tokens_per_j", "usd_per_mtoken",
 )  # fmt: skip
 IDENTITY = ("model", "cluster", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate",
-            "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method", "recompute", "set")  # fmt: skip
+            "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method", "recompute",
+            "recompute_frac", "precision", "sync_every", "set")  # fmt: skip
 """Columns in which a measured run and a simulated one agree where they are of the same point."""
 
 
 def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str, Any]:
     """A training step: what was asked, then what came of it."""
-    plan = dict(record["plan"])
+    told = dict(record["plan"])
+    plan = Plan(**told | {"placement": tuple(told["placement"])})
     cluster = record.get("cluster")
     sets = _sets(record)
     row: dict[str, Any] = {
@@ -52,10 +54,10 @@ def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str,
         "local_batch": record["global_batch"] / record["gpus"],
         "seq_len": record["seq_len"],
         "set": ", ".join(f"{key}={value}" for key, value in sets),
-        "plan": plan_words(Plan(**plan | {"placement": tuple(plan["placement"])})),
+        "plan": plan_words(plan),
     }
-    row |= {name: plan.get(name) for name in PLAN}
-    row["degree"] = plan["tp"] * plan["pp"] * plan["cp"]
+    row |= {name: getattr(plan, name) for name in PLAN}
+    row["degree"] = plan.tp * plan.pp * plan.cp
     row |= {name: record.get(name) for name in METRICS}
     trust = record.get("trust") or {}
     row |= {"trust": trust.get("label"), "low_frac": trust.get("low_frac"), "high_frac": trust.get("high_frac")}

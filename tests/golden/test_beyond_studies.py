@@ -1,0 +1,231 @@
+"""Studies beyond the paper: each runs whole, says one sentence, and no result turns physics around."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+
+from knee.specs.load import load_cluster
+from knee.study.files import Draw, load_study, study_names
+from knee.study.quantities import Row, chosen
+from knee.study.questions import points_of
+from knee.study.real import Machine
+from knee.study.rows import identity
+from knee.study.run import LABELS, Ran, recorded, results
+from knee.study.store import Store
+
+NAMES = study_names("beyond")
+POINTS = 60
+"""Of one study, so that all of them stay a matter of seconds."""
+NOISE = 0.02
+"""A faster wire takes more from the compute beside it, and may lose this where all communication hides."""
+H100 = load_cluster("dgx-h100").spec
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    store = Store(tmp_path_factory.mktemp("records"), pytest.fail)
+    points = [point for name in NAMES for point in points_of(load_study(name))]
+    return {one.study.name: one for one in results(NAMES, list(recorded(points, store.record)))}
+
+
+def the(study: Ran, series: str, gpus: int, metric: str = "tokens_per_s", **where: float) -> float:
+    """A metric of one run."""
+    (row,) = chosen({study.study.name: study.rows}, study.study.name, {"series": series, "gpus": gpus, **where})
+    return float(row[metric])
+
+
+def counts(study: Ran, *series: str) -> list[int]:
+    """GPUs that all of these have."""
+    return sorted(set.intersection(*({row["gpus"] for row in study.rows if row["series"] == one} for one in series)))
+
+
+def by_series(study: Ran, metric: str) -> Callable[[str, int], float]:
+    return lambda series, gpus: the(study, series, gpus, metric)
+
+
+# what each is made of
+
+
+def test_all_are_there() -> None:
+    assert NAMES == ["collectives", "fabric", "generations", "hsdp", "knees", "local-sgd", "precision", "recompute"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_complete_and_small(name: str) -> None:
+    study = load_study(name)
+    assert study.kind == "beyond"
+    assert study.question.endswith("?")
+    assert len(study.assumptions) >= 4
+    assert 2 <= len(study.draw) <= 4
+    assert len(points_of(study)) <= POINTS
+    assert not study.claim
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prose_holds_whatever_the_numbers_are(name: str) -> None:
+    study = load_study(name)
+    assert set(re.findall(r"{(\w+)}", study.finding)) == set(study.value)
+    for text in (study.title, study.finding, *(draw.caption for draw in study.draw)):
+        assert "%" not in text, text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_and_says_one_sentence(name: str, ran: dict[str, Ran]) -> None:
+    one = ran[name]
+    assert not one.impossible
+    assert one.rows
+    assert not re.search(r"[{}]|\bnan\b|Not said", one.finding)
+    assert one.finding.endswith(".")
+    assert ". " not in one.finding
+    assert one.trust in LABELS
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_drawn_is_there(name: str, ran: dict[str, Ran]) -> None:
+    for draw in ran[name].study.draw:
+        rows = chosen({name: ran[name].rows}, name, draw.at)
+        assert all(row.get(column) is not None for row in rows for column in columns(draw))
+        wanted = draw.at.get("series", ())
+        assert {row["series"] for row in rows} >= set(wanted if isinstance(wanted, tuple) else (wanted,))
+
+
+def columns(draw: Draw) -> list[str]:
+    return [column for column in (draw.x, draw.y, draw.color) if column]
+
+
+def test_what_a_study_recommends_fits(ran: dict[str, Ran]) -> None:
+    for name in ("fabric", "generations", "hsdp", "local-sgd", "precision", "recompute"):
+        assert all(row["fits"] for row in ran[name].rows), name
+
+
+def test_no_measured_run_stands_in_for_a_what_if(ran: dict[str, Ran]) -> None:
+    def same(study: str, *series: str) -> bool:
+        rows = [row for row in ran[study].rows if row["series"] in series and row["gpus"] == 2048]
+        return len({identity(row) for row in rows}) < len(rows)
+
+    assert not same("fabric", "200 Gbit/s", "400 Gbit/s", "half latency")
+    assert not same("precision", "H100, bf16", "H100, fp8")
+    assert not same("local-sgd", "H = 1", "H = 10", "10 Gbit/s, H = 1")
+    assert not same("collectives", "FSDP, ring", "FSDP, logarithmic")
+
+
+def test_a_what_if_is_not_trained(ran: dict[str, Ran]) -> None:
+    changed = [point for name in ran for point in points_of(load_study(name)) if point.question.sets]
+    here = Machine(gpus=1_000_000, cores=1)
+    assert changed
+    assert all("in a simulation only" in (here.refuses(point) or "") for point in changed)
+
+
+# physics
+
+
+def never_slower(study: Ran, order: Sequence[str], noise: float = 1e-9) -> None:
+    """Along the order no run is slower than the one before, at any count that both have."""
+    for worse, better in pairwise(order):
+        for gpus in counts(study, worse, better):
+            assert the(study, better, gpus) >= the(study, worse, gpus) * (1 - noise), (worse, better, gpus)
+
+
+def test_half_is_half_of_what_the_catalogue_has() -> None:
+    grids = {grid.series: grid for grid in load_study("fabric").grid}
+    halved, wide = grids["half latency"].set, grids["1600, NVLink x 2"].set
+    assert halved == {"fabric.hop_s": f"{H100.fabric.hop_s * 5e5:g} us", "node.hop_s": f"{H100.node.hop_s * 5e5:g} us",
+                      "fabric.tree_level_s": f"{H100.fabric.tree_level_s * 5e5:g} us"}  # fmt: skip
+    assert wide["node.link_bytes_per_s"] == f"{H100.node.link_bytes_per_s * 2e-9:g} GB/s"
+    assert H100.fabric.nic_bytes_per_s == 400e9 / 8
+
+
+def test_a_faster_fabric_is_not_slower(ran: dict[str, Ran]) -> None:
+    rates = ("200 Gbit/s", "400 Gbit/s", "800 Gbit/s", "1600 Gbit/s", "1600, NVLink x 2")
+    never_slower(ran["fabric"], rates, NOISE)
+    never_slower(ran["fabric"], ("400 Gbit/s", "half network latency", "half latency"))
+    never_slower(ran["fabric"], ("RoCE", "400 Gbit/s"))
+    never_slower(ran["fabric"], ("400 Gbit/s", "400 Gbit/s, TP"))
+
+
+def test_more_network_alone_meets_nvlink(ran: dict[str, Ran]) -> None:
+    """The caption leaves two lines out, because they lie on a third."""
+    rate = by_series(ran["fabric"], "tokens_per_s")
+    for gpus in counts(ran["fabric"], "400 Gbit/s"):
+        assert rate("800 Gbit/s", gpus) == rate("1600 Gbit/s", gpus)
+        assert rate("800 Gbit/s", gpus) == pytest.approx(rate("400 Gbit/s", gpus), rel=0.01)
+
+
+def test_latency_is_worth_more_than_bandwidth_where_rings_are_long(ran: dict[str, Ran]) -> None:
+    rate = by_series(ran["fabric"], "tokens_per_s")
+    assert rate("half latency", 2048) > 1.2 * rate("1600, NVLink x 2", 2048)
+
+
+def test_newer_gpus_are_faster_and_expose_more(ran: dict[str, Ran]) -> None:
+    never_slower(ran["generations"], ("A100", "H100", "H200", "B200", "GB200 NVL72"))
+    for name in ("A100", "H100", "H200", "B200", "GB200 NVL72", "MI300X"):
+        never_slower(ran["generations"], (name, f"{name}, TP"))
+    exposed = by_series(ran["generations"], "exposed_frac")
+    assert exposed("A100", 2048) < exposed("H100", 2048) < exposed("B200", 2048)
+    assert exposed("GB200 NVL72", 2048) < exposed("B200", 2048)
+
+
+def test_the_knee_comes_no_later_with_faster_gpus(ran: dict[str, Ran]) -> None:
+    rows = {"knees": ran["knees"].rows}
+    knee = {name: quantity.of(rows, "knees") for name, quantity in ran["knees"].study.value.items()}
+    assert knee["a100"] >= knee["h100"] >= knee["h200"] >= knee["b200"]
+    assert knee["gb200"] >= knee["b200"]
+    largest = max(row["gpus"] for row in ran["knees"].rows)
+    assert all(8 < at < largest for at in knee.values())
+
+
+def test_smaller_groups_cost_memory_and_save_time_at_scale(ran: dict[str, Ran]) -> None:
+    order = ("FSDP", "HSDP, 32 nodes", "HSDP, 4 nodes", "HSDP, 1 node")
+    memory = by_series(ran["hsdp"], "memory_bytes")
+    for larger, smaller in pairwise(order):
+        assert memory(smaller, 512) >= memory(larger, 512)
+    for gpus in (2048, 4096, 8192):
+        assert the(ran["hsdp"], "HSDP, 4 nodes", gpus) > the(ran["hsdp"], "FSDP", gpus)
+
+
+def test_recomputing_less_is_not_slower(ran: dict[str, Ran]) -> None:
+    study = ran["recompute"]
+    for batch in (4, 8, 16):
+        needed, every = (the(study, name, 2048, local_batch=batch) for name in ("recompute as needed", "recompute all"))
+        assert needed >= every
+    assert the(study, "FSDP", 2048, local_batch=2) >= the(study, "recompute all", 2048, local_batch=2)
+    kept = the(study, "FSDP", 2048, "memory_bytes", local_batch=2)
+    assert the(study, "recompute all", 2048, "memory_bytes", local_batch=2) < kept
+    assert the(study, "selective", 2048, "memory_bytes", local_batch=2) <= kept
+
+
+def test_fewer_exchanges_are_not_slower(ran: dict[str, Ran]) -> None:
+    steps = ("H = 1", "H = 10", "H = 100", "H = 500")
+    never_slower(ran["local-sgd"], steps)
+    never_slower(ran["local-sgd"], tuple(f"10 Gbit/s, {name}" for name in steps))
+    for name in steps:
+        never_slower(ran["local-sgd"], (f"10 Gbit/s, {name}", name))
+
+
+def test_logarithmic_gathers_are_not_slower(ran: dict[str, Ran]) -> None:
+    study = ran["collectives"]
+    gathers = by_series(study, "all_gather_s")
+    for gpus in counts(study, "FSDP, ring"):
+        assert gathers("FSDP, logarithmic", gpus) <= gathers("FSDP, ring", gpus)
+    never_slower(study, ("FSDP, ring", "FSDP, logarithmic"))
+    never_slower(study, ("TP, ring", "TP, logarithmic"))
+
+
+def test_fp8_is_not_slower_and_exposes_more(ran: dict[str, Ran]) -> None:
+    study = ran["precision"]
+    exposed = by_series(study, "exposed_frac")
+    for gpu in ("H100", "B200"):
+        never_slower(study, (f"{gpu}, bf16", f"{gpu}, fp8"))
+        for gpus in counts(study, f"{gpu}, fp8"):
+            assert exposed(f"{gpu}, fp8", gpus) > exposed(f"{gpu}, bf16", gpus)
+
+
+def test_rows_have_what_the_page_sorts_by(ran: dict[str, Ran]) -> None:
+    def whole(row: Row) -> bool:
+        return row["trust"] in LABELS and row["step_s"] > 0 and 0 <= row["exposed_frac"] < 1
+
+    assert all(whole(row) for one in ran.values() for row in one.rows)
