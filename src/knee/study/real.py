@@ -78,9 +78,8 @@ def trained(
         if record.get("status") == "done":
             yield point, record
             continue
-        how = record.get("status") or "left no record"
-        said = f": {record['error']}" if record.get("error") else ""
-        warn(f"{point.name}: the run {how}{said} (its output is in {own / LOG})")
+        how, said = record.get("status") or "left no record", record.get("error") or _last_error(own)
+        warn(f"{point.name}: the run {how}{f': {said}' if said else ''} (its output is in {own / LOG})")
         yield point, None
 
 
@@ -101,6 +100,12 @@ def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
     with (own / LOG).open("wb") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
     return _read(own)
+
+
+def _last_error(own: Path) -> str:
+    """What a run said before it ended without a record."""
+    lines = (own / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
 
 
 def _name_of(job: Job, steps: int | None) -> str:

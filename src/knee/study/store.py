@@ -46,10 +46,12 @@ class Store:
         return self._seen[key]
 
     def _made(self, question: Question, key: str) -> dict[str, Any]:
-        found = sealed(_answered(question) | {"question": asdict(question), "key": key, "made": _made_by()})
+        answered = _answered(question) | {"question": asdict(question), "key": key, "made": _made_by()}
+        text = json.dumps(sealed(answered), allow_nan=False)
         if self.folder is not None:
-            write_text(self.folder / f"{key}.json", json.dumps(found, allow_nan=False) + "\n")
+            write_text(self.folder / f"{key}.json", text + "\n")
         self.made += 1
+        found: dict[str, Any] = json.loads(text)  # as it will be read: tuples are lists
         return found
 
     def _kept(self, key: str) -> dict[str, Any] | None:

@@ -1,0 +1,171 @@
+"""Real runs of a study's points: what this machine refuses, what is used again, what is left out. No training here: a
+stub takes the place of the process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knee.study import real
+from knee.study.questions import Point, Question
+from knee.study.real import Machine, trained
+
+SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
+LARGE = replace(SMALL, model="llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=4096)
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def point(question: Question = SMALL, **given: Any) -> Point:
+    return Point(study="mine", series="FSDP", question=replace(question, **given))
+
+
+@pytest.mark.parametrize(("machine", "asked", "why"), [
+    (Machine(gpus=(), cores=2), point(), None),
+    (Machine(gpus=(), cores=2), point(gpus=8), None),
+    (Machine(gpus=(), cores=2), point(gpus=9), "9 processes on 2 cores"),
+    (Machine(gpus=(), cores=2), point(LARGE), "h100-sxm is asked for, and no GPU can be used here"),
+    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE), None),
+    (Machine(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are asked for, and 4 are here"),
+    (Machine(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),
+     "h100-sxm is asked for, and NVIDIA A100-SXM4-80GB is here"),
+    (Machine(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE), "h100-sxm is asked for, and NVIDIA H200 is here"),
+    (Machine(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE, cluster="dgx-a100"), None),
+    (Machine(gpus=("",) * 8, cores=2), point(LARGE), None),  # a driver that does not tell
+    (Machine(gpus=(H100,) * 8, cores=2), point(), None),  # processes on the processor, beside the GPUs
+    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("fabric.nic_bytes_per_s", "1 GB/s"),)),
+     "fabric.nic_bytes_per_s can be changed in a simulation only"),
+    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("profile.stream_scale", "1"),)),
+     "stream_scale can be changed in a simulation only"),
+    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("model.layers", "2"),)), None),
+])  # fmt: skip
+def test_what_a_machine_can_train(machine: Machine, asked: Point, why: str | None) -> None:
+    assert machine.refuses(asked) == why
+
+
+def test_this_machine() -> None:
+    assert Machine.here().cores >= 1
+
+
+class Stub:
+    """In place of ``knee train``: leaves the record that it is told to, and counts."""
+
+    def __init__(self, record: dict[str, Any] | None, says: str = "") -> None:
+        self.record, self.says = record, says
+        self.commands: list[list[str]] = []
+
+    def __call__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+        self.commands.append(command)
+        stdout.write(self.says.encode())
+        if self.record is not None:
+            out = Path(command[command.index("--out") + 1])
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "record.json").write_text(json.dumps(self.record), encoding="utf-8")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def train(monkeypatch: pytest.MonkeyPatch, folder: Path, said: list[str], stub: Stub, *points: Point,
+          steps: int | None = None) -> list[tuple[Point, Any]]:  # fmt: skip
+    monkeypatch.setattr(subprocess, "run", stub)
+    return list(trained(points or (point(),), folder, steps=steps, warn=said.append))
+
+
+DONE = {"status": "done", "step_s": 1.0}
+
+
+def test_a_run_is_started_as_people_start_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    stub = Stub(DONE)
+    assert train(monkeypatch, tmp_path, said, stub, steps=4) == [(point(), DONE)]
+    [command] = stub.commands
+    assert command[1:4] == ["-m", "knee", "train"]
+    options = dict(zip(command[5::2], command[6::2], strict=False))
+    assert (options["--nproc"], options["--device"]) == ("2", "cpu")
+    assert command[-2:] == ["--steps", "4"]
+    job = Path(command[4]).read_text(encoding="utf-8")
+    assert 'model = "llama-tiny"' in job
+    assert "global_batch = 4" in job
+    assert said == []
+
+
+def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    stub = Stub(DONE)
+    train(monkeypatch, tmp_path, said, stub, point(LARGE))
+    assert stub.commands[0][stub.commands[0].index("--device") + 1] == "cuda"
+    assert "--steps" not in stub.commands[0]
+
+
+def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    train(monkeypatch, tmp_path, said, Stub(DONE), steps=4)
+    again = Stub({"status": "failed"})
+    assert train(monkeypatch, tmp_path, said, again, steps=4) == [(point(), DONE)]
+    assert again.commands == []
+    # the same job in another study too, and whatever the simulator became
+    monkeypatch.setattr("knee.study.store.engine", lambda: "another")
+    other = replace(point(), study="other", series="s")
+    assert train(monkeypatch, tmp_path, said, again, other, steps=4) == [(other, DONE)]
+    assert again.commands == []
+
+
+@pytest.mark.parametrize("change", [
+    {"gpus": 1}, {"global_batch": 8}, {"seq_len": 32}, {"plans": ((("tp", 2),),)}, {"sets": (("model.layers", "2"),)},
+])  # fmt: skip
+def test_another_job_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], change: dict[str, Any]
+) -> None:
+    stub = Stub(DONE)
+    train(monkeypatch, tmp_path, said, stub, point(), point(**change))
+    assert len(stub.commands) == 2
+
+
+def test_another_length_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    stub = Stub(DONE)
+    for steps in (4, 8, None, 4):
+        train(monkeypatch, tmp_path, said, stub, steps=steps)
+    assert len(stub.commands) == 3
+
+
+@pytest.mark.parametrize(("stub", "words"), [
+    (Stub({"status": "failed", "error": "rank 1 was ended"}), "the run failed: rank 1 was ended"),
+    (Stub({"status": "interrupted"}), "the run interrupted"),
+    (Stub(None, "error: ring attention is not trained\nhint: use another\n"),
+     "the run left no record: ring attention is not trained"),
+    (Stub(None), "the run left no record"),
+])  # fmt: skip
+def test_a_run_that_did_not_end_well_is_said_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], stub: Stub, words: str
+) -> None:
+    assert train(monkeypatch, tmp_path, said, stub) == [(point(), None)]
+    assert len(said) == 1
+    assert said[0].startswith(f"mine: FSDP, llama-tiny on 2 x cpu: {words} (its output is in ")
+    better = Stub(DONE)
+    assert train(monkeypatch, tmp_path, said, better) == [(point(), DONE)]  # and is tried again
+    assert len(better.commands) == 1
+
+
+def test_one_failure_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    never, good = point(plans=((("tp", 3),),)), point(gpus=1)
+    assert train(monkeypatch, tmp_path, said, Stub(DONE), never, good) == [(never, None), (good, DONE)]
+    assert said == []  # the simulator says why it cannot be
+
+
+def test_a_record_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
+    train(monkeypatch, tmp_path, said, Stub(DONE))
+    [path] = tmp_path.rglob("record.json")
+    for text in ("", "[]", '{"status":'):
+        path.write_text(text, encoding="utf-8")
+        stub = Stub(DONE)
+        train(monkeypatch, tmp_path, said, stub)
+        assert len(stub.commands) == 1
+    assert real.RUN in path.parts

@@ -1,0 +1,254 @@
+"""Records on disk: used again while nothing they depend on changes, and whole or named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from knee.errors import InputError
+from knee.study import answers, store
+from knee.study.files import load_study
+from knee.study.questions import Question, points_of
+from knee.study.run import points_to_run, recorded
+from knee.study.store import IMPOSSIBLE, Store, damage, key_of
+
+SOURCES = Path(__file__).parents[2] / "src"
+SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def kept(folder: Path, said: list[str], *questions: Question) -> Store:
+    """A store that was asked these."""
+    found = Store(folder, said.append)
+    for question in questions or (SMALL,):
+        found.record(question)
+    return found
+
+
+def counts(found: Store) -> tuple[int, int]:
+    return found.made, found.reused
+
+
+def test_a_second_run_makes_nothing(tmp_path: Path, said: list[str]) -> None:
+    other = replace(SMALL, gpus=4)
+    first = kept(tmp_path / "new" / "records", said, SMALL, other, SMALL)
+    assert counts(first) == (2, 0)  # asked twice, answered once
+    second = kept(tmp_path / "new" / "records", said, SMALL, other)
+    assert counts(second) == (0, 2)
+    assert second.record(SMALL) == first.record(SMALL)
+    assert said == []
+
+
+def test_a_record_says_what_it_is_of(tmp_path: Path, said: list[str]) -> None:
+    record = kept(tmp_path, said).record(SMALL)
+    [path] = tmp_path.iterdir()
+    assert path.name == f"{record['key']}.json"
+    assert json.loads(path.read_text(encoding="utf-8")) == record
+    assert record["kind"] == "simulated"
+    assert record["question"]["model"] == "llama-tiny"
+    assert record["made"].keys() == {"knee", "engine"}
+    assert path.stat().st_mode & 0o044  # for others to read, as the umask has it
+
+
+def test_a_changed_question_is_another(tmp_path: Path, said: list[str]) -> None:
+    changed: tuple[dict[str, Any], ...] = (
+        {"gpus": 4}, {"global_batch": 8}, {"seq_len": 128}, {"plans": ((("tp", 2),),)}, {"tune": True},
+        {"model": "llama-1b"}, {"profile": "compiled"}, {"sets": (("model.layers", "2"),)},
+    )  # fmt: skip
+    every = [SMALL, *(replace(SMALL, **one) for one in changed)]
+    assert len({key_of(question) for question in every}) == len(every)
+    assert counts(kept(tmp_path, said, *every)) == (len(every), 0)
+
+
+def test_a_changed_engine_answers_again(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept(tmp_path, said)
+    monkeypatch.setattr(store, "engine", lambda: "another")
+    assert counts(kept(tmp_path, said)) == (1, 0)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_engine_is_every_file_that_an_answer_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = store.engine()
+    read: list[Path] = []
+    real = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
+    store.engine.cache_clear()
+    assert store.engine() == before
+    script = ("import sys; from knee.study.answers import answer; from knee.study.questions import Question\n"
+              f"answer({SMALL!r})\n"
+              "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')")
+    loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
+                            capture_output=True, check=True).stdout.split()  # fmt: skip
+    used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}
+    assert len(used) > 40
+    left_out = used - {path.relative_to(SOURCES / "knee") for path in read}
+    # what a question is lies in the key itself; the rest says what went wrong
+    assert {path for path in left_out if path.parts[0] != "study"} == {
+        Path("__init__.py"), Path("errors.py")}  # fmt: skip
+    assert Path("study/answers.py") not in left_out
+    assert {"kernels.toml", "constants.toml", "errors.csv"} <= {path.name for path in read}
+
+
+def test_a_changed_spec_answers_again(tmp_path: Path, said: list[str]) -> None:
+    """The same name, other values behind it."""
+    path = tmp_path / "mine.toml"
+    mine = replace(SMALL, profile=str(path))
+    for scale, count in ((1.0, (1, 0)), (1.0, (0, 1)), (2.0, (1, 0))):
+        path.write_text(f'base = "eager"\nstream_scale = {scale}\n', encoding="utf-8")
+        answers.specs_of.cache_clear()
+        store._digest_of_specs.cache_clear()
+        assert counts(kept(tmp_path / "records", said, mine)) == count
+
+
+def test_a_changed_study_answers_what_is_new(tmp_path: Path, said: list[str]) -> None:
+    text = """\
+title = "t"
+kind = "beyond"
+question = "q"
+finding = "f"
+[[grid]]
+series = "s"
+model = "llama-tiny"
+cluster = "cpu"
+profile = "eager"
+gpus = [1, 2]
+local_batch = 2
+seq_len = 64
+"""
+    def ask(text: str) -> tuple[int, int]:
+        (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
+        load_study.cache_clear()
+        points = points_of(load_study(str(tmp_path / "mine.toml")))
+        return counts(kept(tmp_path / "records", said, *(point.question for point in points)))
+
+    assert ask(text) == (2, 0)
+    assert ask(text.replace('"s"', '"other name"').replace('"t"', '"other title"')) == (0, 2)
+    assert ask(text.replace("[1, 2]", "[1, 2, 4]")) == (1, 2)
+
+
+@pytest.mark.parametrize(("harm", "words"), [
+    (lambda text: text[: len(text) // 2], "cut off"),
+    (lambda text: text[:0], "cut off"),
+    (lambda text: "[" * 100 * len(text), "cut off"),
+    (lambda text: text[:0] + "[]", "no seal"),
+    (lambda text: text[:0] + '{"step_s": 1}', "no seal"),
+    (lambda text: text.replace('"gpus": 2', '"gpus": 3'), "does not match its seal"),
+    (lambda text: text.replace('"seal": "', '"seal": "0'), "does not match its seal"),
+])  # fmt: skip
+def test_a_damaged_record_is_named_and_made_again(tmp_path: Path, said: list[str], harm: Any, words: str) -> None:
+    good = kept(tmp_path, said).record(SMALL)
+    [path] = tmp_path.iterdir()
+    path.write_text(harm(path.read_text(encoding="utf-8")), encoding="utf-8")
+    again = kept(tmp_path, said)
+    assert counts(again) == (1, 0)
+    assert again.record(SMALL) == good
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert words in said[0]
+    assert said[0].endswith(": computed again")
+    assert counts(kept(tmp_path, said)) == (0, 1)  # and is whole now
+
+
+def test_a_record_of_another_question_is_not_taken(tmp_path: Path, said: list[str]) -> None:
+    other = replace(SMALL, gpus=4)
+    kept(tmp_path, said, SMALL, other)
+    mine, theirs = (tmp_path / f"{key_of(question)}.json" for question in (SMALL, other))
+    mine.write_bytes(theirs.read_bytes())
+    again = kept(tmp_path, said)
+    assert again.record(SMALL)["gpus"] == 2
+    assert "the record of another question" in said[0]
+
+
+def test_what_is_not_text_or_not_a_file(tmp_path: Path, said: list[str]) -> None:
+    kept(tmp_path, said)
+    [path] = tmp_path.iterdir()
+    path.write_bytes(b"\xff\xfe\x00")
+    assert counts(kept(tmp_path, said)) == (1, 0)
+    assert "cannot be read (not text)" in said[0]
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(InputError, match="cannot be written"):
+        kept(tmp_path, said)
+    assert "Is a directory" in said[1]
+
+
+def test_what_cannot_be_is_kept_too(tmp_path: Path, said: list[str]) -> None:
+    never = replace(SMALL, plans=((("tp", 3),),))
+    record = kept(tmp_path, said, never).record(never)
+    assert "3" in record[IMPOSSIBLE]
+    assert counts(kept(tmp_path, said, never)) == (0, 1)
+
+
+def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Store()
+    found.record(SMALL)
+    found.record(SMALL)
+    assert (counts(found), list(tmp_path.iterdir())) == ((1, 0), [])
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="a file of that name is in the way"):
+        Store(tmp_path / "file")
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+
+def start(out: Path, study: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "knee", "study", "run", study, "--no-page", "--out", str(out)],
+                            env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)  # fmt: skip
+
+
+def whole(folder: Path) -> int:
+    """How many records there are, all of them whole."""
+    paths = list(folder.glob("*.json"))
+    assert [damage(path.read_text(encoding="utf-8"), path.stem) for path in paths] == [None] * len(paths)
+    return len(paths)
+
+
+def test_two_processes_in_one_folder(tmp_path: Path, said: list[str]) -> None:
+    processes = [start(tmp_path, "fig9") for _ in range(2)]
+    ended = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ended
+    assert ended[0][0] == ended[1][0]
+    assert not any("warning" in err for _, err in ended)
+    assert whole(tmp_path / "records") == 4
+    assert [path.name for path in (tmp_path / "records").iterdir() if path.name.startswith(".")] == []
+    assert counts(kept(tmp_path / "records", said, *(p.question for p in points_to_run(["fig9"])))) == (0, 4)
+    assert said == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, said: list[str], number: signal.Signals) -> None:
+    records, few = tmp_path / "records", 5
+    with start(tmp_path, "fig6") as process:
+        deadline = time.monotonic() + 60
+        while len(list(records.glob("*.json"))) < few and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == (130 if number == signal.SIGINT else -number), err
+    assert (out, "Traceback" in err) == ("", False)
+    done = whole(records)
+    points = points_to_run(["fig6"])
+    assert few <= done < len(points)
+    again = Store(records, said.append)
+    assert len(list(recorded(points, again.record))) == len(points)
+    assert counts(again) == (len(points) - done, done)
+    assert said == []
