@@ -22,10 +22,13 @@ LOG_COLUMNS = ("gpus", "nodes", "seq_len", "message_bytes", "nic_bytes_per_s", "
                "pp", "cp", "degree", "fsdp_ranks")  # fmt: skip
 DIAMOND = "M0,-1L1,0L0,1L-1,0ZM0,-.62L-.62,0L0,.62L.62,0Z"
 """A hollow diamond as an area with a hole, so that dots and diamonds share one legend."""
+PLAIN_NUMBER = "format(datum.value, ',~r')"
 SHORT_NUMBER = (
     "abs(datum.value) >= 1e6 ? format(datum.value / 1e6, '~f') + 'M' : "
-    "abs(datum.value) >= 1e4 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value, ',~r')"
+    "abs(datum.value) >= 1e3 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value, ',~r')"
 )
+SHORT_FROM = 1e4
+"""Axes that go so far have k and M for thousands and millions, on all of their labels."""
 TITLED = {"series": None, "who": None, "model": None, "cluster": None, "gpu": None}
 """Columns whose values say what they are."""
 
@@ -98,7 +101,8 @@ def y_axis(column: str, values: Sequence[float], *, zero: bool = True, log: bool
     most, least = max(values), min(values)
     unit = axis_unit(column, most)
     base: Spec = {"field": "y", "type": "quantitative", "title": heading(column, unit)}
-    axis: Spec = {"minExtent": AXIS_WIDTH, "labelExpr": SHORT_NUMBER}
+    short = most * unit.factor >= SHORT_FROM
+    axis: Spec = {"minExtent": AXIS_WIDTH, "labelExpr": SHORT_NUMBER if short else PLAIN_NUMBER}
     if log and least > 0:
         low, high = least * unit.factor, most * unit.factor
         # doublings of round numbers: 125k, 250k, 500k, 1M

@@ -8,7 +8,7 @@ from typing import Any
 from knee.figures.axes import (
     AXIS_WIDTH,
     HEIGHT,
-    SHORT_NUMBER,
+    PLAIN_NUMBER,
     WIDTH,
     finished,
     kind_channel,
@@ -131,7 +131,7 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     values = [value for name, place, of in steps
               for value in _stack(name, x, place, of, names, unit.factor, shares, many=len(series) > 1)]  # fmt: skip
     lies = lies_down(places)
-    axis = {"tickCount": 4, "labelExpr": SHORT_NUMBER} | ({} if lies else {"minExtent": AXIS_WIDTH})
+    axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if lies else {"minExtent": AXIS_WIDTH})
     amount: Spec = {"field": "y", "type": "quantitative", "stack": "zero", "axis": axis,
                     "title": "share of the step (%)" if shares else f"{unit.word} per step"}  # fmt: skip
     if shares:

@@ -61,7 +61,7 @@ def lines(
         return {"values": [_value(p, x, y, factor) for p in some]}
 
     drawn = [p for p in points if p.kind in ("simulated", "catalogue")]
-    layers: list[Spec] = _ideal_layers(ideal_points, ideal, data, axes)
+    layers: list[Spec] = _ideal_layers(ideal_points, ideal, max(p.y for p in points), data, axes)
     # later series are drawn dashed over earlier ones, so that lines on top of each other all show
     line = {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt", "aria": False}
     layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels})
@@ -95,11 +95,12 @@ def _value(point: Point, x: str, y: str, factor: float) -> Spec:
     return {"c": point.series, "x": point.x, "y": point.y * factor, "k": point.kind, "say": say}
 
 
-def _ideal_layers(points: Sequence[Point], ideal: Ideal, data: Any, axes: Spec) -> list[Spec]:
+def _ideal_layers(points: Sequence[Point], ideal: Ideal, most: float, data: Any, axes: Spec) -> list[Spec]:
     """A wide pale band with its name, drawn first, so that a line on it still shows."""
     if not points:
         return []
-    at = points[-1] if ideal == "flat" else points[len(points) * 2 // 3]
+    # its end is free where the curves stay below
+    at = points[-1] if ideal == "flat" or points[-1].y > 1.5 * most else points[len(points) * 2 // 3]
     place = {"align": "left", "dx": 7} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
     return [
         {"data": data(points), "encoding": axes, "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 7,

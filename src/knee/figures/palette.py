@@ -52,7 +52,7 @@ SERIES: tuple[Look, ...] = (
     Look(light="#008763", dark="#22b98d", dash=(2, 2)),
     Look(light="#7a4fa0", dark="#b893e0", dash=(9, 2, 2, 2)),
     Look(light="#8f4a32", dark="#d99a80", dash=(4, 1)),
-    Look(light="#46627f", dark="#8fb0d0", dash=(1, 1)),
+    Look(light="#46627f", dark="#8fb0d0", dash=(12, 3)),
 )
 """Plans side by side, in the order of their records."""
 

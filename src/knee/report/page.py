@@ -176,11 +176,12 @@ def section_of(section: Section) -> Markup:
 
 def chart_of(chart: Chart, level: str = "h3") -> Markup:
     """A figure with its table behind a line; none where the section shows its table in the open."""
-    label = f"{chart.title}. {chart.caption} Its values are in the table below."
+    caption = [tag("figcaption", chart.caption)] if chart.caption else []
+    label = f"{chart.title}.{' ' * bool(chart.caption)}{chart.caption} Its values are in the table below."
     picture = inline_svg(chart.svg, label) if chart.svg else tag("p", "Nothing to draw.", class_="unknown")
     tables = [folded("Table", *chart.tables, about=f"of {chart.title}")] if chart.tables else []
-    return tag("figure", tag(level, chart.title), picture, tag("figcaption", chart.caption), *tables, raw=True,
-               id=chart.id, class_="tall" if _is_tall(chart.svg) else None)  # fmt: skip
+    return tag("figure", tag(level, chart.title), picture, *caption, *tables, raw=True, id=chart.id,
+               class_="tall" if _is_tall(chart.svg) else None)  # fmt: skip
 
 
 def _is_tall(svg: str) -> bool:

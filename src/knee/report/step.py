@@ -31,7 +31,7 @@ LOOKS = (Look(name="window", inset=1), Look(name="compute", inset=2), Look(name=
          Look(name="comm", inset=2), Look(name="comm-2", inset=2), Look(name="span", inset=2))  # fmt: skip
 COMPUTE, COMM, EXPOSED = (1, 2), (3, 4), (5, 5)
 """Looks of neighbours, in turn, so that one can tell them apart."""
-LANES = ("compute", "all-gather", "reduce-scatter", "other communication", "exposed")
+ALONE = "communication without compute"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,8 @@ def _drawing(stages: Sequence[dict[str, list[Stretch]]], names: Sequence[str], s
 
 def _named(words: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(words))
+    if distinct == [ALONE]:
+        return ALONE if len(words) == 1 else f"{ALONE}, {len(words)} stretches as one"
     more = f" and {len(distinct) - NAMED} more kinds" if len(distinct) > NAMED else ""
     count = f"{len(words)} kernels: " if len(words) > 1 else ""
     return f"{count}{', '.join(distinct[:NAMED])}{more}"
@@ -160,7 +162,7 @@ def _lanes(events: Events, short_s: float) -> dict[str, list[Stretch]]:
     }
     comm, end_s = events.is_comm, events.end_s
     begins, ends = outside((events.start_s[comm], end_s[comm]), (events.start_s[~comm], end_s[~comm]))
-    exposed = [Stretch(start_s=float(a), end_s=float(b), words=("communication without compute",))
+    exposed = [Stretch(start_s=float(a), end_s=float(b), words=(ALONE,))
                for a, b in zip(begins, ends, strict=True)]  # fmt: skip
     return found | {"exposed": joined(exposed, short_s)}
 

@@ -118,10 +118,11 @@ def title_of(ran: Sequence[Ran]) -> str:
 
 
 def _header(ran: Sequence[Ran], command: str) -> Markup:
-    kinds = Counter(one.study.kind for one in ran)
-    what = [f"{kinds['paper']} figures and tables of arXiv 2411.13055, reproduced" if kinds["paper"] > 1 else "",
-            f"{kinds['beyond']} questions beyond it" if kinds["beyond"] > 1 else ""]  # fmt: skip
-    lead = " and ".join(part for part in what if part) if len(ran) > 1 else ran[0].study.question
+    kinds = Counter(str(one.study.kind) for one in ran)
+    what = [_counted(kinds["paper"], "figure or table", "figures and tables") + " of arXiv 2411.13055, reproduced",
+            _counted(kinds["beyond"], "question", "questions") + " beyond it"]  # fmt: skip
+    some = [words for kind, words in zip(("paper", "beyond"), what, strict=True) if kinds[kind]]
+    lead = " and ".join(some) if len(ran) > 1 else ran[0].study.question
     return join([
         tag("p", "knee study", class_="kicker"),
         tag("h1", title_of(ran)),
@@ -131,6 +132,10 @@ def _header(ran: Sequence[Ran], command: str) -> Markup:
                     for name, words in KINDS), raw=True, class_="signs", aria_label="Signs in the charts"),
         *([tag("p", text("Made by "), tag("code", command), raw=True, class_="command")] if command else []),
     ])  # fmt: skip
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number} {one if number == 1 else many}"
 
 
 def _navigation(paper: Sequence[Drawn], beyond: Sequence[Drawn], claims: bool) -> Markup:
@@ -170,7 +175,7 @@ def study_article(drawn: Drawn) -> Markup:
     """One figure of the paper, or one question beyond it."""
     ran = drawn.ran
     study, id = ran.study, ran.study.name
-    charts = tag("div", *(_chart(ran, figure, svg) for figure, svg in drawn.charts), raw=True, class_="charts")
+    charts = tag("div", *(_chart(figure, svg) for figure, svg in drawn.charts), raw=True, class_="charts")
     parts = [
         *([tag("p", study.place, class_="place")] if study.place else []),
         tag("h3", study.title, id=f"{id}-title"),
@@ -193,15 +198,14 @@ def _sides(ran: Ran) -> Markup:
     return tag("div", *says, finds, raw=True, class_="sides")
 
 
-def _chart(ran: Ran, figure: Figure, svg: str) -> Markup:
+def _chart(figure: Figure, svg: str) -> Markup:
     kinds = {str(row["kind"]) for row in figure.rows} - {"impossible"}
     made = " and ".join(sorted(kinds)) or "no runs"
     tables = [table(f"{figure.title}: {made}", figure.columns, figure.rows)] if figure.rows else []
     if figure.published:
         columns = tuple(name for name in figure.published[0] if name != "kind")
         tables.append(table(f"{figure.title}: published", columns, figure.published))
-    chart = Chart(id=figure.id, title=figure.title, caption=figure.caption or f"{ran.study.title}.", svg=svg,
-                  tables=tuple(tables))  # fmt: skip
+    chart = Chart(id=figure.id, title=figure.title, caption=figure.caption, svg=svg, tables=tuple(tables))
     return chart_of(chart, "h4")
 
 
