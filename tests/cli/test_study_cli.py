@@ -1,151 +1,437 @@
-"""``knee study``, run as people run it."""
+"""``knee study`` as people use it, without the page."""
 
 from __future__ import annotations
 
 import csv
 import json
+import os
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli.study import study
-from knee.errors import InputError, MissingExtra, SpecError
-from knee.figures import vega
-from knee.study import paper
-from knee.study.runs import Bench
-from knee.study.verdict import judge
+from knee.cli import main
+from knee.fidelity import carried_set
+from knee.study.files import load_study, study_names
 
+SOURCES = Path(__file__).parents[2] / "src"
 LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"
+MINE = """\
+title = "Mine"
+kind = "beyond"
+question = "What?"
+finding = "It is {speed}."
+
+[[grid]]
+series = "TP {tp}"
+model = "llama-tiny"
+cluster = "cpu"
+profile = "eager"
+gpus = 2
+local_batch = 2
+seq_len = 64
+plan = { tp = [1, 2, 3] }
+
+[value.speed]
+metric = "tokens_per_s"
+at = { tp = 1 }
+
+[[claim]]
+id = "X1"
+says = "TP is slower"
+paper = "slower"
+test = [{ test = "compares", at = { tp = 2 }, base = { tp = 1 }, has = [{ metric = "tokens_per_s", than = "less" }] }]
+"""
 
 
-def _run(args: Sequence[str]) -> Result:
-    return CliRunner().invoke(study, list(args), catch_exceptions=False)
+FIDELITY = cache(carried_set.carried_fidelity)
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """The whole study, once."""
-    pytest.importorskip("altair")
-    pytest.importorskip("vl_convert")
-    out = tmp_path_factory.mktemp("study") / "new" / "folder"
-    return out, _run(["--out", str(out)])
+@pytest.fixture(autouse=True)
+def fidelity_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Knee against all published runs takes seconds, and is the same for every test here."""
+    monkeypatch.setattr(carried_set, "carried_fidelity", FIDELITY)
 
 
-@pytest.fixture
-def few_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only claims that are quick to test."""
-    monkeypatch.setattr(paper, "CLAIMS", tuple(c for c in paper.CLAIMS if c.id in ("T01", "T49")))
+def knee(*args: str | Path) -> Result:
+    return CliRunner().invoke(main, ["study", *map(str, args)])
 
 
-def _records(path: Path) -> list[dict[str, str]]:
+def run(out: Path, *args: str | Path) -> Result:
+    result = knee("run", *args, "--no-page", "--out", out)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def refused(*args: str | Path) -> str:
+    """One error, one hint, nothing else."""
+    result = knee(*args)
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert result.stdout == ""
+    assert result.stderr.count("error:") == 1
+    assert result.stderr.count("hint:") == 1
+    return result.stderr
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
     with path.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 
-def test_writes_the_page_and_the_tables(done: tuple[Path, Result]) -> None:
-    out, result = done
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE, encoding="utf-8")
+    load_study.cache_clear()
+    return path
+
+
+# ---- list and show -------------------------------------------------------------------------------------------------
+
+
+def test_list() -> None:
+    result = knee("list")
     assert result.exit_code == 0
-    assert sorted(p.name for p in out.iterdir()) == ["claims.csv", "fidelity.csv", "index.html", "weak_scaling.csv"]
-    assert f"wrote {out / 'index.html'}" in result.stderr
-    assert len(_records(out / "weak_scaling.csv")) == 27
-    assert (out / "index.html").stat().st_size < 4e6
+    lines = result.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == study_names()
+    assert lines[0].split() == ["study", "where", "about", "runs", "claims"]
+    assert re.search(r"fig6 +Figure 6.*25 +6$", result.stdout, re.MULTILINE)
 
 
-def test_the_last_line_counts_the_claims(done: tuple[Path, Result]) -> None:
-    out, result = done
+def test_list_as_json() -> None:
+    data = json.loads(knee("list", "--json").stdout)
+    assert [one["name"] for one in data] == study_names()
+    fig6 = next(one for one in data if one["name"] == "fig6")
+    assert (fig6["kind"], fig6["points"], fig6["claims"][0]) == ("paper", 25, "T36")
+
+
+def test_show() -> None:
+    said = knee("show", "fig12").stdout
+    for words in ("Figure 12, appendix E", "knee study run fig12", "9 runs", "CP, ring", "T63", "assumptions:",
+                  "reproduced if"):  # fmt: skip
+        assert words in said
+    data = json.loads(knee("show", "fig12", "--json").stdout)
+    assert len(data["points"]) == 9
+    assert data["claim"][0]["id"] == "T63"
+
+
+@pytest.mark.parametrize("name", study_names())
+def test_every_study_can_be_shown(name: str) -> None:
+    result = knee("show", name)
+    assert result.exit_code == 0, result.exception
+    assert load_study(name).question in " ".join(result.stdout.split())
+    json.loads(knee("show", name, "--json").stdout)
+
+
+def test_show_a_file_of_one_s_own(mine: Path) -> None:
+    assert f"knee study run {mine}" in knee("show", mine).stdout
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_run_some(tmp_path: Path) -> None:
+    result = run(tmp_path / "new" / "folder", "table1", "fig2b", "table1")
+    out = tmp_path / "new" / "folder"
+    written = {path.name for path in out.iterdir()} - {"bandwidths.parquet", "hardware.parquet"}
+    assert written == {"bandwidths.csv", "claims.csv", "fidelity.csv", "hardware.csv", "records"}
+    assert [row["study"] for row in rows_of(out / "claims.csv")] == ["table1", "table1", "fig2b", "fig2b"]
+    assert result.stdout.index("table1:") < result.stdout.index("fig2b:")
+    assert "published runs: tokens/s per GPU is off by" in result.stdout
+
+
+def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
+    result = run(tmp_path, "fig12", "table1")
     found = re.fullmatch(LAST_LINE, result.stdout.splitlines()[-1])
     assert found
-    verdicts = [record["verdict"] for record in _records(out / "claims.csv")]
-    words = ("reproduced", "failed", "not testable")
-    assert [int(n) for n in found.groups()] == [verdicts.count(word) for word in words]
-    assert len(verdicts) == len(paper.CLAIMS)
+    verdicts = [row["verdict"] for row in rows_of(tmp_path / "claims.csv")]
+    failed = verdicts.count("off") + verdicts.count("contradicted")
+    assert [int(n) for n in found.groups()] == [verdicts.count("reproduced"), failed, verdicts.count("not testable")]
+    assert "claims:" not in result.stderr
 
 
-def test_stdout_has_every_row_and_claim(done: tuple[Path, Result]) -> None:
-    _, result = done
-    first_words = [line.split()[0] for line in result.stdout.splitlines() if line.split()]
-    assert {claim.id for claim in paper.CLAIMS} <= set(first_words)
-    assert first_words.count("FSDP") == 9
-    assert "assumptions:" in result.stdout
+def test_every_claim_and_finding_is_on_the_screen(tmp_path: Path) -> None:
+    said = run(tmp_path, "fig12").stdout
+    assert load_study("fig12").finding.partition("{")[0] in said
+    assert re.search(r"T63 +reproduced +no ", said)
+    assert "  - plans are FSDP" in said  # one study's assumptions
 
 
-def test_the_page_needs_no_network(done: tuple[Path, Result]) -> None:
-    html = (done[0] / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r"""\ssrc\s*=""", html)
-    assert "@import" not in html
-    assert "url(" not in html
-    # an address is a link that one may follow, or the name of SVG's own namespace
-    for match in re.finditer(r"https?://", html):
-        before = html[:match.start()]
-        assert before.endswith(('<a href="', 'xmlns="', 'xmlns:xlink="'))
-
-
-def test_values_on_the_page_are_the_records(done: tuple[Path, Result]) -> None:
-    html = (done[0] / "index.html").read_text(encoding="utf-8")
-    shown = {float(value) for value in re.findall(r'<data value="([^"]+)">', html)}
-    columns = ("tokens_per_s", "tokens_per_s_per_gpu", "step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s",
-               "idle_s", "power_w_per_gpu", "tokens_per_j", "mfu_frac")
-    rows = _records(done[0] / "weak_scaling.csv")
-    assert {float(row[column]) for row in rows for column in columns} <= shown
-    per_gpu = {int(row["gpus"]): float(row["tokens_per_s_per_gpu"]) for row in rows if row["plan"] == "FSDP"}
-    assert f"<strong>{100 * (per_gpu[2048] / per_gpu[128] - 1):+.1f}%</strong>" in html
-
-
-def test_the_page_has_every_chart_and_claim(done: tuple[Path, Result]) -> None:
-    html = (done[0] / "index.html").read_text(encoding="utf-8")
-    assert html.count("<figure") == html.count("<svg ") == html.count("<details") == 5
-    assert all(f'id="claim-{claim.id.lower()}"' in html for claim in paper.CLAIMS)
-    assert re.search(LAST_LINE, html)
-
-
-@pytest.mark.usefixtures("few_claims")
 def test_json_is_one_document(tmp_path: Path) -> None:
-    pytest.importorskip("altair")
-    pytest.importorskip("vl_convert")
-    result = _run(["--out", str(tmp_path), "--json"])
+    result = run(tmp_path, "fig12", "--json")
     data = json.loads(result.stdout)
-    assert [claim["id"] for claim in data["claims"]] == ["T01", "T49"]
-    assert len(data["weak_scaling"]) == 27
-    assert data["tally"]["reproduced"] + data["tally"]["failed"] + data["tally"]["not_testable"] == 2
-    assert re.search(LAST_LINE, result.stderr)
+    [study] = data["studies"]
+    assert (study["name"], len(study["rows"]), study["claims"][0]["id"]) == ("fig12", 9, "T63")
+    assert data["tally"] == {"reproduced": 1, "failed": 0, "not_testable": 0}
+    assert re.fullmatch(LAST_LINE, result.stderr.splitlines()[-1])
+    assert "_bytes" in " ".join(study["rows"][0])
 
 
-@pytest.mark.usefixtures("few_claims")
-def test_without_the_extra_the_tables_are_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = vega.importlib.import_module
-
-    def missing(name: str) -> object:
-        if name == "knee":  # its own files
-            return real(name)
-        raise ModuleNotFoundError(name)
-
-    monkeypatch.setattr(vega.importlib, "import_module", missing)
-    with pytest.raises(MissingExtra, match="pip install"):
-        _run(["--out", str(tmp_path)])
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["claims.csv", "fidelity.csv", "weak_scaling.csv"]
+def test_a_second_run_makes_nothing_and_says_the_same(tmp_path: Path) -> None:
+    first, second = run(tmp_path, "fig12"), run(tmp_path, "fig12")
+    assert "9 points: 9 simulated, 0 kept from before" in first.stderr
+    assert "9 points: 0 simulated, 9 kept from before" in second.stderr
+    assert first.stdout == second.stdout
+    other = run(tmp_path, "fig12", "--json")
+    assert json.loads(other.stdout) == json.loads(run(tmp_path / "elsewhere", "fig12", "--json").stdout)
 
 
-def test_a_file_in_the_way_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_a_damaged_record_is_named(tmp_path: Path) -> None:
+    run(tmp_path, "fig12")
+    path = next((tmp_path / "records").iterdir())
+    path.write_text(path.read_text()[:100])
+    said = run(tmp_path, "fig12").stderr
+    assert f"warning: {path} is damaged (it was cut off, or is not JSON): computed again" in said
+    assert "1 simulated, 8 kept" in said
+
+
+def test_a_file_of_one_s_own(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("./mine.toml", "mine.toml", mine):
+        result = run(tmp_path / "out", name)
+        assert result.stdout.splitlines()[0] == "mine: Mine"
+        assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
+        assert "1 cannot be" in result.stderr
+        assert [row["tp"] for row in rows_of(tmp_path / "out" / "runs.csv")] == ["1", "2"]
+    said = json.loads(run(tmp_path / "out", "mine.toml", "--json").stdout)["studies"][0]
+    assert [row["tp"] for row in said["impossible"]] == [3]
+    assert said["impossible"][0]["why"]
+
+
+def test_a_file_whose_name_is_odd(tmp_path: Path) -> None:
+    path = tmp_path / "mïne ☃ $(x).toml"
+    path.write_text(MINE, encoding="utf-8")
+    assert run(tmp_path / "oüt", path).stdout.startswith("mïne ☃ $(x): Mine")
+
+
+def test_two_studies_of_one_name(mine: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "mine.toml"
+    other.parent.mkdir()
+    other.write_text(MINE.replace("Mine", "Another"), encoding="utf-8")
+    assert "two studies are called mine" in refused("run", mine, other, "--out", tmp_path / "out")
+
+
+def test_studies_that_others_need_are_run_and_not_shown(tmp_path: Path) -> None:
+    result = run(tmp_path, "fig2b")
+    assert "T67" in result.stdout
+    assert "T65" not in result.stdout
+    assert {row["study"] for row in rows_of(tmp_path / "bandwidths.csv")} == {"fig2b"}
+
+
+# ---- a changed grid ------------------------------------------------------------------------------------------------
+
+
+def test_a_changed_grid(tmp_path: Path) -> None:
+    result = run(tmp_path, "fig9", "--set", "gpus=8,16", "--set", "model=llama-1b", "--json")
+    [study] = json.loads(result.stdout)["studies"]
+    assert {row["gpus"] for row in study["rows"]} == {8, 16}
+    assert {row["model"] for row in study["rows"]} == {"llama-1b"}
+    assert {claim["verdict"] for claim in study["claims"]} == {"not testable"}
+    assert study["claims"][0]["found"] == "the grid is not the study's own: gpus, model changed"
+    assert re.search(r"claims: 0 reproduced, 0 failed, \d+ not testable", result.stderr)
+
+
+@pytest.mark.parametrize(("sets", "words"), [
+    (["gpu=8"], "a grid has model, cluster"),
+    (["gpu=8"], "did you mean gpus?"),
+    (["gpus"], "is not key=value"),
+    (["gpus="], "is not key=value"),
+    (["gpus=x"], "it should be a number"),
+    (["gpus=8.5"], "it should be a number"),
+    (["gpus=8,,16"], "it should be a number"),
+    (["gpus=0"], "more than 0"),
+    (["gpus=-8"], "more than 0"),
+    (["local_batch=nan"], "more than 0, and finite"),
+    (["local_batch=inf"], "more than 0, and finite"),
+    (["local_batch=1e-9"], "not a whole number of sequences"),
+    (["seq_len=none"], "it should be a number"),
+    (["local_batch=1", "global_batch=8"], "are both given"),
+    (["gpus=8", "gpus=16"], "given twice"),
+    (["gpus=" + ",".join(map(str, range(1, 120_000)))], "plans"),
+])  # fmt: skip
+def test_changes_that_cannot_be(tmp_path: Path, sets: list[str], words: str) -> None:
+    options = [word for text in sets for word in ("--set", text)]
+    assert words in refused("run", "fig9", "--out", tmp_path / "out", *options)
+    assert not (tmp_path / "out" / "records").exists()
+
+
+@pytest.mark.parametrize("text", [
+    "gpus=99999999999999999999999999", "seq_len=99999999999999999999", "local_batch=1e300", "seq_len=1", "gpus=7",
+    "global_batch=3", "cluster=cpu", "gpus=8,8,8",
+])  # fmt: skip
+def test_absurd_sizes_are_answered_or_cannot_be(tmp_path: Path, text: str) -> None:
+    result = run(tmp_path, "fig9", "--set", text)
+    assert re.fullmatch(LAST_LINE, result.stdout.splitlines()[-1])
+
+
+def test_a_name_that_nothing_has(tmp_path: Path) -> None:
+    for text in ("model=llama2-7c", "cluster=dgx-h101", "profile=papr"):
+        result = knee("run", "fig9", "--no-page", "--out", tmp_path, "--set", text)
+        assert result.exit_code == 2
+        assert "did you mean" in result.stderr
+
+
+# ---- wrong input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["runn"], "did you mean run?"),
+    (["fig6"], "`knee study run fig6` runs a study"),
+    (["run", "fig66"], "there is no study 'fig66'"),
+    (["run", "fig66"], "did you mean fig6?"),
+    (["show", "nothing"], "`knee study list` has all"),
+    (["show"], "missing argument"),
+    (["run", "nowhere.toml"], "there is no file 'nowhere.toml'"),
+    (["run", "--lancher", "local"], "did you mean --launcher?"),
+    (["run", "--launcher", "slurm"], "'slurm' is not one of simulate, local"),
+    (["run", "fig9", "--steps", "4"], "it goes with --launcher local"),
+    (["run", "fig9", "--steps", "0", "--launcher", "local"], "at least one step"),
+    (["run", "fig9", "--steps", "x"], "not a valid integer"),
+    (["--json", "list"], "belong behind the command"),
+    (["--out", "x", "run", "fig9"], "belong behind the command"),
+    (["list", "--jsn"], "did you mean --json?"),
+])  # fmt: skip
+def test_what_cannot_be_asked(
+    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(*args)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_mistake_in_a_file_is_named(mine: Path, tmp_path: Path) -> None:
+    mine.write_text(MINE.replace("title", "titel"), encoding="utf-8")
+    said = refused("run", mine, "--out", tmp_path / "out")
+    assert "mine.toml: title is missing; titel is not known" in said
+    assert "did you mean title?" in said
+
+
+def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
-    with pytest.raises(InputError) as caught:
-        _run(["--out", str(tmp_path / "out")])
-    assert caught.value.hint
+    for out in (tmp_path / "out", tmp_path / "out" / "below"):
+        assert "a file of that name is in the way" in refused("run", "table1", "--no-page", "--out", out)
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_a_claim_whose_run_cannot_be_is_not_testable() -> None:
-    def impossible(_: Bench) -> paper.Finding:
-        raise SpecError("the plan does not fill the GPUs")
-
-    claim = paper.Claim(id="X", statement="s", paper="p", bar="b", test=impossible)
-    [verdict] = judge([claim], Bench(), {})
-    assert (verdict.verdict, verdict.simulated) == ("not testable", "the plan does not fill the GPUs")
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir(mode=0o500)
+    assert "cannot be written" in refused("run", "table1", "--no-page", "--out", tmp_path / "out")
 
 
-def test_is_a_command() -> None:
-    assert isinstance(study, click.Command)
-    assert study.name == "study"
+# ---- measured records ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def measured(mine: Path, tmp_path: Path) -> Path:
+    """A run's folder, whose record is of the second point: faster than any simulation."""
+    run(tmp_path / "before", mine)
+    records = [json.loads(path.read_text()) for path in (tmp_path / "before" / "records").iterdir()]
+    record = next(r for r in records if r.get("plan", {}).get("tp") == 2)
+    record |= {"kind": "measured", "status": "done", "step_s": 1e-9, "tokens_per_s": 1e12}
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    left = ("question", "trust", "seal", "key", "made")
+    (folder / "record.json").write_text(json.dumps({k: v for k, v in record.items() if k not in left}))
+    return folder
+
+
+@pytest.mark.parametrize("where", [".", "record.json", ".."])
+def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path, where: str) -> None:
+    result = run(tmp_path / "out", mine, "--records", measured / where)
+    assert "1 measured" in result.stderr
+    assert "warning" not in result.stderr
+    assert result.stdout.splitlines()[-1] == "claims: 0 reproduced, 1 failed, 0 not testable"
+    [claim] = rows_of(tmp_path / "out" / "claims.csv")
+    assert (claim["verdict"], claim["kind"]) == ("contradicted", "measured and simulated")
+    rows = rows_of(tmp_path / "out" / "runs.csv")
+    assert [(row["tp"], row["kind"]) for row in rows] == [("1", "simulated"), ("2", "simulated"), ("2", "measured")]
+
+
+def test_a_record_of_no_point_is_said(measured: Path, tmp_path: Path) -> None:
+    result = run(tmp_path / "out", "fig12", "--records", measured)
+    assert "warning: a measured record of llama-tiny on 2 GPUs is of none of the points" in result.stderr
+    assert result.stdout.splitlines()[-1].startswith("claims: 1 reproduced")
+
+
+def _change(folder: Path, **values: Any) -> Path:
+    path = folder / "record.json"
+    record = {k: v for k, v in (json.loads(path.read_text()) | values).items() if v != "gone"}
+    path.write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"kind": "simulated"}, "is a simulated record, not a measured one"),
+    ({"kind": "published"}, "is a published record, not a measured one"),
+    ({"kind": "odd"}, "is not a record"),
+    ({"plan": "gone"}, "does not say which model, plan and sizes it was measured with"),
+    ({"plan": {"tp": 2}}, "does not say which model, plan and sizes"),
+    ({"plan": 3}, "does not say which model, plan and sizes"),
+    ({"gpus": "gone"}, "does not say which model, plan and sizes"),
+    ({"gpus": 0}, "does not say which model, plan and sizes"),
+    ({"model": "gone"}, "does not say which model, plan and sizes"),
+    ({"comm_loads": 3}, "does not say which model, plan and sizes"),
+])  # fmt: skip
+def test_records_that_cannot_be_used(
+    measured: Path, mine: Path, tmp_path: Path, change: dict[str, Any], words: str
+) -> None:
+    assert words in refused("run", mine, "--out", tmp_path / "out", "--records", _change(measured, **change))
+
+
+def test_records_that_are_not_there(mine: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.json").write_text("{")
+    for name, words in (("nowhere", "cannot be read"), ("empty", "has no record.json in it"),
+                        ("bad.json", "is not a JSON document")):  # fmt: skip
+        assert words in refused("run", mine, "--out", tmp_path / "out", "--records", tmp_path / name)
+
+
+# ---- real runs -----------------------------------------------------------------------------------------------------
+
+TINY = ("--set", "model=llama-tiny", "--set", "cluster=cpu", "--set", "profile=eager", "--set", "gpus=2", "--set",
+        "seq_len=64")  # fmt: skip
+
+
+def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if find_spec("torch") is not None:
+        pytest.skip("torch is installed")
+    monkeypatch.chdir(tmp_path)
+    result = knee("run", "fig1", "--launcher", "local", "--no-page", *TINY)
+    assert result.exit_code == 4
+    assert "pip install" in result.stderr
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_points_trained_for_real(tmp_path: Path) -> None:
+    """One point of Figure 1 on two processes; then again, which trains nothing."""
+    environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "knee", "study", "run", "fig1", "--launcher", "local", *TINY, "--steps", "4",
+               "--no-page", "--out", str(tmp_path), "--json"]  # fmt: skip
+    first, second = (subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+                     for _ in range(2))  # fmt: skip
+    assert first.returncode == second.returncode == 0, first.stderr
+    [study] = json.loads(first.stdout)["studies"]
+    simulated, real = study["rows"]
+    assert (simulated["kind"], real["kind"]) == ("simulated", "measured")
+    assert real["tokens_per_s"] > 0
+    assert real["all_gather_s"] > 0  # read from its traces
+    same = ("series", "model", "cluster", "gpus", "global_batch", "seq_len", "plan", "micro_batch", "precision")
+    assert all(simulated[name] == real[name] for name in same)
+    assert {claim["verdict"] for claim in study["claims"]} == {"not testable"}
+    assert json.loads(second.stdout)["studies"] == [study]
+    assert len(list(tmp_path.glob("runs/*/run/record.json"))) == 1
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+def test_points_that_are_too_large_for_this_machine(tmp_path: Path) -> None:
+    result = knee("run", "fig9", "--launcher", "local", "--no-page", "--out", tmp_path)
+    assert result.exit_code == 2
+    assert "none of these points can be trained here" in result.stderr
+    assert "points are simulated only: " in result.stderr

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.study import paper
+from knee.study import files
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
 ROWS = (
@@ -106,7 +106,7 @@ def test_only_status(tmp_path: Path) -> None:
 
 
 def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper, "CLAIMS", paper.CLAIMS[:2])
+    monkeypatch.setattr(files, "study_names", lambda _kind=None: ["table1", "fig12"])
     result = knee("--json", "--rows", str(tmp_path / "rows.csv"))
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -116,7 +116,8 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found["all_reduce"]["median_frac"] < 0.1
     assert found["all_gather"]["median_frac"] < 0.1
     assert all(source["reference"] for source in found["sources"])
-    assert sum(found["claims"]["tally"].values()) == 2
+    assert sum(found["claims"]["tally"].values()) == 3
+    assert [claim["id"] for claim in found["claims"]["verdicts"]] == ["T49", "T50", "T63"]
     assert len((tmp_path / "rows.csv").read_text().splitlines()) > 300
     assert len((tmp_path / "rows.bandwidths.csv").read_text().splitlines()) > 250
     assert found["carried_runs"]["all"]["fitting"]["ok"]["fits"] > 300

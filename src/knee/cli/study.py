@@ -289,7 +289,7 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
                              hint="simulated points need not be given")
         try:
             step_row(record, study="", series="")
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, ArithmeticError):
             raise InputError(f"{file} does not say which model, plan and sizes it was measured with",
                              hint="`knee train` leaves records that do") from None
         yield record
