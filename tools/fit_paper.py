@@ -23,8 +23,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.specs.load import load_cluster, load_profile
-from knee.study.runs import Bench
+from knee.study.answers import answer
+from knee.study.files import load_study
+from knee.study.questions import Point, points_of
 
 Floats = NDArray[np.float64]
 
@@ -41,29 +42,31 @@ HIGH = np.array([4.0, 0.4, 0.95, 0.87, 6.0])
 ROWS = ("T01", "T06", "T08", "T05", "prior kappa", "prior tp_overlap")
 TARGETS = np.array([-37.22, 52.60, 59.67, -5.87, 0.19, 0.75])
 TOLERANCE = np.array([5.0, 10.0, 4.0, 1.5, 0.10, 0.10])
+WEAK = {(p.series, p.question.gpus): p for p in points_of(load_study("fig3"))}
+SWEEP = [p for p in points_of(load_study("fig7")) if p.question.cluster == "dgx-a100"]
 
 
-def bench(x: Floats) -> Bench:
-    """The paper's clusters and profile with these parameters."""
-    h100, a100, profile = load_cluster("dgx-h100").spec, load_cluster("dgx-a100").spec, load_profile("paper").spec
-    hop, kappa, overlap, gemm_a100, comm = (float(v) for v in x)
-    h100 = replace(h100, gpu=replace(h100.gpu, comm_w=comm * 100))
-    a100 = replace(a100, gpu=replace(a100.gpu, gemm_frac=gemm_a100))
-    profile = replace(profile, hop_scale=hop, compute_slowdown_frac=kappa, tp_overlap_frac=overlap)
-    return Bench(clusters={"dgx-h100": h100, "dgx-a100": a100}, profiles={"paper": profile})
+def simulated(point: Point, x: Floats) -> dict[str, float]:
+    """The record of a study's point with these parameters."""
+    hop, kappa, overlap, gemm_a100, comm = (repr(float(v)) for v in x)
+    sets = [("profile.hop_scale", hop), ("profile.compute_slowdown_frac", kappa), ("profile.tp_overlap_frac", overlap)]
+    a100 = point.question.cluster == "dgx-a100"
+    sets.append(("gpu.gemm_frac", gemm_a100) if a100 else ("gpu.comm_w", f"{100 * float(comm)} W"))
+    return answer(replace(point.question, sets=tuple(sets)))
 
 
 def outputs(x: Floats) -> Floats:
     """The fitted quantities, and the parameters that have a prior."""
-    b = bench(x)
-    speed = {n: b.weak(n).result.tokens_per_s_per_gpu for n in (128, 2048)}
-    watts = {n: b.weak(n).result.power_w_per_gpu or np.nan for n in (128, 2048)}
-    tp = max(b.weak(2048, tp=t).result.tokens_per_s_per_gpu for t in (2, 4))
+    few, many = (simulated(WEAK["FSDP", gpus], x) for gpus in (128, 2048))
+    speed = {n: record["tokens_per_s_per_gpu"] for n, record in ((128, few), (2048, many))}
+    watts = {n: record["power_w_per_gpu"] for n, record in ((128, few), (2048, many))}
+    tp = max(simulated(WEAK[name, 2048], x)["tokens_per_s_per_gpu"] for name in ("TP 2", "TP 4"))
+    best = max((r for r in (simulated(point, x) for point in SWEEP) if r["fits"]), key=lambda r: r["tokens_per_s"])
     return np.array(
         [
             100 * (speed[2048] / speed[128] - 1),
             100 * (tp / speed[2048] - 1),
-            100 * b.best(gpus=256, global_batch=512, cluster="dgx-a100").result.mfu_frac,
+            100 * best["mfu_frac"],
             100 * (watts[2048] / watts[128] - 1),
             x[1],
             x[2],

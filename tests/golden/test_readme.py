@@ -1,25 +1,60 @@
-"""The README's table is what the simulator says."""
+"""The README's first screen is what the study says."""
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from knee.study.runs import Bench
+from knee.study.files import study_names
+from knee.study.run import Ran, points_to_run, recorded, results
+from knee.study.store import Store
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([\d,]+)( with TP 4)? \| ([\d,]+) \| ([\d.]+)% \| ([\d.]+)% \| (\d+) \|$", re.MULTILINE)
 
 
-def test_the_table_is_true() -> None:
-    rows = ROW.findall(README.read_text(encoding="utf-8"))
+@pytest.fixture(scope="module")
+def weak() -> Ran:
+    """Figure 3."""
+    return results(["fig3"], list(recorded(points_to_run(["fig3"]), Store().record)))[0]
+
+
+def _row(ran: Ran, series: str, gpus: int) -> Mapping[str, Any]:
+    return next(row for row in ran.rows if row["series"] == series and row["gpus"] == gpus)
+
+
+def test_the_table_is_true(weak: Ran) -> None:
+    rows = ROW.findall(README)
     assert len(rows) == 6
-    bench = Bench()
     for gpus, tp, speed, mfu, exposed, watts in rows:
-        run = bench.weak(int(gpus.replace(",", "")), **({"tp": 4} if tp else {})).result
-        assert float(speed.replace(",", "")) == pytest.approx(run.tokens_per_s_per_gpu, abs=1)
-        assert float(mfu) == pytest.approx(100 * run.mfu_frac, abs=0.06)
-        assert float(exposed) == pytest.approx(100 * run.exposed_comm_s / run.step_s, abs=0.06)
-        assert float(watts) == pytest.approx(run.power_w_per_gpu, abs=0.6)
+        row = _row(weak, "TP 4" if tp else "FSDP", int(gpus.replace(",", "")))
+        assert float(speed.replace(",", "")) == pytest.approx(row["tokens_per_s_per_gpu"], abs=1)
+        assert float(mfu) == pytest.approx(100 * row["mfu_frac"], abs=0.06)
+        assert float(exposed) == pytest.approx(100 * row["exposed_frac"], abs=0.06)
+        assert float(watts) == pytest.approx(row["power_w_per_gpu"], abs=0.6)
+
+
+def test_the_finding_is_true(weak: Ran) -> None:
+    assert f"  {weak.finding} [{weak.trust}]\n" in README
+    assert f"{weak.study.name}: {weak.study.title} ({weak.study.place})\n" in README
+
+
+def test_the_figure_is_true(weak: Ran) -> None:
+    """Its specification lies beside it, and has the values that are simulated today."""
+    spec = json.loads((ROOT / "docs/figures/scaling.vl.json").read_text(encoding="utf-8"))
+    numbers = {round(float(n), 3) for n in re.findall(r"-?\d+\.\d+(?:e[+-]?\d+)?", json.dumps(spec))}
+    for row in weak.rows:
+        assert any(abs(n - row["tokens_per_s_per_gpu"]) < 0.01 for n in numbers), (row["series"], row["gpus"])
+    assert (ROOT / "docs/figures/scaling.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "(docs/figures/scaling.svg)" in README
+
+
+def test_the_number_of_studies_is_true() -> None:
+    paper, every = len(study_names("paper")), len(study_names())
+    assert f"# {paper} figures and tables of the paper, {every - paper} questions beyond it" in README

@@ -225,12 +225,12 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
 def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool, no_page: bool, given: str) -> None:
     """Tables and the answer first, because they need nothing that may be missing; then figures and the page."""
     from knee.cli.study_answer import as_data, print_answer
-    from knee.fidelity.carried_set import carried_fidelity
     from knee.files import csv_text, write_text
     from knee.study.claims import Tally
+    from knee.study.store import fidelity_kept
     from knee.study.tables import write_tables
 
-    fidelity = carried_fidelity()
+    fidelity = fidelity_kept(out / ".kept")
     verdicts = [verdict for one in ran for verdict in one.verdicts]
     write_tables(ran, out)
     if verdicts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ import knee
 from knee.fidelity.carried_set import CarriedFidelity
 from knee.figures.study import Figure, figure_files, figures
 from knee.figures.svg import squeezed
-from knee.figures.vega import svg_to_png, to_svg
-from knee.files import make_folder, write_bytes, write_text
+from knee.files import make_folder, write_text
 from knee.report.claims import claims_section, study_claims
 from knee.report.fidelity import fidelity_section
 from knee.report.html import Markup, bullets, folded, join, table, tag, text
 from knee.report.lanes import HELP, draw_lanes, script
 from knee.report.page import Chart, chart_of, document, made_by
+from knee.report.pictures import Pictures, write_picture
 from knee.report.step import StepTimeline, step_timelines
 from knee.report.summary import summary
 from knee.single import ASSUMPTIONS
@@ -52,6 +51,8 @@ FILES = {
     "records": "the record of each run, with all it depends on",
 }
 """What may lie beside the page."""
+DRAWN = ".kept"
+"""Folder of pictures that a second run need not draw again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,23 +65,23 @@ class Drawn:
     steps: tuple[StepTimeline, ...] = ()
 
 
-def drawn_of(ran: Ran, *, steps: bool = True) -> Drawn:
+def drawn_of(ran: Ran, *, steps: bool = True, pictures: Pictures | None = None) -> Drawn:
     """Draw all of a study."""
-    charts = tuple((figure, squeezed(to_svg(figure.spec)) if figure.spec else "") for figure in figures(ran))
+    draw = (pictures or Pictures()).svg
+    charts = tuple((figure, squeezed(draw(figure.spec)) if figure.spec else "") for figure in figures(ran))
     return Drawn(ran=ran, charts=charts, steps=tuple(step_timelines(ran)) if steps else ())
 
 
 def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, command: str) -> Path:
     """The page and every figure as files of its own; the page's path."""
-    folder = make_folder(out / "figures")
+    folder, pictures = make_folder(out / "figures"), Pictures(out / DRAWN)
     for one in ran:
         for name, spec in figure_files(one):
-            svg = to_svg(spec)
-            write_text(folder / f"{name}.svg", svg)
-            write_bytes(folder / f"{name}.png", svg_to_png(svg))
-            write_text(folder / f"{name}.vl.json", json.dumps(spec, indent=1) + "\n")
+            write_picture(folder / name, spec, pictures.svg(spec))
     beside = [name for name in FILES if (out / name).exists()]
-    write_text(out / "index.html", study_page(ran, fidelity, command=command, beside=beside))
+    drawn = [drawn_of(one, pictures=pictures) for one in ran]
+    write_text(out / "index.html", study_page(ran, fidelity, command=command, beside=beside, drawn=drawn))
+    pictures.forget_others()
     return out / "index.html"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from knee.errors import InputError
 from knee.fidelity.bandwidth_errors import LARGE_BYTES
 from knee.fidelity.bandwidths import carried_bandwidths
 from knee.fidelity.links import bus_factor
+from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
 from knee.study.files import Bandwidths
@@ -109,7 +111,7 @@ def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, str]]) -> dict[str, Any]:
     try:
-        cluster = load_cluster(name, split_overrides(sets)[1]).spec
+        cluster = _cluster(name, tuple(sets))
     except InputError:  # a machine that the catalogue does not have
         return {}
     return {
@@ -119,6 +121,12 @@ def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, 
         "nic_bytes_per_s": cluster.fabric.nic_bytes_per_s,
         "memory_frac": record["memory_bytes"] / cluster.gpu.hbm_bytes if record.get("memory_bytes") else None,
     }
+
+
+@cache
+def _cluster(name: str, sets: tuple[tuple[str, str], ...]) -> Cluster:
+    """Loaded once for all rows that name it."""
+    return load_cluster(name, split_overrides(sets)[1]).spec
 
 
 def identity(row: Row) -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -10,9 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 import knee
 from knee.errors import SpecError
+from knee.fidelity.carried_set import CarriedFidelity, carried_fidelity
 from knee.files import make_folder, write_text
+from knee.specs.catalog import KINDS, ROOT
 from knee.study.answers import answer, loaded
 from knee.study.questions import Options, Question
 
@@ -127,6 +132,20 @@ def engine() -> str:
         total.update(path.name.encode())
         total.update(path.read_bytes())
     return total.hexdigest()[:16]
+
+
+def fidelity_kept(folder: Path) -> CarriedFidelity:
+    """How knee does on the published runs it carries: kept in a folder while neither engine nor catalogue changes."""
+    entries = sorted(path for kind in KINDS for path in (ROOT / f"{kind}s").glob("*.toml"))
+    key = _digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
+    path = make_folder(folder) / "fidelity.json"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8")
+        if damage(text, key) is None:
+            return TypeAdapter(CarriedFidelity).validate_python(json.loads(text)["fidelity"])
+    found = carried_fidelity()
+    write_text(path, json.dumps(sealed({"key": key, "fidelity": asdict(found)}), allow_nan=False) + "\n")
+    return found
 
 
 def _made_by() -> dict[str, str]:
