@@ -149,10 +149,15 @@ def rows_of(found: Sequence[Found], by: str | None = None) -> list[dict[str, Any
         if by not in known:
             raise InputError(f"--by {by}: no record has that column", hint=f"they have {', '.join(known)}")
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
-    apart = [name for name in ("model", "cluster", "seq_len") if len({row.get(name) for row in rows}) > 1]
+    apart = [name for name in ("model", "cluster", "profile", "seq_len") if len({row.get(name) for row in rows}) > 1]
     if len({row.get("global_batch") for row in rows}) > 1 and len({row.get("local_batch") for row in rows}) > 1:
         apart.append("local_batch")
     return _ordered([row | {"series": _series(row, apart)} for row in rows])
+
+
+def stack_of(row: Row) -> tuple[Any, ...]:
+    """The job of a row and the software it ran on: eager and compiled runs of one plan are not the same."""
+    return (*identity(row), row.get("profile"))
 
 
 def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -180,7 +185,7 @@ SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp"
 
 def _series(row: Row, apart: Sequence[str]) -> str:
     """The plan without what follows from the count of GPUs, and what else tells records apart."""
-    words = [str(row[name]) for name in ("model", "cluster") if name in apart and row.get(name) is not None]
+    words = [str(row[name]) for name in ("model", "cluster", "profile") if name in apart and row.get(name) is not None]
     if row.get("plan") is None:
         words.append("plan unknown")
     else:
@@ -199,18 +204,18 @@ def _series(row: Row, apart: Sequence[str]) -> str:
 def predicted(found: Sequence[Found]) -> tuple[list[Found], list[tuple[str, str]]]:
     """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
     rows = [_row(one) for one in found]
-    known = {identity(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
+    known = {stack_of(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
     made: list[Found] = []
     refused_: list[tuple[str, str]] = []
     for one, row in zip(found, rows, strict=True):
-        if row["kind"] == "simulated" or (row.get("plan") is not None and identity(row) in known):
+        if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
             continue
         try:
             record = _prediction(one.record)
         except KneeError as error:
             refused_.append((one.name, error.message))
             continue
-        known.add(identity(row))
+        known.add(stack_of(row))
         made.append(Found(name=f"prediction of {one.name}", record=record))
     return made, refused_
 

@@ -18,6 +18,7 @@ from knee.figures.study import Figure, drawn
 from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
 from knee.report.html import Markup, bullets, table, tag
+from knee.report.own_records import stack_of
 from knee.report.page import Chart, Key, Page, Section, render
 from knee.study.files import Draw
 from knee.study.quantities import Row
@@ -77,16 +78,15 @@ class Pair:
 
 
 def pairs_of(rows: Sequence[Row]) -> list[Pair]:
-    """Every measured row with the first simulation of its job."""
+    """Every measured row with the first simulation of its job: of its software, or else of any."""
     known: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         if row["kind"] == "simulated" and row.get("plan") is not None:
+            known.setdefault(stack_of(row), row)
             known.setdefault(identity(row), row)
-    return [
-        Pair(measured=row, simulated=known[identity(row)])
-        for row in rows
-        if row["kind"] == "measured" and row.get("plan") is not None and identity(row) in known
-    ]
+    jobs = [row for row in rows if row["kind"] == "measured" and row.get("plan") is not None]
+    beside = [(row, known.get(stack_of(row)) or known.get(identity(row))) for row in jobs]
+    return [Pair(measured=row, simulated=simulated) for row, simulated in beside if simulated is not None]
 
 
 def runs_page(rows: Sequence[Row], *, title: str, command: str, notes: Sequence[str] = ()) -> str:
