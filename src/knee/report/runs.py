@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -176,8 +177,7 @@ def _mixed(rows: Sequence[Row]) -> str | None:
 def charts_of(name: str, rows: Sequence[Row], *, with_mfu: bool = True) -> list[Figure]:
     """A section's metrics that some record has: against GPUs where there are several counts, by curve otherwise."""
     several = len({row["gpus"] for row in rows}) > 1
-    both = len({row["kind"] for row in rows}) > 1
-    named = [{**row, "who": f"{row['series']}, {row['kind']}" if both else row["series"]} for row in rows]
+    named = list(_named(rows))
     draws = []
     for metric, (title, caption) in CHARTS[name].items():
         if metric == PARTS and any(_has_parts(row) for row in rows):
@@ -186,6 +186,17 @@ def charts_of(name: str, rows: Sequence[Row], *, with_mfu: bool = True) -> list[
         elif (with_mfu or metric != "mfu_frac") and any(is_number(row.get(metric)) for row in rows):
             draws.append(_draw(metric, title, caption, several=several))
     return drawn(name, draws, named)
+
+
+def _named(rows: Sequence[Row]) -> Iterator[Row]:
+    """Rows with a name each at one count: repeats of a run are not stacked on each other."""
+    both = len({row["kind"] for row in rows}) > 1
+    seen: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        who = f"{row['series']}, {row['kind']}" if both else str(row["series"])
+        seen[who, row["gpus"]] += 1
+        again = seen[who, row["gpus"]]
+        yield {**row, "who": who if again == 1 else f"{who}, run {again}"}
 
 
 def _draw(metric: str, title: str, caption: str, *, several: bool) -> Draw:
