@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
