@@ -38,6 +38,8 @@ LYING = 20
 """Pixels of a bar that lies."""
 ROOM_FOR_VALUE = 30
 """Pixels that a number over a bar needs."""
+ROOM_ABOVE = 1.08
+"""How far an axis goes, in times of the highest bar, where a number stands over it."""
 
 
 def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
@@ -65,6 +67,8 @@ def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
     thin = (WIDTH / max(1, len(places))) / (1 if single else len(groups)) < ROOM_FOR_VALUE
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
     if (lies or not thin) and not kinds:
+        if not lies:  # numbers stand over the bars, not in the legend
+            axis["scale"]["domainMax"] = ROOM_ABOVE * max(0.0, *(p.y * factor for p in drawn))
         place = {"align": "left", "dx": 4} if lies else {"baseline": "bottom", "dy": -3}
         mark = {"type": "text", "fontSize": 10, "color": INK.light, "aria": False, **place}
         words = {"text": {"field": "words", "type": "nominal"}}

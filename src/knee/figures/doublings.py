@@ -47,13 +47,14 @@ def doublings(found: Sequence[Doubling]) -> Spec:
          "axis": {"values": [1, 1.25, 1.5, 1.75, 2], "format": ".2f", "minExtent": AXIS_WIDTH}}  # fmt: skip
     color = {"field": "c", "type": "nominal", "legend": None,
              "scale": {"domain": ["pays", "not"], "range": [BAR.light, PARTS["exposed"].light]}}  # fmt: skip
-    lines = [{"y": 2.0, "words": "ideal"}, {"y": PAYS, "words": f"pays: {PAYS:g}x"}]
+    lines = [{"y": 2.0, "words": "ideal"}, {"y": PAYS, "words": "pays"}]
     dashed = {"type": "rule", "aria": False, "strokeDash": [5, 3], "color": IDEAL.light}
     rule = {"data": {"values": lines}, "mark": dashed, "encoding": {"y": y}}
     named = {"data": {"values": lines}, "mark": {"type": "text", "aria": False, "align": "left", "x": WIDTH + 5,
              "fontSize": 11, "color": MUTED.light}, "encoding": {"y": y, "text": {"field": "words"}}}  # fmt: skip
     bar = {"mark": {"type": "bar"}, "encoding": {"x": x, "y": y, "y2": {"datum": 1}, "color": color,
            "description": {"field": "say"}}}  # fmt: skip
-    above = {"type": "text", "aria": False, "fontSize": 10, "baseline": "bottom", "dy": -3, "color": INK.light}
-    number = {"mark": above, "encoding": {"x": x, "y": y, "text": {"field": "words"}}}
+    # in a row over the line of the ideal, because a number on its bar would lie under one line or the other
+    above = {"type": "text", "aria": False, "fontSize": 10.5, "baseline": "bottom", "y": 12, "color": INK.light}
+    number = {"mark": above, "encoding": {"x": x, "text": {"field": "words"}}}
     return finished({"width": WIDTH, "height": 170, "data": {"values": values}, "layer": [rule, bar, number, named]})

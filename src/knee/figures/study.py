@@ -219,7 +219,7 @@ def _beside(
         if value is None:
             continue
         point = Point(series=stated.series, x=stated.x, y=value, kind="published", note=stated.how,
-                      named=draw.mark == "line" or stated.series not in names)  # fmt: skip
+                      named=stated.series not in names)  # fmt: skip
         row = {"series": stated.series, draw.x: stated.x, draw.y: value, "how": stated.how, "kind": "published"}
         found.append((point, row))
     return found

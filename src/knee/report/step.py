@@ -83,7 +83,10 @@ def _point(ran: Ran, where: Where) -> Point | None:
 
 def timeline_of(stages: Sequence[Events], *, id: str, title: str) -> StepTimeline:
     """The kernels of a step in lanes, at most so many."""
-    drawn = list(stages) if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES // 2], *stages[-MOST_STAGES // 2 :]]
+    numbers = list(range(len(stages)))
+    if len(stages) > MOST_STAGES:
+        numbers = [*numbers[: MOST_STAGES // 2], *numbers[-MOST_STAGES // 2 :]]
+    drawn = [stages[number] for number in numbers]
     step_s = drawn[0].step_s
     short_s = step_s / FINEST
     while True:
@@ -99,7 +102,6 @@ def timeline_of(stages: Sequence[Events], *, id: str, title: str) -> StepTimelin
         f"A simulated step of {show(step_s, 's')}: {kernels:,} kernels of {of}. Kernels shorter than "
         f"{show(short_s, 's')} are drawn as one with their neighbours."
     )
-    numbers = [round(events.rank * len(stages) / events.world_size) for events in drawn]
     names = [f"stage {number + 1}: " if len(stages) > 1 else "" for number in numbers]
     return StepTimeline(id=id, title=title, says=says, lanes=_drawing(found, names, step_s, f"{title}. {says}"))
 

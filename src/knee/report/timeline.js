@@ -31,6 +31,7 @@ for (const root of document.querySelectorAll(".timeline")) {
       tick.textContent = ms(at, digits) + " ms";
       tick.style.left = (100 * (at - from)) / (to - from) + "%";
       axis.append(tick);
+      if (tick.offsetLeft + tick.offsetWidth > axis.clientWidth) tick.className = "last";  // its words stand before it
     }
   }
 
