@@ -17,7 +17,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.fidelity import carried_set
+from knee.fidelity.carried_set import carried_fidelity
+from knee.study import store
 from knee.study.files import load_study, study_names
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -50,13 +51,13 @@ test = [{ test = "compares", at = { tp = 2 }, base = { tp = 1 }, has = [{ metric
 """
 
 
-FIDELITY = cache(carried_set.carried_fidelity)
+FIDELITY = cache(carried_fidelity)
 
 
 @pytest.fixture(autouse=True)
 def fidelity_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Knee against all published runs takes seconds, and is the same for every test here."""
-    monkeypatch.setattr(carried_set, "carried_fidelity", FIDELITY)
+    monkeypatch.setattr(store, "carried_fidelity", FIDELITY)
 
 
 def knee(*args: str | Path) -> Result:
@@ -140,7 +141,7 @@ def test_run_some(tmp_path: Path) -> None:
     result = run(tmp_path / "new" / "folder", "table1", "fig2b", "table1")
     out = tmp_path / "new" / "folder"
     written = {path.name for path in out.iterdir()} - {"bandwidths.parquet", "hardware.parquet"}
-    assert written == {"bandwidths.csv", "claims.csv", "fidelity.csv", "hardware.csv", "records"}
+    assert written == {".kept", "bandwidths.csv", "claims.csv", "fidelity.csv", "hardware.csv", "records"}
     assert [row["study"] for row in rows_of(out / "claims.csv")] == ["table1", "table1", "fig2b", "fig2b"]
     assert result.stdout.index("table1:") < result.stdout.index("fig2b:")
     assert "published runs: tokens/s per GPU is off by" in result.stdout

@@ -4,6 +4,7 @@ nothing can be said."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_the_bar_in_words(bar: dict[str, float], words: str) -> None:
 
 @pytest.mark.parametrize("bar", [
     {}, {"equals": 1, "above": 0}, {"within": 1}, {"above": 1, "within": 1},
-    {"equals": 1, "within": 1, "within_frac": 0.1},
+    {"equals": 1, "within": 1, "within_frac": 0.1}, {"equals": nan, "within": 1}, {"above": inf},
 ])  # fmt: skip
 def test_a_number_without_a_bar_is_refused(bar: dict[str, float]) -> None:
     with pytest.raises(SpecError):

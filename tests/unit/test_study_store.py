@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
+from knee.fidelity.carried_set import CarriedFidelity
 from knee.study import answers, store
 from knee.study.files import load_study
 from knee.study.questions import Question, points_of
 from knee.study.run import points_to_run, recorded
-from knee.study.store import IMPOSSIBLE, Store, damage, key_of
+from knee.study.store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
@@ -204,6 +205,27 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match="a file of that name is in the way"):
         Store(tmp_path / "file")
+
+
+def test_how_knee_does_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the engine changes, or the file is not whole."""
+    table = CarriedFidelity(sources=(), headline_frac=0.03, size_out_frac=None, source_out_frac=0.05, all_reduce=None,
+                            all_gather=None, gathered_runs=7)  # fmt: skip
+    made: list[int] = []
+    monkeypatch.setattr(store, "carried_fidelity", lambda: made.append(1) or table)
+
+    def asked() -> int:
+        assert fidelity_kept(tmp_path / "kept") == table
+        return len(made)
+
+    assert (asked(), asked()) == (1, 1)
+    [path] = (tmp_path / "kept").iterdir()
+    for text in ("", "[]", path.read_text(encoding="utf-8").replace("0.03", "0.01")):
+        path.write_text(text, encoding="utf-8")
+        before = len(made)
+        assert (asked(), asked()) == (before + 1, before + 1)
+    monkeypatch.setattr(store, "engine", lambda: "another")
+    assert asked() == len(made) == 5
 
 
 # ---- processes -----------------------------------------------------------------------------------------------------

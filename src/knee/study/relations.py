@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import isfinite
 from statistics import median
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -54,6 +55,8 @@ class Number:
 
     def __post_init__(self) -> None:
         bounds, rooms = (self.above, self.below), (self.within, self.within_frac)
+        if not all(isfinite(value) for value in (self.equals, *bounds, *rooms) if value is not None):
+            raise SpecError("a bar that is no number")
         if (self.equals is None) == (bounds == (None, None)):
             raise SpecError("equals, or above and below, is needed, and only one of the two")
         if self.equals is None and rooms != (None, None):
