@@ -3,6 +3,9 @@ that no run has."""
 
 from __future__ import annotations
 
+import copy
+import random
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -10,8 +13,10 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError
-from knee.study.files import Study, load_study, study_names, uncounted
+from knee.errors import InputError, KneeError
+from knee.study.claims import judge
+from knee.study.files import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
+from knee.study.mistakes import known_keys
 from knee.study.questions import points_of
 from knee.study.rows import bandwidth_rows, hardware_row, impossible_row, step_row
 from knee.study.store import IMPOSSIBLE, Store
@@ -187,6 +192,55 @@ def test_a_name_that_no_study_has() -> None:
     for name in ("", "uncounted", "../studies/fig6", "FIG"):
         with pytest.raises(InputError):
             load_study(name)
+
+
+ODD: tuple[Any, ...] = (0, -1, 3.5, float("nan"), float("inf"), 10**30, "", "x", "{", "{0}", "gpus", "series", "change",
+                        "knee", "-nodes", True, [], [1], ["x"], [[]], [{}], {}, {"x": 1})  # fmt: skip
+
+
+def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    for key in node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ():
+        yield (*path, key)
+        yield from _places(node[key], (*path, key))
+
+
+def _harmed(raw: dict[str, Any], chance: random.Random) -> dict[str, Any]:
+    """The same with something odd, missing or twice in it."""
+    raw = copy.deepcopy(raw)
+    path = chance.choice(list(_places(raw)))
+    node: Any = raw
+    for key in path[:-1]:
+        node = node[key]
+    what = chance.random()
+    if what < 0.2 and isinstance(node, dict):
+        del node[path[-1]]
+    elif what < 0.3 and isinstance(node, list):
+        node.append(copy.deepcopy(node[path[-1]]))
+    elif what < 0.4 and isinstance(node, dict):
+        node[chance.choice(known_keys(Study))] = copy.deepcopy(chance.choice(ODD))
+    else:
+        node[path[-1]] = copy.deepcopy(chance.choice(ODD))
+    return raw
+
+
+@pytest.mark.parametrize("name", ["mine", "fig2a", "fig2b", "table1", "fig10"])
+def test_whatever_a_file_has_is_answered_in_words(name: str) -> None:
+    raw = tomllib.loads(MINE if name == "mine" else (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+    sheets = [load_study(other) for other in ("fig2a", "fig2b", "table1")]
+    rows = {study.name: [row for grid in study.bandwidths for row in bandwidth_rows(study.name, grid)]
+            + [hardware_row(study.name, cluster) for cluster in study.hardware] for study in sheets}  # fmt: skip
+    chance, accepted, said = random.Random(name), 0, list[str]()
+    for _ in range(150):
+        harmed = _harmed(raw, chance)
+        try:
+            study = _checked(name, _laid_over_common(harmed, where="mine.toml"), where="mine.toml")
+            accepted += 1
+            points_of(study)
+            assert all(verdict.found for verdict in judge(study.claim, rows, name))
+        except KneeError as error:
+            said.append(error.message)
+    assert 0 < accepted < 150
+    assert all(said)
 
 
 # ---- the catalogue's own -------------------------------------------------------------------------------------------
