@@ -139,7 +139,8 @@ def test_common_lies_under_every_grid(tmp_path: Path) -> None:
     ("[[claim]]", MINE[MINE.index("[[claim]]"):] + "[[claim]]", "claim X1 is there twice"),
     ("[[claim]]", BANDWIDTHS.replace("2]", "0]") + "[[claim]]", "bandwidths.0.nodes.1: input should be greater than 0"),
     ("[[claim]]", BANDWIDTHS.replace("1 MiB", "1 MB/s") + "[[claim]]", "'MB/s' is not a unit of bytes"),
-    ("[[claim]]", BANDWIDTHS.replace("1 MiB", "-1 MiB") + "[[claim]]", "message '-1 MiB' is not above 0"),
+    ("[[claim]]", BANDWIDTHS.replace("1 MiB", "-1 MiB") + "[[claim]]", "message '-1 MiB' should be above 0"),
+    ("[[claim]]", BANDWIDTHS.replace("1 MiB", "1e400 B") + "[[claim]]", "should be above 0, and finite"),
     ("[[claim]]", BANDWIDTHS.replace("{nodes}", "{tp}") + "[[claim]]", "may name {nodes} and {message} only"),
 ])  # fmt: skip
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, words: str) -> None:

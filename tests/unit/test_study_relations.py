@@ -309,6 +309,7 @@ def test_agreement_with_published_readings() -> None:
     off = find(text | {"within_frac": 0.05}, {"mine": found})
     assert (off.holds, off.off) == (False, "off by 9.0%")
     assert why(text, {"mine": found[-1:]}) == "no published reading stands beside a run"
+    assert why(text | {"published": "series"}, {"mine": found}) == "series is not known of A"
     assert why(text | {"least": {"weight": 1}}, {"mine": found}).startswith("weight is not known")
 
 

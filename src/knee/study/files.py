@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from math import inf
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Literal
@@ -97,8 +98,8 @@ class Bandwidths:
         except (LookupError, ValueError, AttributeError, TypeError):
             raise SpecError(f"series {self.series!r} may name {{nodes}} and {{message}} only") from None
         for text in self.message:
-            if parse(text, "bytes") <= 0:  # which refuses what is no size at all
-                raise SpecError(f"message {text!r} is not above 0")
+            if not 0 < parse(text, "bytes") < inf:  # which refuses what is no size at all
+                raise SpecError(f"message {text!r} should be above 0, and finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -393,7 +393,7 @@ class Agreement:
         ]
         if not found:
             raise NotTestable("no published reading stands beside a run")
-        errors = [abs(metric_of(row, self.metric) / row[self.published] - 1.0) for row in found]
+        errors = [abs(change(metric_of(row, self.metric), metric_of(row, self.published))) for row in found]
         middle = median(errors)
         return Finding(
             holds=middle < self.within_frac,
