@@ -120,6 +120,8 @@ def _ran(
     else:
         verdicts = judge(study.claim, best, study.name, " and ".join(sorted(kinds)) or "catalogue")
     values, finding = _finding(study, best)
+    if len(kinds) > 1:
+        finding += " Some of these runs were measured, the others are simulated."
     labels = [row["trust"] for row in own if row.get("trust")]
     return Ran(
         study=study,

@@ -14,6 +14,8 @@ from knee.study.run import Ran
 
 KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "hardware": "tdp_w"}
 """Table -> a column that only its rows have."""
+HEADER = b"study,series,kind,"
+"""How each of them begins."""
 
 
 def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
@@ -23,7 +25,17 @@ def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
         rows = [row for one in ran for row in one.rows if mark in row]
         if rows:
             written += _write(folder / name, _even(rows))
+        else:
+            _forget(folder / name)
     return written
+
+
+def _forget(stem: Path) -> None:
+    """Remove an earlier run's table, which this one's page would stand beside; a user's own file stays."""
+    path = stem.with_suffix(".csv")
+    if path.is_file() and path.read_bytes().startswith(HEADER):
+        path.unlink()
+        stem.with_suffix(".parquet").unlink(missing_ok=True)
 
 
 def _even(rows: Sequence[Row]) -> list[dict[str, Any]]:
