@@ -89,7 +89,7 @@ def test_a_measured_record_stands_in_for_its_point(mine: str) -> None:
     assert {row["series"] for row in ran.rows} == {"FSDP"}
     verdict = of(ran.verdicts, "X1")
     assert (verdict.verdict, verdict.kind) == ("contradicted", "measured and simulated")
-    assert ran.finding == "It is 5."
+    assert ran.finding == "It is 5. Some of these runs were measured, the others are simulated."
 
 
 def test_measured_records_of_every_point_leave_nothing_simulated(mine: str) -> None:
@@ -103,7 +103,7 @@ def test_a_measured_record_of_a_known_point(mine: str) -> None:
     point = points_to_run([mine])[2]
     [ran] = run(mine, measured=[(point, real(mine))])
     assert [row["kind"] for row in ran.rows].count("measured") == 1
-    assert ran.finding == "It is 5."
+    assert ran.finding == "It is 5. Some of these runs were measured, the others are simulated."
 
 
 @pytest.mark.parametrize("change", [
