@@ -110,7 +110,7 @@ def study_page(
         made_by(knee.__version__, command),
         *([script()] if any(one.steps for one in drawn) else []),
     ]
-    return document(title_of(ran), *page, style="study")
+    return document(title_of(ran), *page, style="study", skips=("summary", "contents"))
 
 
 def title_of(ran: Sequence[Ran]) -> str:
@@ -149,7 +149,7 @@ def _navigation(paper: Sequence[Drawn], beyond: Sequence[Drawn], claims: bool) -
     lists += [tag("p", tag("a", "The paper's figures", href="#paper"), raw=True), items(paper)] if paper else []
     lists += [tag("p", tag("a", "Beyond the paper", href="#beyond"), raw=True), items(beyond)] if beyond else []
     lists += [tag("p", tag("a", words, href=f"#{id}"), raw=True) for id, words in ends]
-    return tag("nav", *lists, raw=True, aria_label="On this page", class_="contents")
+    return tag("nav", *lists, raw=True, aria_label="On this page", class_="contents", id="contents")
 
 
 def _entry(ran: Ran) -> Markup:
