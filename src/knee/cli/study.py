@@ -167,7 +167,7 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
     from knee.study.store import Store
 
     names = list(dict.fromkeys(names)) or study_names()
-    changes = _changes(sets)
+    changes = changes_of(sets)
     measured: list[tuple[Point | None, Mapping[str, Any]]] = []
     measured += [(None, record) for path in records for record in _records(path)]
     points = points_to_run(names, changes)
@@ -199,12 +199,14 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
     from collections import Counter
 
     from knee.cli.progress import progress
+    from knee.launch.machine import Machine
     from knee.probe.machine import need_torch
-    from knee.study.real import Machine, trained
+    from knee.study.real import refused as refused_by
+    from knee.study.real import trained
 
     need_torch("knee study run --launcher local")
     machine = Machine.here()
-    refused = {point: machine.refuses(point) for point in points}
+    refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]
     for why, count in Counter(why for why in refused.values() if why).items():
         click.echo(f"{count:,} points are simulated only: {why}", err=True)
@@ -241,7 +243,7 @@ def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool
     click.echo(f"claims: {Tally.of(verdicts)}", err=as_json)
 
 
-def _changes(sets: Sequence[str]) -> dict[str, Any]:
+def changes_of(sets: Sequence[str]) -> dict[str, Any]:
     """What ``--set`` changes of every grid; a list where it has commas."""
     from knee.cli import nearest
     from knee.cli.job import parse_sets

@@ -3,54 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
-from knee.probe.inventory import read_inventory
+from knee.launch.machine import Machine
 from knee.search.export_file import job_file
-from knee.specs.hardware import Cluster
 from knee.study.answers import job_of, loaded
 from knee.study.questions import Point
 from knee.study.store import key_of
 
-PROCESSES_PER_CORE = 4
-"""On a processor ranks wait for each other, not for their core alone; more than this only measures the scheduler."""
-PROCESSOR = "generic"
-"""Vendor of the catalogue's stand-in for a processor."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What can be trained here."""
-
-    gpus: int
-    """GPUs that torch can use."""
-    cores: int
-
-    @classmethod
-    def here(cls) -> Machine:
-        """This machine."""
-        found = read_inventory()
-        usable = (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
-        return cls(gpus=len(found.gpus) if usable else 0, cores=os.cpu_count() or 1)
-
-    def refuses(self, point: Point) -> str | None:
-        """Why a point cannot be trained here, if it cannot."""
-        cluster: Cluster = loaded(point.question)[1].spec
-        ranks = point.question.gpus
-        if cluster.gpu.vendor == PROCESSOR:
-            most = PROCESSES_PER_CORE * self.cores
-            return None if ranks <= most else f"{ranks:,} processes on {self.cores} cores"
-        if not self.gpus:
-            return f"{cluster.gpu.name} is asked for, and no GPU can be used here"
-        return None if ranks <= self.gpus else f"{ranks:,} GPUs are asked for, and {self.gpus} are here"
+def refused(machine: Machine, point: Point) -> str | None:
+    """Why a point cannot be trained here, if it cannot."""
+    return machine.refuses(loaded(point.question)[1].spec, point.question.gpus)
 
 
 def trained(

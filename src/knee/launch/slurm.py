@@ -1,0 +1,1 @@
+def need_slurm(): pass
