@@ -138,6 +138,8 @@ def run(grid: str, out: Path, **options: Any) -> None:
     from knee.launch.folder import held
 
     _check(options)
+    if any(ord(letter) < 32 for letter in str(out.resolve())):
+        raise InputError(f"--out {str(out)!r} has a line break in it", hint="name another folder")
     site = _site(options)
     wanted = _wanted(grid, options["sets"])
     planned = _planned(wanted, site, options)
@@ -313,6 +315,14 @@ def _planned(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> l
         def refuses(job: Job) -> str | None:
             nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
             return None if nodes <= len(site.hosts) else f"it needs {nodes} hosts, and {len(site.hosts)} are given"
+    elif not options["dry_run"]:
+        from knee.launch.slurm import nodes_there
+
+        there = nodes_there(site)
+
+        def refuses(job: Job) -> str | None:
+            nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
+            return None if there is None or nodes <= there else f"it needs {nodes} nodes, and Slurm has {there}"
     command_line = ["knee", *sys.argv[1:]]
     return plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line,
                      refuses=refuses or (lambda _: None))
@@ -392,7 +402,9 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool) -> None:
     if not whole:
         click.echo("interrupted: the same command goes on", err=True)
         sys.exit(130)
-    bad = [status for status in statuses.values() if status.over and status.state != "done" and status.cause != "knee"]
+    refused = {entry.id for entry in sweep.entries if entry.refused}
+    bad = [status for name, status in statuses.items()
+           if status.over and status.state != "done" and status.cause != "knee" and name not in refused]
     if bad:
         raise Incomplete(f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
                          hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))}` starts failed "

@@ -97,8 +97,9 @@ def through(via: str, host: str, words: Sequence[str]) -> list[str]:
 def environment(site: Site) -> dict[str, str]:
     """What processes of a run need besides what is there: where knee is, and the site's own variables."""
     sources = str(Path(knee.__file__).parents[1])
-    paths = [sources, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1", **site.env}
+    given = site.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+    paths = [sources, *filter(None, given.split(os.pathsep))]
+    return {"PYTHONUNBUFFERED": "1", **site.env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def interpreter(site: Site) -> str:

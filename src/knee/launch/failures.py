@@ -26,9 +26,10 @@ SLURM: tuple[tuple[str, State, Cause, str], ...] = (
     (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
     (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),
     (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "timeout", "time_limit", "Slurm's time limit was over"),
-    (r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*", "cancelled", "cancelled", "cancelled by scancel"),
 )
 """What slurmstepd says of a job that Slurm ended -> state, cause, words."""
+SCANCEL = re.compile(r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
+"""It says so too of a step that srun ends because one of its tasks failed."""
 SIGNS: tuple[tuple[Cause, str], ...] = (
     ("memory", r"out of memory|OutOfMemoryError|can't allocate memory|[Cc]annot allocate memory|MemoryError|"
                r"oom.kill|std::bad_alloc|not enough memory"),
@@ -112,7 +113,7 @@ def verdict(
         return Verdict(state="cancelled", cause="cancelled", words="cancelled by `knee sweep cancel`")
     if ended == "time":
         return Verdict(state="timeout", cause="time_limit", words="its time was over")
-    by_slurm = _by_slurm(found)
+    by_slurm = _by_slurm(found, told=ended == "signal")
     if by_slurm is not None:
         return by_slurm
     if ended == "signal":
@@ -129,12 +130,14 @@ def verdict(
     return _told(found, codes)
 
 
-def _by_slurm(found: Evidence) -> Verdict | None:
+def _by_slurm(found: Evidence, *, told: bool) -> Verdict | None:
     text = "\n".join(log for name, log in found.logs.items() if not name.startswith("rank"))
     for pattern, state, cause, words in SLURM:
         if re.search(pattern, text):
             node = re.search(r"[Nn]ode failure on (\S+)", text)
             return Verdict(state=state, cause=cause, words=words, node=node[1] if node else "")
+    if told and SCANCEL.search(text):
+        return Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel")
     return None
 
 
