@@ -87,7 +87,9 @@ class SlurmCluster:
 
     def kill_node(self, node: str) -> None:
         """As if its power was cut: its slurmd and everything that jobs run there."""
-        self.processes.pop(node).kill()
+        daemon = self.processes.pop(node)
+        daemon.kill()
+        daemon.wait(timeout=20)
         for pid in self.pids_on(node):
             os.kill(pid, signal.SIGKILL)
 

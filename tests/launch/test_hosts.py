@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
+from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 TIMEOUT_S = 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.slurm_cluster import CannotStart, SlurmCluster
-from tests.launch.sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
+from .slurm_cluster import CannotStart, SlurmCluster
+from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
@@ -81,4 +80,85 @@ def test_every_status_of_a_sweep_over_two_nodes(cluster: SlurmCluster, tmp_path:
     assert {number: one["state"] for number, one in found.items()} == {
         "0001": "done", "0002": "done", "0003": "done", "0004": "done", "0005": "oom", "0006": "failed",
         "0007": "timeout"}
-    assert found["0006"]["cause"] == "spec"
+    assert (found["0006"]["cause"], found["0006"]["attempts"]) == ("spec", 0)
+    assert (found["0005"]["cause"], found["0007"]["cause"]) == ("memory", "hang")
+    assert found["0007"]["rank"] == 1
+    assert found["0007"]["node"] == found["0007"]["nodes"][1] == "n1"
+    assert all(one["nodes"] == ["n0", "n1"] for number, one in found.items() if number != "0006")
+    # a run's folder: spec, a log and an environment a rank, and the record
+    run = run_folder(out, "0002")
+    assert "tp = 2" in (run / "job.toml").read_text(encoding="utf-8")
+    assert {path.name for path in (run / "logs").iterdir()} == {"rank0.log", "rank1.log", "start0.log"}
+    settings = [json.loads((run / "environment" / f"rank{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
+    assert [one["node"] for one in settings] == ["n0", "n1"]
+    assert all("TORCHELASTIC_RUN_ID" in one["environment"] for one in settings)
+    assert record(run)["window_steps"] == 34
+    # evidence for the memory model, as it is
+    assert record(run_folder(out, "0005"))["fits"] is False
+    # the limit on arrays is the cluster's: no index reaches MaxArraySize
+    scripts = sorted((out / "slurm").glob("*.sbatch"))
+    assert [line for path in scripts for line in path.read_text(encoding="utf-8").splitlines() if "--array" in line
+            ] == ["#SBATCH --array=0-2", "#SBATCH --array=0-2"]
+    # all that ended by itself stays as it is
+    sweep(grid, "--launcher", "slurm", "--out", out, "--steps", "40", *FEW, "--gpus-per-node", "1", "--wait", more=more,
+          codes=(5,))
+    assert {number: one["attempts"] for number, one in status(out, more).items()} == {
+        number: one["attempts"] for number, one in found.items()}
+
+
+LONG = TINY + """
+[[grid]]
+gpus = 2
+seq_len = [32, 64, 96]
+"""
+
+
+@pytest.mark.xdist_group("slurm")
+def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(LONG, encoding="utf-8")
+    more = {"SLURM_CONF": str(cluster.conf)}
+    words = (grid, "--launcher", "slurm", "--out", out, "--steps", "120", *FEW, "--gpus-per-node", "1", "--timeout",
+             "60", "--wait")
+    with start(*words, "--max-queued", "2", more=more) as launcher:
+        until(lambda: list(out.glob("slurm/*.job.json")), "jobs are submitted")
+        first, second = run_folder(out, "0001"), run_folder(out, "0002")
+        until(lambda: step_of(first) >= 1, "the first run trains")
+        launcher.send_signal(signal.SIGKILL)
+        launcher.communicate()
+    cluster.call("scancel", status(out, more)["0001"]["job"])
+    until(lambda: status(out, more)["0001"]["state"] == "cancelled", "scancel is seen")
+    assert status(out, more)["0003"]["state"] == "pending"
+    until(lambda: step_of(second) >= 1, "the second run trains")
+    cluster.kill_node("n1")
+    until(lambda: status(out, more)["0002"]["state"] != "running", "a lost node is seen")
+    lost = status(out, more)["0002"]
+    assert lost["state"] == "pending" or (lost["state"], lost["cause"]) == ("failed", "lost_node"), lost
+    assert "n1 failed" in lost["words"]
+    cluster.start_node("n1")
+    until(lambda: cluster.states() == {"n0": "idle", "n1": "idle"}, "both nodes are back")
+    until(lambda: "BeginTime" in status(out, more)["0002"]["words"], "Slurm has put it back into its queue")
+    cluster.call("scontrol", "update", f"jobid={lost['job']}", "starttime=now+8")  # Slurm itself waits for two minutes
+    sweep(*words, more=more)
+    found = status(out, more)
+    assert {one["state"] for one in found.values()} == {"done"}
+    assert [found[number]["attempts"] for number in ("0001", "0002", "0003")] == [2, 2, 1]
+    assert (first / "attempts" / "1" / "logs" / "rank0.log").exists()
+
+
+@pytest.mark.xdist_group("slurm")
+def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(cluster: SlurmCluster, tmp_path: Path) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + "[[grid]]\ngpus = 2\n", encoding="utf-8")
+    more = {"SLURM_CONF": str(cluster.conf)}
+    sweep(grid, "--launcher", "slurm", "--out", out, "--steps", "100", *FEW, "--gpus-per-node", "1", more=more)
+    run = run_folder(out, "0001")
+    until(lambda: step_of(run) >= 1, "it trains")
+    job = status(out, more)["0001"]["job"]
+    cluster.call("scontrol", "requeue", job)
+    until(lambda: json.loads((run / "status.json").read_text(encoding="utf-8"))["cause"] == "preempted", "it is told")
+    until(lambda: "BeginTime" in status(out, more)["0001"]["words"], "it waits again")
+    assert status(out, more)["0001"]["state"] == "pending"
+    cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
+    until(lambda: status(out, more)["0001"]["state"] == "done", "it is done")
+    assert status(out, more)["0001"]["attempts"] == 2

@@ -273,11 +273,9 @@ def _number(key: str, text: str) -> float | int:
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Measured records of a file, a run's folder, or the folders below one."""
     from knee.fidelity.side_by_side import read_record
+    from knee.fidelity.user_runs import records_in
 
-    inside = sorted(path.rglob("record.json")) if path.is_dir() and not (path / "record.json").exists() else [path]
-    if not inside:
-        raise InputError(f"{path} has no record.json in it", hint="`knee train --out DIR` leaves one in DIR")
-    for file in inside:
+    for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":
             raise InputError(f"{file} is a {record['kind']} record, not a measured one",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from knee.launch.plan import Planned, Wanted
     from knee.launch.site import Site
     from knee.launch.status import Status
+    from knee.specs import Job
 
 LAUNCHERS = ("local", "torchrun", "slurm")
 RUN = "run"
@@ -69,7 +70,8 @@ def command(ctx: click.Context) -> None:
 @option("--set", "sets", section="Sweep", multiple=True, metavar="KEY=VALUES",
         help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
              "May be repeated.")
-@option("--max-gpu-hours", section="Sweep", type=float, metavar="H", help="Refuse a sweep that is estimated to take more.")
+@option("--max-gpu-hours", section="Sweep", type=float, metavar="H",
+        help="Refuse a sweep that is estimated to take more.")
 @option("--until-knee", section="Sweep", is_flag=True,
         help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.")
 @option("--anyway", section="Sweep", is_flag=True,
@@ -130,10 +132,10 @@ def run(grid: str, out: Path, **options: Any) -> None:
         local_batch = 2
         plan = { tp = [1, 2, 4] }
 
-    Every run is checked first: its plan, whether it fits by simulation, whether it fills nodes. What cannot be is listed
-    with the reason and not started. GPU-hours, energy and cost are the simulator's: steps, and a minute's start for each
-    run. Cheap runs come first. The command again on the same folder goes on: runs that were cancelled, preempted or lost
-    their node are started again, runs that failed by themselves are not (`knee sweep retry`).
+    Every run is checked first: its plan, whether it fits by simulation, whether it fills nodes. What cannot be is
+    listed with the reason and not started. GPU-hours, energy and cost are the simulator's: steps, and a minute's start
+    for each run. Cheap runs come first. The command again on the same folder goes on: runs that were cancelled,
+    preempted or lost their node are started again, runs that failed by themselves are not (`knee sweep retry`).
     """
     from knee.launch.folder import held
 
@@ -298,12 +300,11 @@ def _planned(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> l
     from knee.launch.machine import Machine
     from knee.launch.plan import plan_runs
     from knee.launch.training import Length
-    from knee.specs import Job
 
     length = Length(steps=options["steps"], warmup=options["warmup"], trace_steps=options["trace_steps"],
                     device=options["device"], timeout_s=options["timeout_s"])
     per_node, launcher = site.gpus_per_node, options["launcher"]
-    refuses = None
+    refuses: Callable[[Job], str | None] = _nothing
     if launcher == "local":
         machine = Machine.here() if not options["program"] else None
         per_node = max(one.gpus for one in wanted)  # all on this machine
@@ -325,7 +326,12 @@ def _planned(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> l
             return None if there is None or nodes <= there else f"it needs {nodes} nodes, and Slurm has {there}"
     command_line = ["knee", *sys.argv[1:]]
     return plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line,
-                     refuses=refuses or (lambda _: None))
+                     refuses=refuses)
+
+
+def _nothing(_job: Job) -> str | None:
+    """What a launcher has to say of a job that it can start."""
+    return None
 
 
 def _sweep(grid: str, out: Path, planned: Sequence[Planned], site: Site, options: dict[str, Any]) -> Sweep:

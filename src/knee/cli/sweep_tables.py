@@ -81,8 +81,8 @@ def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
     """For JSON."""
     runs = [asdict(entry) | {"status": asdict(statuses[entry.id]), "folder": str(sweep.run(entry))}
             for entry in sweep.entries]
-    return {"sweep": sweep.name, "folder": str(sweep.folder), "launcher": sweep.launcher, "totals": totals(sweep, statuses),
-            "estimate": estimate(sweep), "runs": runs}
+    return {"sweep": sweep.name, "folder": str(sweep.folder), "launcher": sweep.launcher,
+            "totals": totals(sweep, statuses), "estimate": estimate(sweep), "runs": runs}
 
 
 def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
@@ -122,7 +122,8 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
     print_heading(f"{len(entries):,} runs: {words}; {found['gpu_h']:,.3f} of {estimate(sweep)['gpu_h']:,.2f} estimated "
                   f"GPU-hours, energy {energy}")
     for node, count in found["bad_nodes"].items():
-        click.echo(f"{seen(node)}: {count} run{'s' if count > 1 else ''} ended there by no fault of {'their' if count > 1 else 'its'} own")
+        click.echo(f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node, or leave "
+                   "it out (--exclude)")
 
 
 def watched(sweep: Sweep) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -80,7 +81,7 @@ def returns_of(series: str, rates: Sequence[Rate]) -> list[Return]:
     """
     ordered = sorted(rates, key=lambda rate: rate.gpus)
     found = []
-    for one, two in zip(ordered, ordered[1:], strict=False):
+    for one, two in pairwise(ordered):
         if two.gpus == one.gpus:
             continue
         doublings = math.log2(two.gpus / one.gpus)

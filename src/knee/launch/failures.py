@@ -49,7 +49,8 @@ SIGNS: tuple[tuple[Cause, str], ...] = (
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
 REFUSED = re.compile(r"^error: (.+)$", re.MULTILINE)
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
-NOISE = re.compile(r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|traceback :")
+NOISE = re.compile(r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|"
+                   r"traceback :")
 LABEL = re.compile(r"^\d+: ", re.MULTILINE)
 """What srun --label puts before a line."""
 KILLED = re.compile(r"exitcode\s*:\s*(-?\d+)|Signal (\d+) \(SIG\w+\) received")
@@ -113,12 +114,12 @@ def verdict(
         return Verdict(state="cancelled", cause="cancelled", words="cancelled by `knee sweep cancel`")
     if ended == "time":
         return Verdict(state="timeout", cause="time_limit", words="its time was over")
-    by_slurm = _by_slurm(found, told=ended == "signal")
+    gone = sorted(set(lost))
+    by_slurm = _by_slurm(found, gone, told=ended == "signal")
     if by_slurm is not None:
         return by_slurm
     if ended == "signal":
         return Verdict(state="pending", cause="interrupted", words="what had started it was told to end")
-    gone = sorted(set(lost))
     if gone:
         return Verdict(state="failed", cause="lost_node", node=gone[0], words=f"{' and '.join(gone)} "
                        f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}")
@@ -130,12 +131,14 @@ def verdict(
     return _told(found, codes)
 
 
-def _by_slurm(found: Evidence, *, told: bool) -> Verdict | None:
+def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Verdict | None:
     text = "\n".join(log for name, log in found.logs.items() if not name.startswith("rank"))
     for pattern, state, cause, words in SLURM:
         if re.search(pattern, text):
             node = re.search(r"[Nn]ode failure on (\S+)", text)
-            return Verdict(state=state, cause=cause, words=words, node=node[1] if node else "")
+            name = node[1] if node else next(iter(lost), "")
+            return Verdict(state=state, cause=cause, node=name if cause == "lost_node" else "",
+                           words=words.replace("a node", name) if name and cause == "lost_node" else words)
     if told and SCANCEL.search(text):
         return Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel")
     return None

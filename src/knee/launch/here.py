@@ -74,7 +74,7 @@ def settle(sweep: Sweep, timeout_s: float) -> None:
         status = read_status(run)
         if status.state != "running" or status.job:
             continue
-        left = tuple(process for process in status.pids if alive(process)) if status.host == socket.gethostname() else ()
+        left = tuple(filter(alive, status.pids)) if status.host == socket.gethostname() else ()
         if left:
             keep(Keeping(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes))
             continue

@@ -8,7 +8,6 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from knee.errors import SpecError
@@ -119,8 +118,8 @@ def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
             gpu_h = job.gpus * seconds / 3600
             why = one.entry.refused
             if not (why or anyway or bool(results.fits[row])):
-                why = (f"it does not fit, by simulation: it needs {show(float(results.memory_bytes[row]), 'bytes')}, and "
-                       f"{job.cluster.gpu.name} has {show(job.cluster.gpu.hbm_bytes, 'bytes')}")  # fmt: skip
+                needs, has = show(float(results.memory_bytes[row]), "bytes"), show(job.cluster.gpu.hbm_bytes, "bytes")
+                why = f"it does not fit, by simulation: it needs {needs}, and {job.cluster.gpu.name} has {has}"
             entry = replace(one.entry, seconds=seconds, gpu_h=gpu_h, refused=why,
                             energy_j=float(results.power_w_per_gpu[row]) * job.gpus * seconds,
                             cost_usd=None if price is None else gpu_h * price)

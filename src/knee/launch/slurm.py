@@ -21,7 +21,7 @@ from knee.errors import InputError, MissingExtra
 from knee.files import make_folder, write_text
 from knee.launch.enough import Knees, in_order
 from knee.launch.failures import verdict
-from knee.launch.folder import CANCEL, Entry, Sweep, read_record
+from knee.launch.folder import CANCEL, Entry, Sweep, read_record, wants_cancel
 from knee.launch.here import missing, not_started
 from knee.launch.site import Site
 from knee.launch.slurm_job import asked
@@ -191,14 +191,15 @@ def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status
     found = dict(statuses)
     jobs = jobs_of_runs(sweep)
     for run, status in statuses.items():
-        if status.over or run not in jobs:
+        if run not in jobs or (status.over and not status.missing):
             continue
         job, queued = jobs[run]
         status = read_status(sweep.run(run))  # it may have ended since, and then has its own word
-        if status.over:
+        if status.over and (queued is None or not status.missing or wants_cancel(sweep.run(run))):
             found[run] = status
         elif queued is not None and queued.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-            words = f"waits in Slurm's queue: {queued.reason}" + ("; put back" if status.attempts else "")
+            words = f"waits in Slurm's queue: {queued.reason}"
+            words += f"; put back after: {status.words}" if status.attempts and status.words else ""
             found[run] = replace(status, state="pending", job=job, words=words)
         elif queued is None:
             found[run] = _ended(sweep, run, status, job)

@@ -32,7 +32,7 @@ def script(
 ) -> str:
     """An array of jobs of one shape: as many nodes each, one task a pack of runs."""
     folder = sweep.folder / "slurm"
-    head = HEAD.format(about=f"{len(packs)} jobs of the sweep {ascii(sweep.name)}, "
+    head = HEAD.format(about=f"{len(packs)} jobs of the sweep {sweep.name!a}, "
                              f"{sum(map(len, packs))} runs", folder=shlex.quote(str(folder)), name=name)
     options = {
         "job-name": job_name,

@@ -62,7 +62,9 @@ def warmup_of(steps: int) -> int:
     return min(WARMUP, steps // WARMUP_SHARE)
 
 
-def facts_of(job: Job, *, cluster: str | None, profile: str | None, convention: str, command: list[str]) -> dict[str, Any]:
+def facts_of(
+    job: Job, *, cluster: str | None, profile: str | None, convention: str, command: list[str]
+) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
     return {
         "cluster": cluster,
