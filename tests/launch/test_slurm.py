@@ -109,7 +109,7 @@ def test_every_status_of_a_sweep_over_two_nodes(cluster: SlurmCluster, tmp_path:
 LONG = TINY + """
 [[grid]]
 gpus = 2
-seq_len = [32, 64, 96]
+seq_len = [32, 64]
 """
 
 
@@ -120,7 +120,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     more = {"SLURM_CONF": str(cluster.conf)}
     words = (grid, "--launcher", "slurm", "--out", out, "--steps", "120", *FEW, "--gpus-per-node", "1", "--timeout",
              "60", "--wait")
-    with start(*words, "--max-queued", "2", more=more) as launcher:
+    with start(*words, more=more) as launcher:
         until(lambda: list(out.glob("slurm/*.job.json")), "jobs are submitted")
         first, second = run_folder(out, "0001"), run_folder(out, "0002")
         until(lambda: step_of(first) >= 1, "the first run trains")
@@ -128,7 +128,6 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
         launcher.communicate()
     cluster.call("scancel", status(out, more)["0001"]["job"])
     until(lambda: status(out, more)["0001"]["state"] == "cancelled", "scancel is seen")
-    assert status(out, more)["0003"]["state"] == "pending"
     until(lambda: step_of(second) >= 1, "the second run trains")
     cluster.kill_node("n1")
     until(lambda: status(out, more)["0002"]["state"] != "running", "a lost node is seen")
@@ -142,7 +141,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     sweep(*words, more=more)
     found = status(out, more)
     assert {one["state"] for one in found.values()} == {"done"}
-    assert [found[number]["attempts"] for number in ("0001", "0002", "0003")] == [2, 2, 1]
+    assert [one["attempts"] for one in found.values()] == [2, 2]
     assert (first / "attempts" / "1" / "logs" / "rank0.log").exists()
 
 
@@ -162,3 +161,64 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(cluster: Slu
     cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
     until(lambda: status(out, more)["0001"]["state"] == "done", "it is done")
     assert status(out, more)["0001"]["attempts"] == 2
+
+
+STUB = """#!/bin/bash
+trap 'kill $!; exit 143' TERM
+sleep "${STUB_S:-0}" & wait $!
+echo "{\\"status\\": \\"done\\"}" > "$1/record.json"
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> str:
+    path = tmp_path / "a stub.sh"
+    path.write_text(STUB, encoding="utf-8")
+    path.chmod(0o755)
+    return f"'{path}'"
+
+
+@pytest.mark.xdist_group("slurm")
+def test_runs_share_allocations_and_the_queue_is_not_flooded(cluster: SlurmCluster, tmp_path: Path, stub: str) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + f"[[grid]]\ngpus = 1\nseq_len = {[32 + 4 * n for n in range(9)]}\n", encoding="utf-8")
+    more = {"SLURM_CONF": str(cluster.conf)}
+    words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--pack", "2", "--max-queued", "2")
+    _, err = sweep(*words, more=more)
+    assert "5 runs are not in the queue yet" in err
+    assert len(json.loads((out / "slurm" / "0001.runs.json").read_text(encoding="utf-8"))) == 2
+    sweep(*words, "--wait", more=more, timeout_s=120)
+    found = status(out, more)
+    assert {one["state"] for one in found.values()} == {"done"}
+    assert {one["attempts"] for one in found.values()} == {1}
+    jobs = {one["job"] for one in found.values()}
+    assert len(jobs) == 5
+
+
+@pytest.mark.xdist_group("slurm")
+def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster, tmp_path: Path, stub: str) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + "[[grid]]\ngpus = 2\nseq_len = [32, 36, 40, 44, 48]\n", encoding="utf-8")
+    more = {"SLURM_CONF": str(cluster.conf)}
+    words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--exclusive", "--gpus-per-node", "1")
+    sweep(*words, "--env", "STUB_S=300", more=more)
+    until(lambda: status(out, more)["0001"]["state"] == "running", "the first run runs")
+    assert "waits in Slurm's queue" in status(out, more)["0003"]["words"]
+    sweep("cancel", out, more=more)
+    until(lambda: {one["state"] for one in status(out, more).values()} == {"cancelled"}, "all are cancelled")
+    sweep(*words, "--wait", more=more, timeout_s=120)
+    assert {one["state"] for one in status(out, more).values()} == {"done"}
+
+
+@pytest.mark.xdist_group("slurm")
+def test_what_slurm_refuses_is_said_in_its_words(cluster: SlurmCluster, tmp_path: Path, stub: str) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + "[[grid]]\ngpus = 1\n", encoding="utf-8")
+    more = {"SLURM_CONF": str(cluster.conf)}
+    words = (grid, "--launcher", "slurm", "--out", out, "--program", stub)
+    _, err = sweep(*words, "--partition", "mian", more=more, codes=(2,))
+    assert "error: sbatch refuses: " in err
+    assert "partition" in err
+    sweep(*words, "--wait", more=more, timeout_s=120)
+    _, err = sweep(*words, "--set", "gpus=64", "--out", tmp_path / "b", "--gpus-per-node", "1", more=more, codes=(3,))
+    assert "it needs 64 nodes, and Slurm has 2" in err

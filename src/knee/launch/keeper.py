@@ -33,9 +33,9 @@ ALONE_S = 15.0
 """How long other nodes may take to notice that one has failed, before they are asked to end."""
 ASKED_S = 25.0
 """How long what is asked to end may take; Slurm itself waits for 30 s by default."""
+ASK_AGAIN_S = 5.0
 BEYOND_S = 15.0
 """Beyond the timeout after which ranks end themselves."""
-SLURM_ENDS = (signal.SIGTERM,)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -151,13 +151,15 @@ class _Keeper:
     def _end(self, why: Ended) -> None:
         """Ask, wait, kill."""
         self.ended = why
-        if self.what.ask is not None and why != "signal":  # a signal from Slurm has reached the ranks as well
-            self.what.ask()
-        elif self.what.ask is None:
+        if self.what.ask is None:
             for process in self.pids:
                 send(process, signal.SIGTERM)
-        deadline = time.monotonic() + ASKED_S
-        while self._running() and time.monotonic() < deadline:
+        asked_s, began_s = None, time.monotonic()
+        while self._running() and (now := time.monotonic()) - began_s < ASKED_S:
+            # a signal from Slurm has reached the ranks as well; and it may be too busy to pass one on
+            if self.what.ask is not None and why != "signal" and (asked_s is None or now - asked_s > ASK_AGAIN_S):
+                asked_s = now
+                self.what.ask()
             time.sleep(POLL_S)
         for process in self.pids:
             send(process, signal.SIGKILL)
