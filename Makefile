@@ -15,8 +15,10 @@ OUT ?= out
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
 
-# Debian packages that a target needs (a browser, say). Empty: nothing so far does.
+# Debian packages that a target needs. Where they cannot be installed, the tests that need them skip and say so.
 APT_PACKAGES :=
+# tests of sweeps: a Slurm cluster of two nodes, and hosts in network namespaces
+APT_PACKAGES += slurm-wlm munge iproute2
 
 .PHONY: study test bench docs clean apt
 .DELETE_ON_ERROR:
@@ -74,5 +76,7 @@ $(VENV)/.torch: | $(VENV)/.dev
 apt:
 	@if [ -n "$(APT_PACKAGES)" ]; then \
 	    echo "== apt packages: $(APT_PACKAGES)"; \
-	    dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 || apt-get install -y -q $(APT_PACKAGES); \
+	    dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 \
+	        || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get install -y -q $(APT_PACKAGES); } \
+	        || echo "== not installed (it takes root on Debian): what needs them is skipped"; \
 	fi

@@ -141,9 +141,11 @@ class SlurmCluster:
 
     def _spawn(self, name: str, program: str, *words: str) -> None:
         path = shutil.which(program) or f"/usr/sbin/{program}"
+        # so that a test run that is killed leaves no daemons
+        tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with (self.run / "log" / f"{name}.out").open("ab") as log:
-            self.processes[name] = subprocess.Popen([path, *words], env=self.environment, stdin=subprocess.DEVNULL,
-                                                    stdout=log, stderr=log, start_new_session=True)
+            self.processes[name] = subprocess.Popen([*tied, path, *words], env=self.environment, stdout=log, stderr=log,
+                                                    stdin=subprocess.DEVNULL, start_new_session=True)
 
     def _until(self, met: object, what: str) -> None:
         deadline = time.monotonic() + START_S

@@ -34,8 +34,8 @@ def left(run: Path, *, logs: dict[str, str] | None = None, record: dict[str, Any
     ("slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0.", "oom", "memory"),
     ("MemoryError", "oom", "memory"),
     ("terminate called after throwing an instance of 'std::bad_alloc'", "oom", "memory"),
-    ("[rank3]:[E1 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", "timeout",
-     "comm_timeout"),
+    ("[rank3]:[E1 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)",
+     "timeout", "comm_timeout"),
     ("RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 30000ms for recv operation to complete",
      "timeout", "comm_timeout"),
     ("RuntimeError: CUDA error: uncorrectable ECC error encountered", "failed", "bad_node"),
@@ -119,7 +119,7 @@ def test_nothing_at_all_is_a_cause_too(tmp_path: Path) -> None:
 
 
 def test_the_last_meaningful_line() -> None:
-    log = "0: loading\n0: Traceback (most recent call last):\n0:   File x\n0: ValueError: wrong\n0: ====\n0:   exitcode : 1\n"
+    log = "0: loading\n0: Traceback (most recent call last):\n0:   File x\n0: ValueError: wrong\n0: ====\n0:   exitcode : 1"
     assert last_words(log) == "ValueError: wrong"
     assert last_words("UserWarning: old\nbash: torchrn: not here\n") == "bash: torchrn: not here"
     assert last_words("") == ""

@@ -193,9 +193,11 @@ def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
     assert step(150.0, 0.001)
     assert not step(140.0, 0.01)
     assert step(140.0, 0.05)  # 1.4x, but it may be 1.57x
-    four = returns_of("s", [Rate(gpus=1, tokens_per_s=1.0, error_frac=0), Rate(gpus=4, tokens_per_s=1.96, error_frac=0)])
+    few, many = Rate(gpus=1, tokens_per_s=1.0, error_frac=0), Rate(gpus=4, tokens_per_s=1.96, error_frac=0)
+    four = returns_of("s", [few, many])
     assert four[0].per_doubling == pytest.approx(1.4)
-    record = {"status": "done", "gpus": 2, "tokens_per_s": 10.0, "window_steps": 4, "step_times_s": [9.0, 1.0, 1.1, 0.9, 1.0]}
+    record = {"status": "done", "gpus": 2, "tokens_per_s": 10.0, "window_steps": 4,
+              "step_times_s": [9.0, 1.0, 1.1, 0.9, 1.0]}
     rate = rate_of(record)
     assert rate is not None
     assert rate.error_frac == pytest.approx(0.0408, abs=1e-3)
