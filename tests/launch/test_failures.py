@@ -119,7 +119,7 @@ def test_nothing_at_all_is_a_cause_too(tmp_path: Path) -> None:
 
 
 def test_the_last_meaningful_line() -> None:
-    log = "0: loading\n0: Traceback (most recent call last):\n0:   File x\n0: ValueError: wrong\n0: ====\n0:   exitcode : 1"
+    log = "0: begun\n0: Traceback (most recent call last):\n0:   File x\n0: ValueError: wrong\n0: ===\n0:  exitcode : 1"
     assert last_words(log) == "ValueError: wrong"
     assert last_words("UserWarning: old\nbash: torchrn: not here\n") == "bash: torchrn: not here"
     assert last_words("") == ""

@@ -134,7 +134,7 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[Entry]]) -> str |
         for path in (folder / name, folder / f"{number:04d}.runs.json"):
             path.rename(path.with_name(f"refused-{path.name}"))
         lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
-        return lines[-1].removeprefix("sbatch: error: ")
+        return re.sub(r"^(sbatch: )?(error|fatal): ", "", lines[-1].removeprefix("sbatch: "))
     job = done.stdout.strip().partition(";")[0]
     write_text(folder / f"{number:04d}.job.json", json.dumps({"job": job, "submitted_s": time.time()}))
     return None

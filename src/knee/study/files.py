@@ -216,7 +216,7 @@ def _mistake(place: Sequence[str | int], message: str, given: object) -> str:
     at = ".".join(map(str, place))
     if message.startswith("Unexpected keyword argument"):
         return f"{at} is not known"
-    if message.startswith("Missing required"):
+    if message.startswith(("Missing required", "Field required")):
         return f"{at} is missing"
     return f"{at}: {message[:1].lower()}{message[1:]}, not {given!r}"
 
