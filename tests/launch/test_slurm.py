@@ -218,3 +218,24 @@ def test_what_slurm_refuses_is_said_in_its_words(cluster: SlurmCluster, tmp_path
     sweep(*words, "--wait", more=more, timeout_s=120)
     _, err = sweep(*words, "--set", "gpus=4", "--out", tmp_path / "b", "--gpus-per-node", "1", more=more, codes=(3,))
     assert "it needs 4 nodes, and Slurm has 2" in err
+
+
+KNEE = """#!/bin/bash
+gpus=$(grep -m1 '^gpus' "$1/job.toml" | tr -dc 0-9)
+echo "{\\"status\\": \\"done\\", \\"gpus\\": $gpus, \\"tokens_per_s\\": 100, \\"window_steps\\": 3,
+       \\"step_times_s\\": [1.0, 1.001, 0.999]}" > "$1/record.json"
+"""
+
+
+def test_a_series_ends_at_its_knee_on_slurm_too(cluster: SlurmCluster, tmp_path: Path) -> None:
+    grid, out, program = tmp_path / "grid.toml", tmp_path / "out", tmp_path / "knee.sh"
+    grid.write_text(TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4]\n",
+                    encoding="utf-8")
+    program.write_text(KNEE, encoding="utf-8")
+    program.chmod(0o755)
+    more = {"SLURM_CONF": str(cluster.conf)}
+    sweep(grid, "--out", out, "--program", str(program), "--launcher", "slurm", "--until-knee", more=more,
+          timeout_s=120)
+    found = status(out, more)
+    assert [one["state"] for one in found.values()] == ["done", "done", "cancelled"]
+    assert found["0003"]["cause"] == "knee"

@@ -292,6 +292,20 @@ def test_damaged_files_are_said(grid: Path, tmp_path: Path, stub: str) -> None:
     assert "not a sweep's" in refused("status", out)
 
 
+def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + "[[grid]]\ngpus = 2\nglobal_batch = [4, 65536]\nseq_len = 256\n", encoding="utf-8")
+    sweep(grid, "--out", out, "--program", stub)
+    found = status(out)
+    assert [one["state"] for one in found.values()] == ["done", "failed"]
+    assert "does not fit, by simulation" in found["0002"]["words"]
+    out = out.rename(tmp_path / "moved")
+    sweep(grid, "--out", out, "--program", stub, "--anyway", "--timeout", "77")
+    assert {one["state"] for one in status(out).values()} == {"done"}
+    job = json.loads((run_folder(out, "0002") / "job.json").read_text(encoding="utf-8"))
+    assert (job["out"], job["timeout_s"]) == (str(run_folder(out, "0002")), 77.0)
+
+
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
     with held(tmp_path), pytest.raises(Exception, match="another `knee sweep`"), held(tmp_path):
         pass

@@ -365,7 +365,7 @@ def _told(sweep: Sweep, options: dict[str, Any]) -> None:
 def _prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
     """A new folder is filled; of one that has a sweep it must be this one."""
     from knee.launch.folder import SWEEP, read_sweep
-    from knee.launch.plan import moved, write_plan
+    from knee.launch.plan import renew, write_plan
 
     if not (sweep.folder / SWEEP).exists():
         write_plan(sweep, planned)
@@ -376,7 +376,7 @@ def _prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
         differ = len(set(mine) ^ set(theirs))
         raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
                          "are not in both", hint="give another --out, or the grid and --steps that it was made with")
-    moved(sweep)
+    renew(sweep)
     replace(sweep, made=before.made).write()
 
 

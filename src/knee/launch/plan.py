@@ -13,7 +13,7 @@ from typing import Any
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
 from knee.launch.folder import JOB_FILE, Entry, Sweep
-from knee.launch.status import Status, write_status
+from knee.launch.status import Status, read_status, write_status
 from knee.launch.training import Length, train_job
 from knee.search.export_file import job_file
 from knee.simulator import simulate_table
@@ -143,17 +143,23 @@ def write_plan(sweep: Sweep, planned: Sequence[Planned]) -> None:
     sweep.write()
 
 
-def moved(sweep: Sweep) -> None:
-    """Jobs say where their records go: a folder that was moved is told so, before its runs are."""
+def renew(sweep: Sweep) -> None:
+    """Tell the runs of a folder what may change from call to call: where it lies, the timeout, what is refused."""
     for entry in sweep.entries:
         run = sweep.run(entry)
+        status = read_status(run)
+        if not entry.refused and status.cause == "spec" and not status.attempts:
+            write_status(run, Status())
+        elif entry.refused and status.missing:
+            write_status(run, replace(status, state="failed", cause="spec", words=entry.refused))
         path = run / JOB
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue
-        if plain.get("out") != str(run):
-            write_text(path, json.dumps({**plain, "out": str(run)}, indent=1) + "\n")
+        now = {"out": str(run), "timeout_s": sweep.options["timeout_s"]}
+        if any(plain.get(key) != value for key, value in now.items()):
+            write_text(path, json.dumps({**plain, **now}, indent=1) + "\n")
 
 
 def _id(number: int, one: Wanted, length: Length) -> str:
