@@ -54,7 +54,7 @@ def status(folder: Path, more: Mapping[str, str] | None = None) -> dict[str, dic
     return {run["id"][:4]: run["status"] | {"id": run["id"], "folder": run["folder"]} for run in data["runs"]}
 
 
-def until(met: Callable[[], Any], what: str, *, seconds: float = 120.0) -> Any:
+def until(met: Callable[[], Any], what: str, *, seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         found = met()

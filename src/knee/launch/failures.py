@@ -95,6 +95,13 @@ class Evidence:
         return sorted(rank for rank, (_, time_s) in self.beats.items() if newest - time_s > SILENT_S)
 
     @property
+    def waited(self) -> set[int]:
+        """Ranks that said themselves that they waited for others: they are not the ones at fault."""
+        found = {int(piece["rank"]) for piece in self.pieces if STUCK.search(str(piece.get("error") or ""))}
+        named = ((re.fullmatch(r"rank(\d+)\.log", name), text) for name, text in self.logs.items())
+        return found | {int(name[1]) for name, text in named if name and STUCK.search(text)}
+
+    @property
     def stuck_s(self) -> int | None:
         """How long ranks have waited for a step, where they say that they did."""
         said = [str(piece.get("error") or "") for piece in self.pieces] + list(self.logs.values())
@@ -163,10 +170,12 @@ def _memory(found: Evidence, killed: bool) -> Verdict | None:
 
 def _stuck(found: Evidence, waited_s: int) -> Verdict:
     """Nothing moved: a rank that hangs, or nodes that no longer hear each other."""
-    silent = found.silent
+    waited = found.waited
+    # one that was stopped may beat again once it is told to end, so the word of those that waited goes first
+    silent = [rank for rank in found.beats if rank not in waited] if waited else found.silent
     nodes = sorted(set(found.nodes.values()))
     if silent and len(silent) < len(found.beats):
-        first = min(silent, key=lambda rank: found.beats[rank][1])
+        first = min(silent, key=lambda rank: found.beats[rank])
         node = found.nodes.get(first, "")
         where = f" on {node}" if node else ""
         others = f", nor have {len(silent) - 1} others" if len(silent) > 1 else ""
