@@ -17,6 +17,8 @@ TORCH ?= torch==2.13.0
 
 # Debian packages for the tests: a browser, a font for it, what reads its prints. Where they cannot be had, those tests skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils
+# tests of sweeps: a Slurm cluster of two nodes, and hosts in network namespaces
+APT_PACKAGES += slurm-wlm munge iproute2
 
 .PHONY: study test bench docs clean apt
 .DELETE_ON_ERROR:

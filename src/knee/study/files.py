@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -216,7 +216,26 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
     raw = read_toml(path)
+    if name.endswith(".toml"):
+        raw = _completed(path.stem, raw)
     return _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+
+
+def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
+    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(Grid)}}
+    rest = {key: value for key, value in raw.items() if key not in top}
+    grids = [*([top] if top else []), *raw.get("grid", [])]
+    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
+    about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
+    return about | rest | ({"grid": grids} if grids else {})
+
+
+def _named(grid: Mapping[str, Any]) -> str:
+    """A series for every plan: runs of one differ in their GPUs."""
+    plan = grid.get("plan", {})
+    axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
+    return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
 
 
 def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
