@@ -225,9 +225,12 @@ def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
     top = {key: value for key, value in raw.items() if key in {f.name for f in fields(Grid)}}
     rest = {key: value for key, value in raw.items() if key not in top}
-    grids = [*([top] if top else []), *raw.get("grid", [])]
-    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
     about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
+    below = raw.get("grid", [])
+    if not isinstance(below, list):
+        return about | dict(raw)
+    grids = [*([top] if top else []), *below]
+    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
     return about | rest | ({"grid": grids} if grids else {})
 
 
