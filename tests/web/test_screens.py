@@ -33,6 +33,11 @@ TEXT_IN_PICTURES = """[...document.querySelectorAll("figure svg")].flatMap((svg)
   const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
   return [...svg.querySelectorAll("text")].map((text) => scale * parseFloat(getComputedStyle(text).fontSize));
 })"""
+TICKS = """[...document.querySelectorAll(".axis")].map((axis) => {
+  const boxes = [...axis.children].map((tick) => tick.getBoundingClientRect()), room = axis.getBoundingClientRect();
+  return boxes.length > 0 && boxes.every((box, i) => box.right <= room.right + 1 && box.left >= room.left - 1
+    && (!i || box.left >= boxes[i - 1].right));
+})"""
 SMALL = """[...document.querySelectorAll("button, summary, nav a")].filter((one) => one.checkVisibility())
   .map((one) => [one.getBoundingClientRect(), one.textContent]).filter(([box]) => box.height < 24 || box.width < 24)
   .map(([box, words]) => `${words}: ${box.width} x ${box.height}`)"""
@@ -76,6 +81,7 @@ def page(request: pytest.FixtureRequest, made: Made, open_page: Open) -> Page:
 def test_nothing_is_cut_or_leaves_the_screen(width: int, page: Page) -> None:
     page.set_viewport_size({"width": width, "height": 740})
     assert page.evaluate(CUT) == []
+    assert all(page.evaluate(TICKS))
     if width == 360:
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
         assert page.evaluate(CUT) == []  # wide tables scroll in their place
