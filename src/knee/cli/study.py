@@ -169,6 +169,10 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
 
     if steps is not None and (launcher != "local" or steps < 1):
         raise InputError(f"--steps {steps}: real runs have at least one step", hint="it goes with --launcher local")
+    if not no_page:  # not after everything has been run
+        from knee.figures.vega import load
+
+        load("altair"), load("vl_convert")
     names = list(dict.fromkeys(names)) or study_names()
     changes = changes_of(sets)
     measured: list[tuple[Point | None, Mapping[str, Any]]] = []

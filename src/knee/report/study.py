@@ -221,7 +221,7 @@ def _behind(ran: Ran) -> Markup:
     kinds = Counter(str(row["kind"]) for row in ran.rows)
     runs = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
     runs += f", {len(ran.impossible):,} that cannot be" if ran.impossible else ""
-    run = tag("p", text("Run it again: "), tag("code", f"knee study run {study.name}"), text(f" ({runs})"), raw=True,
+    run = tag("p", text("Run it again: "), tag("code", ran.again), text(f" ({runs})"), raw=True,
               class_="again")  # fmt: skip
     parts = [run]
     if study.assumptions:

@@ -222,7 +222,7 @@ class Comparison:
     @property
     def bar(self) -> str:
         """What counts."""
-        words = " and ".join(f"{t.than} {t.metric}" for t in self.has)
+        words = " and ".join(f"{t.than} {words_of(t.metric)}" for t in self.has)
         return f"{'each' if self.which == 'all' else 'one'}: {words}, beyond {self.margin_frac:.0%}"
 
     def check(self, rows: Rows, study: str) -> Finding:
@@ -420,6 +420,17 @@ def curve(rows: Rows, study: str, where: Where, metric: str, over: str) -> list[
     if isinstance(found[0][over], str):
         return [(float(number), metric_of(row, metric)) for number, row in enumerate(found, start=1)]
     return sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
+
+
+WORDS = {
+    "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s per GPU", "tokens_per_j": "tokens per joule",
+    "exposed_s": "exposed time", "exposed_frac": "exposed share", "bus_bytes_per_s": "bus bandwidth", "mfu_frac": "MFU",
+}  # fmt: skip
+
+
+def words_of(metric: str) -> str:
+    """A metric's name for people."""
+    return WORDS.get(metric, metric)
 
 
 def listed(values: Sequence[float], metric: str) -> str:
