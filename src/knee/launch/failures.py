@@ -204,6 +204,10 @@ def _told(found: Evidence, codes: Sequence[int | None]) -> Verdict:
             if line is not None:
                 return Verdict(state=STATE_OF.get(cause, "failed"), cause=cause, words=line, **_place(name, found))
     error, rank = found.record.get("error"), found.record.get("failed_rank")
+    if found.record.get("status") == "terminated":  # not by its keeper: by Slurm, a batch system's epilogue, a person
+        where = found.nodes.get(rank, "") if rank is not None else ""
+        return Verdict(state="failed", cause="preempted", rank=rank,
+                       words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}")
     if error:
         words = f"{error}{_killed_by(found)}" if "without a word" in str(error) else str(error)
         return Verdict(state="failed", cause="error", words=words, rank=rank,
