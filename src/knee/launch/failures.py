@@ -262,7 +262,7 @@ def _place(log: str, found: Evidence) -> dict[str, Any]:
 
 def _beats(run: Path) -> dict[int, tuple[int, float]]:
     found = {}
-    for rank, plain in _numbered(run / HEARTBEATS):
+    for rank, plain in files_of_ranks(run / HEARTBEATS):
         try:
             found[rank] = int(plain["step"]), float(plain["time_s"])
         except (KeyError, TypeError, ValueError):
@@ -271,10 +271,10 @@ def _beats(run: Path) -> dict[int, tuple[int, float]]:
 
 
 def _nodes(run: Path) -> dict[int, str]:
-    return {rank: str(plain.get("node", "")) for rank, plain in _numbered(run / ENVIRONMENT)}
+    return {rank: str(plain.get("node", "")) for rank, plain in files_of_ranks(run / ENVIRONMENT)}
 
 
-def _numbered(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The files of ranks that can be read."""
     for path in folder.glob("rank*.json"):
         try:
