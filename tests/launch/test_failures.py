@@ -88,6 +88,14 @@ def test_the_record_goes_before_the_logs(tmp_path: Path) -> None:
     assert verdict(left(tmp_path / "c"), (-9,), killed_for_memory=True).state == "oom"
 
 
+def test_what_is_ended_from_outside_is_started_again(tmp_path: Path) -> None:
+    run = left(tmp_path / "run", record={"status": "terminated", "error": "ended by SIGTERM", "failed_rank": 1},
+               nodes={1: "n1"})
+    found = verdict(run, (1,))
+    assert (found.state, found.cause) == ("failed", "preempted")
+    assert "rank 1 on n1" in found.words
+
+
 STUCK = "rank 0: no step has ended for 27 s: another rank is gone or stuck\n"
 
 

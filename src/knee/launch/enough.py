@@ -115,9 +115,3 @@ class Knees:
                 best[other.gpus] = rate
         poor = next((step for step in returns_of(entry.series, list(best.values())) if not step.pays), None)
         return None if poor is None else poor.words
-
-
-def waits_for_fewer(sweep: Sweep, entry: Entry, statuses: Mapping[str, Status]) -> bool:
-    """Whether runs of its series with fewer GPUs are still to end: they say whether it is worth starting."""
-    return any(other.gpus < entry.gpus and other.series == entry.series and not other.refused
-               and not statuses[other.id].over for other in sweep.entries)

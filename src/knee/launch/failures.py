@@ -204,6 +204,10 @@ def _told(found: Evidence, codes: Sequence[int | None]) -> Verdict:
             if line is not None:
                 return Verdict(state=STATE_OF.get(cause, "failed"), cause=cause, words=line, **_place(name, found))
     error, rank = found.record.get("error"), found.record.get("failed_rank")
+    if found.record.get("status") == "terminated":  # not by its keeper: by Slurm, a batch system's epilogue, a person
+        where = found.nodes.get(rank, "") if rank is not None else ""
+        return Verdict(state="failed", cause="preempted", rank=rank,
+                       words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}")
     if error:
         words = f"{error}{_killed_by(found)}" if "without a word" in str(error) else str(error)
         return Verdict(state="failed", cause="error", words=words, rank=rank,
@@ -258,7 +262,7 @@ def _place(log: str, found: Evidence) -> dict[str, Any]:
 
 def _beats(run: Path) -> dict[int, tuple[int, float]]:
     found = {}
-    for rank, plain in _numbered(run / HEARTBEATS):
+    for rank, plain in files_of_ranks(run / HEARTBEATS):
         try:
             found[rank] = int(plain["step"]), float(plain["time_s"])
         except (KeyError, TypeError, ValueError):
@@ -267,10 +271,10 @@ def _beats(run: Path) -> dict[int, tuple[int, float]]:
 
 
 def _nodes(run: Path) -> dict[int, str]:
-    return {rank: str(plain.get("node", "")) for rank, plain in _numbered(run / ENVIRONMENT)}
+    return {rank: str(plain.get("node", "")) for rank, plain in files_of_ranks(run / ENVIRONMENT)}
 
 
-def _numbered(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
     """The files of ranks that can be read."""
     for path in folder.glob("rank*.json"):
         try:

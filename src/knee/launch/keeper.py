@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import KneeError
-from knee.launch.failures import Ended, Verdict, verdict
+from knee.launch.failures import Ended, Verdict, files_of_ranks, verdict
 from knee.launch.folder import ENVIRONMENT, Entry, new_attempt, read_record, wants_cancel
 from knee.launch.processes import Known, alive, kill_group, known, send
 from knee.launch.status import Status, read_status, write_status
@@ -216,9 +216,7 @@ def _progress(run: Path) -> object:
 
 def _sweep_up(run: Path) -> None:
     """End ranks on this host that outlive what started them: torchrun gives each a session of its own."""
-    from knee.launch.failures import _numbered
-
-    for _, plain in _numbered(run / ENVIRONMENT):
+    for _, plain in files_of_ranks(run / ENVIRONMENT):
         began = plain.get("began")
         if plain.get("host") == socket.gethostname() and isinstance(began, int) and isinstance(plain.get("pid"), int):
             process = (plain["pid"], began)
