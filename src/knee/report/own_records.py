@@ -13,6 +13,8 @@ from knee.errors import InputError, KneeError
 from knee.fidelity.answered import record_of
 from knee.fidelity.side_by_side import FORM
 from knee.fidelity.trust import trust_of
+from knee.fidelity.user_runs import records_in
+from knee.launch.folder import SWEEP
 from knee.record.measurement import Kind
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
@@ -69,6 +71,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             raise InputError(f"there is no {path}", hint=FORM)
         if not path.is_dir():
             yield path
+            continue
+        if (path / SWEEP).is_file():  # beside records it has files of its own, and records of earlier attempts
+            yield from records_in([path])
             continue
         runs = sorted(path.rglob(RUN))
         inside = {run.parent for run in runs}
