@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from knee.study.claims import Claim
+from knee.study.comparisons import Agreement, Comparison, Count, LeastOfBest
+from knee.study.curves import Peak, Steeper, Trend
 from knee.study.files import Bandwidths, Draw, Grid, Published, Study
 from knee.study.quantities import Quantity
-from knee.study.relations import Agreement, Comparison, Count, LeastOfBest, Number, Peak, Steeper, Trend
+from knee.study.relations import Number
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
 KINDS = (Study, Grid, Bandwidths, Draw, Published, Quantity, Claim, Number, Trend, Comparison, Peak, Count, LeastOfBest,

@@ -17,12 +17,23 @@ from knee.errors import KneeError, SpecError
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
+NOISE = 0.01
 
 Value = str | int | float | bool
 Where = Mapping[str, Value | tuple[Value, ...]]
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
 """Study -> its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the rows say to one test."""
+
+    holds: bool
+    value: str
+    off: str = ""
+    """By how much a number misses; empty for orderings."""
 
 
 class NotTestable(KneeError):
