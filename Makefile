@@ -17,8 +17,11 @@ TORCH ?= torch==2.13.0
 
 # Debian packages for the tests: a browser, a font for it, what reads its prints. Where they cannot be had, those tests skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils
-# tests of sweeps: a Slurm cluster of two nodes, and hosts in network namespaces
+# Tests of sweeps on a Slurm cluster of two nodes, and on hosts in network namespaces, take minutes: make test CLUSTER=1
+ifdef CLUSTER
 APT_PACKAGES += slurm-wlm munge iproute2
+export KNEE_CLUSTER_TESTS := 1
+endif
 
 .PHONY: study test bench docs clean apt
 .DELETE_ON_ERROR:

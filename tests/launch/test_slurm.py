@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,8 @@ import pytest
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
 
-pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
+              pytest.mark.skipif("KNEE_CLUSTER_TESTS" not in os.environ, reason="slow: KNEE_CLUSTER_TESTS=1 runs them")]
 
 SEVEN = TINY + """
 [[grid]]
