@@ -127,7 +127,9 @@ def test_a_what_if_is_not_trained(ran: dict[str, Ran]) -> None:
 def never_slower(study: Ran, order: Sequence[str], noise: float = 1e-9) -> None:
     """Along the order no run is slower than the one before, at any count that both have."""
     for worse, better in pairwise(order):
-        for gpus in counts(study, worse, better):
+        both = counts(study, worse, better)
+        assert both, (worse, better)
+        for gpus in both:
             assert the(study, better, gpus) >= the(study, worse, gpus) * (1 - noise), (worse, better, gpus)
 
 

@@ -12,8 +12,9 @@ from knee.report.claims import anchor, tally_table
 from knee.report.fidelity import MEANING, fidelity_sentence, fidelity_table
 from knee.report.html import Markup, join, table, tag, text
 from knee.report.page import Chart, chart_of
+from knee.search.knee import THRESHOLD
 from knee.study.claims import Verdict
-from knee.study.quantities import PAYS, Row, knee_of
+from knee.study.quantities import Row, knee_of
 from knee.study.run import Ran
 
 FIRST = ("fig3", "fig10", "fig1", "fig5", "fig7")
@@ -69,14 +70,14 @@ def _hero(curve: Sequence[Row], found: Sequence[Doubling], verdicts: Sequence[Ve
     says = (
         f"The knee of {first['model']} on {first['cluster']} under {first['series']}, "
         f"{first['local_batch']:g} sequences of {first['seq_len']:,} tokens a GPU: up to here a doubling of the GPUs "
-        f"buys at least {PAYS:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
+        f"buys at least {THRESHOLD:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
     )
     rows = [{"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
             for d in found]  # fmt: skip
     chart = Chart(
         id="doublings",
         title="What each doubling buys",
-        caption=f"2x is ideal; a doubling that buys less than {PAYS:g}x is orange.",
+        caption=f"2x is ideal; a doubling that buys less than {THRESHOLD:g}x is orange.",
         svg=squeezed(to_svg(doublings(found))),
         tables=(table("What each doubling of the GPUs buys; 2 is ideal", tuple(rows[0]), rows),),
     )

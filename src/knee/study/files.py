@@ -19,11 +19,10 @@ from knee.specs.fields import fields_of, split_overrides
 from knee.study.claims import Claim
 from knee.study.columns import COLUMNS
 from knee.study.mistakes import mistakes_of
-from knee.study.quantities import Quantity, Where
+from knee.study.quantities import FORBID, Quantity, Where
 from knee.units import parse
 
 FOLDER = ROOT / "studies"
-FORBID: dict[str, str] = {"extra": "forbid"}
 WORKS = f"docs/studies.md has all keys; {FOLDER / 'fig6.toml'} is a study that works"
 
 Pick = Literal["each", "fastest", "least", "beyond"]

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any, ClassVar, Literal
 
 from knee.errors import KneeError, SpecError
+from knee.search.knee import THRESHOLD
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -194,17 +195,13 @@ def shown(metric: str, value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-PAYS = 1.5
-"""A doubling that buys less does not pay: three quarters of the ideal, as in ``knee scale``."""
-
-
 def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
-    """The largest count to which a doubling still multiplies the metric by ``PAYS``."""
+    """The largest count to which a doubling still multiplies the metric by ``knee scale``'s threshold."""
     ordered = sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):
         if n1 <= 0 or n1 == n2:
             raise NotTestable(f"several runs have the same {over}" if n1 == n2 else f"{over} is {n1:g}")
-        if 1.0 + change(v2, v1) >= PAYS ** log2(n2 / n1):
+        if 1.0 + change(v2, v1) >= THRESHOLD ** log2(n2 / n1):
             last = n2
     return last
