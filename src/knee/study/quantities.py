@@ -14,7 +14,6 @@ from statistics import median
 from typing import Any, ClassVar, Literal
 
 from knee.errors import KneeError, SpecError
-from knee.search.knee import THRESHOLD
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -197,6 +196,8 @@ def shown(metric: str, value: float) -> str:
 
 def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
     """The largest count to which a doubling still multiplies the metric by ``knee scale``'s threshold."""
+    from knee.search.knee import THRESHOLD  # here, as no answer rests on the search
+
     ordered = sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):
