@@ -326,7 +326,6 @@ def test_the_way_to_a_host() -> None:
     assert interface_towards("no such host") is None
 
 
-@pytest.mark.skipif("KNEE_CLUSTER_TESTS" not in os.environ, reason="minutes: KNEE_CLUSTER_TESTS=1 runs it")
 @needs_torch
 def test_figure_6_at_tiny_size_stands_beside_its_simulation(tmp_path: Path) -> None:
     """The paper's grid for real, then the study with measured points in place of simulated ones."""
