@@ -39,7 +39,7 @@ def go_on(sweep: Sweep, site: Site, *, timeout_s: float, program: Sequence[str] 
             tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
             continue
         what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds,
-                       environment=environment(site))  # fmt: skip
+                       environment=environment(site, sweep.folder))  # fmt: skip
         if sweep.launcher == "torchrun":
             hosts = site.hosts[: entry.nodes]
             what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)

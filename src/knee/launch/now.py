@@ -16,9 +16,13 @@ def statuses_now(sweep: Sweep) -> dict[str, Status]:
     """Statuses as files have them, with what Slurm knows besides; nothing is written."""
     statuses = sweep.statuses()
     if sweep.launcher == "slurm":
-        from knee.launch.slurm import with_queue
+        from knee.launch.slurm_queue import NoAnswer, with_queue
 
-        return with_queue(sweep, statuses)
+        try:
+            return with_queue(sweep, statuses)
+        except NoAnswer as error:
+            said = f"{error.message}; this is what was last written down"
+            return {name: status if status.over else replace(status, words=said) for name, status in statuses.items()}
     for name, status in statuses.items():
         gone = status.state == "running" and status.pids and status.host == socket.gethostname() and not any(
             map(alive, status.pids))

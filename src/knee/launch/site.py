@@ -56,7 +56,7 @@ class Site:
     container: str = ""
     container_runtime: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
     python: str = ""
-    """The interpreter that starts torchrun; this one if left out."""
+    """The interpreter that starts torchrun; this one, or the container's python3, if left out."""
 
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "time", "exclude"):

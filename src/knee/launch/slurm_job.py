@@ -70,10 +70,15 @@ def is_queued(job: str) -> bool:
 
 def asked(*words: str) -> str:
     """What one of Slurm's commands says; empty where it fails."""
+    return heard(*words) or ""
+
+
+def heard(*words: str) -> str | None:
+    """What one of Slurm's commands says; None where it fails."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
 
 
 def _tell(*words: str) -> None:
