@@ -9,7 +9,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Three on two cores: tests on a Slurm cluster wait more than they work.
+# Three on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
 JOBS ?= 3
 OUT ?= out
 
@@ -35,7 +35,7 @@ test: apt $(VENV)/.dev $(VENV)/.torch
 	@echo "== import-linter"
 	$(BIN)/lint-imports
 	@echo "== pytest"
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
