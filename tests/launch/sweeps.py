@@ -11,6 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.launch.folder import Entry
+
 SOURCES = Path(__file__).parents[2] / "src"
 TINY = """
 [common]
@@ -78,3 +83,21 @@ def run_folder(folder: Path, number: str) -> Path:
 def record(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "record.json").read_text(encoding="utf-8"))
     return found
+
+
+def ask(*words: str | Path) -> Result:
+    """The command in this process."""
+    return CliRunner().invoke(main, ["sweep", *map(str, words)])
+
+
+def refused(*words: str | Path) -> str:
+    """What is said of a mistake."""
+    result = ask(*words)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def an_entry(**changes: object) -> Entry:
+    known: dict[str, object] = {"id": "0001-m-g2-0", "name": "n", "series": "s", "gpus": 2, "nodes": 2, "per_node": 1}
+    return Entry(**(known | changes))  # type: ignore[arg-type]

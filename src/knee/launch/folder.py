@@ -90,13 +90,38 @@ def read_sweep(folder: Path) -> Sweep:
                          hint="`knee sweep STUDY --out DIR` makes one") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    version = plain.get("schema_version") if isinstance(plain, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise InputError(f"{path} is of version {version}, and this knee reads up to {SCHEMA}",
+                         hint="use the knee that wrote it, or a newer one")
     try:
-        known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
-        entries = tuple(Entry(**entry) for entry in plain["entries"])
-        rest = {key: value for key, value in plain.items() if key in known}
-        return Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
-    except (TypeError, KeyError, AttributeError):
+        return _sweep(folder, plain)
+    except (TypeError, KeyError, AttributeError, ValueError):
         raise InputError(f"{path} is not a sweep's", hint="another version of knee may have written it") from None
+
+
+def _sweep(folder: Path, plain: Any) -> Sweep:
+    """TypeError, KeyError, AttributeError or ValueError where it is not as ``Sweep.write`` writes it."""
+    known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
+    entries = tuple(Entry(**entry) for entry in plain["entries"])
+    rest = {key: value for key, value in plain.items() if key in known}
+    found = Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
+    options = found.options
+    sizes = [size for entry in entries for size in (entry.gpus, entry.nodes, entry.per_node, entry.tokens)]
+    costs = [cost for entry in entries for cost in (entry.seconds, entry.gpu_h, entry.energy_j, entry.cost_usd)]
+    texts = [text for entry in entries for text in (entry.id, entry.name, entry.series, entry.refused)]
+    right = (
+        all(isinstance(size, int) for size in (*sizes, options["pack"]))
+        and all(cost is None or isinstance(cost, (int, float)) for cost in costs)
+        and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
+        and isinstance(options["timeout_s"], (int, float))
+        and isinstance(options["until_knee"], bool)
+        and isinstance(options["site"], dict)
+        and found.launcher in ("local", "torchrun", "slurm")
+    )
+    if not right or any("/" in entry.id or entry.id in ("", ".", "..") for entry in entries):
+        raise ValueError(plain)
+    return found
 
 
 @contextmanager

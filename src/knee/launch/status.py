@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from knee.files import write_text
+from knee.train.record import LOGS, RECORD
 
 State = Literal["pending", "running", "done", "oom", "failed", "timeout", "cancelled"]
 STATES: tuple[State, ...] = get_args(State)
@@ -33,6 +35,8 @@ Cause = Literal[
 AGAIN: frozenset[Cause] = frozenset(("lost_node", "preempted", "cancelled", "interrupted", "knee", "port"))
 """Causes that lie outside of the run: the next `knee sweep` starts it again."""
 STATUS = "status.json"
+ENDED: dict[str, State] = {"done": "done", "oom": "oom", "failed": "failed"}
+"""Status of a record -> state of its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +87,29 @@ class Status:
 
 
 def read_status(folder: Path) -> Status:
-    """The run's status; a new one's where there is none, or none that can be read."""
+    """The run's status; a new one's where there is none. One that cannot be read is told by what the run left."""
     try:
-        plain = json.loads((folder / STATUS).read_text(encoding="utf-8"))
-        return _status(plain)
+        return _status(json.loads((folder / STATUS).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return Status()
-    except (OSError, ValueError, TypeError, KeyError):
-        return Status(words="its status could not be read")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return _by_record(folder)
+
+
+def _by_record(folder: Path) -> Status:
+    """Of a run whose status is damaged: a run that its record has an end of is not to be run again."""
+    words = "its status could not be read"
+    # earlier attempts are in folders of their own, and the last one has made its logs' folder
+    attempts = sum(path.is_dir() for path in (folder / "attempts").glob("*")) + (folder / LOGS).is_dir()
+    try:
+        plain = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        state = ENDED.get(plain["status"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        state = None
+    if state is None:
+        return Status(words=words, attempts=attempts)
+    cause: Cause = {"oom": "memory", "failed": "error"}.get(state, "")  # type: ignore[assignment]
+    return Status(state=state, cause=cause, attempts=max(1, attempts), words=f"{words}; by its record it is {state}")
 
 
 def write_status(folder: Path, status: Status) -> Status:
@@ -99,12 +118,29 @@ def write_status(folder: Path, status: Status) -> Status:
     return status
 
 
-def _status(plain: dict[str, Any]) -> Status:
+def _status(plain: Any) -> Status:
+    """ValueError or TypeError where it is not as ``write_status`` writes it."""
     known = {f.name for f in fields(Status)}
     values = {key: value for key, value in plain.items() if key in known}
     for name in ("nodes", "codes", "command"):
         values[name] = tuple(values.get(name) or ())
     values["pids"] = tuple((int(pid), int(began)) for pid, began in values.get("pids") or ())
-    if values.get("state") not in STATES:
-        raise ValueError(values.get("state"))
-    return Status(**values)
+    found = Status(**values)
+    texts = (found.words, found.node, found.job, found.host, *found.nodes, *found.command)
+    times = (found.started_s, found.ended_s, found.energy_j)
+    counts = (found.rank, *found.codes)
+    if found.state not in STATES or found.cause not in get_args(Cause) or not all(isinstance(t, str) for t in texts):
+        raise ValueError(found)
+    if not _is_number(found.gpu_h) or not all(t is None or _is_number(t) for t in times):
+        raise ValueError(found)
+    if not _is_count(found.attempts) or not all(n is None or _is_count(n) for n in counts):
+        raise ValueError(found)
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
