@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import knee
 from knee.errors import InputError
-from knee.files import make_folder
+from knee.launch.around import PACKAGE, SETUP_PYTHON, brings_python, surrounded
 from knee.launch.folder import Entry
-from knee.launch.site import Site
+from knee.launch.site import VIA, Site
 
 HEAD, PORT = "KNEE_HEAD", "KNEE_PORT"
 """Where the ranks of a Slurm job meet: set by the keeper, which runs on the first node."""
@@ -21,11 +19,7 @@ NODE = "KNEE_NODE"
 """A host's name in the sweep, for what its ranks write down."""
 REMOTE_SHELLS = ("ssh", "rsh")
 """They join their arguments to one line, which a shell on the other side takes apart."""
-PACKAGE = Path(knee.__file__).resolve().parent
-PYTHON = "python"
-"""Of a sweep's folder: what its ranks find knee in. The folder that knee is installed in may have another torch."""
 IN_CONTAINERS = "python3"
-WITH_SETUP = 'source "$0" && exec "$@"'
 
 
 def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
@@ -37,11 +31,10 @@ def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple
 
 def on_this_machine(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
     """All ranks here."""
-    if program:
-        return surrounded(site, [*program, str(run)], run)
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
-    meet = ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
-    return surrounded(site, [*before, *meet, *after], run)
+    meet = f"--node-rank=0 --master-addr=127.0.0.1 --master-port={free_port()}"
+    line = _line(site, run, before, meet, after, program)
+    return surrounded(site, run.parents[1], line)
 
 
 def on_hosts(
@@ -49,14 +42,13 @@ def on_hosts(
 ) -> list[list[str]]:
     """One command a host; the first host is where they meet."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
-    port = free_port()
+    port, head = free_port(), address(hosts[0])
     found = []
     for rank, host in enumerate(hosts):
-        meet = [f"--node-rank={rank}", f"--master-addr={hosts[0]}", f"--master-port={port}"]
-        inner = [*program, str(run)] if program else [*before, *meet, *after]
-        words = ["env", *(f"{key}={value}" for key, value in {**environment(site, run.parents[1]), NODE: host}.items()),
-                 *surrounded(site, inner, run)]
-        found.append([*words] if is_here(host) and site.via == "ssh {host}" else through(site.via, host, words))
+        meet = f"--node-rank={rank} --master-addr={shlex.quote(head)} --master-port={port}"
+        line = _line(site, run, before, meet, after, program)
+        words = surrounded(site, run.parents[1], line, more={NODE: host})
+        found.append(words if is_here(address(host)) and site.via == VIA else through(site.via, host, words))
     return found
 
 
@@ -70,14 +62,16 @@ def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: 
         return [*srun, *contained(site, [*program, str(run)], run)]
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     meet = f'--node-rank="$SLURM_NODEID" --master-addr="${HEAD}" --master-port="${PORT}"'
-    line = f"exec {shlex.join(contained(site, before, run))} {meet} {shlex.join(after)}"
-    return [*srun, "bash", "-c", line]
+    return [*srun, "bash", "-c", f"exec {_line(site, run, before, meet, after, ())}"]
 
 
-def surrounded(site: Site, words: Sequence[str], run: Path) -> list[str]:
-    """In its container, after its set-up."""
-    inner = contained(site, words, run)
-    return ["bash", "-c", WITH_SETUP, site.setup, *inner] if site.setup else inner
+def _line(site: Site, run: Path, before: Sequence[str], meet: str, after: Sequence[str], program: Sequence[str]) -> str:
+    """What a shell is to start: the program, or torchrun; ``meet`` is quoted already."""
+    if program:
+        return shlex.join(contained(site, [*program, str(run)], run))
+    first = f'"${SETUP_PYTHON}" {shlex.join(before[1:])}' if brings_python(site) else shlex.join(
+        contained(site, before, run))
+    return f"{first} {meet} {shlex.join(after)}"
 
 
 def contained(site: Site, words: Sequence[str], run: Path) -> list[str]:
@@ -99,41 +93,25 @@ def _seen_inside(run: Path) -> tuple[Path, Path]:
 
 def through(via: str, host: str, words: Sequence[str]) -> list[str]:
     """A command on another host."""
-    try:
-        prefix = [part.format(host=host) for part in shlex.split(via)]
-    except (ValueError, KeyError, IndexError):
-        raise InputError(f"via is {via!r}", hint='for example "ssh {host}"') from None
-    if not prefix:
-        raise InputError("via is empty", hint='for example "ssh {host}"')
+    # no option of ssh's can come of a host's name
+    prefix = ["ssh", "--", host] if via == VIA else [part.replace("{host}", host) for part in shlex.split(via)]
     remote = Path(prefix[0]).name in REMOTE_SHELLS
     return [*prefix, shlex.join(words)] if remote else [*prefix, *words]
 
 
-def link_knee(folder: Path) -> None:
-    """Let the ranks of a sweep find the knee that made it, and nothing else that is installed beside it."""
-    link = folder / PYTHON / PACKAGE.name
-    make_folder(link.parent)
-    if link.is_symlink() and os.readlink(link) == str(PACKAGE):
-        return
-    link.unlink(missing_ok=True)
-    link.symlink_to(PACKAGE)
-
-
-def environment(site: Site, folder: Path) -> dict[str, str]:
-    """What processes of a sweep need besides what is there: where knee is, and the site's own variables."""
-    given = site.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    paths = [str(folder / PYTHON), *filter(None, given.split(os.pathsep))]
-    return {"PYTHONUNBUFFERED": "1", **site.env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-
-
 def interpreter(site: Site) -> str:
-    """Of the ranks; a container has its own."""
+    """Of the ranks, where no set-up brings one; a container has its own."""
     return site.python or (IN_CONTAINERS if site.container else sys.executable)
 
 
 def interpreter_outside(site: Site) -> str:
-    """Of the nodes themselves, where a run's keeper is."""
+    """Of the nodes themselves, where a run's keeper is; what a set-up brings may lack what knee needs."""
     return sys.executable if site.container else interpreter(site)
+
+
+def address(host: str) -> str:
+    """A host without the user's name and the brackets that it may have."""
+    return host.rpartition("@")[2].strip("[]")
 
 
 def is_here(host: str) -> bool:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.commands import environment, on_hosts, on_this_machine, through
+from knee.launch.commands import on_hosts, on_this_machine, through
 from knee.launch.enough import Knees, in_order
 from knee.launch.failures import verdict
 from knee.launch.folder import CANCEL, Entry, Sweep, read_record, wants_cancel
@@ -25,12 +25,15 @@ Tell = Callable[[Entry, Status], None]
 
 
 def go_on(sweep: Sweep, site: Site, *, timeout_s: float, program: Sequence[str] = (), until_knee: bool = False,
-          tell: Tell = lambda _entry, _status: None) -> bool:
-    """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock."""
+          tell: Tell = lambda _entry, _status: None, only: Collection[str] | None = None) -> bool:
+    """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock.
+
+    ``only``: runs that are started, if not all.
+    """
     settle(sweep, timeout_s)
     statuses = sweep.statuses()
     knees = Knees(sweep)
-    for entry in missing(sweep, statuses, until_knee=until_knee):
+    for entry in missing(sweep, statuses, until_knee=until_knee, only=only):
         run, status = sweep.run(entry), statuses[entry.id]
         if wants_cancel(run):
             tell(entry, write_status(run, not_started(status, "cancelled", "cancelled by `knee sweep cancel`")))
@@ -38,8 +41,7 @@ def go_on(sweep: Sweep, site: Site, *, timeout_s: float, program: Sequence[str] 
         if until_knee and (why := knees.beyond(entry, statuses)) is not None:
             tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
             continue
-        what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds,
-                       environment=environment(site, sweep.folder))  # fmt: skip
+        what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
         if sweep.launcher == "torchrun":
             hosts = site.hosts[: entry.nodes]
             what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)
@@ -102,12 +104,14 @@ def unanswering(site: Site, hosts: Sequence[str]) -> list[str]:
     return found
 
 
-def missing(sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool) -> list[Entry]:
+def missing(
+    sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool, only: Collection[str] | None = None
+) -> list[Entry]:
     """What is to be started, in order, without the marks of earlier cancellations; their statuses are made anew."""
     found = []
     for entry in in_order(sweep.entries, until_knee=until_knee):
         status, run = statuses[entry.id], sweep.run(entry)
-        if entry.refused or not status.missing:
+        if entry.refused or not status.missing or (only is not None and entry.id not in only):
             continue
         (run / CANCEL).unlink(missing_ok=True)
         if status.over:

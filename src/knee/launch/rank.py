@@ -19,7 +19,8 @@ KEPT = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "NVIDIA_", "ROCM_", "HI
         "MPI_", "OMPI_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "KNEE_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_")
 """Variables that change what a run does; no others are written down, because they may be secret."""
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "JWT")
+SECRET = ("TOKEN", "KEY", "SECRET", "PASS", "PWD", "CREDENTIAL", "AUTH", "JWT")
+"""In the name of a variable: it is not written down."""
 SIOCGIFADDR = 0x8915
 
 
@@ -88,7 +89,7 @@ def began() -> int:
 def write_environment(path: Path) -> None:
     """Where this rank is, and every setting that may matter. Best effort: a full disk must not end the run."""
     kept = {name: value for name, value in sorted(os.environ.items())
-            if name in PLACE or (name.startswith(KEPT) and not any(word in name for word in SECRET))}
+            if name in PLACE or (name.startswith(KEPT) and not any(word in name.upper() for word in SECRET))}
     plain = {"rank": int(os.environ.get("RANK", "0")), "node": node_name(), "host": socket.gethostname(),
              "pid": os.getpid(), "began": began(), "python": sys.executable, "started_s": time.time(),
              "environment": kept}

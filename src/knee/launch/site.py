@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
@@ -19,6 +23,12 @@ TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 """As Slurm takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours ..."""
 PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
 """What stands in a script's #SBATCH line, which has no quotes of its own."""
+VIA = "ssh {host}"
+HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""A name, or an address of the old kind; what could be an option or a shell's is none."""
+TYPES = {"string_type": "must be text, in quotes", "bool_type": "must be true or false",
+         "int_type": "must be a whole number", "tuple_type": "must be a list", "dict_type": "must be a table"}
+"""pydantic's word for a mistake -> ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +58,17 @@ class Site:
     """Tasks of an array that may run at once."""
     hosts: tuple[str, ...] = ()
     """Names or addresses, for torchrun without Slurm; the first is where ranks meet."""
-    via: str = "ssh {host}"
+    via: str = VIA
     """What runs a command on a host."""
     setup: str = ""
-    """A file of shell commands that are run before anything else: modules, limits, a virtual environment."""
+    """A file of shell commands that are run before anything else: modules, limits, a virtual environment. What fails
+    in it ends the run."""
     env: Mapping[str, str] = field(default_factory=dict)
     container: str = ""
     container_runtime: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
     python: str = ""
-    """The interpreter that starts torchrun; this one, or the container's python3, if left out."""
+    """The interpreter that starts torchrun. If left out: the container's python3; the python3 that ``setup`` puts into
+    the PATH, if it does; this one."""
 
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "time", "exclude"):
@@ -68,6 +80,8 @@ class Site:
                 raise InputError(f"sbatch has {option!r}; it should be an option such as --reservation=weekend")
         if self.time and not TIME.fullmatch(self.time):
             raise InputError(f"time is {self.time!r}", hint="give it as Slurm takes it: 30 (minutes), 1:30:00 or 2-12")
+        if self.seconds == 0:
+            raise InputError(f"time is {self.time!r}, which is no limit to Slurm", hint="leave it out for no limit")
         for key, value in self.env.items():
             if not NAME.fullmatch(key) or "\0" in value:
                 raise InputError(f"env {key!r} is no name of a variable", hint="--env NAME=VALUE")
@@ -75,8 +89,20 @@ class Site:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1")
-        if self.container_runtime == "pyxis" and self.hosts:
-            raise InputError("pyxis is a part of Slurm: it starts no containers on --hosts")
+        for host in self.hosts:
+            if not HOST.fullmatch(host) and not _is_address(host):
+                raise InputError(f"hosts has {host!r}; it should be a name or an address, with user@ before it at most")
+        self._check_via()
+
+    def _check_via(self) -> None:
+        hint = f'for example "{VIA}"'
+        try:
+            words = shlex.split(self.via)
+        except ValueError as error:
+            raise InputError(f"via is {self.via!r}: {str(error).lower()}", hint=hint) from None
+        if "{host}" not in self.via or any(set(word.replace("{host}", "")) & set("{}") for word in words):
+            raise InputError(f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces",
+                             hint=hint)
 
     @property
     def seconds(self) -> float | None:
@@ -84,19 +110,19 @@ class Site:
         return None if not self.time else _seconds(self.time)
 
     def plain(self) -> dict[str, Any]:
-        """For ``sweep.json``."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """For ``sweep.json``: of variables the names only, because their values may be secret."""
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        return plain | {"env": list(self.env)}
 
 
 def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     """A site file, and what the command line says instead; empty values were not given."""
-    raw = {} if path is None else read_toml(path)
-    if path is not None and raw.get("setup"):
-        raw["setup"] = str((path.parent / str(raw["setup"])).resolve())
-    site = site_of(raw, "the command line" if path is None else path.name)
+    site = Site()
+    if path is not None:
+        site = site_of(read_toml(path), path.name)
+        site = replace(site, **_found({name: getattr(site, name) for name in FILES}, path.parent))
     said = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
-    if said.get("setup"):
-        said["setup"] = str(Path(said["setup"]).resolve())
+    said |= _found({name: said[name] for name in FILES if name in said}, Path())
     if said.get("env"):
         said["env"] = {**site.env, **said["env"]}
     site = replace(site, **said)
@@ -105,20 +131,52 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     return site
 
 
+FILES = ("setup", "container", "python")
+"""What may name a file, relative to the site file or to where the command is given."""
+
+
+def _found(named: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Absolute paths of files, because runs start elsewhere; names of images and commands stay as they are."""
+    return {name: in_folder(str(value), folder, always=name == "setup", bare=name != "python")
+            for name, value in named.items() if value}
+
+
+def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = True) -> str:
+    """A relative path as an absolute one where such a file is there, or ``always``. Links stay: an environment's
+    interpreter is one. Without ``bare``, a word without a slash is a command."""
+    path = folder / word
+    if not always and ("://" in word or not path.exists() or not (bare or "/" in word)):
+        return word
+    return os.path.abspath(path)
+
+
 def site_of(raw: Mapping[str, Any], where: str) -> Site:
     """From plain data, refused with all its mistakes."""
-    listed = {key: tuple(value) if isinstance(value, list) else value for key, value in raw.items()}
     try:
-        return _adapter().validate_python(listed)
+        return _adapter().validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         known = [f.name for f in fields(Site)]
-        words = []
-        for mistake in error.errors():
-            name = ".".join(map(str, mistake["loc"]))
-            close = did_you_mean(name, known) if name not in known else None
-            words.append(f"{name} is not known" + (f" (did you mean {close}?)" if close else "") if name not in known
-                         else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}")  # fmt: skip
+        words = [_mistake(mistake, known) for mistake in error.errors()]
         raise InputError(f"{where}: {'; '.join(words)}", hint=f"a site has {', '.join(known)}") from None
+
+
+def _mistake(mistake: Any, known: list[str]) -> str:
+    name = ".".join(map(str, mistake["loc"]))
+    if mistake["loc"] and mistake["loc"][0] not in known:
+        close = did_you_mean(name, known)
+        return f"{name} is not known" + (f" (did you mean {close}?)" if close else "")
+    said = TYPES.get(mistake["type"])
+    return f"{name} {said}" if said else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}"
+
+
+def _is_address(text: str) -> bool:
+    """Of the new kind, with or without brackets and a user's name; others are names by their form."""
+    host = text.rpartition("@")[2] if HOST.fullmatch(text.partition("@")[0]) else text
+    try:
+        ipaddress.ip_address(host[1:-1] if host[:1] == "[" and host[-1:] == "]" else host)
+    except ValueError:
+        return False
+    return "%" not in host or host.partition("%")[2].isalnum()
 
 
 @cache

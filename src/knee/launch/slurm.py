@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -44,13 +44,18 @@ def need_slurm() -> None:
                            "checks and estimates anywhere, --launcher local or torchrun need no Slurm")
 
 
-def go_on_slurm(sweep: Sweep, site: Site, *, wait: bool, tell: Tell) -> None:
-    """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock."""
+def go_on_slurm(
+    sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None
+) -> None:
+    """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock.
+
+    ``only``: runs that are submitted, if not all.
+    """
     until_knee = bool(sweep.options["until_knee"])
     stays = wait or until_knee
     make_folder(sweep.folder / FOLDER)
     settle(sweep)
-    wanted = missing(sweep, sweep.statuses(), until_knee=until_knee)
+    wanted = missing(sweep, sweep.statuses(), until_knee=until_knee, only=only)
     knees, told = Knees(sweep), ""
     while True:
         try:

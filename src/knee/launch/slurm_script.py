@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from knee.launch.commands import environment, interpreter_outside, on_slurm
+from knee.launch.around import around, path
+from knee.launch.commands import interpreter_outside, on_slurm
 from knee.launch.folder import Entry, Sweep
 from knee.launch.site import Site
 
@@ -15,15 +16,22 @@ HEAD = """#!/bin/bash
 # Submit it again with: cd {folder} && sbatch {name}
 """
 BODY = """
-# The set-up first, then the runs of this task, each kept by a process that writes its status down.
-{setup}
-stopped=
+stopped= knee_why=
 trap 'stopped=1' TERM  # Slurm tells all processes of a job to end; what has not begun then is not begun
-keep() {{ [ -n "$stopped" ] || {python} -m knee.launch.keeper "$@"; }}
-
+keep() {{  # each run is kept by a process that writes its status down, also that the set-up failed
+  [ -z "$stopped" ] || return
+  [ -z "$knee_why" ] || set -- "$1" -- bash -c 'echo "$0" >&2; exit 1' "$knee_why"
+  {python} -m knee.launch.keeper "$@"
+}}
+runs() {{
 case "$SLURM_ARRAY_TASK_ID" in
 {cases}
 esac
+}}
+
+# The set-up first, then variables, then the runs of this task.
+{around}
+runs
 """
 
 
@@ -46,7 +54,8 @@ def script(
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
     lines += [f"#SBATCH {option}" for option in site.sbatch]
     return head + "\n".join(lines) + "\n" + BODY.format(
-        setup=_setup(site, sweep.folder), python=shlex.quote(interpreter_outside(site)),
+        around="\n".join(around(site, sweep.folder, failed=f"{path(sweep.folder)}; runs; exit 1")),
+        python=shlex.quote(interpreter_outside(site)),
         cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)))
 
 
@@ -64,12 +73,6 @@ def _shape(site: Site, entry: Entry, *, on_gpus: bool) -> Mapping[str, object]:
 def _named(site: Site) -> Mapping[str, object]:
     return {name: value for name in ("partition", "account", "qos", "time", "exclude")
             if (value := getattr(site, name))}
-
-
-def _setup(site: Site, folder: Path) -> str:
-    lines = [f"source {shlex.quote(site.setup)}"] if site.setup else []
-    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site, folder).items()]
-    return "\n".join(lines)
 
 
 def _case(sweep: Sweep, site: Site, number: int, pack: Sequence[Entry]) -> str:
