@@ -13,52 +13,15 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.errors import InputError
-from knee.launch.commands import PACKAGE, interpreter_outside, on_hosts, on_slurm, on_this_machine, through
 from knee.launch.enough import Rate, in_order, rate_of, returns_of
-from knee.launch.folder import Entry, Sweep, held
+from knee.launch.folder import held
 from knee.launch.rank import interface_towards
-from knee.launch.site import Site, load_site
-from knee.launch.slurm_script import script
-from knee.launch.status import Status, read_status, write_status
+from knee.launch.status import Status, write_status
 
-from .sweeps import TINY, environment, run_folder, start, status, sweep, until
+from .sweeps import TINY, an_entry, ask, environment, refused, run_folder, start, status, sweep, until
 
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
-STUB = """#!/bin/bash
-trap 'kill $!; exit 143' TERM
-sleep "${STUB_S:-0}" & wait $!
-echo "{\\"status\\": \\"done\\"}" > "$1/record.json"
-"""
-
-
-@pytest.fixture
-def stub(tmp_path: Path) -> str:
-    path = tmp_path / "it's a stub; $HOME.sh"
-    path.write_text(STUB, encoding="utf-8")
-    path.chmod(0o755)
-    return shlex.quote(str(path))
-
-
-@pytest.fixture
-def grid(tmp_path: Path) -> Path:
-    path = tmp_path / "grid's \"own\".toml"
-    path.write_text(TINY + "[[grid]]\ngpus = [1, 2]\nplan = { tp = [1, 2] }\n", encoding="utf-8")
-    return path
-
-
-def ask(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["sweep", *map(str, words)])
-
-
-def refused(*words: str | Path) -> str:
-    result = ask(*words)
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output
-    return result.output
 
 
 def test_a_dry_run_checks_and_estimates_and_writes_nothing(grid: Path, tmp_path: Path) -> None:
@@ -107,6 +70,26 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "time is 'soon'"),
     (("fig6", "--out", "o", "--launcher", "torchrun"), "--hosts is missing"),
     (("fig6", "--out", "o\nrm", "--dry-run"), "line break"),
+    (("fig6", "--out", "o", "--program", "it's"), "cannot be taken apart: no closing quotation"),
+    (("fig6", "--out", "o", "--program", " "), "--program is empty"),
+    (("fig6", "--out", "o", "--program", "/no/such"), "--program '/no/such' is not here"),
+    (("fig6", "--out", "o", "--python", "./no-python"), "--python './no-python' is not here"),
+    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--via", "ssh {host.x}"), "stands in it as"),
+    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "-oProxyCommand=touch /x"), "name or an address"),
+    (("fig6", "--out", "o", "--container", "i", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
+    (("fig6", "--out", "o", "--launcher", "torchrun", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
+    (("fig6", "--out", "o", "--exclude", "n1"), "--exclude is Slurm's"),
+    (("fig6", "--out", "o", "--pack", "2"), "--pack is Slurm's"),
+    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--wait"), "--wait is Slurm's"),
+    (("fig6", "--out", "o", "--max-queued", "2"), "--max-queued is Slurm's"),
+    (("fig6", "--out", "o", "--max-running", "2"), "--max-running is Slurm's"),
+    (("fig6", "--out", "o", "--cpus-per-node", "2"), "--cpus-per-node is Slurm's"),
+    (("fig6", "--out", "o", "--gpus-per-node", "2"), "--gpus-per-node is for nodes"),
+    (("fig6", "--out", "o", "--hosts", "a"), "--hosts is torchrun's"),
+    (("fig6", "--out", "o", "--launcher", "slurm", "--via", "ssh {host}"), "--via is torchrun's"),
+    (("fig6", "--out", "o", "--time", "0"), "leave it out"),
+    (("fig6", "--out", "o", "--max-gpu-hours", "nan"), "it must be a number"),
+    (("fig6", "--out", "o", "--max-gpu-hours", "-1"), "it cannot be negative"),
     (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "is no file"),
     (("table1", "--out", "o"), "has no grid"),
     (("status", "nowhere"), "no sweep's folder"),
@@ -118,72 +101,6 @@ def test_mistakes_are_answered_in_words(words: tuple[str, ...], said: str, tmp_p
                                         monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in refused(*words)
-
-
-def test_a_site_file(tmp_path: Path) -> None:
-    path = tmp_path / "site.toml"
-    (tmp_path / "set up.sh").write_text("true\n", encoding="utf-8")
-    path.write_text('partition = "gpu"\ntime = "1:30:00"\nsetup = "set up.sh"\nenv = { A = "b c" }\n'
-                    'sbatch = ["--reservation=night"]\n', encoding="utf-8")
-    site = load_site(path, {"partition": "", "account": "me", "env": {"B": "1"}})
-    assert (site.partition, site.account, site.seconds) == ("gpu", "me", 5400.0)
-    assert site.env == {"A": "b c", "B": "1"}
-    assert site.setup == str(tmp_path / "set up.sh")
-    path.write_text('partitoin = "gpu"\ntime = "x y"\n', encoding="utf-8")
-    assert "did you mean partition?" in refused("fig6", "--out", tmp_path / "o", "--site", path, "--dry-run")
-
-
-def an_entry(**changes: object) -> Entry:
-    known: dict[str, object] = {"id": "0001-m-g2-0", "name": "n", "series": "s", "gpus": 2, "nodes": 2, "per_node": 1}
-    return Entry(**(known | changes))  # type: ignore[arg-type]
-
-
-ODD = "a b'c\"d$(touch X)`e`;f"
-
-
-def test_no_shell_is_fed_an_unquoted_word(tmp_path: Path) -> None:
-    """What a script starts gets its words as they are, whatever is in them."""
-    told = tmp_path / "told.py"
-    told.write_text("import sys; print(repr(sys.argv[1:]))\n", encoding="utf-8")
-    folder = tmp_path / ODD
-    made = Sweep(folder=folder, name=f"x\n{ODD}", entries=(an_entry(),), launcher="slurm",
-                 options={"timeout_s": 9.0, "program": [sys.executable, str(told), ODD], "pack": 1})
-    text = script(made, Site(env={"A": ODD}), [[an_entry()]], name="0001.sbatch", job_name="j", on_gpus=True)
-    assert "#SBATCH --gpus-per-node=1\n" in text
-    fake = text.replace(" -m knee.launch.keeper", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
-    out = subprocess.run(["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path,
-                         check=True).stdout.splitlines()
-    words = on_slurm(Site(), an_entry(), folder / "runs" / "0001-m-g2-0", timeout_s=9.0,
-                     program=[sys.executable, str(told), ODD])
-    assert out[0] == repr([str(folder / "runs" / "0001-m-g2-0"), "--", *words])
-    assert out[1] == f"A={ODD}"
-    assert not (tmp_path / "X").exists()
-    # ssh joins its words to a line for another shell
-    line = through("ssh -p 22 {host}", "h", ["env", f"A={ODD}"])
-    assert line[:4] == ["ssh", "-p", "22", "h"]
-    assert shlex.split(line[4]) == ["env", f"A={ODD}"]
-    # the line that a node's own shell reads: torchrun's words, and the node's number
-    one = on_slurm(Site(), an_entry(), folder / "runs" / "r", timeout_s=9.0, program=())[-1]
-    assert shlex.split(one)[-1] == str(folder / "runs" / "r")
-
-
-def test_containers_and_set_up_surround_the_ranks(tmp_path: Path) -> None:
-    run = tmp_path / "runs" / "r"
-    site = Site(container="my image.sif", setup="/a b/setup.sh", python="python3")
-    words = on_this_machine(site, an_entry(nodes=1, per_node=2), run, timeout_s=5, program=())
-    assert words[:4] == ["bash", "-c", 'source "$0" && exec "$@"', "/a b/setup.sh"]
-    assert words[4:10] == ["apptainer", "exec", "--nv", "--bind", f"{tmp_path},{PACKAGE}", "my image.sif"]
-    assert words[10:13] == ["python3", "-m", "torch.distributed.run"]
-    pyxis = on_slurm(Site(container="i", container_runtime="pyxis"), an_entry(), run, timeout_s=5, program=())
-    assert "--container-image=i" in pyxis
-    # ranks have the container's interpreter, their keeper the node's
-    assert "exec python3 -m torch.distributed.run" in pyxis[-1]
-    assert interpreter_outside(Site(container="i", python="/opt/python")) == sys.executable
-    with pytest.raises(InputError, match="has a comma or a colon in it"):
-        on_this_machine(site, an_entry(), tmp_path / "a,b" / "runs" / "r", timeout_s=5, program=())
-    first, second = on_hosts(Site(hosts=("a", "b")), an_entry(), run, ("a", "b"), timeout_s=5, program=())
-    assert first[:2] == ["ssh", "a"]
-    assert "--node-rank=1 --master-addr=a" in second[-1]
 
 
 def test_cheap_runs_first_and_few_gpus_first_until_the_knee() -> None:
@@ -280,23 +197,58 @@ def test_a_killed_launcher_and_a_hang(grid: Path, tmp_path: Path, stub: str) -> 
     assert status(tmp_path / "b")["0001"]["attempts"] == 2
 
 
-def test_a_program_that_is_not_there(grid: Path, tmp_path: Path) -> None:
-    sweep(grid, "--out", tmp_path / "out", "--program", "/no/such", "--set", "gpus=1", codes=(5,))
-    found = status(tmp_path / "out")["0001"]
-    assert (found["state"], found["cause"]) == ("failed", "software")
-    assert "/no/such could not be started" in found["words"]
+def test_a_program_is_looked_up_where_the_command_is_given(grid: Path, tmp_path: Path, stub: str,
+                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(shlex.split(stub)[0]).rename(tmp_path / "stub.sh")
+    for number, program in enumerate(("./stub.sh", "bash stub.sh")):
+        sweep(grid, "--out", tmp_path / f"out{number}", "--program", program, "--set", "gpus=1")
+        assert status(tmp_path / f"out{number}")["0001"]["state"] == "done"
+    (tmp_path / "stub.sh").chmod(0o644)
+    assert "cannot be run" in refused(grid, "--out", tmp_path / "b", "--program", "./stub.sh", "--set", "gpus=1")
+    assert not (tmp_path / "b").exists()
 
 
-def test_damaged_files_are_said(grid: Path, tmp_path: Path, stub: str) -> None:
+def test_only_what_is_still_to_be_started_counts(grid: Path, tmp_path: Path, stub: str) -> None:
+    words = (grid, "--out", tmp_path / "out", "--program", stub, "--set", "gpus=1")
+    assert "GPU-hours, and --max-gpu-hours is 0" in refused(*words, "--max-gpu-hours", "0")
+    sweep(*words)
+    sweep(*words, "--max-gpu-hours", "0")
+
+
+def test_the_same_grid_under_another_name_is_the_same_sweep(grid: Path, tmp_path: Path, stub: str) -> None:
     out = tmp_path / "out"
     sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1")
-    run = run_folder(out, "0001")
-    (run / "status.json").write_text('{"state": "do', encoding="utf-8")
-    assert read_status(run).words == "its status could not be read"
-    sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1")
-    assert status(out)["0001"]["state"] == "done"
-    (out / "sweep.json").write_text("{}", encoding="utf-8")
-    assert "not a sweep's" in refused("status", out)
+    sweep(grid.rename(tmp_path / "renamed.toml"), "--out", out, "--program", stub, "--set", "gpus=1")
+    assert status(out)["0001"]["attempts"] == 1
+    words = refused(tmp_path / "renamed.toml", "--out", out, "--program", stub, "--dry-run")
+    assert "has another sweep" in words
+
+
+def test_points_that_are_the_same_run_are_told(grid: Path, tmp_path: Path) -> None:
+    result = ask(grid, "--out", tmp_path / "o", "--dry-run", "--set", "gpus=1,1,1")
+    assert "4 points are the same run as another" in result.stderr
+
+
+FAILS = """#!/bin/bash
+[ -e "$1/../../mended" ] && echo '{"status": "done"}' > "$1/record.json"
+"""
+
+
+def test_retry_starts_what_is_named_and_nothing_else(tmp_path: Path) -> None:
+    grid, out, program = tmp_path / "grid.toml", tmp_path / "out", tmp_path / "fails.sh"
+    grid.write_text(TINY + "[[grid]]\ngpus = 1\nseq_len = [32, 36, 40]\n", encoding="utf-8")
+    program.write_text(FAILS, encoding="utf-8")
+    program.chmod(0o755)
+    _, err = sweep(grid, "--out", out, "--program", program, codes=(5,))
+    assert f"`knee sweep retry {out} --status failed` starts them again" in err
+    write_status(run_folder(out, "0003"), Status())
+    (out / "mended").touch()
+    sweep("retry", out, "--run", run_folder(out, "0002").name, codes=(5,))
+    assert [one["state"] for one in status(out).values()] == ["failed", "done", "pending"]
+    for state in ("pending", "running"):
+        assert "have not ended, and are not to be tried again" in refused("retry", out, "--status", state)
+    assert "leave one out" in refused("status", out, "--watch", "--json")
 
 
 def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
@@ -318,13 +270,6 @@ def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
         pass
     with held(tmp_path):
         pass
-
-
-def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
-    status = Status(state="failed", cause="lost_node", node="n1", nodes=("n0", "n1"), codes=(1, None), pids=((1, 2),))
-    write_status(tmp_path, status)
-    assert read_status(tmp_path) == status
-    assert status.missing
 
 
 def test_the_way_to_a_host() -> None:

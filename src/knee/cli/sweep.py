@@ -66,11 +66,15 @@ def command(ctx: click.Context) -> None:
         help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
              "May be repeated.")
 @option("--max-gpu-hours", section="Sweep", type=float, metavar="H",
-        help="Refuse a sweep that is estimated to take more.")
+        help="Refuse a sweep whose runs that are still to be started are estimated to take more.")
 @option("--until-knee", section="Sweep", is_flag=True,
         help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.")
 @option("--anyway", section="Sweep", is_flag=True,
         help="Start also what does not fit by simulation: runs out of memory are evidence for the memory model.")
+@option("--pack", section="Sweep", type=int, default=1, show_default=True, metavar="N",
+        help="With Slurm: runs a job; they share an allocation, one after another.")
+@option("--wait", section="Sweep", is_flag=True, help="With Slurm: stay until all runs have ended, and submit what the "
+                                                      "queue did not take at first.")
 @option("--dry-run", section="Sweep", is_flag=True, help="Check and estimate; start and write nothing.")
 @option("--steps", section="Runs", type=int, metavar="N", help="Steps of each run, if other than `knee train`'s own.")
 @option("--warmup", section="Runs", type=int, metavar="N", help="First steps that are not measured.")
@@ -82,7 +86,7 @@ def command(ctx: click.Context) -> None:
         help="A run of which nothing moves for so long is ended.")
 @option("--program", section="Runs", metavar="COMMAND",
         help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
-             "record.json there.")
+             "record.json there. Files that it names are looked up where this command is given.")
 @option("--site", "site_file", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
         help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.")
 @option("--partition", section="Site", metavar="NAME", help="Of Slurm.")
@@ -95,24 +99,23 @@ def command(ctx: click.Context) -> None:
 @option("--gpus-per-node", section="Site", type=int, metavar="N",
         help="Processes a node; as many as the cluster's nodes have GPUs if left out.")
 @option("--cpus-per-node", section="Site", type=int, metavar="N", help="Cores to ask Slurm for.")
-@option("--pack", section="Site", type=int, default=1, show_default=True, metavar="N",
-        help="Runs a job: they share an allocation, one after another.")
 @option("--max-queued", section="Site", type=int, metavar="N", help="Jobs in the queue at once; the rest waits for the "
                                                                     "next call, or for --wait.")
 @option("--max-running", section="Site", type=int, metavar="N", help="Jobs of this sweep that run at once.")
-@option("--wait", section="Site", is_flag=True, help="With Slurm: stay until all runs have ended, and submit what the "
-                                                     "queue did not take at first.")
 @option("--hosts", section="Site", metavar="A,B,...", help="For torchrun: names or addresses; ranks meet on the first.")
 @option("--via", section="Site", metavar="COMMAND",
         help='What runs a command on a host, "ssh {host}" if left out.')
 @option("--container", section="Site", metavar="IMAGE", help="Ranks run inside of it.")
 @option("--container-runtime", section="Site", type=Word(("apptainer", "singularity", "pyxis")),
-        help="What opens the image; apptainer if left out.")
+        help="What opens the image; apptainer if left out. pyxis is Slurm's.")
 @option("--setup", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="Shell commands before each run: modules, limits, a virtual environment.")
-@option("--env", "env", section="Site", multiple=True, metavar="NAME=VALUE", help="Of all ranks. May be repeated.")
-@option("--python", section="Site", metavar="PATH", help="The nodes' interpreter, with knee's requirements; this one "
-                                                         "if left out. In a container: its own, python3 if left out.")
+        help="Shell commands before each run: modules, limits, a virtual environment. --env goes on top. A run whose "
+             "set-up fails does not start.")
+@option("--env", "env", section="Site", multiple=True, metavar="NAME=VALUE",
+        help="Of all ranks. Values are kept in DIR/env.sh alone, which only its owner can read. May be repeated.")
+@option("--python", section="Site", metavar="PATH",
+        help="The nodes' interpreter, with knee's requirements. If left out: the python3 that --setup puts into the "
+             "PATH, if it does; this one. In a container: its own, python3 if left out.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start what is missing.
@@ -135,9 +138,11 @@ def run(grid: str, out: Path, **options: Any) -> None:
     """
     from knee.cli.sweep_prepare import (
         check_options,
+        check_same,
         need_launcher,
         planned_of,
         prepare,
+        program_of,
         site_from,
         sweep_of,
         tell_plan,
@@ -148,6 +153,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     check_options(options)
     if any(ord(letter) < 32 for letter in str(out.resolve())):
         raise InputError(f"--out {str(out)!r} has a line break in it", hint="name another folder")
+    options["program"] = program_of(options["program"])
     site = site_from(options)
     wanted = wanted_of(grid, options["sets"], list(command.commands))
     if not options["dry_run"]:
@@ -156,9 +162,10 @@ def run(grid: str, out: Path, **options: Any) -> None:
     sweep = sweep_of(grid, out.resolve(), planned, site, options)
     tell_plan(sweep, options)
     if options["dry_run"]:
+        check_same(sweep)
         return
     with held(sweep.folder):
-        prepare(sweep, planned)
+        prepare(sweep, planned, site)
         _go_on(sweep, site, as_json=options["as_json"], wait=options["wait"])
 
 
@@ -173,6 +180,8 @@ def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     from knee.launch.now import statuses_now
 
     sweep = read_sweep(folder.resolve())
+    if watch and as_json:
+        raise InputError("--watch shows a table again and again, and --json is printed once", hint="leave one out")
     if watch:
         watched(sweep)
         return
@@ -204,34 +213,47 @@ def cancel(folder: Path) -> None:
 @JSON
 def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Start runs again that have ended, with the options that the sweep was started with."""
+    from knee.launch.around import site_kept
     from knee.launch.folder import held, read_sweep
     from knee.launch.now import put_back
-    from knee.launch.site import site_of
-    from knee.launch.status import STATES
 
     sweep = read_sweep(folder.resolve())
-    names = [name.strip() for name in states.split(",") if name.strip()]
-    wrong = [name for name in names if name not in STATES]
-    if wrong or not names:
-        from knee.cli import nearest
-
-        raise InputError(f"--status {states!r} is not one of {', '.join(STATES)}",
-                         hint=nearest(wrong[0], STATES) if wrong else None)
+    names = _states(states)
     unknown = [name for name in ids if name not in {entry.id for entry in sweep.entries}]
     if unknown:
         from knee.cli import nearest
 
         raise InputError(f"the sweep has no run {unknown[0]!r}",
                          hint=nearest(unknown[0], [entry.id for entry in sweep.entries]))
+    site = site_kept(sweep.folder, sweep.options["site"])
     with held(sweep.folder):
         count = put_back(sweep, names, ids)
         click.echo(f"{count} run{'s' if count != 1 else ''} to start again", err=True)
         if count:
-            _go_on(sweep, site_of(sweep.options["site"], "sweep.json"), as_json=as_json, wait=wait)
+            _go_on(sweep, site, as_json=as_json, wait=wait, only=frozenset(ids) or None)
 
 
-def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool) -> None:
-    """Start what is missing, tell how it goes, and how it stands."""
+def _states(text: str) -> list[str]:
+    """States of runs that can be tried again."""
+    from knee.cli import nearest
+    from knee.launch.status import STATES
+
+    able = [state for state in STATES if state not in ("pending", "running")]
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name in STATES and name not in able:
+            raise InputError(f"--status {name}: such runs have not ended, and are not to be tried again",
+                             hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends "
+                                  "what runs")
+    wrong = [name for name in names if name not in able]
+    if wrong or not names:
+        raise InputError(f"--status {text!r} is not one of {', '.join(able)}",
+                         hint=nearest(wrong[0], able) if wrong else None)
+    return names
+
+
+def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozenset[str] | None = None) -> None:
+    """Start what is missing, tell how it goes, and how it stands. ``only``: of these runs."""
     from knee.cli.sweep_tables import as_data, print_status, said
     from knee.launch.now import statuses_now
 
@@ -244,12 +266,12 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool) -> None:
     if sweep.launcher == "slurm":
         from knee.launch.slurm import go_on_slurm
 
-        go_on_slurm(sweep, site, wait=wait, tell=lambda words: click.echo(words, err=True))
+        go_on_slurm(sweep, site, wait=wait, tell=lambda words: click.echo(words, err=True), only=only)
     else:
         from knee.launch.here import go_on
 
         whole = go_on(sweep, site, timeout_s=options["timeout_s"], program=options["program"],
-                      until_knee=options["until_knee"], tell=tell)
+                      until_knee=options["until_knee"], tell=tell, only=only)
     statuses = statuses_now(sweep)
     if as_json:
         click.echo(json.dumps(as_data(sweep, statuses), indent=2))
@@ -262,6 +284,7 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool) -> None:
     bad = [status for name, status in statuses.items()
            if status.over and status.state != "done" and status.cause != "knee" and name not in refused]
     if bad:
+        states = ",".join(sorted({status.state for status in bad}))
         raise Incomplete(f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
-                         hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))}` starts failed "
-                              "ones again")
+                         hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))} --status "
+                              f"{states}` starts them again")

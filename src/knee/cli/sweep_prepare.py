@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -29,8 +30,43 @@ def check_options(options: dict[str, Any]) -> None:
             raise InputError(f"--{name.replace('_', '-')} is {options[name]}; it must be at least {least}")
     if not 0 < options["timeout_s"] <= 1e6:
         raise InputError(f"--timeout is {options['timeout_s']:g}; it must be positive and at most 1,000,000")
-    if options["max_gpu_hours"] is not None and not options["max_gpu_hours"] >= 0:
-        raise InputError(f"--max-gpu-hours is {options['max_gpu_hours']:g}; it cannot be negative")
+    most = options["max_gpu_hours"]
+    if most is not None and not most >= 0:
+        raise InputError(f"--max-gpu-hours is {most:g}; it {'cannot be negative' if most < 0 else 'must be a number'}")
+    _check_launcher(options)
+
+
+SLURMS = ("partition", "account", "qos", "exclusive", "exclude", "cpus_per_node", "max_queued", "max_running", "wait")
+
+
+def _check_launcher(options: dict[str, Any]) -> None:
+    """Refuse options that the launcher would leave unread; a site file may have them, for other launchers."""
+    launcher = options["launcher"]
+    given = [name for name in SLURMS if options[name]] + (["pack"] if options["pack"] != 1 else [])
+    if given and launcher != "slurm":
+        raise InputError(f"--{given[0].replace('_', '-')} is Slurm's", hint="add --launcher slurm")
+    given = [name for name in ("hosts", "via") if options[name]]
+    if given and launcher != "torchrun":
+        raise InputError(f"--{given[0]} is torchrun's", hint="add --launcher torchrun")
+    if options["gpus_per_node"] and launcher == "local":
+        raise InputError("--gpus-per-node is for nodes: all processes of --launcher local are on this machine",
+                         hint="leave it out")
+
+
+def program_of(text: str | None) -> list[str]:
+    """The words of --program; files that it names are looked up here, because runs start in folders of their own."""
+    from knee.launch.site import in_folder
+
+    if text is None:
+        return []
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise InputError(f"--program {text!r} cannot be taken apart: {str(error).lower()}",
+                         hint="quote it as a shell wants it") from None
+    if not words:
+        raise InputError("--program is empty", hint="name a command, or leave it out")
+    return [in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(words)]
 
 
 def site_from(options: dict[str, Any]) -> Site:
@@ -47,9 +83,9 @@ def site_from(options: dict[str, Any]) -> Site:
     names = ("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node",
              "max_queued", "max_running", "via", "container", "container_runtime", "setup", "python")
     site = load_site(options["site_file"], {name: options[name] for name in names} | {"env": env, "hosts": hosts})
-    only = [name for name in ("partition", "account", "qos", "exclusive") if options[name]]
-    if only and options["launcher"] != "slurm":
-        raise InputError(f"--{only[0]} is Slurm's", hint="add --launcher slurm")
+    if site.container_runtime == "pyxis" and options["launcher"] != "slurm":
+        raise InputError(f"pyxis is a part of Slurm: --launcher {options['launcher']} starts no containers with it",
+                         hint="--container-runtime apptainer, or --launcher slurm")
     return site
 
 
@@ -64,10 +100,21 @@ def need_launcher(site: Site, options: dict[str, Any]) -> None:
         need_slurm()
     else:
         check(launcher, site)
+    if launcher == "local":
+        _need_commands(site, options["program"])
     if launcher == "local" and not (options["program"] or site.python or site.container):
         from knee.probe.machine import need_torch
 
         need_torch("knee sweep --launcher local")
+
+
+def _need_commands(site: Site, program: Sequence[str]) -> None:
+    """Refuse what is not here; a container has its own, and a set-up may put more into the PATH."""
+    named = {"--program": program[0]} if program else {"--python": site.python} if site.python else {}
+    for option, word in named.items():
+        if not site.container and not (site.setup and "/" not in word) and shutil.which(word) is None:
+            there = "cannot be run" if Path(word).is_file() else "is not here"
+            raise InputError(f"{option} {word!r} {there}", hint="name a file that can be run, or a command of the PATH")
 
 
 def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[Wanted]:
@@ -78,14 +125,14 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.launch.plan import Wanted
     from knee.study.answers import job_of
     from knee.study.files import load_study
-    from knee.study.questions import points_of
+    from knee.study.questions import all_points
 
     try:
         study = load_study(grid)
     except InputError as error:
         close = nearest(grid, commands) if not grid.endswith(".toml") else None
         raise InputError(error.message, hint=close or error.hint) from None
-    points = points_of(study, changes_of(sets))
+    points = list(all_points(study, changes_of(sets)))
     if not points:
         raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")
     found = []
@@ -130,9 +177,19 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
         def refuses(job: Job) -> str | None:
             nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
             return None if there is None or nodes <= there else f"it needs {nodes} nodes, and Slurm has {there}"
-    command_line = ["knee", *sys.argv[1:]]
-    return plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line,
-                     refuses=refuses)
+    planned = plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line(),
+                        refuses=refuses)
+    same = len(wanted) - len(planned)
+    if same:
+        click.echo(f"{same:,} point{'s are' if same > 1 else ' is'} the same run as another", err=True)
+    return planned
+
+
+def command_line() -> list[str]:
+    """What was typed, as it is written down: values of variables may be secret."""
+    from knee.launch.around import hidden
+
+    return ["knee", *hidden(sys.argv[1:])]
 
 
 def _nothing(_job: Job) -> str | None:
@@ -145,9 +202,9 @@ def sweep_of(grid: str, out: Path, planned: Sequence[Planned], site: Site, optio
     from knee.launch.folder import Sweep
 
     kept = {name: options[name] for name in ("until_knee", "pack", "timeout_s")}
-    kept |= {"site": site.plain(), "program": shlex.split(options["program"] or "")}
+    kept |= {"site": site.plain(), "program": options["program"]}
     return Sweep(folder=out, name=grid, entries=tuple(one.entry for one in planned), launcher=options["launcher"],
-                 options=kept, made=datetime.now(UTC).isoformat(timespec="seconds"), command=("knee", *sys.argv[1:]))
+                 options=kept, made=datetime.now(UTC).isoformat(timespec="seconds"), command=tuple(command_line()))
 
 
 def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
@@ -160,24 +217,45 @@ def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
             click.echo(json.dumps(estimate(sweep) | {"runs": [asdict(entry) for entry in sweep.entries]}, indent=2))
     else:
         print_plan(sweep, whole=options["dry_run"])
-    most, total = options["max_gpu_hours"], estimate(sweep)["gpu_h"]
+    most, total = options["max_gpu_hours"], _gpu_h_to_start(sweep)
     if most is not None and total > most:
-        raise InputError(f"the sweep is estimated to take {total:,.2f} GPU-hours, and --max-gpu-hours is {most:g}",
-                         hint="make the grid or --steps smaller, or allow more")
+        raise InputError(f"what is to be started is estimated to take {total:,.2f} GPU-hours, and --max-gpu-hours is "
+                         f"{most:g}", hint="make the grid or --steps smaller, or allow more")
     if all(entry.refused for entry in sweep.entries) and not options["dry_run"]:
         raise DoesNotFit("none of the runs can be started: " + sweep.entries[0].refused,
                          hint="--dry-run lists the reason of each")
 
 
-def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
+def _gpu_h_to_start(sweep: Sweep) -> float:
+    """Of runs that are not there yet, or go on; what the folder has finished is not counted again."""
+    statuses = sweep.statuses()
+    left = [entry for entry in sweep.entries if not entry.refused
+            and ((status := statuses[entry.id]).missing or (status.cause == "spec" and not status.attempts))]
+    return sum(entry.gpu_h or 0.0 for entry in left)
+
+
+def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
     """A new folder is filled; of one that has a sweep it must be this one."""
-    from knee.launch.commands import link_knee
+    from knee.launch.around import link_knee, write_env
     from knee.launch.folder import SWEEP, read_sweep
     from knee.launch.plan import renew, write_plan
 
+    check_same(sweep)
     link_knee(sweep.folder)
+    write_env(sweep.folder, site.env)
     if not (sweep.folder / SWEEP).exists():
         write_plan(sweep, planned)
+        return
+    made = read_sweep(sweep.folder).made
+    renew(sweep)
+    replace(sweep, made=made).write()
+
+
+def check_same(sweep: Sweep) -> None:
+    """Refuse a folder that has another sweep."""
+    from knee.launch.folder import SWEEP, read_sweep
+
+    if not (sweep.folder / SWEEP).exists():
         return
     before = read_sweep(sweep.folder)
     mine, theirs = [entry.id for entry in sweep.entries], [entry.id for entry in before.entries]
@@ -185,5 +263,3 @@ def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
         differ = len(set(mine) ^ set(theirs))
         raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
                          "are not in both", hint="give another --out, or the grid and --steps that it was made with")
-    renew(sweep)
-    replace(sweep, made=before.made).write()

@@ -39,7 +39,7 @@ class Wanted:
     model: str
     gpus: int
     asked: Mapping[str, Any]
-    """The point as it was asked, in plain data: what its id is made from."""
+    """The point as it was asked, in plain data: what its id is made from, but for the study's name."""
     job: Job | None = None
     why: str = ""
 
@@ -68,7 +68,12 @@ def plan_runs(
 
 def _unlike(wanted: Iterable[Wanted]) -> list[Wanted]:
     """Points that are the same run stand for one."""
-    return list({_digest(one.asked): one for one in reversed(list(wanted))}.values())[::-1]
+    return list({_digest(_own(one)): one for one in reversed(list(wanted))}.values())[::-1]
+
+
+def _own(one: Wanted) -> dict[str, Any]:
+    """What makes a run another one: not the name of the file that asks for it."""
+    return {key: value for key, value in one.asked.items() if key != "study"}
 
 
 def _checked(
@@ -170,7 +175,7 @@ def _id(number: int, one: Wanted, length: Length) -> str:
         plan = one.job.plan
         words += [f"{axis}{size}" for axis in ("tp", "pp", "cp") if (size := getattr(plan, axis)) > 1]
     how = {"steps": length.steps, "warmup": length.warmup, "trace_steps": length.trace_steps, "device": length.device}
-    return f"{number:04d}-{'-'.join(words)}-{_digest({**one.asked, 'how': how})[:8]}"
+    return f"{number:04d}-{'-'.join(words)}-{_digest({**_own(one), 'how': how})[:8]}"
 
 
 def _digest(value: Any) -> str:

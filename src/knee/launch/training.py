@@ -40,6 +40,8 @@ def train_job(job: Job, length: Length, *, out: str, command: list[str]) -> Trai
     device = device_of(job, length)
     steps = STEPS[device] if length.steps is None else length.steps
     dtype: Any = "fp32" if device == "cpu" else job.plan.precision
+    # the record's profile is that of the program that ran, whatever stack the grid has simulated
+    facts = facts_of(job, cluster=job.cluster.name, profile=None, convention="palm", command=command)
     return TrainJob(
         model=job.model,
         plan=job.plan,
@@ -53,7 +55,7 @@ def train_job(job: Job, length: Length, *, out: str, command: list[str]) -> Trai
         trace_steps=length.trace_steps,
         out=out,
         timeout_s=length.timeout_s,
-        facts=facts_of(job, cluster=job.cluster.name, profile=None, convention="palm", command=command),
+        facts=facts | {"profile_asked": job.profile.name},
     )
 
 

@@ -52,8 +52,13 @@ class Point:
 
 def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Point]:
     """Every point of a study's grids; ``changes`` replace what the grids say (``model``, ``gpus``, ...)."""
-    points = [point for grid in study.grid for point in _points(study.name, grid, changes or {})]
-    return list(dict.fromkeys(points))
+    return list(dict.fromkeys(all_points(study, changes)))
+
+
+def all_points(study: Study, changes: Mapping[str, Any] | None = None) -> Iterator[Point]:
+    """The same, and what is asked twice twice."""
+    for grid in study.grid:
+        yield from _points(study.name, grid, changes or {})
 
 
 def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
