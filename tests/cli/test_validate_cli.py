@@ -138,7 +138,7 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     assert "cannot be read" in refused(tmp_path / "nowhere.csv")
-    assert "cannot be read" in refused(tmp_path)
+    assert "has no record.json in it" in refused(tmp_path)
     empty = tmp_path / "empty.csv"
     empty.write_text("")
     assert "is empty" in refused(empty)

@@ -49,6 +49,7 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
             rows_path: Path | None) -> None:
     """Predict what others measured, in a CSV FILE (- is standard input), and say how far off knee is. Without a file:
     what knee carries, several hundred published runs and bandwidths with their sources, and the claims of the paper.
+    Or what you measured: FILE may be the folder of a `knee sweep` or a `knee train`, or JSON of knee's own records.
 
     Training runs, one a row. Needed are the columns layers, hidden, heads, gpu, n_gpus, seq_len and global_batch, and
     one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom or failed). What else is known of a run is
@@ -73,6 +74,7 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     from knee.fidelity.bandwidths import is_bandwidths
     from knee.fidelity.csv_cells import read_table, text_of
     from knee.fidelity.runs import REQUIRED
+    from knee.fidelity.user_records import is_json
 
     if file is None:
         if profile or cluster:
@@ -81,12 +83,15 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
         return
     if rows_path is not None and rows_path.resolve() == file.resolve():
         raise InputError(f"--rows would overwrite {file}, which is read", hint="name another file")
-    text = text_of(file)  # once: it may be a pipe
-    header, _ = read_table(file, REQUIRED, text)
-    if is_bandwidths(header) and (profile or cluster):
-        raise InputError(f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
-                         hint="leave them out")
-    answer = _bandwidths(file, text) if is_bandwidths(header) else _runs(file, text, profile, cluster)
+    text = None if file.is_dir() else text_of(file)  # once: it may be a pipe
+    if text is None or is_json(text):
+        answer = _runs(file, text, profile, cluster, records=True)
+    else:
+        header, _ = read_table(file, REQUIRED, text)
+        if is_bandwidths(header) and (profile or cluster):
+            raise InputError(f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
+                             hint="leave them out")
+        answer = _bandwidths(file, text) if is_bandwidths(header) else _runs(file, text, profile, cluster)
     if rows_path is not None:
         _write_rows(rows_path, answer.rows)
     if not answer.used:
@@ -137,17 +142,19 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
         print_own(found, runs, links, verdicts)
 
 
-def _runs(path: Path, text: str, profile: str | None, cluster: str | None) -> Answer:
+def _runs(path: Path, text: str | None, profile: str | None, cluster: str | None, *, records: bool = False) -> Answer:
     from knee.cli.progress import progress
+    from knee.cli.validate_records import records_of
     from knee.cli.validate_runs import as_data, print_runs, rows
     from knee.fidelity.jobs_of_runs import job_of
     from knee.fidelity.runs import read_runs
     from knee.fidelity.validation import validate
     from knee.specs.load import load_cluster, load_profile
 
-    ask = partial(job_of, profile=None if profile is None else load_profile(profile).spec,
-                  cluster=None if cluster is None else load_cluster(cluster).spec)
-    file = read_runs(path, text)
+    stack = None if profile is None else load_profile(profile).spec
+    where = None if cluster is None else load_cluster(cluster).spec
+    file, ask = records_of(path, text, stack, where) if records else (
+        read_runs(path, text), partial(job_of, profile=stack, cluster=where))
 
     def watch(cases: list[Case]) -> Iterable[Case]:
         return progress(cases, "predicting", len(cases)) if len(cases) > MANY else cases
