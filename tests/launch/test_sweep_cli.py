@@ -221,6 +221,9 @@ def test_the_same_grid_under_another_name_is_the_same_sweep(grid: Path, tmp_path
     sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1")
     sweep(grid.rename(tmp_path / "renamed.toml"), "--out", out, "--program", stub, "--set", "gpus=1")
     assert status(out)["0001"]["attempts"] == 1
+    facts = json.loads((run_folder(out, "0001") / "job.json").read_text(encoding="utf-8"))["facts"]
+    # a record's profile is that of the program that ran; what the grid asked for stands beside it
+    assert (facts["profile"], facts["profile_asked"]) == (None, "eager")
     words = refused(tmp_path / "renamed.toml", "--out", out, "--program", stub, "--dry-run")
     assert "has another sweep" in words
 

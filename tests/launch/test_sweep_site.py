@@ -130,7 +130,8 @@ def test_files_of_a_site_are_looked_up_beside_it(tmp_path: Path, monkeypatch: py
     site = load_site(path, {})
     assert (site.container, site.python) == (str(tmp_path / "torch.sif"), str(tmp_path / "python"))
     assert load_site(path, {"container": "other.sif"}).container == str(tmp_path / "there" / "other.sif")
-    for word in ("docker://torch.sif", "nvcr.io/nvidia/pytorch:24.05-py3"):
+    (tmp_path / "there" / "ubuntu").mkdir()
+    for word in ("docker://torch.sif", "nvcr.io/nvidia/pytorch:24.05-py3", "ubuntu"):
         assert load_site(path, {"container": word}).container == word
     assert load_site(None, {"python": "python"}).python == "python"  # a command of the PATH
 

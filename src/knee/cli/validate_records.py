@@ -1,4 +1,4 @@
-"""Records of one's own runs in ``knee validate``: the folder of a sweep or a run, or JSON, as `knee calibrate` has it."""
+"""One's own runs in ``knee validate``: records in the folder of a sweep or a run, or in a file of JSON."""
 
 from __future__ import annotations
 

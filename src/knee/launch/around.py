@@ -34,15 +34,21 @@ def write_env(folder: Path, env: Mapping[str, str]) -> None:
     lines = ["# Variables of this sweep's runs. They may be secret: this file is for its owner alone.",
              *(f"export {key}={shlex.quote(value)}" for key, value in env.items())]
     make_folder(folder)
-    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{ENV}.")  # mkstemp's files are 0600
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write("\n".join(lines) + "\n")
-    os.replace(name, folder / ENV)
+    try:
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{ENV}.")  # mkstemp's files are for their owner alone
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        os.replace(name, folder / ENV)
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"{folder / ENV} cannot be written: {getattr(error, 'strerror', None) or error}",
+                         hint="name a folder that can be written to, with space left") from None
 
 
 def site_kept(folder: Path, plain: Mapping[str, Any]) -> Site:
     """The site of a sweep that is there: ``sweep.json`` has the names of variables, the file beside it their values."""
-    names = plain.get("env") or ()
+    names = plain.get("env") or []
+    if not isinstance(names, (list, dict)) or not all(isinstance(name, str) for name in names):
+        raise InputError("sweep.json: env is no list of names", hint="give the whole `knee sweep` command again")
     site = replace(site_of({**plain, "env": {}}, "sweep.json"), env=dict.fromkeys(names, HIDDEN))
     if not os.access(folder / ENV, os.R_OK):
         if names:

@@ -144,8 +144,9 @@ def _found(named: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = True) -> str:
     """A relative path as an absolute one where such a file is there, or ``always``. Links stay: an environment's
     interpreter is one. Without ``bare``, a word without a slash is a command."""
-    path = folder / word
-    if not always and ("://" in word or not path.exists() or not (bare or "/" in word)):
+    path, slash = folder / word, "/" in word
+    there = path.exists() if slash else bare and path.is_file()  # a folder beside it has nothing to do with a name
+    if not always and ("://" in word or not there):
         return word
     return os.path.abspath(path)
 
