@@ -185,5 +185,9 @@ def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
         differ = len(set(mine) ^ set(theirs))
         raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
                          "are not in both", hint="give another --out, or the grid and --steps that it was made with")
+    if before.launcher == "slurm" != sweep.launcher:
+        from knee.launch.slurm_queue import refuse_while_queued
+
+        refuse_while_queued(before)
     renew(sweep)
     replace(sweep, made=before.made).write()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import knee
 from knee.errors import InputError
 from knee.files import make_folder
 from knee.launch.folder import Entry
-from knee.launch.site import Site
+from knee.launch.site import SSH, Site
 
 HEAD, PORT = "KNEE_HEAD", "KNEE_PORT"
 """Where the ranks of a Slurm job meet: set by the keeper, which runs on the first node."""
@@ -25,6 +26,8 @@ PACKAGE = Path(knee.__file__).resolve().parent
 PYTHON = "python"
 """Of a sweep's folder: what its ranks find knee in. The folder that knee is installed in may have another torch."""
 IN_CONTAINERS = "python3"
+ANSWER_S = 20.0
+FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.getsockname()[1])"
 WITH_SETUP = 'source "$0" && exec "$@"'
 
 
@@ -49,15 +52,25 @@ def on_hosts(
 ) -> list[list[str]]:
     """One command a host; the first host is where they meet."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
-    port = free_port()
+    port = free_port_on(site, hosts[0], run)
     found = []
     for rank, host in enumerate(hosts):
         meet = [f"--node-rank={rank}", f"--master-addr={hosts[0]}", f"--master-port={port}"]
         inner = [*program, str(run)] if program else [*before, *meet, *after]
-        words = ["env", *(f"{key}={value}" for key, value in {**environment(site, run.parents[1]), NODE: host}.items()),
-                 *surrounded(site, inner, run)]
-        found.append([*words] if is_here(host) and site.via == "ssh {host}" else through(site.via, host, words))
+        found.append(on_host(site, host, surrounded(site, inner, run), run))
     return found
+
+
+def on_host(site: Site, host: str, words: Sequence[str], run: Path) -> list[str]:
+    """A command on a host, with the sweep's environment."""
+    settings = {**environment(site, run.parents[1]), NODE: host}
+    full = ["env", *(f"{key}={value}" for key, value in settings.items()), *words]
+    return full if is_direct(site, host) else through(site.via, host, full)
+
+
+def is_direct(site: Site, host: str) -> bool:
+    """Whether a host is this machine, and nothing leads there."""
+    return is_here(host) and site.via == SSH
 
 
 def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
@@ -139,6 +152,19 @@ def interpreter_outside(site: Site) -> str:
 def is_here(host: str) -> bool:
     """Whether a name is this machine's own."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
+
+
+def free_port_on(site: Site, host: str, run: Path) -> int:
+    """A port that nobody has on a host; one of this machine where that host does not say."""
+    if is_direct(site, host):
+        return free_port()
+    words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
+    try:
+        text = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
+                              check=True).stdout
+        return int(text.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return free_port()
 
 
 def free_port() -> int:
