@@ -71,8 +71,8 @@ def go_on_slurm(
                     tell(f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
                          "itself")
                 return
-            found = settle(sweep)
-            open_ = [found[entry.id] for entry in wanted if not found[entry.id].over]
+            open_ = [status for run, status in settle(sweep).items()
+                     if not status.over and (only is None or run in only)]
             if not open_:
                 return
             words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
