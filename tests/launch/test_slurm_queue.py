@@ -126,6 +126,9 @@ def test_final_words_on_many_tasks_are_asked_for_at_once(commands: Commands, tmp
     assert (found["7_0"], found["7_1"], found["7_998"], found.get("7_999")) == (
         "COMPLETED", "CANCELLED", "CANCELLED", None)
     assert (tmp_path / "called").read_text(encoding="utf-8").split() == ["sacct", "scontrol"]
+    commands(scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=4294967294 JobState=CANCELLED; "
+                      "echo JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED")
+    assert final_states(["7_0", "7_1", "7_2"]) == {"7_0": "FAILED", "7_1": "CANCELLED", "7_2": "CANCELLED"}
 
 
 def test_a_folder_that_is_moved_keeps_its_jobs(commands: Commands, sweep: Sweep, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from knee.launch.status import Status, read_status, write_status
 FOLDER = "slurm"
 """Of a sweep: scripts, the runs that each starts, and the job that sbatch made of it."""
 NAME = "name"
+THE_REST = str(2**32 - 2)
+"""Slurm's number of no task: of the tasks that were cancelled before they began it keeps one record."""
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 LIVE = (*WAITS, "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
 ENDS = {
@@ -211,10 +213,17 @@ def final_states(jobs: Iterable[str]) -> dict[str, str]:
         for line in text.splitlines():
             name, _, state = line.partition("|")
             found |= dict.fromkeys(_tasks(array, name.partition("_")[2].strip("[]")), state.split()[0].strip("+"))
-        if any(job not in found for job in wanted if job.startswith(f"{array}_")):
+        unknown = [job for job in wanted if job.startswith(f"{array}_") and job not in found]
+        if unknown:
+            rest = ""
             for line in asked("scontrol", "--oneliner", "show", "job", array).splitlines():
                 words = dict(word.partition("=")[::2] for word in line.split())
-                found |= dict.fromkeys(_tasks(array, words.get("ArrayTaskId", "")), words.get("JobState", ""))
+                task, state = words.get("ArrayTaskId", ""), words.get("JobState", "")
+                if task == THE_REST:
+                    rest = state
+                else:
+                    found |= dict.fromkeys(_tasks(array, task), state)
+            found = dict.fromkeys(unknown, rest) | found if rest else found
     return {job: state for job, state in found.items() if job in wanted}
 
 
