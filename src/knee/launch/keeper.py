@@ -256,7 +256,11 @@ def _progress(run: Path) -> object:
 
 
 def _record_memory(run: Path, found: Verdict) -> None:
-    """A run that was killed for want of memory is evidence, also where the trainer could not say so itself."""
+    """A run that was killed for want of memory is evidence, also where the trainer could not say so itself.
+
+    Evidence is what the job's own device had too little of: a host, a limit on it, or /dev/shm say nothing of what a
+    GPU holds. Such a run has failed, and its record does not say whether the plan fits.
+    """
     from knee.train.record import compose, read_pieces, write_record
     from knee.train.worker import read_job
 
@@ -264,14 +268,20 @@ def _record_memory(run: Path, found: Verdict) -> None:
     if record.get("status") == "oom":
         return
     with suppress(KneeError, OSError, KeyError, TypeError, ValueError):
+        job = read_job(run / "job.json")
+        certain = found.memory == ("host" if job.device == "cpu" else "device")
         if not record:
-            record = compose(read_job(run / "job.json"), read_pieces(run), status="oom", error=found.words,
+            record = compose(job, read_pieces(run), status="oom" if certain else "failed", error=found.words,
                              rank=found.rank)
-        write_record(run, {**record, "status": "oom", "error": found.words, "fits": False})
+        write_record(run, {**record, "status": "oom" if certain else "failed", "error": found.words,
+                           "fits": False if certain else None})
 
 
 def _memory_kills() -> int:
-    """Processes of this one's control group that the kernel has killed for want of memory, so far."""
+    """Processes of this one's control group that the kernel has killed for want of memory, so far.
+
+    Others may be in that group too: it says something of a run only where a rank of it was killed.
+    """
     with suppress(OSError, ValueError, IndexError):
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
         events = Path("/sys/fs/cgroup", own.lstrip("/"), "memory.events").read_text(encoding="utf-8")

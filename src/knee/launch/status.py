@@ -18,6 +18,7 @@ Cause = Literal[
     "memory",  # of the device or the host, or a limit on it
     "hang",  # a rank stopped moving
     "comm_timeout",  # ranks on several nodes waited for each other
+    "comm",  # a connection between ranks broke or was not made, and no rank had failed before
     "time_limit",
     "lost_node",
     "bad_node",  # a node whose device or driver is at fault
@@ -30,7 +31,7 @@ Cause = Literal[
     "software",  # a module or a command is not there
     "error",
 ]
-AGAIN: frozenset[Cause] = frozenset(("lost_node", "preempted", "cancelled", "interrupted", "knee", "port"))
+AGAIN: frozenset[Cause] = frozenset(("lost_node", "comm", "preempted", "cancelled", "interrupted", "knee", "port"))
 """Causes that lie outside of the run: the next `knee sweep` starts it again."""
 STATUS = "status.json"
 CANCELLED = "cancelled by `knee sweep cancel`"
