@@ -215,6 +215,11 @@ def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster
     assert "waits in Slurm's queue" in status(out, more)["0003"]["words"]
     sweep("cancel", out, more=more)
     until(lambda: {one["state"] for one in status(out, more).values()} == {"cancelled"}, "all are cancelled")
+    # so does scancel, whenever it comes
+    sweep(*words, "--env", "STUB_S=300", more=more)
+    until(lambda: status(out, more)["0001"]["state"] == "running", "the first run runs again")
+    cluster.call("scancel", "--user=root")
+    until(lambda: {one["state"] for one in status(out, more).values()} == {"cancelled"}, "all are cancelled again")
     sweep(*words, "--wait", more=more, timeout_s=120)
     assert {one["state"] for one in status(out, more).values()} == {"done"}
 

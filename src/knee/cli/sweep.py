@@ -225,7 +225,7 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
 
         raise InputError(f"the sweep has no run {unknown[0]!r}",
                          hint=nearest(unknown[0], [entry.id for entry in sweep.entries]))
-    site = site_kept(sweep.folder, sweep.options["site"])
+    site = site_kept(sweep.folder, sweep.options.get("site", {}))
     with held(sweep.folder):
         count = put_back(sweep, names, ids)
         click.echo(f"{count} run{'s' if count != 1 else ''} to start again", err=True)

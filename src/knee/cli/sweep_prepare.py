@@ -135,11 +135,16 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     points = list(all_points(study, changes_of(sets)))
     if not points:
         raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")
+    # what a series keeps while its GPUs grow: the batch of each of them, or the batch of all
+    given = {name for name in ("local_batch", "global_batch") if name in changes_of(sets)}
+    weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
     found = []
     for point in points:
         question = point.question
         asked = {"study": point.study, "series": point.series, **asdict(question)}
-        series = f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len})"
+        batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
+        series = (f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
+                  f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})")
         one = Wanted(name=point.name, series=series, model=question.model, gpus=question.gpus, asked=asked)
         try:
             found.append(replace(one, job=job_of(question)))
@@ -241,14 +246,19 @@ def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
     from knee.launch.plan import renew, write_plan
 
     check_same(sweep)
+    known = (sweep.folder / SWEEP).exists()
+    before = read_sweep(sweep.folder) if known else sweep
+    if before.launcher == "slurm" != sweep.launcher:
+        from knee.launch.slurm_queue import refuse_while_queued
+
+        refuse_while_queued(before)
     link_knee(sweep.folder)
     write_env(sweep.folder, site.env)
-    if not (sweep.folder / SWEEP).exists():
+    if not known:
         write_plan(sweep, planned)
         return
-    made = read_sweep(sweep.folder).made
     renew(sweep)
-    replace(sweep, made=made).write()
+    replace(sweep, made=before.made).write()
 
 
 def check_same(sweep: Sweep) -> None:

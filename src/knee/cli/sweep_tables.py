@@ -24,6 +24,9 @@ REASONS = 8
 AGAIN_S = 2.0
 J_PER_KWH = 3.6e6
 CLEAR = "\x1b[H\x1b[2J"
+NODES_OWN = ("lost_node", "bad_node", "hang")
+"""Causes that lie with a node; of others it is only where the run was."""
+LEAVE_OUT = {"slurm": ", or leave it out (--exclude)", "torchrun": ", or leave it out of --hosts"}
 
 
 def estimate(sweep: Sweep) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
 
 
 def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
-    """Counts by state, what was spent, and nodes that runs were lost on."""
+    """Counts by state, what was spent, of how many of the runs that ran the energy is known, and nodes at fault."""
     from knee.launch.status import STATES
 
     counts = Counter(status.state for status in statuses.values())
@@ -96,9 +99,11 @@ def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
         status = statuses[entry.id]
         if status.state == "running" and (elapsed := status.elapsed_s()) is not None:
             spent += entry.gpus * elapsed / 3600
-    bad = Counter(status.node for status in statuses.values() if status.node and status.state not in ("done", "oom"))
+    bad = Counter(status.node for status in statuses.values() if status.node and status.cause in NODES_OWN)
     return {"counts": {state: counts[state] for state in STATES}, "gpu_h": spent,
-            "energy_j": sum(energies) if energies else None, "bad_nodes": dict(bad.most_common())}
+            "energy_j": sum(energies) if energies else None, "energy_runs": len(energies),
+            "runs_begun": sum(status.attempts > 0 for status in statuses.values()),
+            "bad_nodes": dict(bad.most_common())}
 
 
 def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
@@ -118,12 +123,14 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
         click.echo(f"  and {len(entries) - SHOWN:,} more; --json has all")
     found = totals(sweep, statuses)
     energy = "not measured" if found["energy_j"] is None else f"{found['energy_j'] / J_PER_KWH:,.3f} kWh"
+    if 0 < found["energy_runs"] < found["runs_begun"]:
+        energy += f" of {found['energy_runs']:,} of {found['runs_begun']:,} runs"
     words = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
     print_heading(f"{len(entries):,} runs: {words}; {found['gpu_h']:,.3f} of {estimate(sweep)['gpu_h']:,.2f} estimated "
                   f"GPU-hours, energy {energy}")
     for node, count in found["bad_nodes"].items():
-        click.echo(f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node, or leave "
-                   "it out (--exclude)")
+        click.echo(f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node"
+                   f"{LEAVE_OUT.get(sweep.launcher, '')}")
 
 
 def watched(sweep: Sweep) -> None:

@@ -100,13 +100,14 @@ def path(folder: Path) -> str:
 def _set_up(path: str, failed: str) -> list[str]:
     said = shlex.quote(f"error: the set-up {path} failed with code ")
     return [
-        "knee_was=$(command -v python3)",
+        "knee_was=$(command -v python3) knee_here=$PWD",
         f"knee_no_setup() {{ trap - EXIT; set +eu; knee_why={said}$1; {failed}; }}",
         "trap 'knee_no_setup $?' EXIT",
         f"source {shlex.quote(path)}",
         "knee_code=$?",
         "set +eu +o pipefail",  # the set-up's own way with failures is not that of what follows
         "trap - EXIT",
+        'cd "$knee_here"',  # a run is known by where it works
         '[ "$knee_code" = 0 ] || knee_no_setup "$knee_code"',
     ]
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.around import PACKAGE, SETUP_PYTHON, brings_python, surrounded
+from knee.launch.around import PACKAGE, SETUP_PYTHON, brings_python, path, surrounded
 from knee.launch.folder import Entry
-from knee.launch.site import VIA, Site
+from knee.launch.site import SSH, Site
 
 HEAD, PORT = "KNEE_HEAD", "KNEE_PORT"
 """Where the ranks of a Slurm job meet: set by the keeper, which runs on the first node."""
@@ -20,6 +21,8 @@ NODE = "KNEE_NODE"
 REMOTE_SHELLS = ("ssh", "rsh")
 """They join their arguments to one line, which a shell on the other side takes apart."""
 IN_CONTAINERS = "python3"
+ANSWER_S = 20.0
+FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.getsockname()[1])"
 
 
 def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
@@ -42,14 +45,27 @@ def on_hosts(
 ) -> list[list[str]]:
     """One command a host; the first host is where they meet."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
-    port, head = free_port(), address(hosts[0])
+    port, head = free_port_on(site, hosts[0], run), address(hosts[0])
     found = []
     for rank, host in enumerate(hosts):
         meet = f"--node-rank={rank} --master-addr={shlex.quote(head)} --master-port={port}"
         line = _line(site, run, before, meet, after, program)
-        words = surrounded(site, run.parents[1], line, more={NODE: host})
-        found.append(words if is_here(address(host)) and site.via == VIA else through(site.via, host, words))
+        found.append(_reached(site, host, surrounded(site, run.parents[1], line, more={NODE: host})))
     return found
+
+
+def on_host(site: Site, host: str, words: Sequence[str], run: Path) -> list[str]:
+    """A command of knee's own on a host, which needs neither the set-up nor the variables of runs."""
+    return _reached(site, host, ["bash", "-c", f"{path(run.parents[1])}; exec {shlex.join(words)}"])
+
+
+def _reached(site: Site, host: str, words: list[str]) -> list[str]:
+    return words if is_direct(site, host) else through(site.via, host, words)
+
+
+def is_direct(site: Site, host: str) -> bool:
+    """Whether a host is this machine, and nothing leads there."""
+    return is_here(address(host)) and site.via == SSH
 
 
 def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
@@ -94,7 +110,7 @@ def _seen_inside(run: Path) -> tuple[Path, Path]:
 def through(via: str, host: str, words: Sequence[str]) -> list[str]:
     """A command on another host."""
     # no option of ssh's can come of a host's name
-    prefix = ["ssh", "--", host] if via == VIA else [part.replace("{host}", host) for part in shlex.split(via)]
+    prefix = ["ssh", "--", host] if via == SSH else [part.replace("{host}", host) for part in shlex.split(via)]
     remote = Path(prefix[0]).name in REMOTE_SHELLS
     return [*prefix, shlex.join(words)] if remote else [*prefix, *words]
 
@@ -117,6 +133,19 @@ def address(host: str) -> str:
 def is_here(host: str) -> bool:
     """Whether a name is this machine's own."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
+
+
+def free_port_on(site: Site, host: str, run: Path) -> int:
+    """A port that nobody has on a host; one of this machine where that host does not say."""
+    if is_direct(site, host):
+        return free_port()
+    words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
+    try:
+        text = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
+                              check=True).stdout
+        return int(text.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return free_port()
 
 
 def free_port() -> int:

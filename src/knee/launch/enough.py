@@ -10,13 +10,15 @@ from statistics import fmean, stdev
 from typing import Any
 
 from knee.launch.folder import Entry, Sweep, read_record
-from knee.launch.status import Status
+from knee.launch.status import Cause, Status
 from knee.search.knee import THRESHOLD
 
 SIGMAS = 1.645
 """One-sided 95% of a normal distribution."""
 LEAST_STEPS = 3
 """Of a run's window, for its spread to be known."""
+CANNOT: frozenset[Cause] = frozenset(("memory", "spec", "knee"))
+"""Causes of runs that are no plan for that count of GPUs at all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +64,27 @@ def in_order(entries: Iterable[Entry], *, until_knee: bool = False) -> list[Entr
 
 
 def rate_of(record: Mapping[str, Any]) -> Rate | None:
-    """Of a finished run whose spread is known."""
-    times = [t for t in record.get("step_times_s") or () if isinstance(t, (int, float))]
-    window = times[-int(record.get("window_steps") or 0) :] if record.get("window_steps") else []
-    rate = record.get("tokens_per_s")
-    if record.get("status") != "done" or not isinstance(rate, (int, float)) or len(window) < LEAST_STEPS:
+    """Of a finished run whose spread is known; None where a number is missing or is none: that is no evidence."""
+    rate, gpus, steps = (_positive(record.get(name)) for name in ("tokens_per_s", "gpus", "window_steps"))
+    times = record.get("step_times_s")
+    if record.get("status") != "done" or rate is None or gpus is None or steps is None or not isinstance(times, list):
         return None
-    return Rate(gpus=int(record["gpus"]), tokens_per_s=float(rate),
-                error_frac=stdev(window) / fmean(window) / math.sqrt(len(window)))
+    window = [_positive(time_s) for time_s in times[-int(steps) :]] if steps >= LEAST_STEPS else []
+    known = [time_s for time_s in window if time_s is not None]
+    if len(known) < LEAST_STEPS or len(known) < len(window):
+        return None
+    return Rate(gpus=int(gpus), tokens_per_s=rate, error_frac=stdev(known) / fmean(known) / math.sqrt(len(known)))
+
+
+def _positive(value: object) -> float | None:
+    """A number that something can be divided by."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
 
 
 def returns_of(series: str, rates: Sequence[Rate]) -> list[Return]:
@@ -102,16 +117,27 @@ class Knees:
     def beyond(self, entry: Entry, statuses: Mapping[str, Status]) -> str | None:
         """Why a run is not worth starting: a count of GPUs below its own is known not to pay.
 
-        Of several runs of a series on one count (plans, repeats) the fastest counts.
+        Of several runs of a series on one count (plans, repeats) the fastest counts. Where one of them was not
+        measured, and not for want of memory, the fastest of that count is not known: it is no evidence against it.
         """
         best: dict[int, Rate] = {}
+        unknown: set[int] = set()
         for other in self.sweep.entries:
-            if other.series != entry.series or other.gpus >= entry.gpus or statuses[other.id].state != "done":
+            if other.series != entry.series or other.gpus >= entry.gpus:
                 continue
-            if other.id not in self.rates:
-                self.rates[other.id] = rate_of(read_record(self.sweep.run(other)))
-            rate = self.rates[other.id]
+            status = statuses[other.id]
+            rate = self._rate(other) if status.state == "done" else None
+            if rate is None and status.cause not in CANNOT:
+                unknown.add(other.gpus)
             if rate is not None and (other.gpus not in best or rate.tokens_per_s > best[other.gpus].tokens_per_s):
                 best[other.gpus] = rate
-        poor = next((step for step in returns_of(entry.series, list(best.values())) if not step.pays), None)
+        steps = returns_of(entry.series, list(best.values()))
+        poor = next((step for step in steps if not step.pays and step.to_gpus not in unknown), None)
         return None if poor is None else poor.words
+
+    def _rate(self, entry: Entry) -> Rate | None:
+        """What a run that is done has measured on the GPUs that it was to have."""
+        if entry.id not in self.rates:
+            rate = rate_of(read_record(self.sweep.run(entry)))
+            self.rates[entry.id] = rate if rate is not None and rate.gpus == entry.gpus else None
+        return self.rates[entry.id]

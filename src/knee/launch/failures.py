@@ -2,58 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from knee.launch.folder import ENVIRONMENT, read_record
+from knee.launch.evidence import Evidence, log_of, rank_of
+from knee.launch.evidence import files_of_ranks as files_of_ranks  # for whoever keeps a run
+from knee.launch.signs import (
+    BROKEN,
+    DENIED,
+    FAULTS,
+    MEMORY,
+    SCANCEL,
+    SLURM,
+    SLURM_NODE,
+    STARTS,
+    STATE_OF,
+    TASK_NODE,
+    TIMEOUTS,
+    Failure,
+    Memory,
+    Sign,
+    failures_of,
+    last_words,
+    peer_of,
+    refusal,
+    signal_words,
+)
 from knee.launch.status import Cause, State
-from knee.train.record import HEARTBEATS, LOGS, read_pieces
 
 Ended = Literal["", "hang", "time", "cancel", "signal"]
 """Why its keeper ended a run; empty where it ended by itself."""
-
-TAIL_BYTES = 65_536
-ALL_TAILS_BYTES = 32 << 20
-SILENT_S = 5.0
-"""A rank whose last heartbeat is so much older than the newest has stopped before the others."""
-STUCK = re.compile(r"no step has ended for (\d+) s")
-SLURM: tuple[tuple[str, State, Cause, str], ...] = (
-    (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "a node failed, says Slurm"),
-    (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
-    (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),
-    (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "timeout", "time_limit", "Slurm's time limit was over"),
-)
-"""What slurmstepd says of a job that Slurm ended -> state, cause, words."""
-SCANCEL = re.compile(r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
-"""It says so too of a step that srun ends because one of its tasks failed."""
-SIGNS: tuple[tuple[Cause, str], ...] = (
-    ("memory", r"out of memory|OutOfMemoryError|can't allocate memory|[Cc]annot allocate memory|MemoryError|"
-               r"oom.kill|std::bad_alloc|not enough memory"),
-    ("bad_node", r"uncorrectable ECC|fallen off the bus|\bXid\b|CUDA error: (unknown error|initialization error|"
-                 r"unspecified launch failure|hardware)|No CUDA GPUs are available|no CUDA-capable device|"
-                 r"Driver/library version mismatch|Unable to determine the device handle|busy or unavailable|"
-                 r"Remote I/O error|Stale file handle|Input/output error"),
-    ("disk", r"No space left on device|Disk quota exceeded"),
-    ("port", r"[Aa]ddress already in use|EADDRINUSE"),
-    ("software", r"ModuleNotFoundError|No module named|command not found|ImportError|undefined symbol|"
-                 r"driver version is insufficient|No such file or directory: '[^']*(python|srun|torchrun)[^']*'"),
-    ("comm_timeout", r"Watchdog caught collective operation timeout|collective operation timeout|"
-                     r"NCCL (error|WARN).*(timeout|timed out)|Timed out waiting \d+ms|"
-                     r"DistStoreError|RendezvousTimeout|wait timeout after \d+ms"),
-)
-"""Words of logs -> cause, the first that matches."""
-STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
-REFUSED = re.compile(r"^error: (.+)$", re.MULTILINE)
-ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?([A-Za-z_.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
-NOISE = re.compile(r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|"
-                   r"traceback :")
-LABEL = re.compile(r"^\d+: ", re.MULTILINE)
-"""What srun --label puts before a line."""
-KILLED = re.compile(r"exitcode\s*:\s*(-?\d+)|Signal (\d+) \(SIG\w+\) received")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,48 +47,8 @@ class Verdict:
     words: str = ""
     node: str = ""
     rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
-    """What a run left behind."""
-
-    record: dict[str, Any]
-    pieces: list[dict[str, Any]]
-    beats: dict[int, tuple[int, float]]
-    """Rank -> step and time of its last heartbeat."""
-    nodes: dict[int, str]
-    """Rank -> node."""
-    logs: dict[str, str]
-    """Name -> its last part; those of ranks first."""
-
-    @classmethod
-    def of(cls, run: Path) -> Evidence:
-        """Read the run's folder."""
-        return cls(record=read_record(run), pieces=read_pieces(run), beats=_beats(run), nodes=_nodes(run),
-                   logs=_tails(run / LOGS))
-
-    @property
-    def silent(self) -> list[int]:
-        """Ranks that stopped beating before the others did."""
-        if not self.beats:
-            return []
-        newest = max(time_s for _, time_s in self.beats.values())
-        return sorted(rank for rank, (_, time_s) in self.beats.items() if newest - time_s > SILENT_S)
-
-    @property
-    def waited(self) -> set[int]:
-        """Ranks that said themselves that they waited for others: they are not the ones at fault."""
-        found = {int(piece["rank"]) for piece in self.pieces if STUCK.search(str(piece.get("error") or ""))}
-        named = ((re.fullmatch(r"rank(\d+)\.log", name), text) for name, text in self.logs.items())
-        return found | {int(name[1]) for name, text in named if name and STUCK.search(text)}
-
-    @property
-    def stuck_s(self) -> int | None:
-        """How long ranks have waited for a step, where they say that they did."""
-        said = [str(piece.get("error") or "") for piece in self.pieces] + list(self.logs.values())
-        waits = [int(found[1]) for text in said for found in STUCK.finditer(text)]
-        return max(waits, default=None)
+    memory: Memory = ""
+    """Whose memory was too small, where that is the cause and is known."""
 
 
 def verdict(
@@ -128,44 +70,103 @@ def verdict(
     if ended == "signal":
         return Verdict(state="pending", cause="interrupted", words="what had started it was told to end")
     if gone:
-        return Verdict(state="failed", cause="lost_node", node=gone[0], words=f"{' and '.join(gone)} "
-                       f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}")
-    memory = _memory(found, killed_for_memory)
-    if memory is not None:
-        return memory
+        # a host that lets nobody in does not answer either
+        return _by_signs(found, (DENIED,), found.logs) or Verdict(
+            state="failed", cause="lost_node", node=gone[0], words=f"{' and '.join(gone)} "
+            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}")
+    failures = failures_of(found.logs, codes, found.pids)
+    by_fault = _memory(found, failures, killed_for_memory) or _fault(found) or _crash(found, failures)
+    if by_fault is not None:
+        return by_fault
     if found.stuck_s is not None or ended == "hang":
         return _stuck(found, found.stuck_s if found.stuck_s is not None else round(waited_s))
-    return _told(found, codes)
+    return _told(found, failures) or _untold(found, failures, codes)
 
 
 def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Verdict | None:
     text = "\n".join(log for name, log in found.logs.items() if not name.startswith("rank"))
     for pattern, state, cause, words in SLURM:
         if re.search(pattern, text):
-            node = re.search(r"[Nn]ode failure on (\S+)", text)
-            name = node[1] if node else next(iter(lost), "")
-            return Verdict(state=state, cause=cause, node=name if cause == "lost_node" else "",
-                           words=words.replace("a node", name) if name and cause == "lost_node" else words)
+            node = SLURM_NODE.search(text)
+            name = (node[1] or node[2]) if node else next(iter(lost), "")
+            if cause not in ("lost_node", "bad_node"):
+                name = ""
+            return Verdict(state=state, cause=cause, node=name, words=words.replace("a node", name) if name else words)
     if told and SCANCEL.search(text):
         return Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel")
     return None
 
 
-def _memory(found: Evidence, killed: bool) -> Verdict | None:
+def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -> Verdict | None:
+    """The first sign that a log has."""
+    for sign in signs:
+        for name, log in logs.items():
+            line = sign.line(log)
+            if line is not None:
+                rank = rank_of(name)
+                return Verdict(state=STATE_OF.get(sign.cause, "failed"), cause=sign.cause, words=sign.says + line,
+                               rank=rank, node=_node(found, rank), memory=sign.memory)
+    return None
+
+
+def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdict | None:
     """By the trainer's own word, a log's, or the kernel's."""
     record = found.record
     if record.get("status") == "oom":
         rank = record.get("failed_rank")
         return Verdict(state="oom", cause="memory", words=str(record.get("error") or "out of memory"), rank=rank,
-                       node=found.nodes.get(rank, "") if rank is not None else "")
-    pattern = dict(SIGNS)["memory"]
-    for name, log in found.logs.items():
-        line = _line_with(pattern, log)
-        if line is not None:
-            return Verdict(state="oom", cause="memory", words=f"out of memory: {line}", **_place(name, found))
-    if killed:
-        return Verdict(state="oom", cause="memory", words="the kernel killed it for want of memory")
+                       node=_node(found, rank), memory="device")
+    # what a rank says itself of its end is believed: what else is in its log was not the end
+    logs = {log_of(rank): error for rank, error in found.errors.items()}
+    told = _by_signs(found, MEMORY, {**found.logs, **logs})
+    if told is not None:
+        named = next((match for log in found.logs.values() if (match := TASK_NODE.search(log))), None)
+        return replace(told, node=told.node or (named[1] or named[2])) if named and told.memory == "host" else told
+    # another program may share the control group: it counts only where a rank was killed
+    dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
+    if killed and dead is not None:
+        return Verdict(state="oom", cause="memory", words="the kernel killed it for want of memory", memory="host",
+                       rank=dead.rank, node=_node(found, dead.rank) or dead.node)
     return None
+
+
+def _fault(found: Evidence) -> Verdict | None:
+    """A device, a driver, a limit; or a rank that failed by itself. What others say then is a consequence."""
+    errors = {log_of(rank): error for rank, error in found.errors.items()}
+    by_sign = (_by_signs(found, FAULTS, errors) or _by_signs(found, FAULTS, found.logs)
+               or _by_signs(found, STARTS, errors))
+    if by_sign is not None:
+        return by_sign
+    if found.errors:
+        told = found.record.get("failed_rank")
+        rank = told if told in found.errors else min(found.errors)
+        return Verdict(state="failed", cause="error", words=found.errors[rank], rank=rank, node=_node(found, rank))
+    silent = found.logs_of(found.speechless)
+    by_sign = _by_signs(found, STARTS, silent)
+    if by_sign is not None:
+        return by_sign
+    for name, log in silent.items():
+        refused = refusal(log)
+        if refused is not None:
+            rank = rank_of(name)
+            return Verdict(state="failed", cause="spec", words=refused, rank=rank, node=_node(found, rank))
+    return None
+
+
+def _crash(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
+    """A rank that ended by a signal that nobody sends; others may have waited for it since."""
+    sent = (signal.SIGKILL, signal.SIGABRT)  # torchrun kills what hangs; NCCL's watchdog aborts what waits
+    dead = next((failure for failure in failures if failure.signal and failure.signal not in sent), None)
+    return None if dead is None else _dead(found, dead)
+
+
+def _dead(found: Evidence, failure: Failure) -> Verdict:
+    """Of a rank that a signal ended."""
+    rank, node = failure.rank, _node(found, failure.rank) or failure.node
+    who = f"rank {rank}" if rank is not None else "a process" if node else "it"
+    step = f"; last heard of at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
+    return Verdict(state="failed", cause="error", rank=rank, node=node,
+                   words=f"{who}{f' on {node}' if node else ''} {signal_words(failure.signal)}{step}")
 
 
 def _stuck(found: Evidence, waited_s: int) -> Verdict:
@@ -192,60 +193,56 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
     return Verdict(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s{began}")
 
 
-def _told(found: Evidence, codes: Sequence[int | None]) -> Verdict:
-    """By what logs say."""
-    for name, log in found.logs.items():
-        refused = REFUSED.search(log)
-        if refused:
-            return Verdict(state="failed", cause="spec", words=refused[1], **_place(name, found))
-    for cause, pattern in SIGNS:
-        for name, log in found.logs.items():
-            line = _line_with(pattern, log)
-            if line is not None:
-                return Verdict(state=STATE_OF.get(cause, "failed"), cause=cause, words=line, **_place(name, found))
-    error, rank = found.record.get("error"), found.record.get("failed_rank")
+def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
+    """By what logs and those that started the ranks say, the first failure before its consequences."""
+    starts = _by_signs(found, STARTS, found.logs)
+    if starts is not None:
+        return starts
+    if failures and failures[0].signal == signal.SIGKILL:
+        return _dead(found, failures[0])
+    logs = {**{log_of(rank): error for rank, error in found.complaints.items()}, **found.logs}
+    timeout = _by_signs(found, TIMEOUTS, logs)
+    if timeout is not None:
+        return timeout
+    dead = next((failure for failure in failures if failure.signal), None)
+    if dead is not None:
+        return _dead(found, dead)
+    error, rank = str(found.record.get("error") or ""), found.record.get("failed_rank")
+    if "without a word" in error:
+        return Verdict(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
+    broken = _by_signs(found, BROKEN, logs)
+    if broken is not None:  # the node that says it has only noticed
+        node = peer_of(broken.words, found.nodes.values())
+        where = "" if broken.rank is None else f"rank {broken.rank}{f' on {broken.node}' if broken.node else ''}: "
+        broken = replace(broken, node=node, rank=None, words=f"{where}{broken.words}")
     if found.record.get("status") == "terminated":  # not by its keeper: by Slurm, a batch system's epilogue, a person
-        where = found.nodes.get(rank, "") if rank is not None else ""
+        first = failures[0].rank if failures else None
+        if broken is not None and first in found.complaints:
+            return broken  # torchrun has ended the rest because of it
+        where = _node(found, rank)
         return Verdict(state="failed", cause="preempted", rank=rank,
                        words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}")
+    return broken
+
+
+def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Verdict:
+    """By whatever was said last."""
+    error, rank = found.record.get("error"), found.record.get("failed_rank")
     if error:
-        words = f"{error}{_killed_by(found)}" if "without a word" in str(error) else str(error)
-        return Verdict(state="failed", cause="error", words=words, rank=rank,
-                       node=found.nodes.get(rank, "") if rank is not None else "")
+        return Verdict(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
     for name, log in found.logs.items():
         line = last_words(log)
         if line:
-            return Verdict(state="failed", cause="error", words=line, **_place(name, found))
-    told = ", ".join("?" if code is None else str(code) for code in codes)
+            rank = rank_of(name)
+            return Verdict(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))
     if all(code == 0 for code in codes) and codes:
         return Verdict(state="failed", cause="error", words="it ended well and left no record of a finished run")
+    first = next((failure for failure in failures if failure.rank is not None), None)
+    if first is not None:
+        return Verdict(state="failed", cause="error", rank=first.rank, node=_node(found, first.rank) or first.node,
+                       words=f"rank {first.rank} ended with code {first.code} and said nothing")
+    told = ", ".join("?" if code is None else str(code) for code in codes)
     return Verdict(state="failed", cause="error", words=f"it ended with code {told or '?'} and said nothing")
-
-
-def last_words(log: str) -> str:
-    """The last line that says something: an error, or else what is no warning, no rule and no stack."""
-    text = LABEL.sub("", log)
-    errors = ERROR_LINE.findall(text)
-    if errors:
-        return str(errors[-1]).strip()[:300]
-    lines = [line for line in text.splitlines() if not NOISE.search(line)]
-    return lines[-1].strip()[:300] if lines else ""
-
-
-def _line_with(pattern: str, log: str) -> str | None:
-    """The first line that matches, without what loggers put before it."""
-    found = re.search(rf"^.*(?:{pattern}).*$", log, re.MULTILINE)
-    return None if found is None else LABEL.sub("", found[0]).strip()[:300]
-
-
-def _killed_by(found: Evidence) -> str:
-    """What torchrun says of a rank that could not say anything itself."""
-    for log in found.logs.values():
-        for match in KILLED.finditer(log):
-            number = -int(match[1]) if match[1] else int(match[2])
-            if number == 9:
-                return ": it was killed (SIGKILL), by hand or for want of the host's memory"
-    return ""
 
 
 def _last_heard(found: Evidence, gone: Sequence[str]) -> str:
@@ -253,48 +250,6 @@ def _last_heard(found: Evidence, gone: Sequence[str]) -> str:
     return f"; last heard of at step {max(steps)}" if steps else ""
 
 
-def _place(log: str, found: Evidence) -> dict[str, Any]:
-    """The rank whose log it is, and its node."""
-    name = re.fullmatch(r"rank(\d+)\.log", log)
-    rank = int(name[1]) if name else None
-    return {"rank": rank, "node": found.nodes.get(rank, "") if rank is not None else ""}
-
-
-def _beats(run: Path) -> dict[int, tuple[int, float]]:
-    found = {}
-    for rank, plain in files_of_ranks(run / HEARTBEATS):
-        try:
-            found[rank] = int(plain["step"]), float(plain["time_s"])
-        except (KeyError, TypeError, ValueError):
-            continue
-    return found
-
-
-def _nodes(run: Path) -> dict[int, str]:
-    return {rank: str(plain.get("node", "")) for rank, plain in files_of_ranks(run / ENVIRONMENT)}
-
-
-def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    """The files of ranks that can be read."""
-    for path in folder.glob("rank*.json"):
-        try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
-            yield int(path.stem.removeprefix("rank")), plain if isinstance(plain, dict) else {}
-        except (OSError, ValueError):
-            continue
-
-
-def _tails(folder: Path) -> dict[str, str]:
-    """The ends of all logs, ranks' first and by their number."""
-    paths = sorted(folder.glob("*.log"), key=lambda p: (not p.stem.startswith("rank"), len(p.stem), p.stem))
-    size = min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(paths)))
-    found = {}
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - size))
-                found[path.name] = file.read(size).decode(errors="replace")
-        except OSError:
-            continue
-    return found
+def _node(found: Evidence, rank: int | None) -> str:
+    """Where a rank was, as far as it is known."""
+    return "" if rank is None else found.nodes.get(rank, "")

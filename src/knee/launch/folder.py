@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -116,7 +115,7 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
         and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
         and isinstance(options["timeout_s"], (int, float))
         and isinstance(options["until_knee"], bool)
-        and isinstance(options["site"], dict)
+        and isinstance(options.get("site", {}), dict)
         and found.launcher in ("local", "torchrun", "slurm")
     )
     if not right or any("/" in entry.id or entry.id in ("", ".", "..") for entry in entries):
@@ -154,8 +153,8 @@ def new_attempt(run: Path, attempts: int) -> None:
     """Move aside what an earlier attempt left."""
     left = [name for name in (RECORD, LOGS, PIECES, HEARTBEATS, TRACES, ENVIRONMENT) if (run / name).exists()]
     if left:
-        aside = run / ATTEMPTS / str(attempts)
-        shutil.rmtree(aside, ignore_errors=True)
+        known = [int(path.name) for path in (run / ATTEMPTS).glob("*") if path.name.isdigit()]
+        aside = run / ATTEMPTS / str(max([attempts, *(number + 1 for number in known)]))
         aside.mkdir(parents=True)
         for name in left:
             os.replace(run / name, aside / name)

@@ -21,9 +21,9 @@ from knee.specs.catalog import did_you_mean, read_toml
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 """As Slurm takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours ..."""
+SSH = "ssh {host}"
 PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
 """What stands in a script's #SBATCH line, which has no quotes of its own."""
-VIA = "ssh {host}"
 HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name, or an address of the old kind; what could be an option or a shell's is none."""
 TYPES = {"string_type": "must be text, in quotes", "bool_type": "must be true or false",
@@ -58,7 +58,7 @@ class Site:
     """Tasks of an array that may run at once."""
     hosts: tuple[str, ...] = ()
     """Names or addresses, for torchrun without Slurm; the first is where ranks meet."""
-    via: str = VIA
+    via: str = SSH
     """What runs a command on a host."""
     setup: str = ""
     """A file of shell commands that are run before anything else: modules, limits, a virtual environment. What fails
@@ -95,7 +95,7 @@ class Site:
         self._check_via()
 
     def _check_via(self) -> None:
-        hint = f'for example "{VIA}"'
+        hint = f'for example "{SSH}"'
         try:
             words = shlex.split(self.via)
         except ValueError as error:

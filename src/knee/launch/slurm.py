@@ -17,19 +17,23 @@ from typing import TypeVar
 
 from knee.errors import InputError, MissingExtra
 from knee.files import make_folder, write_text
+from knee.launch import here
 from knee.launch.enough import Knees, in_order
 from knee.launch.folder import CANCEL, Entry, Sweep
 from knee.launch.here import missing, not_started
+from knee.launch.keeper import Told
 from knee.launch.site import Site
 from knee.launch.slurm_job import asked
-from knee.launch.slurm_queue import FOLDER, NoAnswer, job_name, jobs_of_runs, settle
+from knee.launch.slurm_queue import FOLDER, Job, NoAnswer, job_name, jobs_of_runs, name_sweep, settle
 from knee.launch.slurm_script import script
-from knee.launch.status import Status, write_status
+from knee.launch.status import CANCELLED, Status, write_status
 
 WAIT_S = 5.0
 DEFAULT_ARRAY = 1001
 """Slurm's own default of MaxArraySize: the largest index, and one."""
-LIMIT = re.compile(r"limit|MaxSubmit|MaxJobs|policy|AssocMax|QOSMax|too many", re.IGNORECASE)
+LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobs|accounting/QOS policy|AssocMax|QOSMax|too many|temporarily",
+                   re.IGNORECASE)
+"""What sbatch says where the queue is full for now; some of it also of a job that it would never take."""
 Tell = Callable[[str], None]
 SILENT = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
 """A job may have been taken all the same: its name in the queue tells."""
@@ -46,31 +50,36 @@ def need_slurm() -> None:
 
 def go_on_slurm(
     sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None
-) -> None:
+) -> None:  # fmt: skip
     """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock.
 
-    ``only``: runs that are submitted, if not all.
+    ``only``: ids of the runs to start, where not all that are missing are meant.
     """
     until_knee = bool(sweep.options["until_knee"])
     stays = wait or until_knee
     make_folder(sweep.folder / FOLDER)
+    name_sweep(sweep)
+    here.settle(sweep, float(sweep.options["timeout_s"]), Told())  # what another launcher has begun
     settle(sweep)
     wanted = missing(sweep, sweep.statuses(), until_knee=until_knee, only=only)
     knees, told = Knees(sweep), ""
     while True:
         try:
             left = _submit_more(sweep, site, wanted, knees if until_knee else None, tell)
-            open_ = [status for status in settle(sweep).values() if not status.over]
+            if not stays:
+                if left:
+                    tell(f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
+                         "itself")
+                return
+            open_ = [status for run, status in settle(sweep).items()
+                     if not status.over and (only is None or run in only)]
+            if not open_:
+                return
+            words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
         except NoAnswer as error:
             if not stays:
                 raise
             words = f"{error.message}; trying again"
-        else:
-            if not stays and left:
-                tell(f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by itself")
-            if not stays or not open_:
-                return
-            words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
         if words != told:
             tell(words)
             told = words
@@ -84,11 +93,16 @@ def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[Entry], knees: Knees
     waiting = [entry for entry in wanted if statuses[entry.id].state == "pending"
                and entry.id not in queued and not _is_cancelled(sweep, entry, statuses)]
     now = waiting if knees is None else list(_worth_it(sweep, waiting, statuses, knees, queued))
-    return len(waiting) - submit(sweep, site, now, room=_room(site, queued), tell=tell)
+    taken, trouble = submit(sweep, site, now, room=_room(site, queued, now))
+    if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
+        raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
+    if trouble:
+        tell(f"Slurm takes no more jobs now: {trouble}")
+    return len(waiting) - taken
 
 
-def submit(sweep: Sweep, site: Site, entries: Sequence[Entry], *, room: int | None, tell: Tell) -> int:
-    """Hand runs to sbatch as arrays of jobs of one shape; how many runs were taken."""
+def submit(sweep: Sweep, site: Site, entries: Sequence[Entry], *, room: int | None) -> tuple[int, str]:
+    """Hand runs to sbatch as arrays of jobs of one shape; how many runs were taken, and why not more."""
     pack, longest = int(sweep.options["pack"]), max_array()
     shapes: dict[tuple[int, int], list[Entry]] = {}
     for entry in entries:
@@ -102,12 +116,11 @@ def submit(sweep: Sweep, site: Site, entries: Sequence[Entry], *, room: int | No
         for some in _batched(packs, longest):
             trouble = _sbatch(sweep, site, some)
             if trouble is not None and LIMIT.search(trouble):
-                tell(f"Slurm takes no more jobs now: {trouble}")
-                return taken
+                return taken, trouble
             if trouble is not None:
                 raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
             taken += sum(map(len, some))
-    return taken
+    return taken, ""
 
 
 def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[Entry]]) -> str | None:
@@ -139,14 +152,13 @@ def cancel_jobs(sweep: Sweep) -> None:
     queued = jobs_of_runs(sweep, alive_only=True)
     for run, status in sweep.statuses().items():
         if status.state == "pending" and run not in queued:
-            write_status(sweep.run(run), not_started(status, "cancelled", "cancelled by `knee sweep cancel`"))
+            write_status(sweep.run(run), not_started(status, "cancelled", CANCELLED))
 
 
 def nodes_there(site: Site) -> int | None:
-    """Nodes of the partition that are not taken out; None where Slurm does not say."""
+    """Nodes of the partition, or of all; None where Slurm does not say."""
     where = [f"--partition={site.partition}"] if site.partition else []
-    counts = asked("sinfo", "--noheader", *where, "--format=%D").split()
-    return sum(int(count) for count in counts if count.isdigit()) or None
+    return len(set(asked("sinfo", "--noheader", "--Node", *where, "--format=%N").split())) or None
 
 
 def max_array() -> int:
@@ -169,17 +181,18 @@ def _worth_it(sweep: Sweep, entries: Iterable[Entry], statuses: Mapping[str, Sta
             write_status(sweep.run(entry), not_started(statuses[entry.id], "knee", f"not started: {why}"))
 
 
-def _room(site: Site, queued: Mapping[str, tuple[str, object]]) -> int | None:
-    if site.max_queued is None:
-        return None
-    return max(0, site.max_queued - len({job for job, _ in queued.values()}))
+def _room(site: Site, queued: Mapping[str, Job], entries: Sequence[Entry]) -> int | None:
+    """Jobs that may be submitted now. An array's own limit holds for that array alone, and a shape has one each."""
+    alone = not queued and len({(entry.nodes, entry.per_node) for entry in entries}) <= 1
+    limits = [limit for limit in (site.max_queued, None if alone else site.max_running) if limit is not None]
+    return max(0, min(limits) - len({job.name for job in queued.values()})) if limits else None
 
 
 def _is_cancelled(sweep: Sweep, entry: Entry, statuses: Mapping[str, Status]) -> bool:
     run = sweep.run(entry)
     if not (run / CANCEL).exists():
         return False
-    write_status(run, not_started(statuses[entry.id], "cancelled", "cancelled by `knee sweep cancel`"))
+    write_status(run, not_started(statuses[entry.id], "cancelled", CANCELLED))
     return True
 
 

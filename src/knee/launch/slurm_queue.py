@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
-import time
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 
-from knee.errors import KneeError
-from knee.launch.failures import verdict
-from knee.launch.folder import Sweep, read_record, wants_cancel
-from knee.launch.slurm_job import asked, heard
-from knee.launch.status import Cause, State, Status, read_status, write_status
+from knee.errors import InputError, KneeError
+from knee.files import write_text
+from knee.launch.failures import Verdict, last_words, verdict
+from knee.launch.folder import Entry, Sweep, read_record, wants_cancel
+from knee.launch.slurm_job import asked, heard, unanswering
+from knee.launch.spent import accounted
+from knee.launch.status import Status, read_status, write_status
 
 FOLDER = "slurm"
 """Of a sweep: scripts, the runs that each starts, and the job that sbatch made of it."""
-ENDS: dict[str, tuple[State, Cause, str]] = {
-    "CANCELLED": ("cancelled", "cancelled", "cancelled by scancel"),
-    "NODE_FAIL": ("failed", "lost_node", "a node failed, says Slurm"),
-    "BOOT_FAIL": ("failed", "lost_node", "a node did not start, says Slurm"),
-    "PREEMPTED": ("cancelled", "preempted", "preempted, and not put back into the queue"),
-    "TIMEOUT": ("timeout", "time_limit", "Slurm's time limit was over"),
-    "DEADLINE": ("timeout", "time_limit", "Slurm's deadline was over"),
-    "OUT_OF_MEMORY": ("oom", "memory", "out of memory, says Slurm"),
+NAME = "name"
+THE_REST = str(2**32 - 2)
+"""Slurm's number of no task: of the tasks that were cancelled before they began it keeps one record."""
+WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
+LIVE = (*WAITS, "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
+ENDS = {
+    "CANCELLED": Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel"),
+    "NODE_FAIL": Verdict(state="failed", cause="lost_node", words="a node failed, says Slurm"),
+    "BOOT_FAIL": Verdict(state="failed", cause="lost_node", words="a node did not start, says Slurm"),
+    "PREEMPTED": Verdict(state="cancelled", cause="preempted", words="preempted, and not put back into the queue"),
+    "TIMEOUT": Verdict(state="timeout", cause="time_limit", words="Slurm's time limit was over"),
+    "DEADLINE": Verdict(state="timeout", cause="time_limit", words="Slurm's deadline was over"),
+    "OUT_OF_MEMORY": Verdict(state="oom", cause="memory", words="out of memory, says Slurm"),
 }
-"""Slurm's word for the end of a job whose run could not write its own -> state, cause, words."""
+"""Slurm's word for the end of a job whose run could not write its own -> how it ended."""
 
 
 class NoAnswer(KneeError):
@@ -38,6 +43,16 @@ class NoAnswer(KneeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """The job or array task that a run is part of."""
+
+    name: str
+    submitted_s: float
+    queued: Queued | None
+    """None where it has left the queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Queued:
     """A job as squeue has it."""
 
@@ -46,35 +61,37 @@ class Queued:
     nodes: str = ""
 
 
-def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, tuple[str, Queued | None]]:
-    """Run -> its job and how that stands in the queue; the last one it was submitted in, None where it has left it."""
-    found: dict[str, tuple[str, Queued | None]] = {}
+def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, Job]:
+    """Run -> the job that it was last submitted in, and how that stands in the queue."""
+    found: dict[str, Job] = {}
     queue = read_queue(sweep)
-    for packs, job in submissions(sweep):
+    for packs, job, submitted_s in submissions(sweep):
         for task, ids in enumerate(packs):
             name = f"{job}_{task}"
             for run in ids:
-                found[run] = name, queue.get(name)
-    return {run: pair for run, pair in found.items() if pair[1] is not None} if alive_only else found
+                found[run] = Job(name=name, submitted_s=submitted_s, queued=queue.get(name))
+    return {run: job for run, job in found.items() if job.queued is not None} if alive_only else found
 
 
-def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str]]:
-    """Packs of runs and job of each, in order. One whose job was never written down is known by its name."""
+def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str, float]]:
+    """Packs of runs, job and time of each, in order. One whose job was never written down is known by its name."""
     for path in sorted((sweep.folder / FOLDER).glob("[0-9]*.runs.json")):
         number = int(path.name.partition(".")[0])
         try:
             packs = json.loads(path.read_text(encoding="utf-8"))
+            submitted_s = path.stat().st_mtime
         except (OSError, ValueError):
             continue
         note = path.with_name(f"{number:04d}.job.json")
         try:
-            job = str(json.loads(note.read_text(encoding="utf-8"))["job"])
-        except (OSError, ValueError, KeyError):
+            plain = json.loads(note.read_text(encoding="utf-8"))
+            job, submitted_s = str(plain["job"]), float(plain["submitted_s"])
+        except (OSError, ValueError, KeyError, TypeError):
             lines = _queue("--noheader", f"--name={job_name(sweep, number)}", "--format=%F").split()
             if not lines:
                 continue  # never submitted, or over: its runs have their own word for it
             job = lines[0]
-        yield packs, job
+        yield packs, job, submitted_s
 
 
 def read_queue(sweep: Sweep) -> dict[str, Queued]:
@@ -102,23 +119,46 @@ def _queue(*words: str) -> str:
 def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status]:
     """Statuses with what Slurm knows: why a run waits, and how one ended that could not say so itself."""
     found = dict(statuses)
-    jobs = jobs_of_runs(sweep)
-    for run, status in statuses.items():
-        if run not in jobs or (status.over and not status.missing):
+    left: dict[str, Job] = {}
+    for run, job in jobs_of_runs(sweep).items():
+        status = statuses[run]
+        if status.over and not status.missing:
             continue
-        job, queued = jobs[run]
-        status = read_status(sweep.run(run))  # it may have ended since, and then has its own word
+        status = found[run] = read_status(sweep.run(run))  # it may have ended since, and then has its own word
+        queued = job.queued
         if status.over and (queued is None or not status.missing or wants_cancel(sweep.run(run))):
-            found[run] = status
-        elif queued is not None and queued.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD"):
-            words = f"waits in Slurm's queue: {queued.reason}"
-            words += f"; put back after: {status.words}" if status.attempts and status.words else ""
-            found[run] = replace(status, state="pending", job=job, words=words)
-        elif queued is None:
-            found[run] = _ended(sweep, run, status, job)
-        else:
-            found[run] = replace(status, job=job)
+            continue
+        if queued is None and (status.put_back_s or 0.0) <= job.submitted_s:
+            left[run] = job
+        elif queued is not None and queued.state in WAITS:
+            found[run] = _waits(status, job.name, queued)
+        elif queued is not None:
+            found[run] = replace(status, job=job.name)
+    states = final_states(job.name for job in left.values())
+    entries = {entry.id: entry for entry in sweep.entries}
+    for run, job in left.items():
+        found[run] = _ended(sweep, entries[run], found[run], job.name, states.get(job.name, ""))
     return found
+
+
+def _waits(status: Status, job: str, queued: Queued) -> Status:
+    """A run whose job waits: for the first time, or again after Slurm has put it back."""
+    words = f"waits in Slurm's queue: {queued.reason}"
+    if status.state == "running":  # its keeper was killed before it could say why
+        lost = unanswering(status.nodes)
+        why = f"{' and '.join(lost)} failed" if lost else "it was killed without a word"
+        return replace(status, state="pending", job=job, cause="lost_node" if lost else "preempted",
+                       node=next(iter(lost), ""), words=f"{words}; put back after: {why}")
+    words += f"; put back after: {status.words}" if status.attempts and status.words else ""
+    return replace(status, state="pending", job=job, words=words)
+
+
+def refuse_while_queued(sweep: Sweep) -> None:
+    """Another launcher may not start what Slurm has still to start."""
+    queued = jobs_of_runs(sweep, alive_only=True)
+    if queued:
+        raise InputError(f"{len(queued):,} runs of {sweep.folder} are in Slurm's queue",
+                         hint=f"`knee sweep cancel {sweep.folder}` takes them out; or go on with --launcher slurm")
 
 
 def settle(sweep: Sweep) -> dict[str, Status]:
@@ -131,35 +171,81 @@ def settle(sweep: Sweep) -> dict[str, Status]:
     return after
 
 
-def _ended(sweep: Sweep, run: str, status: Status, job: str) -> Status:
-    """A run whose job has left the queue, and which did not say how it ended."""
-    state = _final_state(job)
-    folder = sweep.run(run)
-    words: tuple[State, Cause, str]
-    if status.state == "pending" and not status.attempts and state in ("", "COMPLETED", "FAILED"):
-        return replace(status, words="its job ended before it began")
-    if read_record(folder).get("status") == "done":
-        words = "done", "", ""
-    elif state in ENDS:
-        words = ENDS[state]
-    elif status.state == "pending":
+def _ended(sweep: Sweep, entry: Entry, status: Status, job: str, state: str) -> Status:
+    """A run whose job has left the queue, and which did not say how it ended. ``state``: Slurm's last word on it."""
+    run = sweep.run(entry)
+    if state in LIVE:
         return status
+    if read_record(run).get("status") == "done":
+        found = Verdict(state="done")
+    elif state in ENDS:
+        found = ENDS[state]
+    elif status.state == "pending" and status.attempts:
+        return status
+    elif status.state == "pending":
+        found = _never_began(sweep, job)
     else:
-        found = verdict(folder, ())
-        words = (found.state, found.cause, found.words) if found.state in ("oom", "timeout") else (
-            "failed", "lost_node", f"its job {job} is gone" + (f" ({state})" if state else "") + " without a word")
-    return replace(status, state=words[0], cause=words[1], words=words[2], job=job, ended_s=time.time())
+        found = verdict(run, ())
+        if found.state not in ("oom", "timeout"):
+            after = f" ({state})" if state else ""
+            found = Verdict(state="failed", cause="lost_node", words=f"its job {job} is gone{after} without a word")
+    if status.state == "running":
+        status = accounted(status, entry, run)
+    return replace(status, state=found.state, cause=found.cause, words=found.words, job=job, pids=())
 
 
-def _final_state(job: str) -> str:
-    """Slurm's last word on a job: from its records where there are any, or from the controller while it remembers."""
-    words = asked("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State").split()
-    if not words:
-        found = re.search(r"JobState=(\S+)", asked("scontrol", "--oneliner", "show", "job", job))
-        words = [found[1]] if found else []
-    return words[0].strip("+") if words else ""
+def _never_began(sweep: Sweep, job: str) -> Verdict:
+    """A job that ended before the keeper of its run was there: what its own log says."""
+    try:
+        said = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return Verdict(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
+    return Verdict(state="failed", cause="software", words=f"its job {job} ended before the run began: "
+                   f"{said or 'without a word'}")
+
+
+def final_states(jobs: Iterable[str]) -> dict[str, str]:
+    """Slurm's last word on tasks of arrays: from its records where there are any, or from the controller's memory."""
+    wanted = set(jobs)
+    found: dict[str, str] = {}
+    for array in sorted({job.partition("_")[0] for job in wanted}):
+        text = asked("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={array}", "--format=JobID,State")
+        for line in text.splitlines():
+            name, _, state = line.partition("|")
+            found |= dict.fromkeys(_tasks(array, name.partition("_")[2].strip("[]")), state.split()[0].strip("+"))
+        unknown = [job for job in wanted if job.startswith(f"{array}_") and job not in found]
+        if unknown:
+            rest = ""
+            for line in asked("scontrol", "--oneliner", "show", "job", array).splitlines():
+                words = dict(word.partition("=")[::2] for word in line.split())
+                task, state = words.get("ArrayTaskId", ""), words.get("JobState", "")
+                if task == THE_REST:
+                    rest = state
+                else:
+                    found |= dict.fromkeys(_tasks(array, task), state)
+            found = dict.fromkeys(unknown, rest) | found if rest else found
+    return {job: state for job, state in found.items() if job in wanted}
+
+
+def _tasks(array: str, listed: str) -> Iterator[str]:
+    """Tasks as Slurm lists those that never began together: 4-7,9%2."""
+    for part in listed.partition("%")[0].split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            yield from (f"{array}_{task}" for task in range(int(first), int(last if last.isdigit() else first) + 1))
+
+
+def name_sweep(sweep: Sweep) -> None:
+    """Give a sweep's jobs a name that no other's have, and that stays when its folder is moved."""
+    path = sweep.folder / FOLDER / NAME
+    if not path.exists():
+        write_text(path, secrets.token_hex(5))
 
 
 def job_name(sweep: Sweep, number: int) -> str:
-    """One that no other sweep has: the queue is asked by it."""
-    return f"knee-{sha256(str(sweep.folder).encode()).hexdigest()[:10]}-{number:04d}"
+    """The name of a submission's job: the queue is asked by it."""
+    try:
+        name = (sweep.folder / FOLDER / NAME).read_text(encoding="utf-8").strip()
+    except OSError:
+        name = sweep.folder.name
+    return f"knee-{name}-{number:04d}"

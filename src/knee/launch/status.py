@@ -20,6 +20,7 @@ Cause = Literal[
     "memory",  # of the device or the host, or a limit on it
     "hang",  # a rank stopped moving
     "comm_timeout",  # ranks on several nodes waited for each other
+    "comm",  # a connection between ranks broke or was not made, and no rank had failed before
     "time_limit",
     "lost_node",
     "bad_node",  # a node whose device or driver is at fault
@@ -32,11 +33,12 @@ Cause = Literal[
     "software",  # a module or a command is not there
     "error",
 ]
-AGAIN: frozenset[Cause] = frozenset(("lost_node", "preempted", "cancelled", "interrupted", "knee", "port"))
+AGAIN: frozenset[Cause] = frozenset(("lost_node", "comm", "preempted", "cancelled", "interrupted", "knee", "port"))
 """Causes that lie outside of the run: the next `knee sweep` starts it again."""
 STATUS = "status.json"
 ENDED: dict[str, State] = {"done": "done", "oom": "oom", "failed": "failed"}
 """Status of a record -> state of its run."""
+CANCELLED = "cancelled by `knee sweep cancel`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,8 @@ class Status:
     """Of all attempts."""
     energy_j: float | None = None
     """Of all GPUs and attempts that measured their draw; None where none did."""
+    put_back_s: float | None = None
+    """When it was last made pending again by hand or by a sweep that goes on; what was submitted before is over."""
     job: str = ""
     """Slurm's id of the job or array task that it is part of."""
     host: str = ""
@@ -127,7 +131,7 @@ def _status(plain: Any) -> Status:
     values["pids"] = tuple((int(pid), int(began)) for pid, began in values.get("pids") or ())
     found = Status(**values)
     texts = (found.words, found.node, found.job, found.host, *found.nodes, *found.command)
-    times = (found.started_s, found.ended_s, found.energy_j)
+    times = (found.started_s, found.ended_s, found.put_back_s, found.energy_j)
     counts = (found.rank, *found.codes)
     if found.state not in STATES or found.cause not in get_args(Cause) or not all(isinstance(t, str) for t in texts):
         raise ValueError(found)
