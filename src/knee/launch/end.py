@@ -10,7 +10,7 @@ import socket
 import sys
 from pathlib import Path
 
-from knee.launch.failures import files_of_ranks
+from knee.launch.evidence import files_of_ranks
 from knee.launch.folder import ENVIRONMENT
 from knee.launch.processes import alive, send
 

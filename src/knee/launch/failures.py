@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 from knee.launch.evidence import Evidence, log_of, rank_of
-from knee.launch.evidence import files_of_ranks as files_of_ranks  # for whoever keeps a run
 from knee.launch.signs import (
     BROKEN,
     DENIED,

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 
 from knee.errors import InputError, KneeError
 from knee.files import write_text
-from knee.launch.failures import Verdict, last_words, verdict
+from knee.launch.failures import Verdict, verdict
 from knee.launch.folder import Entry, Sweep, read_record, wants_cancel
+from knee.launch.signs import last_words
 from knee.launch.slurm_job import asked, heard, unanswering
 from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status, write_status
