@@ -188,8 +188,14 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
                        f"{' and others' if len(nodes) > 4 else ''} waited for each other for {waited_s} s at step "
                        f"{steps[0] if steps else 0}: the network between them does not carry any more, or collectives "
                        "do not match")
-    began = "" if found.beats else ": no rank ever reported"
-    return Verdict(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s{began}")
+    if not found.beats:
+        return Verdict(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s: no rank ever reported")
+    steps = sorted({step for step, _ in found.beats.values()})
+    alone = len(found.beats) == 1
+    who = f"rank {next(iter(found.beats))}" if alone else f"none of {len(found.beats)} ranks"
+    return Verdict(state="timeout", cause="hang", node=nodes[0] if alone and nodes else "",
+                   rank=next(iter(found.beats)) if alone else None,
+                   words=f"{who} has {'not ' if alone else ''}moved for {waited_s} s, since step {steps[0]}")
 
 
 def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:

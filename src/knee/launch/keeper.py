@@ -105,6 +105,7 @@ class _Keeper:
         self.ended: Ended = ""
         self.moved_s = self.began_s = time.monotonic()
         self.seen: object = None
+        self.waited_s = 0.0
         self.killed_before = _memory_kills()
 
     def run(self) -> Status:
@@ -193,7 +194,7 @@ class _Keeper:
 
     def _end(self, why: Ended) -> None:
         """Ask, wait, kill."""
-        self.ended = why
+        self.ended, self.waited_s = why, time.monotonic() - self.moved_s
         ask = self.what.ask
         if ask is None:
             for process in self.pids:
@@ -227,7 +228,7 @@ class _Keeper:
             lost = what.lost() if read_record(what.run).get("status") != "done" and not self.ended else []
             found = verdict(what.run, codes, ended=self.ended, lost=lost,
                             killed_for_memory=_memory_kills() > self.killed_before,
-                            waited_s=time.monotonic() - self.moved_s)
+                            waited_s=self.waited_s)
         if found.state == "oom":
             _record_memory(what.run, found)
         status = accounted(status, what.entry, what.run, ended_s=time.time())
