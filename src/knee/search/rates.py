@@ -1,0 +1,183 @@
+"""Tokens a second of one model at many counts of GPUs and batches: the best of a lean set of plans, priced together.
+
+A whole search at every size, count and batch would take hours. The lean set has what wins such searches; a test holds
+its best within a few percent of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from knee.columns import Bools, Floats, Ints
+from knee.search.best import SLACK, joined, memory_table, partly_recomputed
+from knee.search.bound import least_step_s
+from knee.search.space import Space, whole_table
+from knee.simulator import CHUNK, Results, simulate_table
+from knee.specs.hardware import Cluster
+from knee.specs.model import Model
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SHARDINGS, Plan
+from knee.specs.profile import Profile
+from knee.specs.table import PlanTable
+from knee.workload.flop import model_flop_per_token
+
+MICRO_BATCHES = (1, 2, 3, 4, 6)
+MOST_PP = 16
+VIRTUAL_STAGES = (1, 2, 4, 8)
+SHARD_GPUS = (8, 32, 64, 128, 256)
+"""GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
+SHORT_CP, LONG_CP, LONG_SEQUENCE = 2, 8, 16_384
+"""Most context parallelism, and from which length on sequences are cut further."""
+SHARDED = ("fsdp", "fsdp_no_reshard", "zero1", "hsdp")
+FIRST = 6
+"""Plans of each count and batch, by their bounds, that are simulated first."""
+
+Key = tuple[int, int]
+"""GPUs, sequences a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The fastest plan of one count and batch."""
+
+    gpus: int
+    global_batch: int
+    tokens_per_s: float
+    tokens_per_j: float
+    mfu_frac: float
+    exposed_frac: float
+    """Of the step: communication without compute beside it."""
+    plan: Plan
+
+
+@dataclass(slots=True, kw_only=True)
+class Rates:
+    """Of all models that are asked for; each count and batch is priced once."""
+
+    cluster: Cluster
+    profile: Profile
+    seq_len: int
+    fixed: Plan = field(default_factory=Plan)
+    known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
+    """None: no plan fits, or none is."""
+    plans: int = 0
+    """Looked at so far."""
+
+    def of(self, model: Model, keys: Iterable[Key]) -> dict[Key, Rate | None]:
+        """The fastest plan at each count and batch; None where none fits."""
+        keys = list(dict.fromkeys(keys))
+        new = [key for key in keys if (model, key) not in self.known]
+        if new:
+            found = self._priced(model, new)
+            self.known |= {(model, key): found.get(key) for key in new}
+        return {key: self.known[model, key] for key in keys}
+
+    def most_tokens_per_s(self, model: Model, gpus: int) -> float:
+        """No plan is faster: the products alone, at the rate that large ones reach."""
+        gpu, one = self.cluster.gpu, np.array([self.seq_len], dtype=np.int64)
+        # the causal half of attention and no lookup: less than any plan computes
+        flop = float(model_flop_per_token(model, one, "6n")[0]) - 6.0 * model.vocab * model.hidden
+        return gpus * gpu.peak_flop_per_s(self.fixed.precision) / flop
+
+    def _priced(self, model: Model, keys: list[Key]) -> dict[Key, Rate]:
+        parts = [part for key in keys if (part := self._table(model, *key)) is not None]
+        if not parts:
+            return {}
+        table = joined(*parts)
+        self.plans += len(table)
+        space = self._space(model, 1, 1)
+        fits = self._fits(space, table)
+        partly = partly_recomputed(space, self.cluster, self.profile, table, fits)
+        left = joined(table.rows(np.flatnonzero(fits)), partly)
+        if not len(left):
+            return {}
+        group = _groups(left)
+        bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
+        first = _least(bound, group, FIRST)
+        some = simulate_table(model, self.cluster, self.profile, left.rows(first))
+        best = np.full(group.max() + 1, np.inf)
+        np.minimum.at(best, group[first], some.step_s)
+        rest = np.setdiff1d(np.flatnonzero(bound <= best[group]), first)
+        more = simulate_table(model, self.cluster, self.profile, left.rows(rest))
+        index = np.concatenate((first, rest))
+        results = Results(**{f.name: np.concatenate([getattr(some, f.name), getattr(more, f.name)])
+                             for f in fields(Results)})  # fmt: skip
+        return _winners(left.rows(index), results, group[index])
+
+    def _space(self, model: Model, gpus: int, batch: int) -> Space:
+        return Space(
+            model=model,
+            gpus=gpus,
+            global_batch=batch,
+            seq_len=self.seq_len,
+            fixed=self.fixed,
+            max_tp=min(8, self.cluster.node.gpus),
+            max_pp=MOST_PP,
+            max_cp=SHORT_CP if self.seq_len < LONG_SEQUENCE else LONG_CP,
+            shardings=SHARDED,
+            schedules=("1f1b", "interleaved", "zero_bubble"),
+            recomputes=("none", "full"),
+            micro_batches=MICRO_BATCHES,
+        )
+
+    def _table(self, model: Model, gpus: int, batch: int) -> PlanTable | None:
+        table = whole_table(self._space(model, gpus, batch))
+        keep = np.flatnonzero(self._lean(table))
+        return table.rows(keep) if len(keep) else None
+
+    def _lean(self, table: PlanTable) -> Bools:
+        """Sequence parallelism, few shard sizes, few chunks; zero1 beside pipelines alone, where others gather again."""
+        node = self.cluster.node.gpus
+        shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, node)) | (table.dp_replicate == 1)
+        zero1 = table.sharding == SHARDINGS.index("zero1")
+        split = (table.tp == 1) | table.sequence_parallel | (self.seq_len % np.maximum(table.tp * table.cp, 1) > 0)
+        good: Bools = shards & split & np.isin(table.virtual_stages, VIRTUAL_STAGES)
+        ring = table.cp_method != CP_METHODS.index("allgather")
+        return good & ~ring & (~zero1 | (table.pp > 1) | (table.dp == 1))
+
+    def _fits(self, space: Space, table: PlanTable) -> Bools:
+        pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+        total = np.concatenate([memory_table(space, self.profile, piece).total_bytes for piece in pieces])
+        return np.asarray(total <= self.cluster.gpu.hbm_bytes)
+
+
+def _groups(table: PlanTable) -> Ints:
+    """A number for each count and batch."""
+    keys = table.gpus * 2**32 + table.global_batch
+    return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
+
+
+def _least(bound: Floats, group: Ints, count: int) -> Ints:
+    """Rows with the least bounds of each group."""
+    order = np.lexsort((bound, group))
+    starts = np.searchsorted(group[order], group[order])
+    return np.sort(order[np.arange(len(order)) - starts < count])
+
+
+def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    return np.concatenate([least_step_s(model, cluster, profile, piece) for piece in pieces])
+
+
+def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:
+    found: dict[Key, Rate] = {}
+    # of equally fast plans the one that recomputes nothing, so that answers do not hang on the order of rows
+    again = table.recompute != RECOMPUTES.index("none")
+    for row in _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1).tolist():
+        key = int(table.gpus[row]), int(table.global_batch[row])
+        speed = float(results.tokens_per_s[row])
+        if not (0 < speed < math.inf):
+            continue
+        found[key] = Rate(
+            gpus=key[0],
+            global_batch=key[1],
+            tokens_per_s=speed,
+            tokens_per_j=float(results.tokens_per_j[row]),
+            mfu_frac=float(results.mfu_frac[row]),
+            exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
+            plan=table.plan(row),
+        )
+    return found
