@@ -15,8 +15,8 @@ from knee.workload.parameters import parameter_count
 
 LEAST_PARAMS, MOST_PARAMS = 5e7, 4e12
 """Sizes that a ladder has; beyond them nobody trains dense models."""
-STEPS_PER_DOUBLING = 8
-"""Of the ladder: neighbours are 9% apart, and the least loss between them less than a ten-thousandth below theirs."""
+STEPS_PER_DOUBLING = 4
+"""Of the ladder: neighbours are 19% apart, and the least loss between them less than a ten-thousandth below theirs."""
 MLP_STEP = 256
 WHOLE_NODE_HEADS = 8
 """Heads come in eights where the width allows it, so that a node's GPUs can split them."""
@@ -43,7 +43,7 @@ class Family:
         """
         sizes = [parameter_count(member) for member in self.members]
         for member, size in zip(self.members, sizes, strict=True):
-            if abs(math.log(params / size)) < 0.25 * math.log(2) / STEPS_PER_DOUBLING:
+            if abs(math.log(params / size)) < 0.5 * math.log(2) / STEPS_PER_DOUBLING:
                 return member
         at = min(max(bisect_right(sizes, params), 1), len(sizes) - 1)
         a, b = self.members[at - 1], self.members[at]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from knee.columns import Bools, Floats, Ints
-from knee.search.best import SLACK, joined, memory_table, partly_recomputed
-from knee.search.bound import least_step_s
+from knee.search.best import SHARES, SLACK, joined, memory_table, partly_recomputed
+from knee.search.bound import least_compute_s, least_step_s
 from knee.search.space import Space, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
@@ -22,18 +22,15 @@ from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SHARDINGS, Plan
 from knee.specs.profile import Profile
 from knee.specs.table import PlanTable
-from knee.workload.flop import model_flop_per_token
 
 MICRO_BATCHES = (1, 2, 3, 4, 6)
 MOST_PP = 16
-VIRTUAL_STAGES = (1, 2, 4, 8)
+PIPED_MICRO_BATCH = 2
 SHARD_GPUS = (8, 32, 64, 128, 256)
 """GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
 SHORT_CP, LONG_CP, LONG_SEQUENCE = 2, 8, 16_384
 """Most context parallelism, and from which length on sequences are cut further."""
 SHARDED = ("fsdp", "fsdp_no_reshard", "zero1", "hsdp")
-FIRST = 6
-"""Plans of each count and batch, by their bounds, that are simulated first."""
 
 Key = tuple[int, int]
 """GPUs, sequences a step."""
@@ -63,6 +60,7 @@ class Rates:
     fixed: Plan = field(default_factory=Plan)
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     """None: no plan fits, or none is."""
+    bounds: dict[Model, float] = field(default_factory=dict)
     plans: int = 0
     """Looked at so far."""
 
@@ -75,12 +73,15 @@ class Rates:
             self.known |= {(model, key): found.get(key) for key in new}
         return {key: self.known[model, key] for key in keys}
 
-    def most_tokens_per_s(self, model: Model, gpus: int) -> float:
-        """No plan is faster: the products alone, at the rate that large ones reach."""
-        gpu, one = self.cluster.gpu, np.array([self.seq_len], dtype=np.int64)
-        # the causal half of attention and no lookup: less than any plan computes
-        flop = float(model_flop_per_token(model, one, "6n")[0]) - 6.0 * model.vocab * model.hidden
-        return gpus * gpu.peak_flop_per_s(self.fixed.precision) / flop
+    def most_tokens_per_s_per_gpu(self, model: Model) -> float:
+        """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
+        if model not in self.bounds:
+            sizes = [(micro, self._space(model, 1, micro)) for micro in MICRO_BATCHES]
+            table = joined(*(whole_table(replace(space, micro_batches=(micro,), recomputes=("none",),
+                                                 shardings=("fsdp",))) for micro, space in sizes))  # fmt: skip
+            least = SLACK * least_compute_s(model, self.cluster, self.profile, table)
+            self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
+        return self.bounds[model]
 
     def _priced(self, model: Model, keys: list[Key]) -> dict[Key, Rate]:
         parts = [part for key in keys if (part := self._table(model, *key)) is not None]
@@ -89,23 +90,33 @@ class Rates:
         table = joined(*parts)
         self.plans += len(table)
         space = self._space(model, 1, 1)
-        fits = self._fits(space, table)
-        partly = partly_recomputed(space, self.cluster, self.profile, table, fits)
-        left = joined(table.rows(np.flatnonzero(fits)), partly)
+        left = self._fitting(space, table)
         if not len(left):
             return {}
         group = _groups(left)
         bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
-        first = _least(bound, group, FIRST)
-        some = simulate_table(model, self.cluster, self.profile, left.rows(first))
-        best = np.full(group.max() + 1, np.inf)
-        np.minimum.at(best, group[first], some.step_s)
-        rest = np.setdiff1d(np.flatnonzero(bound <= best[group]), first)
-        more = simulate_table(model, self.cluster, self.profile, left.rows(rest))
-        index = np.concatenate((first, rest))
-        results = Results(**{f.name: np.concatenate([getattr(some, f.name), getattr(more, f.name)])
-                             for f in fields(Results)})  # fmt: skip
+        index, results = self._simulated(model, left, group, bound)
         return _winners(left.rows(index), results, group[index])
+
+    def _simulated(self, model: Model, table: PlanTable, group: Ints, bound: Floats) -> tuple[Ints, Results]:
+        """The rows that may be their group's best, and their steps."""
+        best = np.full(group.max() + 1, np.inf)
+        left = np.ones(len(table), dtype=np.bool_)
+        done: list[Ints] = []
+        parts: list[Results] = []
+        # the least bound of each way to cut the model first: bounds of different ways cannot be compared well
+        kinds = ((table.tp * 64 + table.pp) * 64 + table.cp) * 8 + table.sharding
+        cell = np.unique(group * 2**24 + kinds, return_inverse=True)[1]
+        for first in (True, False):
+            open_ = np.flatnonzero(left & (bound <= best[group]))
+            rows = open_[_least(bound[open_], cell[open_], 1)] if first else open_
+            some = simulate_table(model, self.cluster, self.profile, table.rows(rows))
+            np.minimum.at(best, group[rows], some.step_s)
+            left[rows] = False
+            done.append(rows)
+            parts.append(some)
+        results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
+        return np.concatenate(done), results
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
         return Space(
@@ -118,25 +129,37 @@ class Rates:
             max_pp=MOST_PP,
             max_cp=SHORT_CP if self.seq_len < LONG_SEQUENCE else LONG_CP,
             shardings=SHARDED,
-            schedules=("1f1b", "interleaved", "zero_bubble"),
+            schedules=("zero_bubble",),
             recomputes=("none", "full"),
             micro_batches=MICRO_BATCHES,
         )
 
     def _table(self, model: Model, gpus: int, batch: int) -> PlanTable | None:
-        table = whole_table(self._space(model, gpus, batch))
+        table = whole_table(replace(self._space(model, gpus, batch), recomputes=("none",)))
         keep = np.flatnonzero(self._lean(table))
         return table.rows(keep) if len(keep) else None
 
     def _lean(self, table: PlanTable) -> Bools:
-        """Sequence parallelism, few shard sizes, few chunks; zero1 beside pipelines alone, where others gather again."""
-        node = self.cluster.node.gpus
-        shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, node)) | (table.dp_replicate == 1)
-        zero1 = table.sharding == SHARDINGS.index("zero1")
-        split = (table.tp == 1) | table.sequence_parallel | (self.seq_len % np.maximum(table.tp * table.cp, 1) > 0)
-        good: Bools = shards & split & np.isin(table.virtual_stages, VIRTUAL_STAGES)
-        ring = table.cp_method != CP_METHODS.index("allgather")
-        return good & ~ring & (~zero1 | (table.pp > 1) | (table.dp == 1))
+        """Few shard sizes; pipelines without a bubble, in which nothing is gathered again, and with small micro-batches."""
+        shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, self.cluster.node.gpus))
+        shards |= table.dp_replicate == 1
+        split = (table.tp == 1) | table.sequence_parallel | (self.seq_len // table.cp % table.tp > 0)
+        piped = table.pp > 1
+        reshards = np.isin(table.sharding, [SHARDINGS.index(name) for name in ("fsdp", "hsdp")])
+        order = ~piped | (~reshards & (table.micro_batch <= PIPED_MICRO_BATCH))
+        # without a pipeline zero1 is what fsdp_no_reshard is, with its gather in one piece
+        zero1 = (table.sharding == SHARDINGS.index("zero1")) & ~piped & (table.dp > 1)
+        good: Bools = shards & split & order & ~zero1 & (table.cp_method == CP_METHODS.index("allgather"))
+        return good
+
+    def _fitting(self, space: Space, table: PlanTable) -> PlanTable:
+        """Each plan with the least recomputation with which it fits, if there is one: more only costs time."""
+        fits = self._fits(space, table)
+        partly = partly_recomputed(space, self.cluster, self.profile, table, fits)
+        full = replace(table, recompute=np.full(len(table), RECOMPUTES.index("full"), dtype=np.int64))
+        most = replace(full, recompute_frac=np.full(len(table), max(SHARES)))
+        rest = np.flatnonzero(~fits & ~self._fits(space, most) & self._fits(space, full))
+        return joined(table.rows(np.flatnonzero(fits)), partly, full.rows(rest))
 
     def _fits(self, space: Space, table: PlanTable) -> Bools:
         pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]

@@ -1,0 +1,394 @@
+"""The model that loses least within a budget: how many parameters and tokens, on how many GPUs, under which plan.
+
+A candidate is a shape of the family's ladder at a count of GPUs and a batch; the simulator says how fast it trains, the
+limits how many tokens that affords, a scaling law what they are worth. Candidates that could not be best even if they
+only computed are not priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from knee.energy.grid import J_PER_KWH
+from knee.errors import DoesNotFit, InputError
+from knee.search.family import Family, short
+from knee.search.laws import FLOP_PER_PARAM_TOKEN, BatchLaw, Law
+from knee.search.rates import Rate, Rates
+from knee.search.training_bill import DAY_S
+from knee.specs.model import Model
+from knee.workload.parameters import parameter_count
+
+Name = Literal["days", "usd", "mwh", "tokens_max"]
+J_PER_MWH = 1e3 * J_PER_KWH
+HOUR_S = 3600.0
+LEAST_DRAW_FRAC = 0.4
+"""Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
+TABLE_COUNTS = 4
+"""Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be spent; None where there is no limit."""
+
+    gpus: int
+    days: float | None = None
+    usd: float | None = None
+    mwh: float | None = None
+    tokens_max: float | None = None
+
+    def scaled(self, factor: float) -> Limits:
+        """All of them times a factor, but for the GPUs and the data."""
+        def of(value: float | None) -> float | None:
+            return None if value is None else value * factor
+
+        return replace(self, days=of(self.days), usd=of(self.usd), mwh=of(self.mwh))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One candidate, trained on all the tokens that the limits afford."""
+
+    model: Model
+    params: int
+    counted: float
+    """Parameters as the law counts them."""
+    rate: Rate
+    tokens: float
+    loss: float
+    binding: Name
+    """The limit that ends it."""
+    time_s: float
+    energy_j: float
+    """Of the GPUs and the site around them."""
+    cost_usd: float | None
+    batch_tokens: float
+    critical_batch_tokens: float
+
+    @property
+    def gpus(self) -> int:
+        """That train it."""
+        return self.rate.gpus
+
+    @property
+    def days(self) -> float:
+        """How long it takes."""
+        return self.time_s / DAY_S
+
+    @property
+    def mwh(self) -> float:
+        """As people pay for it."""
+        return self.energy_j / J_PER_MWH
+
+    @property
+    def tokens_per_param(self) -> float:
+        """20 is Chinchilla's."""
+        return self.tokens / self.params
+
+    @property
+    def gpu_hours(self) -> float:
+        """As model cards have it."""
+        return self.time_s * self.gpus / HOUR_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopChoice:
+    """What counting FLOP would have chosen, and what becomes of it."""
+
+    mfu_frac: float
+    """Of the peak, which it assumes."""
+    flop: float
+    params: float
+    tokens: float
+    loss: float
+    """That the law promises for them."""
+    run: Run | None
+    """The nearest shape on the GPUs it counted, as far as the limits really let it train; None where it has no plan."""
+
+    @property
+    def full_time_s(self) -> float | None:
+        """What all of its tokens would take."""
+        return None if self.run is None else self.tokens / self.run.rate.tokens_per_s
+
+
+@dataclass(slots=True, kw_only=True)
+class Problem:
+    """A question, with everything that was priced on the way to its answer."""
+
+    rates: Rates
+    law: Law
+    batch_law: BatchLaw
+    family: Family
+    pue: float
+    batch_max_tokens: float | None = None
+    """A given limit in place of the law's."""
+    model: Model | None = None
+    """The one size that is asked about."""
+    tokens_per_param: float | None = None
+    counts_only: tuple[int, ...] = ()
+    """Counts of GPUs; empty: doublings from a node to the limit, and the limit."""
+    progress: Progress = lambda *_: None  # noqa: E731 - a field's default
+    asked: int = field(default=0)
+
+    # ---- what may be ----------------------------------------------------------------------------------------------
+
+    def ladder(self) -> list[Model]:
+        """The sizes in question."""
+        return [self.model] if self.model is not None else self.family.ladder()
+
+    def counts(self, limits: Limits) -> list[int]:
+        """Ascending."""
+        if self.counts_only:
+            return [count for count in self.counts_only if count <= limits.gpus]
+        least = min(self.rates.cluster.node.gpus, limits.gpus)
+        least = 2 ** int(math.log2(least))
+        doublings = [least * 2**k for k in range(int(math.log2(limits.gpus / least)) + 1)]
+        return sorted({*doublings, limits.gpus})
+
+    def most_tokens(self, limits: Limits, model: Model, gpus: int) -> float:
+        """No plan affords more."""
+        speed = self.rates.most_tokens_per_s_per_gpu(model)
+        gpu = self.rates.cluster.gpu
+        return self._tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
+
+    def _tokens(
+        self, limits: Limits, gpus: int, tokens_per_s: float, tokens_per_j: float, model: Model
+    ) -> tuple[float, Name]:
+        """Tokens under every limit, and the limit that is tightest.
+
+        Formula: D = min(tokens/s * days, tokens/s * USD / (price * GPUs), tokens/J * energy / PUE, data)
+        """
+        price = self.rates.cluster.usd_per_gpu_h
+        found: list[tuple[float, Name]] = []
+        if limits.days is not None:
+            found.append((tokens_per_s * limits.days * DAY_S, "days"))
+        if limits.usd is not None and price:
+            found.append((tokens_per_s * limits.usd / (price * gpus) * HOUR_S, "usd"))
+        if limits.mwh is not None:
+            found.append((tokens_per_j * limits.mwh * J_PER_MWH / self.pue, "mwh"))
+        if limits.tokens_max is not None:
+            found.append((limits.tokens_max, "tokens_max"))
+        tokens, name = min(found, key=lambda one: one[0])
+        if self.tokens_per_param is not None:
+            wanted = self.tokens_per_param * parameter_count(model)
+            # a ratio is all or nothing: what affords fewer tokens does not have it
+            tokens = wanted if wanted <= tokens else 0.0
+        return tokens, name
+
+    def least_loss(self, limits: Limits, model: Model, gpus: int) -> float:
+        """No plan reaches less."""
+        tokens = self.most_tokens(limits, model, gpus)
+        return float(self.law.loss(self.law.counted(model), tokens)) if tokens > 0 else math.inf
+
+    # ---- one candidate --------------------------------------------------------------------------------------------
+
+    def batches(self, limits: Limits, model: Model, gpus: int) -> list[int]:
+        """Sequences a step that might be allowed, the most first: powers of two, and one and a half times those, times
+        what of the GPUs' count is odd."""
+        seq_len = self.rates.seq_len
+        odd = gpus // (gpus & -gpus)
+        most = self.allowed_batch_tokens(self.least_loss(limits, model, gpus)) / seq_len
+        rungs = [odd * size for k in range(25) for size in (2**k, 3 * 2**k)]
+        return sorted({rung for rung in rungs if rung <= most}, reverse=True)
+
+    def allowed_batch_tokens(self, loss: float) -> float:
+        """The critical batch at this loss, or what was given in its place."""
+        if self.batch_max_tokens is not None:
+            return self.batch_max_tokens
+        return 0.0 if loss == math.inf else float(self.batch_law.tokens(loss))
+
+    def run_of(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+        """A candidate's whole run; None where its batch is beyond the critical one at the loss that it reaches."""
+        tokens, binding = self._tokens(limits, rate.gpus, rate.tokens_per_s, rate.tokens_per_j, model)
+        batch = float(rate.global_batch * self.rates.seq_len)
+        if tokens < batch:
+            return None
+        counted = self.law.counted(model)
+        loss = float(self.law.loss(counted, tokens))
+        allowed = self.allowed_batch_tokens(loss)
+        if batch > allowed * (1.0 + 1e-12):
+            return None
+        price, time_s = self.rates.cluster.usd_per_gpu_h, tokens / rate.tokens_per_s
+        return Run(
+            model=model,
+            params=parameter_count(model),
+            counted=counted,
+            rate=rate,
+            tokens=tokens,
+            loss=loss,
+            binding=binding,
+            time_s=time_s,
+            energy_j=tokens / rate.tokens_per_j * self.pue,
+            cost_usd=None if price is None else time_s / HOUR_S * rate.gpus * price,
+            batch_tokens=batch,
+            critical_batch_tokens=float(self.batch_law.tokens(loss)),
+        )
+
+    def best_at(self, limits: Limits, model: Model, gpus: int) -> Run | None:
+        """The best allowed batch of a size and count; None where no plan fits, or no batch is allowed."""
+        if self.least_loss(limits, model, gpus) == math.inf:
+            return None
+        sizes = self.batches(limits, model, gpus)
+        for number, batch in enumerate(sizes):
+            self.rates.of(model, [(gpus, batch)])
+            # a smaller batch that was priced before is nearly always slower, and counts where it is not
+            known = [rate for size in sizes[number:] if (rate := self.rates.known.get((model, (gpus, size))))]
+            runs = [run for rate in known if (run := self.run_of(limits, model, rate))]
+            if runs:
+                return min(runs, key=lambda run: run.loss)
+        return None
+
+    # ---- all of them ----------------------------------------------------------------------------------------------
+
+    def best_of_count(self, limits: Limits, gpus: int, *, below: float = math.inf, every: int = 1) -> Run | None:
+        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
+        rungs = [model for model in self.ladder() if self.model is not None or self._rung(model) % every == 0]
+        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
+        best: Run | None = None
+        for bound, i in bounds:
+            if bound >= min(below, best.loss if best else math.inf):
+                break
+            self.asked += 1
+            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0.0)
+            run = self.best_at(limits, rungs[i], gpus)
+            if run is not None and (best is None or run.loss < best.loss):
+                best = run
+        return best
+
+    def _rung(self, model: Model) -> int:
+        return self.ladder().index(model)
+
+    def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
+        """The best run of each count that could be the best of all, and of the largest counts anyway."""
+        found: dict[int, Run] = {}
+        for number, gpus in enumerate(reversed(self.counts(limits))):
+            below = math.inf if number < shown else min((run.loss for run in found.values()), default=math.inf)
+            run = self.best_of_count(limits, gpus, below=below, every=every)
+            if run is not None:
+                found[gpus] = run
+        return dict(sorted(found.items()))
+
+    def optimum(self, limits: Limits, *, every: int = 1) -> Run | None:
+        """The run that loses least; of equal ones that on fewer GPUs."""
+        runs = self.by_count(limits, every=every, shown=0)
+        return min(runs.values(), key=lambda run: run.loss) if runs else None
+
+    def reachable(self, limits: Limits) -> Run | None:
+        """The best of what was priced before: for budgets next to one that was answered."""
+        runs = (
+            self.run_of(limits, model, rate)
+            for (model, _), rate in self.rates.known.items()
+            if rate is not None and rate.gpus <= limits.gpus
+        )
+        return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
+
+    def between(self, limits: Limits, run: Run) -> float:
+        """Parameters at which the loss would be least if shapes came in all sizes: a parabola over neighbouring rungs."""
+        ladder = self.ladder()
+        at = ladder.index(run.model) if run.model in ladder else -1
+        if not 0 < at < len(ladder) - 1:
+            return float(run.params)
+        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-1, 0, 1)]
+        points = [(math.log(one.params), one.loss) for one in around if one is not None]
+        return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
+
+    # ---- counting FLOP --------------------------------------------------------------------------------------------
+
+    def flop_choice(self, limits: Limits, mfu_frac: float) -> FlopChoice:
+        """What the closed form chooses for GPUs x peak x an assumed MFU x time, and what that reaches here.
+
+        Formula: C = GPUs * peak * MFU * min(days, USD / (price * GPUs), energy / (PUE * board power * GPUs))
+        Where:   the law's own split of C, within the data, the size or the ratio that is asked for
+        """
+        gpu, gpus = self.rates.cluster.gpu, limits.gpus
+        peak = gpu.peak_flop_per_s(self.rates.fixed.precision)
+        no_data = replace(limits, tokens_max=None)
+        price = self.rates.cluster.usd_per_gpu_h
+        times = [
+            *([no_data.days * DAY_S] if no_data.days is not None else []),
+            *([no_data.usd / (price * gpus) * HOUR_S] if no_data.usd is not None and price else []),
+            *([no_data.mwh * J_PER_MWH / (self.pue * gpu.tdp_w * gpus)] if no_data.mwh is not None else []),
+        ]
+        flop = gpus * peak * mfu_frac * min(times)
+        params, tokens = self._counted_split(limits, flop)
+        ladder = self.ladder()
+        near = min(ladder, key=lambda model: abs(math.log(self.law.counted(model) / params)))
+        run = None
+        for count in reversed(self.counts(limits)):
+            run = self.best_at(limits, near, count)
+            if run is not None:
+                break
+        loss = float(self.law.loss(params, tokens))
+        return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens, loss=loss, run=run)
+
+    def _counted_split(self, limits: Limits, flop: float) -> tuple[float, float]:
+        work = flop / FLOP_PER_PARAM_TOKEN
+        if self.model is not None:
+            params = self.law.counted(self.model)
+            tokens = work / params
+            if self.tokens_per_param is not None:
+                tokens = self.tokens_per_param * parameter_count(self.model)
+        elif self.tokens_per_param is not None:
+            params = math.sqrt(work / self.tokens_per_param)
+            tokens = work / params
+        else:
+            params, tokens = self.law.split(flop)
+        if limits.tokens_max is not None and tokens > limits.tokens_max:
+            tokens = limits.tokens_max
+            params = params if self.model is not None else work / tokens
+        return params, tokens
+
+
+def _vertex(points: Sequence[tuple[float, float]]) -> float:
+    """Where the parabola through three points is least."""
+    (x0, y0), (x1, y1), (x2, y2) = points
+    a = (y2 - y1) / (x2 - x1) - (y1 - y0) / (x1 - x0)
+    b = (y1 - y0) * (x2 - x1) / (x1 - x0) + (y2 - y1) * (x1 - x0) / (x2 - x1)
+    return x1 if a <= 0 else min(max(x1 - b / (2.0 * a), x0), x2)
+
+
+def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -> None:
+    """Refuse what bounds nothing, or cannot be."""
+    for name in ("days", "usd", "mwh", "tokens_max"):
+        value = getattr(limits, name)
+        # also false for nan
+        if value is not None and not 0 < value < 1e30:
+            raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0",
+                             hint="leave it out where there is no limit")  # fmt: skip
+    if limits.gpus < 1:
+        raise InputError(f"--gpus is {limits.gpus}; it must be at least 1", hint="for example --gpus 2048")
+    if limits.gpus > max_gpus:
+        raise InputError(f"--gpus is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer")
+    if limits.days is None and limits.usd is None and limits.mwh is None:
+        only = " (--tokens-max limits the data, not the work)" if limits.tokens_max is not None else ""
+        raise InputError(f"nothing limits the work: any model could be trained for ever{only}",
+                         hint="give --days, --usd or --mwh, or several")  # fmt: skip
+    if limits.usd is not None and not priced:
+        raise InputError(f"--usd is given, and the price of {cluster} is not known",
+                         hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'")  # fmt: skip
+
+
+def refuse_nothing(problem: Problem, limits: Limits, counts: Iterable[int]) -> None:
+    """Why there is no run at all."""
+    ladder = problem.ladder()
+    least = ladder[0]
+    name = f"{least.name} ({short(parameter_count(least))} parameters)"
+    what = name if problem.model is not None else f"the smallest shape of the family, {name}"
+    affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
+    if problem.tokens_per_param is not None and affordable == 0.0:
+        raise DoesNotFit(f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
+                         hint="raise a limit, or lower --tokens-per-param")  # fmt: skip
+    priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
+    if priced and all(rate is None for rate in priced):
+        gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
+        raise DoesNotFit(f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
+                         hint="give more --gpus, or a smaller --params")  # fmt: skip
+    allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
+    raise DoesNotFit(f"these limits afford {what} at most {short(affordable)} tokens, and a step may have "
+                     f"{short(allowed)} of them: there is no run",
+                     hint="raise a limit, give --batch-max, or a shorter --seq-len")  # fmt: skip
