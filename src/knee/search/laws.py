@@ -94,6 +94,16 @@ class Law:
             params = (ratio * v["N_c"] ** ratio * c / v["D_c"]) ** (1.0 / (1.0 + ratio))
         return params, c / params
 
+    def flop_for(self, loss: float) -> float:
+        """The FLOP with which the best split reaches a loss: what a run is worth in compute. Infinite below the least."""
+        low, high = 1.0, 1e40
+        if not float(self.loss(*self.split(high))) < loss:
+            return math.inf
+        while high / low > 1.0 + 1e-9:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if float(self.loss(*self.split(middle))) > loss else (low, middle)
+        return math.sqrt(low * high)
+
     def tokens_for(self, loss: float, params: float) -> float:
         """The tokens after which so many parameters reach a loss; infinite where they never do."""
         v = self.values
