@@ -70,8 +70,8 @@ def command(as_json: bool, check: bool, plot: str | None, html: str | None, fron
 
     For shapes of a family at doublings of GPUs, knee finds the best plan and its tokens/s, the tokens that every limit
     affords, and the loss that a published scaling law predicts. Beside the best run stands what counting FLOP would
-    have chosen (GPUs x peak x an assumed MFU x time, split by the law's closed form), what that choice really reaches on
-    this cluster, and what is lost by following it.
+    have chosen (GPUs x peak x an assumed MFU x time, split by the law's closed form), what that choice really reaches
+    on this cluster, and what is lost by following it.
 
     \b
         knee budget --cluster dgx-h100 --gpus 2048 --days 30
@@ -79,8 +79,8 @@ def command(as_json: bool, check: bool, plot: str | None, html: str | None, fron
         knee budget --cluster dgx-a100 --gpus 512 --days 21 --params 8B
         knee budget --check
 
-    The batch of a run may not exceed the critical one at the loss that it reaches. Laws are extrapolated beyond the runs
-    that they were fitted to, and the answer says so. Nothing can be trained: exit 3, with what would help.
+    The batch of a run may not exceed the critical one at the loss that it reaches. Laws are extrapolated beyond the
+    runs that they were fitted to, and the answer says so. Nothing can be trained: exit 3, with what would help.
     """
     if check:
         _check(as_json)
@@ -111,8 +111,10 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     from knee.energy.grid import grid
     from knee.fidelity.trust import trust_of
     from knee.search import frontier as fr
-    from knee.search.budget import Limits, check_limits, refuse_nothing
+    from knee.search.budget import Limits
+    from knee.search.flop_counting import flop_choice
     from knee.search.laws import assumed_mfu
+    from knee.search.limits import check_limits, refuse_nothing
     from knee.specs.job import Job
     from knee.specs.load import load_cluster, load_profile, split_overrides
 
@@ -137,7 +139,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     if not by_count:
         refuse_nothing(problem, limits, problem.counts(limits))
     best = min(by_count.values(), key=lambda run: run.loss)
-    flop = problem.flop_choice(limits, mfu)
+    flop = flop_choice(problem, limits, mfu)
     # the choice of FLOP counting is a candidate like any other
     best = min((best, *([flop.run] if flop.run is not None else [])), key=lambda run: run.loss)
     rate = best.rate
@@ -254,7 +256,7 @@ def _steady() -> Callable[[str, float], None]:
 
 
 def _check(as_json: bool) -> None:
-    from knee.cli.budget_answer import checked_data, print_checked
+    from knee.cli.budget_check import checked_data, print_checked
     from knee.search.published_runs import published_runs
 
     runs = published_runs()

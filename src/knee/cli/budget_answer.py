@@ -10,11 +10,11 @@ from typing import Any
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid
 from knee.fidelity.trust import Trust
-from knee.search.budget import FlopChoice, Limits, Problem, Run
+from knee.search.budget import Limits, Problem, Run
 from knee.search.family import short
+from knee.search.flop_counting import FlopChoice
 from knee.search.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.search.laws import BAND_FRAC, DRAWS
-from knee.search.published_runs import WITHIN_FRAC, PublishedRun, worst_of
 from knee.single import ASSUMPTIONS
 from knee.specs.model import Model
 from knee.specs.plan import plan_words
@@ -178,8 +178,8 @@ def _print_sides(answer: Answer) -> None:
     print_rows([["shape", f"{shape.name}: {shape.layers} layers, {shape.hidden:,} wide, MLP {shape.ffn:,}, "
                  f"{shape.heads} heads ({shape.kv_heads} of keys), vocabulary {shape.vocab:,}"],
                 ["plan", plan_words(best.rate.plan)],
-                ["batch", f"{short(best.batch_tokens)} tokens a step ({best.rate.global_batch:,} sequences); critical at "
-                 f"this loss: {short(best.critical_batch_tokens)}"],
+                ["batch", f"{short(best.batch_tokens)} tokens a step ({best.rate.global_batch:,} sequences); critical "
+                 f"at this loss: {short(best.critical_batch_tokens)}"],
                 ["ends by", LIMIT_WORDS[best.binding]]])  # fmt: skip
 
 
@@ -231,8 +231,8 @@ def sentences(answer: Answer) -> list[str]:
     band = answer.bands.both or answer.bands.law or answer.bands.engine
     sure = f" ({band[0]:.2f} to {band[1]:.2f})" if band else ""
     fewer = f" of {answer.limits.gpus:,}" if best.gpus < answer.limits.gpus else ""
-    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {best.gpus:,}{fewer} GPUs: loss "
-             f"{best.loss:.3f}{sure} after {best.days:,.1f} days."]  # fmt: skip
+    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {best.gpus:,}{fewer} GPUs: "
+             f"loss {best.loss:.3f}{sure} after {best.days:,.1f} days."]  # fmt: skip
     chose = f"Counting FLOP at {flop.mfu_frac:.0%} MFU chooses {short(flop.params)} on {short(flop.tokens)} tokens"
     if flop.run is None or lost is None:
         found.append(f"{chose}, for which no plan fits.")
@@ -241,7 +241,8 @@ def sentences(answer: Answer) -> list[str]:
         share = run.tokens / flop.tokens
         found.append(
             f"{chose} and promises {flop.loss:.3f}; this cluster gets it through {share:.0%} of those, to "
-            f"{run.loss:.3f}: {lost.loss:.4f} above the best, which {_budget(answer, lost.budget_frac)} less would reach."
+            f"{run.loss:.3f}: {lost.loss:.4f} above the best, which reaches that with "
+            f"{_budget(answer, lost.budget_frac)} less."
         )
     if answer.extrapolated:
         found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
@@ -294,51 +295,3 @@ def assumptions(answer: Answer) -> list[str]:
 
 def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-# ---- published runs --------------------------------------------------------------------------------------------------
-
-
-def checked_data(runs: list[PublishedRun]) -> dict[str, Any]:
-    """For ``--json``."""
-    rows = [
-        {"name": run.name, "cluster": run.cluster, "profile": run.profile, "gpus": run.gpus, "tokens": run.tokens,
-         "gpu_hours": run.gpu_hours, "predicted_gpu_hours": run.predicted_gpu_hours, "flop": run.flop,
-         "predicted_flop": run.predicted_flop, "error_frac": run.error_frac,
-         "plan": None if run.rate is None else plan_words(run.rate.plan), "assumed": run.assumed, "source": run.source}
-        for run in runs
-    ]  # fmt: skip
-    return {"kind": "budget_check", "runs": rows, "within_frac": WITHIN_FRAC, "sentence": checked_sentence(runs)}
-
-
-def print_checked(runs: list[PublishedRun]) -> None:
-    """Published against predicted, the worst last in words."""
-    print_heading("training runs whose cost was published, under the best plan that knee finds")
-    rows = [["run", "GPUs", "cluster", "tokens", "published", "predicted", "off by", "plan"]]
-    for run in runs:
-        hours = run.gpu_hours is not None
-        published, predicted = (run.gpu_hours, run.predicted_gpu_hours) if hours else (run.flop, run.predicted_flop)
-        unit = "h" if hours else "FLOP"
-        rows.append([run.name, "-" if run.gpus is None else f"{run.gpus:,}", run.cluster or "TPUs", short(run.tokens),
-                     _with_unit(published, unit), _with_unit(predicted, unit),
-                     "unknown" if run.error_frac is None else f"{run.error_frac:+.1%}",
-                     plan_words(run.rate.plan) if run.rate else ""])  # fmt: skip
-    print_rows(rows, right=(1, 3, 4, 5, 6), dim=(7,))
-    print_heading("assumptions:")
-    for run in runs:
-        sys.stdout.write(f"  - {run.name}: {run.assumed}. {run.source}\n")
-    print_heading(checked_sentence(runs))
-
-
-def _with_unit(value: float | None, unit: str) -> str:
-    return "no plan" if value is None else f"{value:,.0f} h" if unit == "h" else f"{value:.3g} FLOP"
-
-
-def checked_sentence(runs: list[PublishedRun]) -> str:
-    """The worst, and whether all are within what is asked."""
-    worst = worst_of(runs)
-    within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in runs)
-    error = 0.0 if worst.error_frac is None else worst.error_frac
-    hours = sum(run.gpu_hours is not None for run in runs)
-    return (f"{within} of {len(runs)} runs are within {WITHIN_FRAC:.0%} ({hours} by GPU hours); the worst, {worst.name}, "
-            f"is off by {error:+.1%}.")  # fmt: skip

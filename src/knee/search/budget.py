@@ -8,14 +8,13 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from knee.energy.grid import J_PER_KWH
-from knee.errors import DoesNotFit, InputError
 from knee.search.family import Family, short
-from knee.search.laws import FLOP_PER_PARAM_TOKEN, BatchLaw, Law
+from knee.search.laws import BatchLaw, Law
 from knee.search.rates import Rate, Rates
 from knee.search.training_bill import DAY_S
 from knee.specs.model import Model
@@ -28,6 +27,9 @@ LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TABLE_COUNTS = 4
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
+
+TABLE_EVERY = 2
+"""Rungs between the sizes of those that are not the best."""
 
 Progress = Callable[[str, float], None]
 
@@ -96,26 +98,6 @@ class Run:
         return self.time_s * self.gpus / HOUR_S
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlopChoice:
-    """What counting FLOP would have chosen, and what becomes of it."""
-
-    mfu_frac: float
-    """Of the peak, which it assumes."""
-    flop: float
-    params: float
-    tokens: float
-    loss: float
-    """That the law promises for them."""
-    run: Run | None
-    """The nearest shape on the GPUs it counted, as far as the limits really let it train; None where it has no plan."""
-
-    @property
-    def full_time_s(self) -> float | None:
-        """What all of its tokens would take."""
-        return None if self.run is None else self.tokens / self.run.rate.tokens_per_s
-
-
 @dataclass(slots=True, kw_only=True)
 class Problem:
     """A question, with everything that was priced on the way to its answer."""
@@ -132,14 +114,19 @@ class Problem:
     tokens_per_param: float | None = None
     counts_only: tuple[int, ...] = ()
     """Counts of GPUs; empty: doublings from a node to the limit, and the limit."""
-    progress: Progress = lambda *_: None  # noqa: E731 - a field's default
-    asked: int = field(default=0)
+    progress: Progress = lambda *_: None
+    rungs: list[Model] = field(default_factory=list)
+    """The ladder, once it was made."""
 
     # ---- what may be ----------------------------------------------------------------------------------------------
 
     def ladder(self) -> list[Model]:
         """The sizes in question."""
-        return [self.model] if self.model is not None else self.family.ladder()
+        if self.model is not None:
+            return [self.model]
+        if not self.rungs:
+            self.rungs = self.family.ladder()
+        return self.rungs
 
     def counts(self, limits: Limits) -> list[int]:
         """Ascending."""
@@ -247,28 +234,29 @@ class Problem:
 
     def best_of_count(self, limits: Limits, gpus: int, *, below: float = math.inf, every: int = 1) -> Run | None:
         """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
-        rungs = [model for model in self.ladder() if self.model is not None or self._rung(model) % every == 0]
+        rungs = self.ladder()[::every]
         bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
         best: Run | None = None
         for bound, i in bounds:
             if bound >= min(below, best.loss if best else math.inf):
                 break
-            self.asked += 1
             self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0.0)
             run = self.best_at(limits, rungs[i], gpus)
             if run is not None and (best is None or run.loss < best.loss):
                 best = run
         return best
 
-    def _rung(self, model: Model) -> int:
-        return self.ladder().index(model)
-
     def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
-        """The best run of each count that could be the best of all, and of the largest counts anyway."""
+        """The best run of each count that could be the best of all; of the largest counts anyway, by fewer sizes."""
         found: dict[int, Run] = {}
-        for number, gpus in enumerate(reversed(self.counts(limits))):
-            below = math.inf if number < shown else min((run.loss for run in found.values()), default=math.inf)
+        counts = list(reversed(self.counts(limits)))
+        for gpus in counts:
+            below = min((run.loss for run in found.values()), default=math.inf)
             run = self.best_of_count(limits, gpus, below=below, every=every)
+            if run is not None:
+                found[gpus] = run
+        for gpus in counts[:shown]:
+            run = found.get(gpus) or self.best_of_count(limits, gpus, every=TABLE_EVERY)
             if run is not None:
                 found[gpus] = run
         return dict(sorted(found.items()))
@@ -288,7 +276,7 @@ class Problem:
         return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
 
     def between(self, limits: Limits, run: Run) -> float:
-        """Parameters at which the loss would be least if shapes came in all sizes: a parabola over neighbouring rungs."""
+        """Parameters at which the loss would be least if shapes had all sizes: a parabola over neighbouring rungs."""
         ladder = self.ladder()
         at = ladder.index(run.model) if run.model in ladder else -1
         if not 0 < at < len(ladder) - 1:
@@ -297,52 +285,6 @@ class Problem:
         points = [(math.log(one.params), one.loss) for one in around if one is not None]
         return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
 
-    # ---- counting FLOP --------------------------------------------------------------------------------------------
-
-    def flop_choice(self, limits: Limits, mfu_frac: float) -> FlopChoice:
-        """What the closed form chooses for GPUs x peak x an assumed MFU x time, and what that reaches here.
-
-        Formula: C = GPUs * peak * MFU * min(days, USD / (price * GPUs), energy / (PUE * board power * GPUs))
-        Where:   the law's own split of C, within the data, the size or the ratio that is asked for
-        """
-        gpu, gpus = self.rates.cluster.gpu, limits.gpus
-        peak = gpu.peak_flop_per_s(self.rates.fixed.precision)
-        no_data = replace(limits, tokens_max=None)
-        price = self.rates.cluster.usd_per_gpu_h
-        times = [
-            *([no_data.days * DAY_S] if no_data.days is not None else []),
-            *([no_data.usd / (price * gpus) * HOUR_S] if no_data.usd is not None and price else []),
-            *([no_data.mwh * J_PER_MWH / (self.pue * gpu.tdp_w * gpus)] if no_data.mwh is not None else []),
-        ]
-        flop = gpus * peak * mfu_frac * min(times)
-        params, tokens = self._counted_split(limits, flop)
-        ladder = self.ladder()
-        near = min(ladder, key=lambda model: abs(math.log(self.law.counted(model) / params)))
-        run = None
-        for count in reversed(self.counts(limits)):
-            run = self.best_at(limits, near, count)
-            if run is not None:
-                break
-        loss = float(self.law.loss(params, tokens))
-        return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens, loss=loss, run=run)
-
-    def _counted_split(self, limits: Limits, flop: float) -> tuple[float, float]:
-        work = flop / FLOP_PER_PARAM_TOKEN
-        if self.model is not None:
-            params = self.law.counted(self.model)
-            tokens = work / params
-            if self.tokens_per_param is not None:
-                tokens = self.tokens_per_param * parameter_count(self.model)
-        elif self.tokens_per_param is not None:
-            params = math.sqrt(work / self.tokens_per_param)
-            tokens = work / params
-        else:
-            params, tokens = self.law.split(flop)
-        if limits.tokens_max is not None and tokens > limits.tokens_max:
-            tokens = limits.tokens_max
-            params = params if self.model is not None else work / tokens
-        return params, tokens
-
 
 def _vertex(points: Sequence[tuple[float, float]]) -> float:
     """Where the parabola through three points is least."""
@@ -350,45 +292,3 @@ def _vertex(points: Sequence[tuple[float, float]]) -> float:
     a = (y2 - y1) / (x2 - x1) - (y1 - y0) / (x1 - x0)
     b = (y1 - y0) * (x2 - x1) / (x1 - x0) + (y2 - y1) * (x1 - x0) / (x2 - x1)
     return x1 if a <= 0 else min(max(x1 - b / (2.0 * a), x0), x2)
-
-
-def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -> None:
-    """Refuse what bounds nothing, or cannot be."""
-    for name in ("days", "usd", "mwh", "tokens_max"):
-        value = getattr(limits, name)
-        # also false for nan
-        if value is not None and not 0 < value < 1e30:
-            raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0",
-                             hint="leave it out where there is no limit")  # fmt: skip
-    if limits.gpus < 1:
-        raise InputError(f"--gpus is {limits.gpus}; it must be at least 1", hint="for example --gpus 2048")
-    if limits.gpus > max_gpus:
-        raise InputError(f"--gpus is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer")
-    if limits.days is None and limits.usd is None and limits.mwh is None:
-        only = " (--tokens-max limits the data, not the work)" if limits.tokens_max is not None else ""
-        raise InputError(f"nothing limits the work: any model could be trained for ever{only}",
-                         hint="give --days, --usd or --mwh, or several")  # fmt: skip
-    if limits.usd is not None and not priced:
-        raise InputError(f"--usd is given, and the price of {cluster} is not known",
-                         hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'")  # fmt: skip
-
-
-def refuse_nothing(problem: Problem, limits: Limits, counts: Iterable[int]) -> None:
-    """Why there is no run at all."""
-    ladder = problem.ladder()
-    least = ladder[0]
-    name = f"{least.name} ({short(parameter_count(least))} parameters)"
-    what = name if problem.model is not None else f"the smallest shape of the family, {name}"
-    affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
-    if problem.tokens_per_param is not None and affordable == 0.0:
-        raise DoesNotFit(f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
-                         hint="raise a limit, or lower --tokens-per-param")  # fmt: skip
-    priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
-    if priced and all(rate is None for rate in priced):
-        gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
-        raise DoesNotFit(f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
-                         hint="give more --gpus, or a smaller --params")  # fmt: skip
-    allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
-    raise DoesNotFit(f"these limits afford {what} at most {short(affordable)} tokens, and a step may have "
-                     f"{short(allowed)} of them: there is no run",
-                     hint="raise a limit, give --batch-max, or a shorter --seq-len")  # fmt: skip

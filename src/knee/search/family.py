@@ -111,7 +111,8 @@ def family_of(name: str) -> Family:
         raise InputError(f"no family named {name!r}", hint=f"{guess}use one of {', '.join(family_names())}")
     raw = _document()[name]
     names, vocab = raw["members"], raw["vocab"]
-    assert isinstance(names, list) and isinstance(vocab, int)
+    assert isinstance(names, list)
+    assert isinstance(vocab, int)
     members = tuple(replace(load_model(str(member)).spec, vocab=vocab) for member in names)
     return Family(name=name, members=members, vocab=vocab, head_size=int(str(raw["head_size"])),
                   kind=str(raw["kind"]), source=str(raw["source"]))  # fmt: skip

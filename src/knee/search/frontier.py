@@ -23,13 +23,13 @@ PAYS_FRAC = 0.5
 """Of the drop in loss that the law promises for twice the compute: a doubling that buys less does not pay."""
 COARSE = STEPS_PER_DOUBLING
 """Rungs between the sizes of a frontier's new runs: neighbours are a factor of two apart."""
-STEPS_OF_LOSS = (0.005, 0.01, 0.02, 0.05)
+STEPS_OF_LOSS = (0.01, 0.02, 0.05)
 """Above the least loss, at which curves of equal loss are drawn."""
 ISO_COUNTS, ISO_SIZES = 6, 3
 """Counts of GPUs, and sizes to each side of the best, of those curves."""
 KNEE_WORDS = (
-    f"the most to which a doubling still buys at least {PAYS_FRAC:.0%} of the drop in loss that the law promises for twice "
-    "the compute"
+    f"the most to which a doubling still buys at least {PAYS_FRAC:.0%} of the drop in loss that the law promises for "
+    "twice the compute"
 )
 
 
@@ -112,7 +112,7 @@ def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_
     values = [now * 2.0**k for k in range(-HALVINGS, DOUBLINGS + 1)]
     found: list[Run | None] = []
     for value in values:
-        within = replace(limits, **{of_axis: value})
+        within = _within(limits, of_axis, value)
         runs = [problem.optimum(within, every=COARSE), problem.reachable(within), *found[-1:]]
         # what a smaller budget reached, a larger one does too
         found.append(min((run for run in runs if run is not None), key=lambda run: run.loss, default=None))
@@ -126,6 +126,12 @@ def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_
         knee=values[paying[-1]] * per if paying else None,
         open=bool(paying) and paying[-1] == len(values) - 1,
     )
+
+
+def _within(limits: Limits, name: Name, value: float) -> Limits:
+    if name == "days":
+        return replace(limits, days=value)
+    return replace(limits, usd=value) if name == "usd" else replace(limits, mwh=value)
 
 
 def _worth(law: Law, before: Run | None, after: Run | None) -> float | None:

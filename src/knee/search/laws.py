@@ -95,7 +95,7 @@ class Law:
         return params, c / params
 
     def flop_for(self, loss: float) -> float:
-        """The FLOP with which the best split reaches a loss: what a run is worth in compute. Infinite below the least."""
+        """The FLOP with which the best split reaches a loss: what a run is worth. Infinite where none does."""
         low, high = 1.0, 1e40
         if not float(self.loss(*self.split(high))) < loss:
             return math.inf

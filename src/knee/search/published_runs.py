@@ -46,8 +46,9 @@ def published_runs() -> list[PublishedRun]:
         common = {"name": name, "tokens": tokens, "assumed": raw["assumed"], "source": raw["source"]}
         if "gpu_hours" not in raw:
             flop = FLOP_PER_PARAM_TOKEN * float(raw["params"]) * tokens
-            found.append(PublishedRun(**common, cluster=None, profile=None, gpus=None, gpu_hours=None, rate=None,
-                                      predicted_gpu_hours=None, flop=float(raw["flop"]), predicted_flop=flop))  # fmt: skip
+            found.append(PublishedRun(**common, cluster=None, profile=None, gpus=None, rate=None, gpu_hours=None,
+                                      predicted_gpu_hours=None, flop=float(raw["flop"]),
+                                      predicted_flop=flop))  # fmt: skip
             continue
         rates = Rates(cluster=load_cluster(raw["cluster"]).spec, profile=load_profile(raw["profile"]).spec,
                       seq_len=int(raw["seq_len"]))  # fmt: skip

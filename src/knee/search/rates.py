@@ -140,7 +140,7 @@ class Rates:
         return table.rows(keep) if len(keep) else None
 
     def _lean(self, table: PlanTable) -> Bools:
-        """Few shard sizes; pipelines without a bubble, in which nothing is gathered again, and with small micro-batches."""
+        """Few shard sizes; pipelines without a bubble, which gather nothing again, with small micro-batches."""
         shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, self.cluster.node.gpus))
         shards |= table.dp_replicate == 1
         split = (table.tp == 1) | table.sequence_parallel | (self.seq_len // table.cp % table.tp > 0)
