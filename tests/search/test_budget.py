@@ -36,7 +36,8 @@ def free_cluster() -> Cluster:
     rates = {name: replace(rate, forward_frac=1.0, backward_frac=1.0, half_seq_len=0.0, backward_half_seq_len=0.0,
                            half_rows=0.0) for name, rate in H100.gpu.attention.items()}  # fmt: skip
     gpu = replace(H100.gpu, attention=rates, sms=1, gemm_frac=1.0, gemm_tile_m=1, gemm_tile_n=1, gemm_half_k=1e-12,
-                  kernel_s=0.0, gemm_half_intensity=0.0, hbm_bytes=1e18, hbm_bytes_per_s=FAST, hbm_frac=1.0)  # fmt: skip
+                  kernel_s=0.0, gemm_half_intensity=0.0, hbm_bytes=1e18, hbm_bytes_per_s=FAST,
+                  hbm_frac=1.0)  # fmt: skip
     node = replace(H100.node, link_bytes_per_s=FAST, pair_bytes_per_s=FAST, hop_s=0.0, launch_scale=0.0)
     fabric = replace(H100.fabric, nic_bytes_per_s=FAST, hop_s=0.0, tree_level_s=0.0, tiers=())
     return replace(H100, gpu=gpu, node=node, fabric=fabric)

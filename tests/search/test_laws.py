@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -119,7 +120,7 @@ def test_the_ladder_is_one_whatever_its_ends() -> None:
     whole, part = family.ladder(), family.ladder(1e9, 1e11)
     assert all(model in whole for model in part)
     sizes = [parameter_count(model) for model in whole]
-    steps = [math.log2(b / a) * STEPS_PER_DOUBLING for a, b in zip(sizes, sizes[1:], strict=False)]
+    steps = [math.log2(b / a) * STEPS_PER_DOUBLING for a, b in pairwise(sizes)]
     assert min(steps) > 0
     assert max(steps) < 2.2
     assert all(model.heads % 8 == 0 for model in whole if model.hidden >= 4096)

@@ -16,6 +16,7 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, Vali
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.fields import fields_of, split_overrides
+from knee.study.budgets import Budgets
 from knee.study.claims import Claim
 from knee.study.mistakes import mistakes_of
 from knee.study.quantities import Quantity, Where
@@ -164,6 +165,7 @@ class Study:
     """Studies whose runs the claims are also about."""
     grid: tuple[Grid, ...] = ()
     bandwidths: tuple[Bandwidths, ...] = ()
+    budget: tuple[Budgets, ...] = ()
     hardware: tuple[str, ...] = ()
     """Clusters whose data sheets are its rows."""
     draw: tuple[Draw, ...] = ()
@@ -173,8 +175,8 @@ class Study:
     claim: tuple[Claim, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (self.grid or self.bandwidths or self.hardware or self.needs):
-            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], hardware or needs is missing")
+        if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
+            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing")
         ids = [claim.id for claim in self.claim]
         if twice := sorted({one for one in ids if ids.count(one) > 1}):
             raise SpecError(f"claim {twice[0]} is there twice")

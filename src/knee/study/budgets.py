@@ -1,0 +1,136 @@
+"""Budgets as rows of a study: the best model that so many GPUs train in some days, beside what FLOP counting took."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field, StrictInt
+
+import knee
+from knee.errors import SpecError
+from knee.fidelity.trust import trust_of
+from knee.files import make_folder, write_text
+from knee.search.budget import Limits, Problem, Run
+from knee.search.family import family_of, short
+from knee.search.flop_counting import flop_choice
+from knee.search.frontier import lost_by
+from knee.search.laws import DEFAULT_LAW, assumed_mfu, batch_law, law_of
+from knee.search.rates import Rates
+from knee.search.training_bill import checked_pue
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, load_profile, split_overrides
+from knee.study.quantities import Row
+
+EVERY = 2
+"""Rungs between the sizes that a study tries: neighbours are 41% apart."""
+Count = Annotated[StrictInt, Field(gt=0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """``[[budget]]``: the same days on several counts of GPUs, all of which are used."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    series: str
+    cluster: str
+    profile: str
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    days: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    seq_len: Count = 4096
+    law: str = DEFAULT_LAW
+    family: str = "llama"
+    set: Mapping[str, str] = field(default_factory=dict)
+    """As ``--set``, of the cluster and the profile."""
+
+    def __post_init__(self) -> None:
+        law_of(self.law)
+        family_of(self.family)
+        for_model, _, _, for_plan = split_overrides(self.set.items())
+        if for_model or for_plan:
+            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
+
+
+def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
+    """A row for each count; kept in a folder while neither engine nor catalogue changes."""
+    key = _key(grid)
+    path = None if folder is None else folder / f"budget-{key}.json"
+    rows: list[dict[str, Any]] | None = None
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            rows = kept["rows"] if kept["key"] == key else None
+    if rows is None:
+        rows = [_row(grid, gpus) for gpus in grid.gpus]
+        if path is not None and folder is not None:
+            make_folder(folder)
+            write_text(path, json.dumps({"key": key, "rows": rows}, allow_nan=False) + "\n")
+    yield from ({"study": study} | row for row in rows)
+
+
+def _row(grid: Budgets, gpus: int) -> dict[str, Any]:
+    problem, limits = _problem(grid), Limits(gpus=gpus, days=grid.days)
+    # all of the GPUs, as the question is what they are worth together
+    problem.counts_only = (gpus,)
+    common = {"series": grid.series, "cluster": grid.cluster, "profile": grid.profile, "gpus": gpus, "days": grid.days}
+    best = problem.optimum(limits, every=EVERY)
+    if best is None:
+        return common | {"kind": "impossible", "why": "no shape of the family can be trained"}
+    flop = flop_choice(problem, limits, assumed_mfu()[0])
+    best = best if flop.run is None or best.loss <= flop.run.loss else flop.run
+    lost = None if flop.run is None else lost_by(problem, limits, best, flop.run)
+    return common | {
+        "kind": "simulated",
+        "params": best.params,
+        "size": short(best.params),
+        "tokens": best.tokens,
+        "tokens_per_param": best.tokens_per_param,
+        "loss": best.loss,
+        "mfu_frac": best.rate.mfu_frac,
+        "exposed_frac": best.rate.exposed_frac,
+        "flop_params": flop.params,
+        "flop_size": short(flop.params),
+        "size_ratio": best.params / flop.params,
+        "flop_loss": flop.loss,
+        "really_loss": None if flop.run is None else flop.run.loss,
+        "reached_frac": None if flop.run is None else flop.run.tokens / flop.tokens,
+        "lost_frac": None if lost is None else lost.budget_frac,
+        "trust": _trust(problem, best),
+    }
+
+
+@cache
+def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tuple[Any, Any]:
+    _, for_cluster, for_profile, _ = split_overrides(sets)
+    return load_cluster(cluster, for_cluster).spec, load_profile(profile, for_profile).spec
+
+
+def _problem(grid: Budgets) -> Problem:
+    cluster, profile = _parts(grid.cluster, grid.profile, tuple(grid.set.items()))
+    return Problem(rates=Rates(cluster=cluster, profile=profile, seq_len=grid.seq_len), law=law_of(grid.law),
+                   batch_law=batch_law(), family=family_of(grid.family), pue=checked_pue(None))  # fmt: skip
+
+
+def _trust(problem: Problem, run: Run) -> str:
+    rates, rate = problem.rates, run.rate
+    job = Job(model=run.model, cluster=rates.cluster, profile=rates.profile, plan=rate.plan, gpus=rate.gpus,
+              global_batch=rate.global_batch, seq_len=rates.seq_len)  # fmt: skip
+    return trust_of(job).label
+
+
+def _key(grid: Budgets) -> str:
+    """A digest of the question, of every value behind its names, and of the engine's and the search's own text."""
+    from knee.study.store import engine
+
+    specs = [asdict(spec) for spec in _parts(grid.cluster, grid.profile, tuple(grid.set.items()))]
+    members = [asdict(member) for member in family_of(grid.family).members]
+    texts = [path.read_text(encoding="utf-8") for path in sorted((Path(knee.__file__).parent / "search").glob("*.py"))]
+    whole = json.dumps([asdict(grid), specs, members, texts, engine()], sort_keys=True, default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()[:24]
