@@ -21,6 +21,7 @@ from knee.specs.plan import plan_words
 from knee.workload.parameters import parameter_count
 
 LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
+_HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "MFU", "exposed", "batch", "plan"]
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 
 
@@ -77,7 +78,8 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "by_size": [run_data(one, kg) for one in answer.sizes],
         "flop_counting": {
             "mfu_frac": flop.mfu_frac, "flop": flop.flop, "params": flop.params, "tokens": flop.tokens,
-            "loss": flop.loss, "full_time_s": flop.full_time_s, "really": run_data(run, kg) if run else None,
+            "loss": flop.loss, "reached_frac": flop.reached_frac, "full_time_s": flop.full_time_s,
+            "really": run_data(run, kg) if run else None,
             "lost": asdict(answer.lost) if answer.lost else None,
         },
         "marginal": [asdict(one) for one in answer.marginals],
@@ -145,9 +147,6 @@ def print_answer(answer: Answer) -> None:
         sys.stdout.write(f"  - {line}\n")
     for line in sentences(answer):
         print_heading(line)
-
-
-_HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "MFU", "exposed", "batch", "plan"]
 
 
 def _row(run: Run) -> list[str]:
@@ -231,19 +230,22 @@ def sentences(answer: Answer) -> list[str]:
     band = answer.bands.both or answer.bands.law or answer.bands.engine
     sure = f" ({band[0]:.2f} to {band[1]:.2f})" if band else ""
     fewer = f" of {answer.limits.gpus:,}" if best.gpus < answer.limits.gpus else ""
-    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {best.gpus:,}{fewer} GPUs: "
+    with_ = f"{best.gpus:,}{fewer} GPU{'' if answer.limits.gpus == 1 else 's'}"
+    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}: "
              f"loss {best.loss:.3f}{sure} after {best.days:,.1f} days."]  # fmt: skip
     chose = f"Counting FLOP at {flop.mfu_frac:.0%} MFU chooses {short(flop.params)} on {short(flop.tokens)} tokens"
     if flop.run is None or lost is None:
         found.append(f"{chose}, for which no plan fits.")
     else:
         run = flop.run
-        share = run.tokens / flop.tokens
-        found.append(
-            f"{chose} and promises {flop.loss:.3f}; this cluster gets it through {share:.0%} of those, to "
-            f"{run.loss:.3f}: {lost.loss:.4f} above the best, which reaches that with "
-            f"{_budget(answer, lost.budget_frac)} less."
-        )
+        of_best = (f"{lost.loss:.4f} above the best, which reaches that with {_budget(answer, lost.budget_frac)} less"
+                   if lost.loss > 0 else "that is the best run too")  # fmt: skip
+        found.append(f"{chose} and promises {flop.loss:.3f}; this cluster gets through {flop.reached_frac:.0%} of that "
+                     f"work, to {run.loss:.3f}: {of_best}.")  # fmt: skip
+    ladder = answer.problem.ladder()
+    if len(ladder) > 1 and best.model in (ladder[0], ladder[-1]):
+        end = "smallest" if best.model == ladder[0] else "largest"
+        found.append(f"This is the {end} shape that is tried: one beyond it might lose less.")
     if answer.extrapolated:
         found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
     return found

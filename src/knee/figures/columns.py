@@ -78,7 +78,7 @@ NAMES: dict[str, str] = {
     "worth_frac": "of what the law promises for a doubling",
     "lost_frac": "budget lost by counting FLOP",
     "size_ratio": "size over that of counting FLOP",
-    "reached_frac": "share of the planned tokens",
+    "reached_frac": "share of the planned work",
     "flop_params": "parameters by counting FLOP",
     "low_params": "parameters from",
     "high_params": "parameters to",

@@ -26,6 +26,11 @@ class FlopChoice:
     """The nearest shape on the GPUs it counted, as far as the limits really let it train; None where it has no plan."""
 
     @property
+    def reached_frac(self) -> float | None:
+        """Share of the FLOP it counted on that the run gets through, by the law's own count of them."""
+        return None if self.run is None else self.run.counted * self.run.tokens / (self.params * self.tokens)
+
+    @property
     def full_time_s(self) -> float | None:
         """What all of its tokens would take."""
         return None if self.run is None else self.tokens / self.run.rate.tokens_per_s

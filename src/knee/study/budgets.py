@@ -5,57 +5,29 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
-
-from pydantic import Field, StrictInt
+from typing import Any
 
 import knee
-from knee.errors import SpecError
 from knee.fidelity.trust import trust_of
 from knee.files import make_folder, write_text
 from knee.search.budget import Limits, Problem, Run
 from knee.search.family import family_of, short
 from knee.search.flop_counting import flop_choice
 from knee.search.frontier import lost_by
-from knee.search.laws import DEFAULT_LAW, assumed_mfu, batch_law, law_of
+from knee.search.laws import assumed_mfu, batch_law, law_of
 from knee.search.rates import Rates
 from knee.search.training_bill import checked_pue
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
+from knee.study.files import Budgets
 from knee.study.quantities import Row
 
 EVERY = 2
 """Rungs between the sizes that a study tries: neighbours are 41% apart."""
-Count = Annotated[StrictInt, Field(gt=0)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
-    """``[[budget]]``: the same days on several counts of GPUs, all of which are used."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    series: str
-    cluster: str
-    profile: str
-    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
-    days: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    seq_len: Count = 4096
-    law: str = DEFAULT_LAW
-    family: str = "llama"
-    set: Mapping[str, str] = field(default_factory=dict)
-    """As ``--set``, of the cluster and the profile."""
-
-    def __post_init__(self) -> None:
-        law_of(self.law)
-        family_of(self.family)
-        for_model, _, _, for_plan = split_overrides(self.set.items())
-        if for_model or for_plan:
-            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
 
 
 def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
@@ -100,7 +72,7 @@ def _row(grid: Budgets, gpus: int) -> dict[str, Any]:
         "size_ratio": best.params / flop.params,
         "flop_loss": flop.loss,
         "really_loss": None if flop.run is None else flop.run.loss,
-        "reached_frac": None if flop.run is None else flop.run.tokens / flop.tokens,
+        "reached_frac": flop.reached_frac,
         "lost_frac": None if lost is None else lost.budget_frac,
         "trust": _trust(problem, best),
     }

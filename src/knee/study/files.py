@@ -16,7 +16,6 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, Vali
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.fields import fields_of, split_overrides
-from knee.study.budgets import Budgets
 from knee.study.claims import Claim
 from knee.study.mistakes import mistakes_of
 from knee.study.quantities import Quantity, Where
@@ -101,6 +100,32 @@ class Bandwidths:
         for text in self.message:
             if not 0 < parse(text, "bytes") < inf:  # which refuses what is no size at all
                 raise SpecError(f"message {text!r} should be above 0, and finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The best model that some days train on several counts of GPUs, all of which are used."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    cluster: str
+    profile: str
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+    seq_len: Count = 4096
+    law: str = "besiroglu-2024"
+    family: str = "llama"
+    set: Mapping[str, str] = field(default_factory=dict)
+    """As ``--set``, of the cluster and the profile."""
+
+    def __post_init__(self) -> None:
+        try:
+            for_model, _, _, for_plan = split_overrides(self.set.items())
+        except InputError as error:
+            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+        if for_model or for_plan:
+            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
