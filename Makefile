@@ -15,8 +15,13 @@ OUT ?= out
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
 
-# Debian packages that a target needs (a browser, say). Empty: nothing so far does.
-APT_PACKAGES :=
+# Debian packages for the tests: a browser, a font for it, what reads its prints. Where they cannot be had, those tests skip.
+APT_PACKAGES := chromium fonts-liberation poppler-utils
+# Tests of sweeps on a Slurm cluster of two nodes, and on hosts in network namespaces, take minutes: make test CLUSTER=1
+ifdef CLUSTER
+APT_PACKAGES += slurm-wlm munge iproute2
+export KNEE_CLUSTER_TESTS := 1
+endif
 
 .PHONY: study test bench docs clean apt
 .DELETE_ON_ERROR:
@@ -25,7 +30,7 @@ study: $(VENV)/.report
 	@echo "== knee study"
 	$(BIN)/knee study --out $(OUT)
 
-test: $(VENV)/.dev $(VENV)/.torch
+test: apt $(VENV)/.dev $(VENV)/.torch
 	@echo "== ruff"
 	$(BIN)/ruff check
 	@echo "== mypy"
@@ -53,12 +58,12 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || apt-get install -y -q python3-venv
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.report: pyproject.toml | $(BIN)/python apt
+$(VENV)/.report: pyproject.toml | $(BIN)/python
 	@echo "== installing knee with what the report needs"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[report]'
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml | $(BIN)/python apt
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "== installing knee with what the checks need"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.report
@@ -72,7 +77,18 @@ $(VENV)/.torch: | $(VENV)/.dev
 	@touch $@
 
 apt:
-	@if [ -n "$(APT_PACKAGES)" ]; then \
-	    echo "== apt packages: $(APT_PACKAGES)"; \
-	    dpkg -s $(APT_PACKAGES) >/dev/null 2>&1 || apt-get install -y -q $(APT_PACKAGES); \
-	fi
+	@missing=; for name in $(APT_PACKAGES); do \
+	    dpkg-query -W -f '$${db:Status-Status}' $$name 2>/dev/null | grep -qx installed || missing="$$missing $$name"; \
+	done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null || [ "$$(id -u)" -ne 0 ]; then \
+	    echo "== not installed, for want of apt-get or of root:$$missing; the tests that need them skip"; exit 0; \
+	fi; \
+	echo "== installing Debian's$$missing"; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	apt-cache show $$missing >/dev/null 2>&1 || apt-get update -qq || true; \
+	apt-get install -y -qq --no-install-recommends $$missing >/dev/null \
+	|| { apt-get update -qq; for name in $$missing; do \
+	    apt-get install -y -qq --no-install-recommends $$name >/dev/null \
+	        || echo "== could not be installed: $$name; the tests that need it skip"; \
+	done; }

@@ -368,3 +368,35 @@ def test_an_interrupted_fit_leaves_what_was_there(few: Path, tmp_path: Path, mon
     assert knee("calibrate", few, "--only", "stream_scale", "-o", tmp_path / "p.toml").exit_code == 130
     assert (tmp_path / "p.toml").read_text(encoding="utf-8") == 'base = "eager"\n'
     assert {path.name for path in tmp_path.iterdir()} == {"few.csv", "p.toml"}
+
+
+def test_runs_out_of_memory_are_evidence_for_the_memory_model(tmp_path: Path) -> None:
+    """A sweep's folder as it is: what knee says fits with little to spare, and did not, makes it expect more memory."""
+    from knee.single import simulate
+    from knee.specs import Job
+    from knee.specs.load import load_cluster, load_model, make_job
+
+    specs = (load_model("llama2-7b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec)
+
+    def a_job(micro: int, gpus: int = 8) -> Job:
+        return make_job(*specs, gpus=gpus, global_batch=gpus * micro, plan_options={"micro_batch": micro})[0]
+
+    def write_record(number: int, job: Job, **changes: Any) -> None:
+        plan = {"dp_shard": job.gpus, "micro_batch": job.plan.micro_batch, "sharding": job.plan.sharding}
+        record = {"kind": "measured", "model": "llama2-7b", "cluster": "dgx-h100", "profile": "eager", "gpus": job.gpus,
+                  "global_batch": job.global_batch, "seq_len": 4096, "plan": plan, "status": "done",
+                  "step_s": simulate(job).step_s}
+        for place in (f"runs/{number:04d}", f"runs/{number:04d}/attempts/1"):
+            (tmp_path / place).mkdir(parents=True)
+            (tmp_path / place / "record.json").write_text(json.dumps(record | changes), encoding="utf-8")
+
+    fit = max(micro for micro in range(1, 9) if simulate(a_job(micro)).fits)
+    write_record(1, a_job(1))
+    for number in range(2, 8):
+        write_record(number, a_job(fit, 8 * number), status="oom", fits=False, step_s=None)
+    write_record(9, a_job(1, 16), status="failed")  # measured for a part of its window only
+    data = calibrate(tmp_path, "--only", "context_bytes,allocator_frac", "--anyway")
+    assert (data["runs"], data["rows"]) == (1, 8)
+    assert any("6 runs were out of memory: knee expected 6 to fit" in words for words in data["warnings"])
+    moved = [data["by_name"][name] for name in ("context_bytes", "allocator_frac")]
+    assert any(one["after"] > one["before"] for one in moved)

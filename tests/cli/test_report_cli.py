@@ -157,3 +157,17 @@ def test_a_record_that_does_not_say_its_job_is_shown_as_far_as_it_goes(tmp_path:
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "plan unknown" in page
     assert "<script>alert" not in page
+
+
+def test_of_a_sweep_its_records_are_read_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "sweep" / "runs" / "0001"
+    (run / "attempts" / "1").mkdir(parents=True)
+    record = (Path(__file__).parents[2] / "data/h200/train/llama2-7b-batch2-eager.json").read_text(encoding="utf-8")
+    for path in (run / "record.json", run / "attempts" / "1" / "record.json"):
+        path.write_text(record, encoding="utf-8")
+    (run / "status.json").write_text('{"state": "done"}', encoding="utf-8")
+    (tmp_path / "sweep" / "sweep.json").write_text("{}", encoding="utf-8")
+    result = CliRunner().invoke(main, ["report", str(tmp_path / "sweep"), "--json", "-o", str(tmp_path / "p.html")])
+    assert result.exit_code == 0, result.output
+    assert "note:" not in result.stderr
+    assert len(json.loads(result.stdout)["rows"]) == 1

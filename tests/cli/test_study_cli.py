@@ -309,8 +309,7 @@ def test_what_cannot_be_asked(
 def test_a_mistake_in_a_file_is_named(mine: Path, tmp_path: Path) -> None:
     mine.write_text(MINE.replace("title", "titel"), encoding="utf-8")
     said = refused("run", mine, "--out", tmp_path / "out")
-    assert "mine.toml: title is missing; titel is not known" in said
-    assert "did you mean title?" in said
+    assert "mine.toml: titel is not known" in said
 
 
 def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
@@ -348,9 +347,10 @@ def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path,
     result = run(tmp_path / "out", mine, "--records", measured / where)
     assert "1 measured" in result.stderr
     assert "warning" not in result.stderr
-    assert result.stdout.splitlines()[-1] == "claims: 0 reproduced, 1 failed, 0 not testable"
+    # one measured run is not held against a simulated one
+    assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
     [claim] = rows_of(tmp_path / "out" / "claims.csv")
-    assert (claim["verdict"], claim["kind"]) == ("contradicted", "measured and simulated")
+    assert (claim["verdict"], claim["kind"]) == ("reproduced", "simulated")
     rows = rows_of(tmp_path / "out" / "runs.csv")
     assert [(row["tp"], row["kind"]) for row in rows] == [("1", "simulated"), ("2", "simulated"), ("2", "measured")]
 

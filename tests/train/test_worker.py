@@ -224,10 +224,10 @@ def test_means_over_ranks(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_the_catalogues_or_none() -> None:
-    from knee.cli.train import _gpus_known
+    from knee.launch.training import gpus_known
     from knee.train.measure import peak_of
 
-    known = _gpus_known()
+    known = gpus_known()
     h200 = {"name": "NVIDIA H200", "sms": 132, "memory_bytes": 143771 * 2.0**20}
     assert peak_of(h200, "bf16", known)["peak_flop_per_s"] == 989e12
     assert "H200" in peak_of(h200, "bf16", known)["peak_source"].upper()

@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 
 from knee.errors import SpecError
 from knee.study.claims import Claim, Tally, Verdict, judge, not_testable
-from knee.study.quantities import NotTestable, Quantity, Row, Rows
-from knee.study.relations import Comparison, Finding, Number, Test, Than
+from knee.study.comparisons import Comparison, Than
+from knee.study.quantities import Finding, NotTestable, Quantity, Row, Rows
+from knee.study.relations import Number, Test
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Test)
 

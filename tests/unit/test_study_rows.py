@@ -167,3 +167,13 @@ def test_a_data_sheet() -> None:
     assert row["peak_flop_per_s"] == pytest.approx(989e12, rel=0.01)
     assert row["node_nic_bytes_per_s"] == 8 * row["nic_bytes_per_s"]
     assert hardware_row("mine", "dgx-v100")["peak_flop_per_s"] == pytest.approx(125e12, rel=0.01)  # has no bf16
+
+
+def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
+    from knee.study.columns import COLUMNS
+    from knee.study.run import points_to_run, recorded, results
+    from knee.study.store import Store
+
+    names = ["fig1", "fig2a", "table1"]
+    ran = results(names, list(recorded(points_to_run(names), Store().record)))
+    assert set(COLUMNS) == {column for one in ran for row in one.rows for column in row}

@@ -45,7 +45,8 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
 
     RUNS are files of three kinds, in any mix: CSV as for `knee validate`, one training run a row; records of knee's
     own, as `knee simulate --json` prints them, one after another or in a list, with the step_s, tokens_per_s or
-    memory_bytes that were measured; readings of `knee probe steps`.
+    memory_bytes that were measured; readings of `knee probe steps`. Or folders, of a `knee sweep` or a `knee train`.
+    Runs that were out of memory count as well: what would let them fit is off by what it leaves free.
 
     All runs should be of one software stack; models, GPUs and plans may differ. Each parameter starts from the
     profile's value and moves as far as the runs have evidence for. What they cannot determine stays, and is not

@@ -74,6 +74,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("numpy", "pydantic", "click", "rich"),
     "trace": ("numpy", "msgspec", "click", "rich"),
     "study": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
+    "report": ("numpy", "pydantic", "click", "rich", "altair", "vl-convert-python"),
+    "sweep": ("numpy", "pydantic", "click", "rich", "torch"),
     "validate": ("numpy", "pydantic", "click", "rich"),
     "calibrate": ("numpy", "pydantic", "click", "rich", "scipy"),
     "data prepare": ("numpy", "click", "rich", "tokenizers"),

@@ -83,6 +83,8 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
     trust = trust_of(job, asked.given)
     if as_json:
         data = record_of(job, measurement, trust)
+        if sets:
+            data["set"] = [list(pair) for pair in parse_sets(sets)]
         if why:
             data["why"] = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
                            for line in lines]

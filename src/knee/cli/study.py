@@ -169,8 +169,12 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
 
     if steps is not None and (launcher != "local" or steps < 1):
         raise InputError(f"--steps {steps}: real runs have at least one step", hint="it goes with --launcher local")
+    if not no_page:  # not after everything has been run
+        from knee.figures.vega import load
+
+        load("altair"), load("vl_convert")
     names = list(dict.fromkeys(names)) or study_names()
-    changes = _changes(sets)
+    changes = changes_of(sets)
     measured: list[tuple[Point | None, Mapping[str, Any]]] = []
     measured += [(None, record) for path in records for record in _records(path)]
     points = points_to_run(names, changes)
@@ -206,12 +210,14 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
     from collections import Counter
 
     from knee.cli.progress import progress
+    from knee.launch.machine import Machine
     from knee.probe.machine import need_torch
-    from knee.study.real import Machine, trained
+    from knee.study.real import refused as refused_by
+    from knee.study.real import trained
 
     need_torch("knee study run --launcher local")
     machine = Machine.here()
-    refused = {point: machine.refuses(point) for point in points}
+    refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]
     for why, count in Counter(why for why in refused.values() if why).items():
         click.echo(f"{count:,} points are simulated only: {why}", err=True)
@@ -253,7 +259,7 @@ def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool
     click.echo(f"claims: {Tally.of(verdicts)}", err=as_json)
 
 
-def _changes(sets: Sequence[str]) -> dict[str, Any]:
+def changes_of(sets: Sequence[str]) -> dict[str, Any]:
     """What ``--set`` changes of every grid; a list where it has commas."""
     from knee.cli import nearest
     from knee.cli.job import parse_sets
@@ -283,12 +289,10 @@ def _number(key: str, text: str) -> float | int:
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     """Measured records of a file, a run's folder, or the folders below one."""
     from knee.fidelity.side_by_side import read_record
+    from knee.fidelity.user_runs import records_in
     from knee.study.rows import step_row
 
-    inside = sorted(path.rglob("record.json")) if path.is_dir() and not (path / "record.json").exists() else [path]
-    if not inside:
-        raise InputError(f"{path} has no record.json in it", hint="`knee train --out DIR` leaves one in DIR")
-    for file in inside:
+    for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":
             raise InputError(f"{file} is a {record['kind']} record, not a measured one",

@@ -69,4 +69,4 @@ def print_answer(ran: Sequence[Ran], fidelity: CarriedFidelity, *, whole: bool) 
 
 def _cells(v: Verdict) -> list[str]:
     found = v.found if len(v.found) <= MOST else f"{v.found[:MOST].rstrip(', ')} ..."
-    return [v.id, v.verdict + (f" ({v.off})" if v.off else ""), "yes" if v.fitted else "no", v.says, v.paper, found]
+    return [v.id, v.off or v.verdict, "yes" if v.fitted else "no", v.says, v.paper, found]

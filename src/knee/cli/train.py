@@ -17,15 +17,12 @@ from knee.cli.plan_options import option, plan_of, plan_options
 from knee.errors import DoesNotFit, InputError, KneeError
 
 if TYPE_CHECKING:
-    from knee.specs import Job, Model
+    from knee.specs import Job
     from knee.train.job import TrainJob
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 LOCAL_BATCH = 2.0
 """The paper's."""
-STEPS = {"cuda": 60, "cpu": 30}
-WARMUP, WARMUP_SHARE = 10, 6
-"""The paper's 10 of 60; of fewer steps, one in so many."""
 READ_BYTES = 1 << 30
 """Shards up to so many bytes are held against their checksums before a run."""
 PLACEHOLDER = "cpu"
@@ -127,6 +124,7 @@ def _world(options: dict[str, Any], under_torchrun: bool) -> int:
 def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = False) -> TrainJob:
     """The job that the command line describes, resolved once. ``elsewhere``: it need not run on this machine."""
     from knee.cli.job import ask, is_job_file, parse_sets
+    from knee.launch.training import STEPS, warmup_of
     from knee.train.job import TrainJob
 
     device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
@@ -146,7 +144,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     job = asked.job
     dtype = dtype or job.plan.precision
     steps = options["steps"] if options["steps"] is not None else STEPS[device]
-    warmup = options["warmup"] if options["warmup"] is not None else min(WARMUP, steps // WARMUP_SHARE)
+    warmup = options["warmup"] if options["warmup"] is not None else warmup_of(steps)
     for sentence in asked.assumptions:
         if not sentence.startswith("profile") and os.environ.get("RANK", "0") == "0":
             click.echo(sentence, err=True)
@@ -218,51 +216,14 @@ def _device(wanted: str | None, world: int) -> Any:
 
 def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
+    from knee.launch.training import facts_of
     from knee.specs.load import load_profile
 
     profile = options["profile"]
     if profile is not None:
         load_profile(profile)
-    return {
-        "cluster": job.cluster.name if named else None,
-        "profile": profile,
-        "flop_convention": options["flop_convention"],
-        "flop_per_token": _flop_per_token(job.model, job.seq_len, options["flop_convention"]),
-        "gpus_known": _gpus_known(),
-        "command": ["knee", *sys.argv[1:]],
-    }
-
-
-def _flop_per_token(model: Model, seq_len: int, convention: str) -> float:
-    import numpy as np
-
-    from knee.workload.flop import model_flop_per_token
-
-    return float(model_flop_per_token(model, np.array([seq_len]), convention)[0])
-
-
-def _gpus_known() -> list[dict[str, Any]]:
-    """Dense peaks of the catalogue's GPUs with their sources, and the cluster that stands for each."""
-    from knee.fidelity.machine_file import BASES
-    from knee.specs.load import catalog_entries, load_cluster
-
-    known: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys((*BASES.values(), *catalog_entries("cluster"))):
-        loaded = load_cluster(name)
-        gpu = loaded.spec.gpu
-        if gpu.vendor == "generic" or gpu.name in known:
-            continue
-        source = loaded.sources.get("gpu.bf16_flop_per_s") or loaded.sources.get("gpu.fp16_flop_per_s")
-        known[gpu.name] = {
-            "gpu": gpu.name,
-            "word": gpu.name.split("-")[0].upper(),
-            "cluster": name,
-            "sms": gpu.sms,
-            "memory_bytes": gpu.hbm_bytes,
-            "peaks": {"bf16": gpu.bf16_flop_per_s, "fp16": gpu.fp16_flop_per_s},
-            "source": source.text if source else "",
-        }
-    return list(known.values())
+    return facts_of(job, cluster=job.cluster.name if named else None, profile=profile,
+                    convention=options["flop_convention"], command=["knee", *sys.argv[1:]])
 
 
 def _work(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> int:

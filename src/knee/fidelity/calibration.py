@@ -114,10 +114,12 @@ def need_scipy() -> None:
 
 
 def calibrate(
-    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None
-) -> Calibration:
+    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None,
+    oom: Sequence[Case] = (),
+) -> Calibration:  # fmt: skip
     """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
-    determined are fitted again, from their priors, which is how runs are left out one group after another.
+    determined are fitted again, from their priors, which is how runs are left out one group after another. ``oom`` are
+    runs that were out of memory: what says that they fit is off by at least as much as it leaves free.
 
     Floors are tried over their range first; then slopes tell which parameters the runs can determine together, and only
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
@@ -126,7 +128,7 @@ def calibrate(
         raise InputError("there is no run to fit on", hint="give runs with a measured throughput or memory")
     measured = _Measured.of(cases)
     start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
-    problem = _Problem(cases=cases, measured=measured, prior=start)
+    problem = _Problem(cases=cases, measured=measured, prior=start, oom=oom)
     values: dict[str, float] = {}
     if like is None:
         warm = problem.scanned(parameters)
@@ -175,11 +177,12 @@ class _Problem:
     cases: Sequence[Case]
     measured: _Measured
     prior: Values
+    oom: Sequence[Case] = ()
 
     def errors(self, parameters: Sequence[Parameter], values: Values) -> Floats:
         """In standard deviations: of the runs, then of the parameters."""
         away = [p.scaled(p.inside(values[p.path])) - p.scaled(p.inside(self.prior[p.path])) for p in parameters]
-        return np.concatenate([self.measured.residuals(predicted(self.cases, values)), away])
+        return np.concatenate([self.measured.residuals(predicted(self.cases, values)), free_of(self.oom, values), away])
 
     def slopes(self, parameters: Sequence[Parameter], x: Floats) -> Floats:
         """Differences of the errors, a step inwards."""
@@ -268,6 +271,16 @@ class _Problem:
             max_nfev=STEPS,
         )
         return _values(parameters, found.x + zero)
+
+
+def free_of(oom: Sequence[Case], values: Values) -> Floats:
+    """How far below the GPU's memory runs are predicted that were out of it, in standard deviations; 0 where they are
+    not."""
+    if not oom:
+        return np.zeros(0)
+    has = np.array([case.job.cluster.gpu.hbm_bytes for case in oom for _ in case.runs])
+    free = np.log(has / predicted(oom, values).memory_bytes) / MEMORY_NOISE
+    return np.asarray(np.maximum(0.0, np.nan_to_num(free, nan=0.0, posinf=0.0, neginf=0.0)), dtype=np.float64)
 
 
 def _robust(errors: Floats) -> float:

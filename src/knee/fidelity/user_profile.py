@@ -95,11 +95,13 @@ def fit_profile(
                          "of a probe", hint="name other parameters, or give runs of training")
     held_out = _held_out(runs.pairs, free, held_frac, say)
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
-    fit = calibrate(grouped(runs.pairs), free)
+    fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom))
     left |= {e.parameter.path: _why_left(e) for e in fit.estimates if not e.determined}
     no_better = _no_better(fit, held_out)
     kept_base = {} if anyway else no_better
     said = _warnings(runs, fit, held_out, held_frac)
+    values = {path: value for path, value in fit.values.items() if path not in kept_base}
+    said += _of_memory(runs, values)
     said += [f"{why}; --anyway took the fitted values" for why in dict.fromkeys(no_better.values()) if anyway]
     return OwnProfile(fit=fit, left=left | kept_base, held_out=held_out, kept_base=kept_base, warnings=tuple(said))
 
@@ -201,6 +203,17 @@ def _warnings(runs: UserRuns, fit: Calibration, held_out: HeldOut | None, held_f
         said.append(f"the error stays at {fit.throughput_after.median_frac:.0%}: {_why_off(fit.throughput_after)}")
     said += _of_held_out(len(runs.pairs), held_out, held_frac)
     return said
+
+
+def _of_memory(runs: UserRuns, values: Values) -> list[str]:
+    """Runs that were out of memory and that knee still expects to fit."""
+    if not runs.oom:
+        return []
+    cases = grouped(runs.oom)
+    before, after = (int(predicted(cases, v).fits.sum()) for v in ({}, values))
+    count = len(runs.oom)
+    return [f"{count} run{'s were' if count > 1 else ' was'} out of memory: knee expected {before} to fit, and expects "
+            f"{after} to after the fit"] if before or after else []
 
 
 def _of_confounded(fit: Calibration) -> list[str]:

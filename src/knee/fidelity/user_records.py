@@ -160,6 +160,8 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
     """Status, tokens per second and GPU, bytes."""
     if record.get("fits") is False:
         return "oom", None, None
+    if record.get("status") in ("failed", "terminated"):  # what was measured until then is a part of its window
+        return "failed", None, None
     found = {name: _positive(record, name) for name in RATES if record.get(name) is not None}
     rates = [
         {"step_s": job.tokens / value / job.gpus, "tokens_per_s": value / job.gpus}.get(name, value)

@@ -22,6 +22,7 @@ from knee.specs.profile import Profile
 
 NOT_RUN = "it did not run to an end (oom or failed), so no time was measured"
 STATUS_ONLY = "it ran, but neither its throughput nor its memory is given"
+RECORD, ATTEMPTS = "record.json", "attempts"
 DIFFER = 1.25
 """Repeats of one setting whose slowest and fastest are further apart contradict each other."""
 
@@ -32,6 +33,8 @@ class UserRuns:
 
     pairs: tuple[Pair, ...]
     """Runs to fit, repeats as one."""
+    oom: tuple[Pair, ...] = ()
+    """Runs that were out of a GPU's memory: no time was measured, but they say that it was not enough."""
     rows: int
     """Rows and records in all."""
     rows_used: int
@@ -60,7 +63,7 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
     records: list[Recorded] = []
     ignored: list[str] = []
     defaults: list[str] = []
-    for path in paths:
+    for path in records_in(paths):
         text = text_of(path, "files of runs: CSV, or JSON of knee's own records")
         if is_json(text):
             records += read_records(path, text, profile, cluster)
@@ -81,9 +84,12 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         except InputError as error:
             skipped[error.message] += len(run.lines)
     pairs += merged([record.pair for record in records if record.pair is not None])
+    # a processor shares its host's memory with others, and may be limited to a part of it
+    oom = [pair for pair in pairs if pair[0].status == "oom" and pair[1].job.cluster.gpu.vendor != "generic"]
     used = _answered(_measured(pairs, skipped), skipped)
     return UserRuns(
         pairs=tuple(used),
+        oom=tuple(oom),
         rows=len(rows) + len(records),
         rows_used=sum(len(run.lines) for run, _ in used),
         skipped=dict(skipped.most_common()),
@@ -96,6 +102,20 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         probed=any(record.probed and record.pair is not None for record in records),
         differ=_differ(rows),
     )
+
+
+def records_in(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are; of the folder of a run or a sweep the records in it, without those of earlier attempts."""
+    found: list[Path] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(path)
+            continue
+        inside = sorted(p for p in path.rglob(RECORD) if ATTEMPTS not in p.relative_to(path).parts)
+        if not inside:
+            raise InputError(f"{path} has no {RECORD} in it", hint="`knee sweep` and `knee train --out DIR` leave some")
+        found += inside
+    return found
 
 
 def _measured(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:

@@ -38,6 +38,8 @@ LYING = 20
 """Pixels of a bar that lies."""
 ROOM_FOR_VALUE = 30
 """Pixels that a number over a bar needs."""
+LONGEST_NAME = 170
+"""Pixels of a name beside a bar that lies."""
 ROOM_ABOVE = 1.08
 """How far an axis goes, in times of the highest bar, where a number stands over it."""
 
@@ -78,7 +80,7 @@ def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
         layers.append({"data": data(some), "mark": {"type": "point", "filled": True, "color": INK.light, "opacity": 1,
                        "size": 75}, "encoding": channels | offset | {"shape": kind_channel(kinds)} | tip})  # fmt: skip
     step = LYING if single else 13 * len(groups) + 4
-    size = {"width": WIDTH, "height": {"step": step, "for": "position"} if lies else HEIGHT}
+    size = {"width": _width(places, lies=lies), "height": {"step": step, "for": "position"} if lies else HEIGHT}
     shown_legends = [*([] if single else [groups]), *([kinds] if kinds else [])]
     return finished(size | {"layer": layers}, legends=shown_legends)
 
@@ -106,13 +108,19 @@ def lies_down(places: Sequence[str]) -> bool:
     return max((wide(place, 11) for place in places), default=0.0) + 3 > WIDTH / max(1, len(places))
 
 
+def _width(places: Sequence[str], *, lies: bool) -> float:
+    """Beside long names bars are shorter: a wider picture would have smaller text on a phone."""
+    longest = min(LONGEST_NAME, max(wide(place, 11) for place in places)) if lies else 0.0
+    return WIDTH - max(0.0, round(longest - 1.5 * AXIS_WIDTH))
+
+
 def _place(column: str, value: Any) -> str:
     return shown(column, value)
 
 
 def _category(column: str, places: Sequence[str], *, lies: bool) -> Spec:
     axis: Spec = {"labelOverlap": False, "grid": False, "ticks": False, "labelFontSize": 11, "domain": not lies,
-                  "labelLimit": 170}  # fmt: skip
+                  "labelLimit": LONGEST_NAME}  # fmt: skip
     return {"field": "x", "type": "ordinal", "title": title_of(column),
             "scale": {"domain": list(places), "paddingInner": 0.22, "paddingOuter": 0.12},
             "axis": axis if lies else axis | {"labelAngle": 0}}  # fmt: skip
@@ -148,7 +156,7 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
         "mark": {"type": "bar", "strokeWidth": 1},
         "encoding": channels | part_channels(names) | {"order": {"field": "order", "type": "quantitative"},
                                                         "description": {"field": "say"}},
-        "width": WIDTH,
+        "width": _width(places, lies=lies),
         "height": {"step": 34, "for": "position"} if lies else FACET_HEIGHT if len(series) > 1 else HEIGHT - 20,
     }  # fmt: skip
     spec: Spec = {"data": {"values": values}}

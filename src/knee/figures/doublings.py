@@ -9,7 +9,8 @@ from itertools import pairwise
 from knee.figures.axes import AXIS_WIDTH, WIDTH, finished
 from knee.figures.palette import BAR, IDEAL, INK, MUTED, PARTS
 from knee.figures.vega import Spec
-from knee.study.quantities import PAYS, Row
+from knee.search.knee import THRESHOLD
+from knee.study.quantities import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ def doublings(found: Sequence[Doubling]) -> Spec:
     """A bar for each; those that buy less than what pays are orange."""
     values = [
         {"x": f"{d.to_gpus:,}", "y": d.speedup, "words": f"{d.speedup:.2f}x",
-         "c": "pays" if d.speedup >= PAYS else "not",
+         "c": "pays" if d.speedup >= THRESHOLD else "not",
          "say": f"from {d.from_gpus:,} to {d.to_gpus:,} GPUs: {d.speedup:.2f}x the tokens/s"}
         for d in found
     ]  # fmt: skip
@@ -47,7 +48,7 @@ def doublings(found: Sequence[Doubling]) -> Spec:
          "axis": {"values": [1, 1.25, 1.5, 1.75, 2], "format": ".2f", "minExtent": AXIS_WIDTH}}  # fmt: skip
     color = {"field": "c", "type": "nominal", "legend": None,
              "scale": {"domain": ["pays", "not"], "range": [BAR.light, PARTS["exposed"].light]}}  # fmt: skip
-    lines = [{"y": 2.0, "words": "ideal"}, {"y": PAYS, "words": "pays"}]
+    lines = [{"y": 2.0, "words": "ideal"}, {"y": THRESHOLD, "words": "pays"}]
     dashed = {"type": "rule", "aria": False, "strokeDash": [5, 3], "color": IDEAL.light}
     rule = {"data": {"values": lines}, "mark": dashed, "encoding": {"y": y}}
     named = {"data": {"values": lines}, "mark": {"type": "text", "aria": False, "align": "left", "x": WIDTH + 5,

@@ -27,6 +27,7 @@ class Cell:
     value: float | None
     """None: it is hatched."""
     why: str = ""
+    measured: bool = False
 
 
 def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
@@ -48,7 +49,11 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
         return {"x": shown(x, cell.x), "y": shown(y, cell.y), "say": _say(cell, x, y, shows)}
 
     filled = [
-        place(cell) | {"c": str(strength(cell.value)), "words": shown(shows, cell.value, unit) + _sign(unit.word)}
+        place(cell)
+        | {
+            "c": str(strength(cell.value)),
+            "words": ("● " if cell.measured else "") + shown(shows, cell.value, unit) + _sign(unit.word),
+        }
         for cell in cells
         if cell.value is not None
     ]

@@ -88,6 +88,8 @@ def _figure(
     if spec is None:
         return replace(empty, caption=_sentences(draw.caption, "None of these runs can be drawn."))
     frame = "The frame is around the best." if draw.mark == "heat" else ""
+    if draw.mark == "heat" and any(row["kind"] == "measured" for row in shown):
+        frame += " ● measured; the others are simulated."
     note = f"Left out, because they do not fit in memory: {left_out:,}; the table has them." if left_out else ""
     return replace(empty, spec=spec, caption=_sentences(draw.caption, frame, note))
 
@@ -184,7 +186,8 @@ def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[Point], impossible: Seque
         fits = row["kind"] != "impossible" and row.get("fits") is not False and is_number(value)
         why = row.get("why") or ("does not fit in memory" if row.get("fits") is False else "unknown")
         shown = float(value) if fits and value is not None else None
-        cells.setdefault((x, y), Cell(x=x, y=y, value=shown, why="" if fits else str(why)))
+        measured = row["kind"] == "measured"
+        cells.setdefault((x, y), Cell(x=x, y=y, value=shown, why="" if fits else str(why), measured=measured))
     return heat(list(cells.values()), x=draw.x, y=draw.y, shows=draw.shows) if cells else None
 
 

@@ -68,7 +68,7 @@ def classes(loads: Sequence[KernelLoad]) -> Spec:
     ]  # fmt: skip
     bars = _bars(values, [str(value["bar"]) for value in values], title=None, looks=KINDS, step=22)
     place = {"y": bars["encoding"]["y"], "x": bars["encoding"]["x"]}
-    share = {"mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light},
+    share = {"mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light, "aria": False},
              "encoding": place | {"text": {"field": "share", "type": "nominal"}}}  # fmt: skip
     mark, encoding = bars.pop("mark"), bars.pop("encoding")
     return bars | {"layer": [{"mark": mark, "encoding": encoding}, share]}
@@ -93,7 +93,7 @@ def _bars(
         "$schema": SCHEMA,
         "width": WIDTH,
         "height": {"step": step, "for": "position"},
-        "data": {"values": values},
+        "data": {"values": [value | {"say": _say(value)} for value in values]},
         "mark": {"type": "bar", "strokeWidth": 1},
         "encoding": {
             "y": {
@@ -111,13 +111,18 @@ def _bars(
                 "axis": {"tickCount": 5, "format": ",~r" if _top(values) < 1 else ",~f"},
             },
             "order": {"field": "order", "type": "quantitative"},
+            "description": {"field": "say"},
             "fill": scale([look.fill for look in looks.values()]),
             "stroke": scale([look.light for look in looks.values()]),
             # a dash shows on a pale area only
             "strokeDash": scale([list(look.dash) if look.fill_light else [1, 0] for look in looks.values()]),
         },
-        "config": CONFIG,
+        "config": CONFIG | {"aria": True},  # descriptions become tooltips
     }
+
+
+def _say(value: Mapping[str, Any]) -> str:
+    return f"{value['bar']}: {value['part']} {value['ms']:,.3f} ms"
 
 
 def _top(values: Sequence[Mapping[str, Any]]) -> float:

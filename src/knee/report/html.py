@@ -59,7 +59,7 @@ def scrolling(caption: str, head: Markup, body: Markup) -> Markup:
     inner = join(
         [tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True), tag("tbody", body, raw=True)]
     )
-    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="region",
+    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="group",
                aria_label=caption)  # fmt: skip
 
 

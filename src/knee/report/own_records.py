@@ -13,6 +13,8 @@ from knee.errors import InputError, KneeError
 from knee.fidelity.answered import record_of
 from knee.fidelity.side_by_side import FORM
 from knee.fidelity.trust import trust_of
+from knee.fidelity.user_runs import records_in
+from knee.launch.folder import SWEEP
 from knee.record.measurement import Kind
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
@@ -69,6 +71,9 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             raise InputError(f"there is no {path}", hint=FORM)
         if not path.is_dir():
             yield path
+            continue
+        if (path / SWEEP).is_file():  # beside records it has files of its own, and records of earlier attempts
+            yield from records_in([path])
             continue
         runs = sorted(path.rglob(RUN))
         inside = {run.parent for run in runs}
@@ -149,7 +154,9 @@ def rows_of(found: Sequence[Found], by: str | None = None) -> list[dict[str, Any
         if by not in known:
             raise InputError(f"--by {by}: no record has that column", hint=f"they have {', '.join(known)}")
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
-    apart = [name for name in ("model", "cluster", "profile", "seq_len") if len({row.get(name) for row in rows}) > 1]
+    told = ("model", "cluster", "profile", "seq_len", "precision", "cp_method", "sync_every", "set")
+    apart = [name for name in told if len({row.get(name) for row in rows}) > 1]
+    apart += [name for name in ("micro_batch", "schedule", "virtual_stages") if _tells(rows, name)]
     if len({row.get("global_batch") for row in rows}) > 1 and len({row.get("local_batch") for row in rows}) > 1:
         apart.append("local_batch")
     return _ordered([row | {"series": _series(row, apart)} for row in rows])
@@ -183,6 +190,21 @@ def _row(one: Found) -> dict[str, Any]:
 SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}
 
 
+NAMED = {"precision": "", "cp_method": "", "sync_every": "exchange every", "schedule": "", "virtual_stages": "chunks",
+         "micro_batch": "micro-batch", "set": ""}  # fmt: skip
+"""Column -> what stands before its value."""
+
+
+def _tells(rows: Sequence[Row], name: str) -> bool:
+    """Whether records that agree in all degrees and sizes differ in a column."""
+    same = [tuple(row.get(c) for c in ("model", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_replicate"))
+            for row in rows]  # fmt: skip
+    values: dict[tuple[Any, ...], set[Any]] = {}
+    for key, row in zip(same, rows, strict=True):
+        values.setdefault(key, set()).add(row.get(name))
+    return any(len(found) > 1 for found in values.values())
+
+
 def _series(row: Row, apart: Sequence[str]) -> str:
     """The plan without what follows from the count of GPUs, and what else tells records apart."""
     words = [str(row[name]) for name in ("model", "cluster", "profile") if name in apart and row.get(name) is not None]
@@ -193,6 +215,7 @@ def _series(row: Row, apart: Sequence[str]) -> str:
         words += [f"{axis.upper()} {row[axis]}" for axis in ("tp", "pp", "cp") if (row.get(axis) or 1) > 1]
         words += [f"{row['dp_replicate']} replicas"] if (row.get("dp_replicate") or 1) > 1 else []
         words += [f"recompute {row['recompute']}"] if row.get("recompute") not in (None, "none") else []
+    words += [f"{NAMED[name]} {row[name]}".strip() for name in NAMED if name in apart and row.get(name)]
     words += [f"{row['seq_len']:,} tokens"] if "seq_len" in apart and row.get("seq_len") else []
     words += [f"{row['local_batch']:g} a GPU"] if "local_batch" in apart and row.get("local_batch") else []
     return ", ".join(words)

@@ -86,10 +86,10 @@ def render(page: Page) -> str:
     )
 
 
-def document(title: str, *body: Markup, style: str = "") -> str:
-    """A whole file around its landmarks: policy, style, a link past everything to the summary."""
-    skip = tag("a", "Skip to the summary", href="#summary", class_="skip")
-    inner = join([skip, *body, tag("script", OPEN_FOR_PRINT, raw=True)])
+def document(title: str, *body: Markup, style: str = "", skips: Sequence[str] = ("summary",)) -> str:
+    """A whole file around its landmarks: policy, style, links past everything to what is named."""
+    links = [tag("a", f"Skip to the {id}", href=f"#{id}", class_="skip") for id in skips]
+    inner = join([*links, *body, tag("script", OPEN_FOR_PRINT, raw=True)])
     attribute = f' class="{style}"' if style else ""
     return (f'<!doctype html>\n<html lang="en">\n<head>\n{_head(title)}</head>\n<body{attribute}>\n{inner}\n</body>\n'
             "</html>\n")  # fmt: skip

@@ -111,7 +111,7 @@ def study_page(
         made_by(knee.__version__, command),
         *([script()] if any(one.steps for one in drawn) else []),
     ]
-    return document(title_of(ran), *page, style="study")
+    return document(title_of(ran), *page, style="study", skips=("summary", "contents"))
 
 
 def title_of(ran: Sequence[Ran]) -> str:
@@ -150,7 +150,7 @@ def _navigation(paper: Sequence[Drawn], beyond: Sequence[Drawn], claims: bool) -
     lists += [tag("p", tag("a", "The paper's figures", href="#paper"), raw=True), items(paper)] if paper else []
     lists += [tag("p", tag("a", "Beyond the paper", href="#beyond"), raw=True), items(beyond)] if beyond else []
     lists += [tag("p", tag("a", words, href=f"#{id}"), raw=True) for id, words in ends]
-    return tag("nav", *lists, raw=True, aria_label="On this page", class_="contents")
+    return tag("nav", *lists, raw=True, aria_label="On this page", class_="contents", id="contents")
 
 
 def _entry(ran: Ran) -> Markup:
@@ -222,7 +222,7 @@ def _behind(ran: Ran) -> Markup:
     kinds = Counter(str(row["kind"]) for row in ran.rows)
     runs = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
     runs += f", {len(ran.impossible):,} that cannot be" if ran.impossible else ""
-    run = tag("p", text("Run it again: "), tag("code", f"knee study run {study.name}"), text(f" ({runs})"), raw=True,
+    run = tag("p", text("Run it again: "), tag("code", ran.again), text(f" ({runs})"), raw=True,
               class_="again")  # fmt: skip
     parts = [run]
     if study.assumptions:

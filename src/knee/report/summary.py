@@ -12,9 +12,9 @@ from knee.report.claims import anchor, tally_table
 from knee.report.fidelity import MEANING, fidelity_sentence, fidelity_table
 from knee.report.html import Markup, join, table, tag, text
 from knee.report.page import Chart, chart_of
+from knee.search.knee import THRESHOLD
 from knee.study.claims import Verdict
-from knee.study.quantities import PAYS, Row, knee_of
-from knee.study.rows import preferred
+from knee.study.quantities import Row, knee_of
 from knee.study.run import Ran
 
 FIRST = ("fig3", "fig10", "fig1", "fig5", "fig7")
@@ -53,7 +53,7 @@ def _curve(ran: Sequence[Ran]) -> list[Row]:
     for name in SCALED:
         for one in ran:
             if one.study.name == name:
-                rows = [row for row in preferred(one.rows) if row.get("tokens_per_s") is not None]
+                rows = [r for r in one.rows if r["kind"] == "simulated" and r.get("tokens_per_s") is not None]
                 return [row for row in rows if row["series"] == rows[0]["series"]] if rows else []
     return []
 
@@ -70,14 +70,14 @@ def _hero(curve: Sequence[Row], found: Sequence[Doubling], verdicts: Sequence[Ve
     says = (
         f"The knee of {first['model']} on {first['cluster']} under {first['series']}, "
         f"{first['local_batch']:g} sequences of {first['seq_len']:,} tokens a GPU: up to here a doubling of the GPUs "
-        f"buys at least {PAYS:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
+        f"buys at least {THRESHOLD:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
     )
     rows = [{"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
             for d in found]  # fmt: skip
     chart = Chart(
         id="doublings",
         title="What each doubling buys",
-        caption=f"2x is ideal; a doubling that buys less than {PAYS:g}x is orange.",
+        caption=f"2x is ideal; a doubling that buys less than {THRESHOLD:g}x is orange.",
         svg=squeezed(to_svg(doublings(found))),
         tables=(table("What each doubling of the GPUs buys; 2 is ideal", tuple(rows[0]), rows),),
     )
@@ -114,9 +114,16 @@ def _failed_line(verdicts: Sequence[Verdict]) -> Markup:
     failed = [v for v in verdicts if v.failed]
     free = [v for v in verdicts if not v.fitted and v.verdict != "not testable"]
     held = sum(v.verdict == "reproduced" for v in free)
-    said = f"Of {len(free)} testable claims that nothing was fitted on, {held} are reproduced."
-    if not failed:
-        return tag("p", said)
-    links = [join([tag("a", v.id, href=f"#{anchor(v.id)}"), text(", " if i < len(failed) - 1 else ".")])
-             for i, v in enumerate(failed)]  # fmt: skip
-    return tag("p", text(f"{said} Not reproduced: "), *links, raw=True)
+    tested = [v for v in verdicts if v.verdict != "not testable"]
+    if not tested:
+        return tag("p", "No claim can be tested with these runs.")
+    share = (len(tested) - len(failed)) / len(tested)
+    said = (f"{len(tested) - len(failed)} of {len(tested)} testable claims are reproduced ({share:.0%}), and {held} of "
+            f"the {len(free)} that nothing was fitted on.")
+    parts = [text(said)]
+    for words, some in (("nothing was fitted on them", [v for v in failed if not v.fitted]),
+                        ("fitted on, or their test was changed", [v for v in failed if v.fitted])):
+        if some:
+            links = [tag("a", v.id, href=f"#{anchor(v.id)}") for v in some]
+            parts += [text(f" Not reproduced ({words}): "), Markup(", ".join(links)), text(".")]
+    return tag("p", *parts, raw=True)

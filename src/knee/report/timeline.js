@@ -22,7 +22,8 @@ for (const root of document.querySelectorAll(".timeline")) {
     for (const span of spans) if (span.at + span.length >= from && span.at <= to) drawn[span.look].push(box(span));
     paths.forEach((path, look) => path && path.setAttribute("d", drawn[look].join("")));
     mark.setAttribute("d", chosen >= 0 ? box(spans[chosen]) : "");
-    const rough = (to - from) / (plot.clientWidth < 500 ? 3 : 6), ten = 10 ** Math.floor(Math.log10(rough));
+    const many = Math.max(2, Math.min(6, Math.floor(plot.clientWidth / 90)));  // as words have room
+    const rough = (to - from) / many, ten = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((k) => k * ten).find((k) => k >= rough);
     const digits = Math.max(0, Math.min(6, 6 - Math.floor(Math.log10(step * data.unit))));
     axis.replaceChildren();
@@ -31,7 +32,10 @@ for (const root of document.querySelectorAll(".timeline")) {
       tick.textContent = ms(at, digits) + " ms";
       tick.style.left = (100 * (at - from)) / (to - from) + "%";
       axis.append(tick);
-      if (tick.offsetLeft + tick.offsetWidth > axis.clientWidth) tick.className = "last";  // its words stand before it
+      if (tick.offsetLeft + tick.offsetWidth <= axis.clientWidth) continue;
+      tick.className = "last";  // its words stand before it, where they have room
+      const before = tick.previousElementSibling;
+      if (before && before.offsetLeft + before.offsetWidth > tick.offsetLeft - tick.offsetWidth) tick.remove();
     }
   }
 

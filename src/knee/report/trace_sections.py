@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from knee.figures import trace as drawn
+from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
 from knee.report.cells import cells, folded
 from knee.report.html import Markup, tag
@@ -73,7 +74,7 @@ def _by_rank(ranks: Sequence[RankAnalysis], some: Sequence[RankAnalysis]) -> Cha
         id="by-rank",
         title="By rank",
         caption="The whole window of each rank." + _drawn(len(some), len(ranks), "ranks, the most exposed"),
-        svg=to_svg(spec),
+        svg=squeezed(to_svg(spec)),
         tables=(_capped("Times of each rank's window", {"rank": "words"} | TIMES, rows),),
     )
 
@@ -94,7 +95,7 @@ def _by_step(analysis: Analysis) -> Chart:
         id="by-step",
         title="By step",
         caption=mean + before + _drawn(len(some), len(means), "steps, the first"),
-        svg=to_svg(drawn.breakdown(some, title="step")),
+        svg=squeezed(to_svg(drawn.breakdown(some, title="step"))),
         tables=(_capped("Times of each rank's steps", {"rank": "words", "step": "words"} | TIMES, rows),),
     )
 
@@ -170,7 +171,7 @@ def waiting(analysis: Analysis) -> Section:
         id="waiting-by-rank",
         title="Transfer and waiting by rank",
         caption="Of calls that were found on more than one rank." + _drawn(len(some), len(ranks), "ranks"),
-        svg=to_svg(drawn.waiting(some)),
+        svg=squeezed(to_svg(drawn.waiting(some))),
         tables=(),
     )
     return Section(
@@ -196,7 +197,7 @@ def kernels(analysis: Analysis) -> Section:
         id="by-class",
         title="Kernel time by class",
         caption=f"Summed kernel time{mean}, with its share of all kernel time.",
-        svg=to_svg(drawn.classes([_over(load, count) for load in by_class[:MOST_BARS]])),
+        svg=squeezed(to_svg(drawn.classes([_over(load, count) for load in by_class[:MOST_BARS]]))),
         tables=(cells(f"Kernel time by class{mean}", kinds, rows),),
     )
     named = {"kernel": "name", "class": "words", "calls": "count", "load": "ms", "share": "share", "mean time": "us"}

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from knee.errors import SpecError
-from knee.study.quantities import NotTestable, Rows
-from knee.study.relations import Finding, Test
+from knee.study.quantities import Finding, NotTestable, Rows
+from knee.study.relations import Test
 
 Outcome = Literal["reproduced", "off", "contradicted", "not testable"]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -17,12 +17,13 @@ from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.fields import fields_of, split_overrides
 from knee.study.claims import Claim
+from knee.study.columns import COLUMNS
 from knee.study.mistakes import mistakes_of
-from knee.study.quantities import Quantity, Where
+from knee.study.quantities import FORBID, Quantity, Where
 from knee.units import parse
 
 FOLDER = ROOT / "studies"
-FORBID: dict[str, str] = {"extra": "forbid"}
+WORKS = f"docs/studies.md has all keys; {FOLDER / 'fig6.toml'} is a study that works"
 
 Pick = Literal["each", "fastest", "least", "beyond"]
 Mark = Literal["line", "bar", "parts", "shares", "heat", "growth"]
@@ -211,6 +212,34 @@ class Study:
             raise SpecError(f"finding: {error} (a brace that is no name's is written twice)") from None
         if unknown := sorted(named - self.value.keys()):
             raise SpecError(f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing")
+        for place, word in _columns_named(self):
+            if word not in COLUMNS:
+                close = did_you_mean(word, COLUMNS)
+                raise SpecError(f"{place}: no row has {word!r}" + (f"; did you mean {close}?" if close else ""))
+
+
+def _columns_named(study: Study) -> Iterator[tuple[str, str]]:
+    """Every column that a study names, with its place."""
+    parts: list[tuple[str, object]] = [(f"value.{name}", quantity) for name, quantity in study.value.items()]
+    parts += [(f"draw.{i}", draw) for i, draw in enumerate(study.draw)]
+    parts += [(f"published.{i}", one) for i, one in enumerate(study.published)]
+    parts += [(f"claim {claim.id}", test) for claim in study.claim for test in claim.test]
+    parts += [(f"{place}.of", of) for place, part in parts if isinstance(of := getattr(part, "of", None), Quantity)]
+    parts += [(place, than) for place, part in parts for than in getattr(part, "has", ())]
+    for place, part in parts:
+        axes = ("x", "y", "shows", "color") if isinstance(part, Draw) else ()
+        for name in ("metric", "over", "column", "published", "pick", "label", *axes):
+            word = getattr(part, name, "")
+            if isinstance(word, str) and word:
+                yield place, word.removeprefix("-")
+        for name in ("at", "base", "other_at", "other_base", "least", "of"):
+            where = getattr(part, name, None)
+            if isinstance(where, Mapping):
+                yield from ((f"{place}.{name}", key) for key in where if key != "study")
+        for name in ("same", "each"):
+            yield from ((f"{place}.{name}", word) for word in getattr(part, name, ()))
+    for where in study.timeline:
+        yield from (("timeline", key) for key in where)
 
 
 def study_names(kind: str | None = None) -> list[str]:
@@ -243,7 +272,29 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
     raw = read_toml(path)
+    if name.endswith(".toml"):
+        raw = _completed(path.stem, raw)
     return _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+
+
+def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
+    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(Grid)}}
+    rest = {key: value for key, value in raw.items() if key not in top}
+    about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
+    below = raw.get("grid", [])
+    if not isinstance(below, list):
+        return about | dict(raw)
+    grids = [*([top] if top else []), *below]
+    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
+    return about | rest | ({"grid": grids} if grids else {})
+
+
+def _named(grid: Mapping[str, Any]) -> str:
+    """A series for every plan: runs of one differ in their GPUs."""
+    plan = grid.get("plan", {})
+    axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
+    return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
 
 
 def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
@@ -251,7 +302,7 @@ def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     common, grids = raw.get("common", {}), raw.get("grid", [])
     if not isinstance(common, dict) or (common and not grids):
         raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]",
-                         hint="`knee study show fig6` is a study that works")  # fmt: skip
+                         hint=WORKS)  # fmt: skip
     rest = {key: value for key, value in raw.items() if key != "common"}
     if not isinstance(grids, list):
         return rest
@@ -275,7 +326,7 @@ def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
     except ValidationError as error:
         lines, hint = mistakes_of(error.errors(), raw, Study)
         shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
-        raise InputError(f"{where}: {shown}", hint=hint or "`knee study show fig6` is a study that works") from None
+        raise InputError(f"{where}: {shown}", hint=hint or WORKS) from None
 
 
 @cache

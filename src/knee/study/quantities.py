@@ -17,12 +17,23 @@ from knee.errors import KneeError, SpecError
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
+NOISE = 0.01
 
 Value = str | int | float | bool
 Where = Mapping[str, Value | tuple[Value, ...]]
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
 """Study -> its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What the rows say to one test."""
+
+    holds: bool
+    value: str
+    off: str = ""
+    """By how much a number misses; empty for orderings."""
 
 
 class NotTestable(KneeError):
@@ -183,17 +194,15 @@ def shown(metric: str, value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-PAYS = 1.5
-"""A doubling that buys less does not pay: three quarters of the ideal, as in ``knee scale``."""
-
-
 def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
-    """The largest count to which a doubling still multiplies the metric by ``PAYS``."""
+    """The largest count to which a doubling still multiplies the metric by ``knee scale``'s threshold."""
+    from knee.search.knee import THRESHOLD  # here, as no answer rests on the search
+
     ordered = sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):
         if n1 <= 0 or n1 == n2:
             raise NotTestable(f"several runs have the same {over}" if n1 == n2 else f"{over} is {n1:g}")
-        if 1.0 + change(v2, v1) >= PAYS ** log2(n2 / n1):
+        if 1.0 + change(v2, v1) >= THRESHOLD ** log2(n2 / n1):
             last = n2
     return last

@@ -4,63 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
-from knee.probe.inventory import read_inventory
+from knee.launch.machine import Machine
+from knee.launch.training import PROCESSOR
 from knee.search.export_file import job_file
 from knee.specs.fields import split_overrides
-from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.study.answers import job_of, loaded
 from knee.study.questions import Point
 
-PROCESSES_PER_CORE = 4
-"""On a processor ranks wait for each other, not for their core alone; more than this only measures the scheduler."""
 RUN, LOG = "run", "train.log"
-PROCESSOR = "generic"
-"""Vendor of the catalogue's stand-in for a processor."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What can be trained here."""
-
-    gpus: tuple[str, ...]
-    """Names of the GPUs that torch can use."""
-    cores: int
-
-    @classmethod
-    def here(cls) -> Machine:
-        """This machine."""
-        found = read_inventory()
-        usable = (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
-        return cls(gpus=tuple(gpu.name or "" for gpu in found.gpus) if usable else (), cores=os.cpu_count() or 1)
-
-    def refuses(self, point: Point) -> str | None:
-        """Why a point cannot be trained here, if it cannot."""
-        cluster: Cluster = loaded(point.question)[1].spec
-        ranks = point.question.gpus
-        _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
-        if for_cluster or for_profile:
-            return f"{(*for_cluster, *for_profile)[0][0]} can be changed in a simulation only"
-        if cluster.gpu.vendor == PROCESSOR:
-            most = PROCESSES_PER_CORE * self.cores
-            return None if ranks <= most else f"{ranks:,} processes on {self.cores} cores"
-        if not self.gpus:
-            return f"{cluster.gpu.name} is asked for, and no GPU can be used here"
-        if ranks > len(self.gpus):
-            return f"{ranks:,} GPUs are asked for, and {len(self.gpus)} are here"
-        word = cluster.gpu.name.partition("-")[0]
-        others = [name for name in self.gpus if name and word.lower() not in name.lower().replace("-", " ").split()]
-        return f"{cluster.gpu.name} is asked for, and {others[0]} is here" if others else None
+def refused(machine: Machine, point: Point) -> str | None:
+    """Why a point cannot be trained here, if it cannot."""
+    _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
+    if for_cluster or for_profile:
+        return f"{(*for_cluster, *for_profile)[0][0]} can be changed in a simulation only"
+    return machine.refuses(loaded(point.question)[1].spec, point.question.gpus)
 
 
 def trained(

@@ -106,7 +106,8 @@ def _minus(a: float | None, b: float | None) -> float | None:
 
 def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Values of the catalogue that were changed for it."""
-    return [(str(key), str(value)) for key, value in (record.get("question") or {}).get("sets", ())]
+    given = record.get("set") or (record.get("question") or {}).get("sets", ())
+    return [(str(key), str(value)) for key, value in given]
 
 
 def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -135,10 +136,15 @@ def identity(row: Row) -> tuple[Any, ...]:
 
 
 def preferred(rows: Sequence[Row]) -> list[Row]:
-    """The measured row of a point where there is one, in the simulated one's place; of several the last."""
+    """For charts: the measured row of a point where there is one, in the simulated one's place; of several the last."""
     measured = {_point(row): row for row in rows if row["kind"] == "measured"}
     found = {id(one): one for row in rows for one in [measured.get(_point(row), row)]}
     return list(found.values())
+
+
+def last_of_each(rows: Sequence[Row]) -> list[Row]:
+    """One row a point: of repeats the last."""
+    return list({_point(row): row for row in rows}.values())
 
 
 def _point(row: Row) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from knee.study.claims import Verdict, judge, not_testable
 from knee.study.files import Study, load_study
 from knee.study.quantities import NotTestable, Row, Rows
 from knee.study.questions import Point, Question, points_of
-from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
+from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
 from knee.study.store import IMPOSSIBLE
 
 LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
@@ -35,6 +35,8 @@ class Ran:
     verdicts: tuple[Verdict, ...]
     values: Mapping[str, str]
     finding: str
+    again: str
+    """The command that runs it so."""
     trust: Label | None
     """The weakest of its runs; None for data sheets and bandwidths."""
 
@@ -79,8 +81,8 @@ def results(
     for study in with_needs(names):
         rows.setdefault(study.name, []).extend(_sheets(study, kept))
     _add_measured(rows, measured)
-    best = {name: preferred(found) for name, found in rows.items()}
-    return [_ran(study, rows, best, impossible.get(study.name, []), changes) for study in map(load_study, names)]
+    pools = _pools(rows)
+    return [_ran(study, rows, pools, impossible.get(study.name, []), changes) for study in map(load_study, names)]
 
 
 def strangers(
@@ -116,19 +118,16 @@ def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[Point | N
 
 
 def _ran(
-    study: Study, rows: Rows, best: Rows, impossible: Sequence[Row], changes: Mapping[str, Any] | None
+    study: Study, rows: Rows, pools: Mapping[str, Rows], impossible: Sequence[Row], changes: Mapping[str, Any] | None
 ) -> Ran:
     own = rows.get(study.name, ())
-    kinds = {str(row["kind"]) for row in best.get(study.name, ())} - {"catalogue"}
     if changes:
         why = f"the grid is not the study's own: {', '.join(changes)} changed"
         verdicts = not_testable(study.claim, study.name, why)
     else:
-        verdicts = judge(study.claim, best, study.name, " and ".join(sorted(kinds)) or "catalogue")
-    values, finding = _finding(study, best)
-    if len(kinds) > 1:
-        finding += " Some of these runs were measured, the others are simulated."
-    labels = [row["trust"] for row in own if row.get("trust")]
+        verdicts = _judged(study, pools)
+    kind, values, finding = _finding(study, pools)
+    labels = [] if kind == "measured" else [row["trust"] for row in own if row.get("trust")]
     return Ran(
         study=study,
         rows=tuple(own),
@@ -136,14 +135,42 @@ def _ran(
         verdicts=tuple(verdicts),
         values=values,
         finding=finding,
+        again=" ".join([f"knee study run {study.name}", *_options(changes or {})]),
         trust=max(labels, key=LABELS.index) if labels else None,
     )
 
 
-def _finding(study: Study, rows: Rows) -> tuple[dict[str, str], str]:
-    """The study's sentence with its numbers; a changed grid may not have them."""
-    try:
-        values = {name: quantity.words(rows, study.name) for name, quantity in study.value.items()}
-    except NotTestable as error:
-        return {}, f"Not said of these runs: {error.message}."
-    return values, study.finding.format(**values)
+def _options(changes: Mapping[str, Any]) -> list[str]:
+    return [f"--set {key}={','.join(map(str, values))}" for key, values in changes.items()]
+
+
+def _pools(rows: Rows) -> dict[str, Rows]:
+    """Rows of one kind each, measured ones first where there are any; of a run's repeats the last."""
+    measured = {name: last_of_each([r for r in found if r["kind"] == "measured"]) for name, found in rows.items()}
+    others = {name: [row for row in found if row["kind"] != "measured"] for name, found in rows.items()}
+    pools: dict[str, Rows] = {"measured": measured} if any(measured.values()) else {}
+    return pools | {"simulated": others}
+
+
+def _judged(study: Study, pools: Mapping[str, Rows]) -> list[Verdict]:
+    """Each claim by measured runs where they suffice, else by simulated ones: a test of both would compare machines."""
+    sheet = bool(study.hardware) and not study.grid
+    by_kind = [judge(study.claim, rows, study.name, "catalogue" if sheet else kind) for kind, rows in pools.items()]
+    return [
+        next((verdict for verdict in same if verdict.verdict != "not testable"), same[-1])
+        for same in zip(*by_kind, strict=True)
+    ]
+
+
+def _finding(study: Study, pools: Mapping[str, Rows]) -> tuple[str, dict[str, str], str]:
+    """The study's sentence with its numbers, of one kind of runs; a changed grid may not have them."""
+    why = ""
+    for kind, rows in pools.items():
+        try:
+            values = {name: quantity.words(rows, study.name) for name, quantity in study.value.items()}
+        except NotTestable as error:
+            why = error.message
+            continue
+        measured = " (Measured.)" if kind == "measured" else ""
+        return kind, values, study.finding.format(**values) + measured
+    return "", {}, f"Not said of these runs: {why}."

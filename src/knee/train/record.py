@@ -93,7 +93,7 @@ def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = N
         "facts": facts,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": git_commit(),
-        "ranks": [_row(piece) for piece in pieces],
+        "ranks": [_row(piece, first.get("environment") or {}) for piece in pieces],
     }
 
 
@@ -220,11 +220,13 @@ def _versions(piece: Piece) -> dict[str, Any]:
     return {**found, "driver": driver.get("version")}
 
 
-def _row(piece: Piece) -> dict[str, Any]:
-    """One rank's line."""
+def _row(piece: Piece, first: Mapping[str, str]) -> dict[str, Any]:
+    """One rank's line; of its settings those that are not the first rank's, None for what it has not."""
     names = ("rank", "host", "status", "error", "step", "window_s", "window_steps", "data_wait_s", "memory", "power")
     row = {name: piece.get(name) for name in names}
     row["device"] = (piece.get("device") or {}).get("uuid")
+    own = piece.get("environment") or {}
+    row["environment"] = {key: own.get(key) for key in sorted({*own, *first}) if own.get(key) != first.get(key)}
     row |= percentiles(piece.get("window_times_s") or ())
     return row
 

@@ -128,6 +128,6 @@ class Watch:
         with suppress(OSError, RuntimeError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".new")
-            partial.write_text(json.dumps({"step": self.step(), "time_s": time.time(), "pid": os.getpid()}),
-                               encoding="utf-8")
+            state = {"step": self.step(), "progress": str(self.progress()), "time_s": time.time(), "pid": os.getpid()}
+            partial.write_text(json.dumps(state), encoding="utf-8")
             os.replace(partial, self.path)

@@ -1,0 +1,263 @@
+"""``knee sweep``: a grid of real runs on this machine, on hosts, or on a Slurm cluster."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.cli.options import Sectioned, Word
+from knee.cli.plan_options import option
+from knee.errors import Incomplete, InputError
+
+if TYPE_CHECKING:
+    from knee.launch.folder import Entry, Sweep
+    from knee.launch.site import Site
+    from knee.launch.status import Status
+
+LAUNCHERS = ("local", "torchrun", "slurm")
+RUN = "run"
+DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+
+
+class Sweeps(click.Group):
+    """A group whose first word may be a grid: then it is run."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """``knee sweep fig6 ...`` is ``knee sweep run fig6 ...``."""
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [RUN, *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("sweep", cls=Sweeps, invoke_without_command=True)
+@click.pass_context
+def command(ctx: click.Context) -> None:
+    """Train every point of a grid for real: on this machine, on hosts, or on a Slurm cluster.
+
+    \b
+        knee sweep fig6 --launcher slurm --partition gpu --time 0:30:00 --out DIR
+        knee sweep grid.toml --out DIR            # the same again goes on with what is missing
+        knee sweep status DIR --watch
+        knee sweep cancel DIR
+        knee sweep retry DIR --status failed
+
+    `knee sweep GRID` is `knee sweep run GRID`; `knee sweep run --help` has its options. All state is in DIR, a folder a
+    run: spec (job.toml), status.json, logs of each rank, record.json. `knee calibrate DIR`, `knee study run --records
+    DIR` and `knee compare` take it as it is.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@command.command(RUN, cls=Sectioned)
+@click.argument("grid", metavar="STUDY|GRID.toml")
+@option("--out", section="Sweep", type=click.Path(path_type=Path), metavar="DIR", required=True,
+        help="The sweep's folder; one that has this sweep already goes on with what is missing.")
+@option("--launcher", section="Sweep", type=Word(LAUNCHERS), default="local", show_default=True,
+        help="local: one run after another on this machine. torchrun: on --hosts. slurm: jobs for sbatch, each with "
+             "srun and torchrun a node.")
+@option("--set", "sets", section="Sweep", multiple=True, metavar="KEY=VALUES",
+        help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
+             "May be repeated.")
+@option("--max-gpu-hours", section="Sweep", type=float, metavar="H",
+        help="Refuse a sweep that is estimated to take more.")
+@option("--until-knee", section="Sweep", is_flag=True,
+        help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.")
+@option("--anyway", section="Sweep", is_flag=True,
+        help="Start also what does not fit by simulation: runs out of memory are evidence for the memory model.")
+@option("--dry-run", section="Sweep", is_flag=True, help="Check and estimate; start and write nothing.")
+@option("--steps", section="Runs", type=int, metavar="N", help="Steps of each run, if other than `knee train`'s own.")
+@option("--warmup", section="Runs", type=int, metavar="N", help="First steps that are not measured.")
+@option("--trace-steps", section="Runs", type=int, default=3, show_default=True, metavar="N",
+        help="Steps under the profiler after the measured ones; 0 for none.")
+@option("--device", section="Runs", type=Word(("cuda", "cpu")),
+        help="The processor where the cluster is one, the GPUs elsewhere, if left out.")
+@option("--timeout", "timeout_s", section="Runs", type=float, default=600.0, show_default=True, metavar="SECONDS",
+        help="A run of which nothing moves for so long is ended.")
+@option("--program", section="Runs", metavar="COMMAND",
+        help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
+             "record.json there.")
+@option("--site", "site_file", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
+        help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.")
+@option("--partition", section="Site", metavar="NAME", help="Of Slurm.")
+@option("--account", section="Site", metavar="NAME", help="Of Slurm.")
+@option("--qos", section="Site", metavar="NAME", help="Of Slurm.")
+@option("--time", "time", section="Site", metavar="TIME", help="Wall clock of a job, as Slurm takes it; of a run "
+                                                                   "without Slurm.")
+@option("--exclusive", section="Site", is_flag=True, help="Whole nodes.")
+@option("--exclude", section="Site", metavar="NODES", help="Nodes not to use.")
+@option("--gpus-per-node", section="Site", type=int, metavar="N",
+        help="Processes a node; as many as the cluster's nodes have GPUs if left out.")
+@option("--cpus-per-node", section="Site", type=int, metavar="N", help="Cores to ask Slurm for.")
+@option("--pack", section="Site", type=int, default=1, show_default=True, metavar="N",
+        help="Runs a job: they share an allocation, one after another.")
+@option("--max-queued", section="Site", type=int, metavar="N", help="Jobs in the queue at once; the rest waits for the "
+                                                                    "next call, or for --wait.")
+@option("--max-running", section="Site", type=int, metavar="N", help="Jobs of this sweep that run at once.")
+@option("--wait", section="Site", is_flag=True, help="With Slurm: stay until all runs have ended, and submit what the "
+                                                     "queue did not take at first.")
+@option("--hosts", section="Site", metavar="A,B,...", help="For torchrun: names or addresses; ranks meet on the first.")
+@option("--via", section="Site", metavar="COMMAND",
+        help='What runs a command on a host, "ssh {host}" if left out.')
+@option("--container", section="Site", metavar="IMAGE", help="Ranks run inside of it.")
+@option("--container-runtime", section="Site", type=Word(("apptainer", "singularity", "pyxis")),
+        help="What opens the image; apptainer if left out.")
+@option("--setup", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+        help="Shell commands before each run: modules, limits, a virtual environment.")
+@option("--env", "env", section="Site", multiple=True, metavar="NAME=VALUE", help="Of all ranks. May be repeated.")
+@option("--python", section="Site", metavar="PATH", help="The nodes' interpreter; this one if left out.")
+@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+def run(grid: str, out: Path, **options: Any) -> None:
+    """Expand a grid into runs, check and estimate all of them, and start what is missing.
+
+    GRID is a study of `knee study list`, or a TOML file with the same [[grid]] tables; a file of one grid needs no
+    table:
+
+    \b
+        model = "llama2-7b"
+        cluster = "dgx-h100"
+        profile = "knee"
+        gpus = [8, 16, 32]
+        local_batch = 2
+        plan = { tp = [1, 2, 4] }
+
+    Every run is checked first: its plan, whether it fits by simulation, whether it fills nodes. What cannot be is
+    listed with the reason and not started. GPU-hours, energy and cost are the simulator's: steps, and a minute's start
+    for each run. Cheap runs come first. The command again on the same folder goes on: runs that were cancelled,
+    preempted or lost their node are started again, runs that failed by themselves are not (`knee sweep retry`).
+    """
+    from knee.cli.sweep_prepare import (
+        check_options,
+        planned_of,
+        prepare,
+        site_from,
+        sweep_of,
+        tell_plan,
+        wanted_of,
+    )
+    from knee.launch.folder import held
+
+    check_options(options)
+    if any(ord(letter) < 32 for letter in str(out.resolve())):
+        raise InputError(f"--out {str(out)!r} has a line break in it", hint="name another folder")
+    site = site_from(options)
+    wanted = wanted_of(grid, options["sets"], list(command.commands))
+    planned = planned_of(wanted, site, options)
+    sweep = sweep_of(grid, out.resolve(), planned, site, options)
+    tell_plan(sweep, options)
+    if options["dry_run"]:
+        return
+    with held(sweep.folder):
+        prepare(sweep, planned)
+        _go_on(sweep, site, as_json=options["as_json"], wait=options["wait"])
+
+
+@command.command("status")
+@DIR
+@click.option("--watch", is_flag=True, help="Show it again and again, until all runs have ended.")
+@JSON
+def show_status(folder: Path, watch: bool, as_json: bool) -> None:
+    """How the runs of a sweep stand: a table, and the GPU-hours and energy spent so far."""
+    from knee.cli.sweep_tables import as_data, print_status, watched
+    from knee.launch.folder import read_sweep
+    from knee.launch.now import statuses_now
+
+    sweep = read_sweep(folder.resolve())
+    if watch:
+        watched(sweep)
+        return
+    statuses = statuses_now(sweep)
+    if as_json:
+        click.echo(json.dumps(as_data(sweep, statuses), indent=2))
+    else:
+        print_status(sweep, statuses)
+
+
+@command.command("cancel")
+@DIR
+def cancel(folder: Path) -> None:
+    """End the runs of a sweep that run or wait. `knee sweep` on the folder starts them again."""
+    from knee.launch.folder import read_sweep
+    from knee.launch.now import cancel_all
+
+    sweep = read_sweep(folder.resolve())
+    running, waiting = cancel_all(sweep)
+    click.echo(f"{running} running and {waiting} waiting runs are cancelled", err=True)
+
+
+@command.command("retry")
+@DIR
+@click.option("--status", "states", default="failed", show_default=True, metavar="STATES",
+              help="Of which runs, by commas: failed, oom, timeout, cancelled, done.")
+@click.option("--run", "ids", multiple=True, metavar="ID", help="Only this run. May be repeated.")
+@click.option("--wait", is_flag=True, help="With Slurm: stay until all runs have ended.")
+@JSON
+def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
+    """Start runs again that have ended, with the options that the sweep was started with."""
+    from knee.launch.folder import held, read_sweep
+    from knee.launch.now import put_back
+    from knee.launch.site import site_of
+    from knee.launch.status import STATES
+
+    sweep = read_sweep(folder.resolve())
+    names = [name.strip() for name in states.split(",") if name.strip()]
+    wrong = [name for name in names if name not in STATES]
+    if wrong or not names:
+        from knee.cli import nearest
+
+        raise InputError(f"--status {states!r} is not one of {', '.join(STATES)}",
+                         hint=nearest(wrong[0], STATES) if wrong else None)
+    unknown = [name for name in ids if name not in {entry.id for entry in sweep.entries}]
+    if unknown:
+        from knee.cli import nearest
+
+        raise InputError(f"the sweep has no run {unknown[0]!r}",
+                         hint=nearest(unknown[0], [entry.id for entry in sweep.entries]))
+    with held(sweep.folder):
+        count = put_back(sweep, names, ids)
+        click.echo(f"{count} run{'s' if count != 1 else ''} to start again", err=True)
+        if count:
+            _go_on(sweep, site_of(sweep.options["site"], "sweep.json"), as_json=as_json, wait=wait)
+
+
+def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool) -> None:
+    """Start what is missing, tell how it goes, and how it stands."""
+    from knee.cli.sweep_tables import as_data, print_status, said
+    from knee.launch.now import statuses_now
+
+    options = sweep.options
+
+    def tell(entry: Entry, status: Status) -> None:
+        click.echo(said(sweep, entry, status), err=True)
+
+    whole = True
+    if sweep.launcher == "slurm":
+        from knee.launch.slurm import go_on_slurm
+
+        go_on_slurm(sweep, site, wait=wait, tell=lambda words: click.echo(words, err=True))
+    else:
+        from knee.launch.here import go_on
+
+        whole = go_on(sweep, site, timeout_s=options["timeout_s"], program=options["program"],
+                      until_knee=options["until_knee"], tell=tell)
+    statuses = statuses_now(sweep)
+    if as_json:
+        click.echo(json.dumps(as_data(sweep, statuses), indent=2))
+    else:
+        print_status(sweep, statuses)
+    if not whole:
+        click.echo("interrupted: the same command goes on", err=True)
+        sys.exit(130)
+    refused = {entry.id for entry in sweep.entries if entry.refused}
+    bad = [status for name, status in statuses.items()
+           if status.over and status.state != "done" and status.cause != "knee" and name not in refused]
+    if bad:
+        raise Incomplete(f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
+                         hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))}` starts failed "
+                              "ones again")

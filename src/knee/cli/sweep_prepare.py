@@ -1,0 +1,184 @@
+"""From what stands on the command line to a sweep that is checked, estimated, told, and written down."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from knee.errors import InputError
+
+if TYPE_CHECKING:
+    from knee.launch.folder import Sweep
+    from knee.launch.plan import Planned, Wanted
+    from knee.launch.site import Site
+    from knee.specs import Job
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse numbers that cannot be."""
+    for name, least in (("steps", 1), ("warmup", 0), ("trace_steps", 0), ("pack", 1)):
+        if options[name] is not None and options[name] < least:
+            raise InputError(f"--{name.replace('_', '-')} is {options[name]}; it must be at least {least}")
+    if not 0 < options["timeout_s"] <= 1e6:
+        raise InputError(f"--timeout is {options['timeout_s']:g}; it must be positive and at most 1,000,000")
+    if options["max_gpu_hours"] is not None and not options["max_gpu_hours"] >= 0:
+        raise InputError(f"--max-gpu-hours is {options['max_gpu_hours']:g}; it cannot be negative")
+
+
+def site_from(options: dict[str, Any]) -> Site:
+    """The site file and what the command line says instead; refused where nothing could be started."""
+    from knee.launch.here import check
+    from knee.launch.site import load_site
+
+    env: dict[str, str] = {}
+    for text in options["env"]:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise InputError(f"--env {text!r} is not NAME=VALUE")
+        env[key] = value
+    hosts = tuple(host.strip() for host in (options["hosts"] or "").split(",") if host.strip())
+    names = ("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node",
+             "max_queued", "max_running", "via", "container", "container_runtime", "setup", "python")
+    site = load_site(options["site_file"], {name: options[name] for name in names} | {"env": env, "hosts": hosts})
+    launcher = options["launcher"]
+    if launcher == "slurm":
+        from knee.launch.slurm import need_slurm
+
+        if not options["dry_run"]:
+            need_slurm()
+    else:
+        only = [name for name in ("partition", "account", "qos", "exclusive") if options[name]]
+        if only:
+            raise InputError(f"--{only[0]} is Slurm's", hint="add --launcher slurm")
+        if not options["dry_run"]:
+            check(launcher, site)
+    if not options["dry_run"] and launcher == "local" and not options["program"] and not site.python:
+        from knee.probe.machine import need_torch
+
+        need_torch("knee sweep --launcher local")
+    return site
+
+
+def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[Wanted]:
+    """The points of a grid with their jobs."""
+    from knee.cli import nearest
+    from knee.cli.study import changes_of
+    from knee.errors import SpecError
+    from knee.launch.plan import Wanted
+    from knee.study.answers import job_of
+    from knee.study.files import load_study
+    from knee.study.questions import points_of
+
+    try:
+        study = load_study(grid)
+    except InputError as error:
+        close = nearest(grid, commands) if not grid.endswith(".toml") else None
+        raise InputError(error.message, hint=close or error.hint) from None
+    points = points_of(study, changes_of(sets))
+    if not points:
+        raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")
+    found = []
+    for point in points:
+        question = point.question
+        asked = {"study": point.study, "series": point.series, **asdict(question)}
+        series = f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len})"
+        one = Wanted(name=point.name, series=series, model=question.model, gpus=question.gpus, asked=asked)
+        try:
+            found.append(replace(one, job=job_of(question)))
+        except SpecError as error:
+            found.append(replace(one, why=error.message))
+    return found
+
+
+def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> list[Planned]:
+    """Every run, checked and estimated for the launcher."""
+    from knee.launch.machine import Machine
+    from knee.launch.plan import plan_runs
+    from knee.launch.training import Length
+
+    length = Length(steps=options["steps"], warmup=options["warmup"], trace_steps=options["trace_steps"],
+                    device=options["device"], timeout_s=options["timeout_s"])
+    per_node, launcher = site.gpus_per_node, options["launcher"]
+    refuses: Callable[[Job], str | None] = _nothing
+    if launcher == "local":
+        machine = Machine.here() if not options["program"] else None
+        per_node = max(one.gpus for one in wanted)  # all on this machine
+
+        def refuses(job: Job) -> str | None:
+            return None if machine is None else machine.refuses(job.cluster, job.gpus)
+    elif launcher == "torchrun":
+
+        def refuses(job: Job) -> str | None:
+            nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
+            return None if nodes <= len(site.hosts) else f"it needs {nodes} hosts, and {len(site.hosts)} are given"
+    elif not options["dry_run"]:
+        from knee.launch.slurm import nodes_there
+
+        there = nodes_there(site)
+
+        def refuses(job: Job) -> str | None:
+            nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
+            return None if there is None or nodes <= there else f"it needs {nodes} nodes, and Slurm has {there}"
+    command_line = ["knee", *sys.argv[1:]]
+    return plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line,
+                     refuses=refuses)
+
+
+def _nothing(_job: Job) -> str | None:
+    """What a launcher has to say of a job that it can start."""
+    return None
+
+
+def sweep_of(grid: str, out: Path, planned: Sequence[Planned], site: Site, options: dict[str, Any]) -> Sweep:
+    """What sweep.json will say."""
+    from knee.launch.folder import Sweep
+
+    kept = {name: options[name] for name in ("until_knee", "pack", "timeout_s")}
+    kept |= {"site": site.plain(), "program": shlex.split(options["program"] or "")}
+    return Sweep(folder=out, name=grid, entries=tuple(one.entry for one in planned), launcher=options["launcher"],
+                 options=kept, made=datetime.now(UTC).isoformat(timespec="seconds"), command=("knee", *sys.argv[1:]))
+
+
+def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
+    """What will be started and what it takes; refuse what takes too much."""
+    from knee.cli.sweep_tables import estimate, print_plan
+    from knee.errors import DoesNotFit
+
+    if options["as_json"]:
+        if options["dry_run"]:
+            click.echo(json.dumps(estimate(sweep) | {"runs": [asdict(entry) for entry in sweep.entries]}, indent=2))
+    else:
+        print_plan(sweep, whole=options["dry_run"])
+    most, total = options["max_gpu_hours"], estimate(sweep)["gpu_h"]
+    if most is not None and total > most:
+        raise InputError(f"the sweep is estimated to take {total:,.2f} GPU-hours, and --max-gpu-hours is {most:g}",
+                         hint="make the grid or --steps smaller, or allow more")
+    if all(entry.refused for entry in sweep.entries) and not options["dry_run"]:
+        raise DoesNotFit("none of the runs can be started: " + sweep.entries[0].refused,
+                         hint="--dry-run lists the reason of each")
+
+
+def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
+    """A new folder is filled; of one that has a sweep it must be this one."""
+    from knee.launch.folder import SWEEP, read_sweep
+    from knee.launch.plan import renew, write_plan
+
+    if not (sweep.folder / SWEEP).exists():
+        write_plan(sweep, planned)
+        return
+    before = read_sweep(sweep.folder)
+    mine, theirs = [entry.id for entry in sweep.entries], [entry.id for entry in before.entries]
+    if mine != theirs:
+        differ = len(set(mine) ^ set(theirs))
+        raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
+                         "are not in both", hint="give another --out, or the grid and --steps that it was made with")
+    renew(sweep)
+    replace(sweep, made=before.made).write()

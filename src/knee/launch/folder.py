@@ -1,0 +1,151 @@
+"""A sweep's folder: what was asked, and a folder a run. There is no other state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from knee.errors import InputError
+from knee.files import make_folder, write_text
+from knee.launch.status import Status, read_status
+from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
+
+SWEEP = "sweep.json"
+RUNS = "runs"
+LOCK = "lock"
+CANCEL = "cancel"
+JOB_FILE = "job.toml"
+ENVIRONMENT = "environment"
+ATTEMPTS = "attempts"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One run of the sweep, as it was planned."""
+
+    id: str
+    name: str
+    series: str
+    """Runs of one series differ in their GPUs, and in what follows from that."""
+    gpus: int
+    nodes: int
+    per_node: int
+    """Processes on each of its nodes."""
+    seconds: float | None = None
+    """Estimated wall clock; None where nothing can be estimated."""
+    gpu_h: float | None = None
+    energy_j: float | None = None
+    cost_usd: float | None = None
+    tokens: int = 0
+    """A step's."""
+    refused: str = ""
+    """Why it is not started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """What ``sweep.json`` says."""
+
+    folder: Path
+    name: str
+    entries: tuple[Entry, ...]
+    launcher: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """How runs are started: site, hosts, limits."""
+    made: str = ""
+    command: tuple[str, ...] = ()
+
+    def run(self, entry: Entry | str) -> Path:
+        """A run's folder."""
+        return self.folder / RUNS / (entry if isinstance(entry, str) else entry.id)
+
+    def statuses(self) -> dict[str, Status]:
+        """Of all runs, in order."""
+        return {entry.id: read_status(self.run(entry)) for entry in self.entries}
+
+    def write(self) -> None:
+        """Replace the file."""
+        plain = {"schema_version": SCHEMA, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        plain |= {"entries": [asdict(entry) for entry in self.entries]}
+        del plain["folder"]
+        write_text(self.folder / SWEEP, json.dumps(plain, indent=1) + "\n")
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """The sweep of a folder."""
+    path = folder / SWEEP
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{folder} has no {SWEEP}: it is no sweep's folder",
+                         hint="`knee sweep STUDY --out DIR` makes one") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    try:
+        known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
+        entries = tuple(Entry(**entry) for entry in plain["entries"])
+        rest = {key: value for key, value in plain.items() if key in known}
+        return Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
+    except (TypeError, KeyError, AttributeError):
+        raise InputError(f"{path} is not a sweep's", hint="another version of knee may have written it") from None
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """This process alone starts runs of the folder; the lock goes with the process, however it ends."""
+    make_folder(folder)
+    path = folder / LOCK
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(f"{path} cannot be opened: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            other = os.read(handle, 200).decode(errors="replace").strip()
+            raise InputError(f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
+                             hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` ends it"
+                             ) from None
+        except OSError:  # a file system without locks: what is written there is all that can be done
+            pass
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        yield
+    finally:
+        os.close(handle)
+
+
+def new_attempt(run: Path, attempts: int) -> None:
+    """Move aside what an earlier attempt left."""
+    left = [name for name in (RECORD, LOGS, PIECES, HEARTBEATS, TRACES, ENVIRONMENT) if (run / name).exists()]
+    if left:
+        aside = run / ATTEMPTS / str(attempts)
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        for name in left:
+            os.replace(run / name, aside / name)
+    (run / LOGS).mkdir(parents=True, exist_ok=True)
+
+
+def wants_cancel(run: Path) -> bool:
+    """Whether `knee sweep cancel` has been here."""
+    return (run / CANCEL).exists()
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """What the trainer left; empty where it left nothing that can be read."""
+    try:
+        record = json.loads((run / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,287 @@
+"""Sees one run through: starts it, watches it, ends it when it hangs, reads why it ended, and writes that down.
+
+In a Slurm job it is a process of its own, ``python -m knee.launch.keeper RUN -- srun ... torchrun ...``: what it knows
+is in the run's folder, so nothing is lost when whoever submitted the job is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from knee.errors import KneeError
+from knee.launch.failures import Ended, Verdict, files_of_ranks, verdict
+from knee.launch.folder import ENVIRONMENT, Entry, new_attempt, read_record, wants_cancel
+from knee.launch.processes import Known, alive, kill_group, known, send
+from knee.launch.status import Status, read_status, write_status
+from knee.train.record import HEARTBEATS, LOGS, RECORD
+
+POLL_S = 0.1
+LOOK_S = 1.0
+"""Between looks at heartbeats and at whether the run was cancelled; longer with many ranks."""
+ALONE_S = 15.0
+"""How long other nodes may take to notice that one has failed, before they are asked to end."""
+ASKED_S = 25.0
+"""How long what is asked to end may take; Slurm itself waits for 30 s by default."""
+ASK_AGAIN_S = 5.0
+BEYOND_S = 15.0
+"""Beyond the timeout after which ranks end themselves."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Keeping:
+    """What is to be kept, and how."""
+
+    run: Path
+    entry: Entry
+    commands: Sequence[Sequence[str]] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+    """A run of which nothing moves for so long, and a little, is ended."""
+    time_s: float | None = None
+    """A run that takes longer is ended."""
+    nodes: tuple[str, ...] = ()
+    job: str = ""
+    ask: Callable[[], None] | None = None
+    """Tells the ranks to end, where a signal to what was started would kill them at once."""
+    lost: Callable[[], list[str]] = list
+    """Nodes that do not answer."""
+    adopted: tuple[Known, ...] = ()
+    """Processes of a run that somebody else has started."""
+
+
+def keep(what: Keeping) -> Status:
+    """See the run through; how it stands then."""
+    return _Keeper(what).run()
+
+
+class _Keeper:
+    def __init__(self, what: Keeping) -> None:
+        self.what = what
+        self.before = read_status(what.run)
+        self.children: list[subprocess.Popen[bytes]] = []
+        self.pids: list[Known] = list(what.adopted)
+        self.ended: Ended = ""
+        self.signal: int | None = None
+        self.moved_s = self.began_s = time.monotonic()
+        self.seen: object = None
+        self.killed_before = _memory_kills()
+
+    def run(self) -> Status:
+        what = self.what
+        if what.adopted:
+            status = self.before
+        else:
+            new_attempt(what.run, self.before.attempts)
+            status = replace(Status(), state="running", attempts=self.before.attempts + 1, started_s=time.time(),
+                             gpu_h=self.before.gpu_h, energy_j=self.before.energy_j, nodes=what.nodes, job=what.job,
+                             host=socket.gethostname(),
+                             command=tuple(word for words in what.commands for word in words))
+            write_status(what.run, status)
+        with _heard(self):
+            trouble = None if what.adopted else self._start()
+            status = write_status(what.run, replace(status, pids=tuple(self.pids)))
+            if trouble is None:
+                self._wait()
+        return self._over(status, trouble)
+
+    def _start(self) -> str | None:
+        """Start all; why that could not be, where it could not."""
+        what = self.what
+        for number, words in enumerate(what.commands):
+            with (what.run / LOGS / f"start{number}.log").open("ab") as log:
+                try:
+                    child = subprocess.Popen(words, cwd=what.run, env=os.environ | dict(what.environment),
+                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                except OSError as error:
+                    self._end("")
+                    return f"{words[0]} could not be started: {error.strerror}"
+            self.children.append(child)
+            process = known(child.pid)
+            if process is not None:
+                self.pids.append(process)
+        return None
+
+    def _codes(self) -> list[int | None]:
+        return [child.poll() for child in self.children]
+
+    def _running(self) -> bool:
+        if self.what.adopted:
+            return any(map(alive, self.what.adopted))
+        return any(code is None for code in self._codes())
+
+    def _wait(self) -> None:
+        failed_s = looked_s = None
+        while self._running():
+            now = time.monotonic()
+            if failed_s is None and any(self._codes()):
+                failed_s = now
+            if looked_s is None or now - looked_s > LOOK_S * (1 + self.what.entry.gpus / 200):
+                looked_s = now
+                why = self._why_end(now)
+                if why or (failed_s is not None and now - failed_s > ALONE_S):
+                    self._end(why)
+                    return
+            if self.signal is not None:
+                self._end("signal")
+                return
+            time.sleep(POLL_S)
+
+    def _why_end(self, now: float) -> Ended:
+        what = self.what
+        if wants_cancel(what.run):
+            return "cancel"
+        if what.time_s is not None and now - self.began_s > what.time_s:
+            return "time"
+        state = _progress(what.run)
+        if state != self.seen:
+            self.seen, self.moved_s = state, now
+        return "hang" if now - self.moved_s > what.timeout_s + BEYOND_S else ""
+
+    def _end(self, why: Ended) -> None:
+        """Ask, wait, kill."""
+        self.ended = why
+        if self.what.ask is None:
+            for process in self.pids:
+                send(process, signal.SIGTERM)
+        asked_s, began_s = None, time.monotonic()
+        while self._running() and (now := time.monotonic()) - began_s < ASKED_S:
+            # a signal from Slurm has reached the ranks as well; and it may be too busy to pass one on
+            if self.what.ask is not None and why != "signal" and (asked_s is None or now - asked_s > ASK_AGAIN_S):
+                asked_s = now
+                self.what.ask()
+            time.sleep(POLL_S)
+        for process in self.pids:
+            send(process, signal.SIGKILL)
+        for child in self.children:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=10)
+
+    def _over(self, status: Status, trouble: str | None) -> Status:
+        what = self.what
+        for child in self.children:
+            kill_group(child.pid)
+        _sweep_up(what.run)
+        codes = self._codes()
+        if trouble is not None:
+            found = Verdict(state="failed", cause="software", words=trouble)
+        else:
+            # nodes are asked only where something went wrong: it takes a while
+            lost = what.lost() if read_record(what.run).get("status") != "done" and not self.ended else []
+            found = verdict(what.run, codes, ended=self.ended, lost=lost,
+                            killed_for_memory=_memory_kills() > self.killed_before,
+                            waited_s=time.monotonic() - self.moved_s)
+        if found.state == "oom":
+            _record_memory(what.run, found)
+        now = time.time()
+        elapsed_s = now - (status.started_s or now)
+        return write_status(what.run, replace(
+            status, state=found.state, cause=found.cause, words=found.words, node=found.node, rank=found.rank,
+            codes=tuple(codes), ended_s=now, gpu_h=status.gpu_h + what.entry.gpus * elapsed_s / 3600,
+            energy_j=_energy(what, status.energy_j, elapsed_s), pids=()))
+
+
+def _energy(what: Keeping, before: float | None, elapsed_s: float) -> float | None:
+    """The draw of the measured window over the whole attempt, of all GPUs."""
+    watts = read_record(what.run).get("power_w_per_gpu")
+    if not isinstance(watts, (int, float)):
+        return before
+    return (before or 0.0) + watts * what.entry.gpus * elapsed_s
+
+
+def _progress(run: Path) -> object:
+    """Anything that changes while a run moves: what its ranks tell, less the time, and what is said in its logs."""
+    beats = []
+    for path in sorted((run / HEARTBEATS).glob("rank*.json")):
+        with suppress(OSError, ValueError):
+            text = path.read_text(encoding="utf-8")
+            beats.append(text.partition('"time_s"')[0])
+    sizes = []
+    for folder in (LOGS, ENVIRONMENT):
+        for path in (run / folder).glob("*"):
+            with suppress(OSError):
+                sizes.append(path.stat().st_size)
+    return tuple(beats), len(sizes), sum(sizes), (run / RECORD).exists()
+
+
+def _sweep_up(run: Path) -> None:
+    """End ranks on this host that outlive what started them: torchrun gives each a session of its own."""
+    for _, plain in files_of_ranks(run / ENVIRONMENT):
+        began = plain.get("began")
+        if plain.get("host") == socket.gethostname() and isinstance(began, int) and isinstance(plain.get("pid"), int):
+            process = (plain["pid"], began)
+            if alive(process):
+                send(process, signal.SIGKILL)
+
+
+def _record_memory(run: Path, found: Verdict) -> None:
+    """A run that was killed for want of memory is evidence, also where the trainer could not say so itself."""
+    from knee.train.record import compose, read_pieces, write_record
+    from knee.train.worker import read_job
+
+    record: dict[str, Any] = read_record(run)
+    if record.get("status") == "oom":
+        return
+    with suppress(KneeError, OSError, KeyError, TypeError, ValueError):
+        if not record:
+            record = compose(read_job(run / "job.json"), read_pieces(run), status="oom", error=found.words,
+                             rank=found.rank)
+        write_record(run, {**record, "status": "oom", "error": found.words, "fits": False})
+
+
+def _memory_kills() -> int:
+    """Processes of this one's control group that the kernel has killed for want of memory, so far."""
+    with suppress(OSError, ValueError, IndexError):
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
+        events = Path("/sys/fs/cgroup", own.lstrip("/"), "memory.events").read_text(encoding="utf-8")
+        return sum(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+    return 0
+
+
+@contextmanager
+def _heard(keeper: _Keeper) -> Iterator[None]:
+    """Signals end the run, and not its keeper."""
+    def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
+        keeper.signal = keeper.signal or number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Keep a run of a Slurm job; 0 where it is done."""
+    from knee.launch.slurm_job import keeping
+
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if len(arguments) < 3 or arguments[1] != "--":
+        print("usage: python -m knee.launch.keeper RUN -- COMMAND...", file=sys.stderr)
+        return 2
+    try:
+        what = keeping(Path(arguments[0]), arguments[2:])
+        if what is None:
+            return 0
+        return 0 if keep(what).state == "done" else 1
+    except KneeError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

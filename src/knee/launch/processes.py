@@ -1,0 +1,42 @@
+"""Processes by their id and the moment they began: an id alone may have been given to another since."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+Known = tuple[int, int]
+"""Id and start, in the kernel's ticks since it booted."""
+
+
+def known(pid: int) -> Known | None:
+    """A process that lives now."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if stat[0] in ("Z", "X") else (pid, int(stat[19]))
+
+
+def alive(process: Known) -> bool:
+    """Whether it is still that process."""
+    return known(process[0]) == tuple(process)
+
+
+def send(process: Known, number: int) -> None:
+    """A signal to the process and those it leads, if it is still there."""
+    if not alive(process):
+        return
+    with suppress(ProcessLookupError, PermissionError):
+        if os.getpgid(process[0]) == process[0]:
+            os.killpg(process[0], number)
+        else:
+            os.kill(process[0], number)
+
+
+def kill_group(leader: int) -> None:
+    """End what is left of a group after its leader."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)

@@ -1,0 +1,110 @@
+"""How a run stands: one small file, replaced whole at every change, so that it can be read while it is written."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from knee.files import write_text
+
+State = Literal["pending", "running", "done", "oom", "failed", "timeout", "cancelled"]
+STATES: tuple[State, ...] = get_args(State)
+Cause = Literal[
+    "",
+    "spec",  # what was asked cannot be
+    "memory",  # of the device or the host, or a limit on it
+    "hang",  # a rank stopped moving
+    "comm_timeout",  # ranks on several nodes waited for each other
+    "time_limit",
+    "lost_node",
+    "bad_node",  # a node whose device or driver is at fault
+    "preempted",
+    "cancelled",
+    "interrupted",  # whoever started it was ended
+    "knee",  # more GPUs do not pay: it was not started
+    "port",
+    "disk",
+    "software",  # a module or a command is not there
+    "error",
+]
+AGAIN: frozenset[Cause] = frozenset(("lost_node", "preempted", "cancelled", "interrupted", "knee", "port"))
+"""Causes that lie outside of the run: the next `knee sweep` starts it again."""
+STATUS = "status.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """All that is known of a run's execution."""
+
+    state: State = "pending"
+    cause: Cause = ""
+    words: str = ""
+    """One sentence: why it ended as it did, or what it waits for."""
+    node: str = ""
+    """The node at fault, where one is."""
+    nodes: tuple[str, ...] = ()
+    """Those it runs or ran on."""
+    rank: int | None = None
+    codes: tuple[int | None, ...] = ()
+    """Exit codes of what was started, one a node or one for all."""
+    attempts: int = 0
+    started_s: float | None = None
+    """Seconds since 1970, of the last attempt."""
+    ended_s: float | None = None
+    gpu_h: float = 0.0
+    """Of all attempts."""
+    energy_j: float | None = None
+    """Of all GPUs and attempts that measured their draw; None where none did."""
+    job: str = ""
+    """Slurm's id of the job or array task that it is part of."""
+    host: str = ""
+    pids: tuple[tuple[int, int], ...] = ()
+    """On that host: processes of the run and when each began, in the kernel's ticks."""
+    command: tuple[str, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to happen."""
+        return self.state not in ("pending", "running")
+
+    @property
+    def missing(self) -> bool:
+        """Whether a sweep that goes on has it to start."""
+        return self.state == "pending" or (self.over and self.cause in AGAIN)
+
+    def elapsed_s(self) -> float | None:
+        """Of the last attempt, so far."""
+        if self.started_s is None:
+            return None
+        return (time.time() if self.ended_s is None else self.ended_s) - self.started_s
+
+
+def read_status(folder: Path) -> Status:
+    """The run's status; a new one's where there is none, or none that can be read."""
+    try:
+        plain = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+        return _status(plain)
+    except FileNotFoundError:
+        return Status()
+    except (OSError, ValueError, TypeError, KeyError):
+        return Status(words="its status could not be read")
+
+
+def write_status(folder: Path, status: Status) -> Status:
+    """Replace the file."""
+    write_text(folder / STATUS, json.dumps(asdict(status), indent=1) + "\n")
+    return status
+
+
+def _status(plain: dict[str, Any]) -> Status:
+    known = {f.name for f in fields(Status)}
+    values = {key: value for key, value in plain.items() if key in known}
+    for name in ("nodes", "codes", "command"):
+        values[name] = tuple(values.get(name) or ())
+    values["pids"] = tuple((int(pid), int(began)) for pid, began in values.get("pids") or ())
+    if values.get("state") not in STATES:
+        raise ValueError(values.get("state"))
+    return Status(**values)

@@ -1,0 +1,356 @@
+"""``knee sweep`` as a stranger uses it: what is refused, what is estimated, what is interrupted, odd names."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from knee.cli import main
+from knee.launch.commands import on_hosts, on_slurm, on_this_machine, through
+from knee.launch.enough import Rate, in_order, rate_of, returns_of
+from knee.launch.folder import Entry, Sweep, held, read_sweep
+from knee.launch.rank import interface_towards
+from knee.launch.site import Site, load_site
+from knee.launch.slurm_script import script
+from knee.launch.status import Status, read_status, write_status
+
+from .sweeps import TINY, environment, run_folder, start, status, step_of, sweep, until
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+STUB = """#!/bin/bash
+trap 'kill $!; exit 143' TERM
+sleep "${STUB_S:-0}" & wait $!
+echo "{\\"status\\": \\"done\\"}" > "$1/record.json"
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path) -> str:
+    path = tmp_path / "it's a stub; $HOME.sh"
+    path.write_text(STUB, encoding="utf-8")
+    path.chmod(0o755)
+    return shlex.quote(str(path))
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Path:
+    path = tmp_path / "grid's \"own\".toml"
+    path.write_text(TINY + "[[grid]]\ngpus = [1, 2]\nplan = { tp = [1, 2] }\n", encoding="utf-8")
+    return path
+
+
+def ask(*words: str | Path) -> Result:
+    return CliRunner().invoke(main, ["sweep", *map(str, words)])
+
+
+def refused(*words: str | Path) -> str:
+    result = ask(*words)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def test_a_dry_run_checks_and_estimates_and_writes_nothing(grid: Path, tmp_path: Path) -> None:
+    result = ask(grid, "--out", tmp_path / "out", "--dry-run", "--json", "--steps", "20")
+    data = json.loads(result.stdout)
+    assert not (tmp_path / "out").exists()
+    assert (data["runs_to_start"], data["runs_refused"]) == (3, 1)
+    assert data["gpu_h"] == pytest.approx(sum(run["gpu_h"] for run in data["runs"] if not run["refused"]))
+    assert data["cost_usd"] is None  # a processor has no price
+    tokens = [run["id"] for run in data["runs"]]
+    assert tokens[3].startswith("0004-llama-tiny-g2-tp2-")
+    again = json.loads(ask(grid, "--out", tmp_path / "b", "--dry-run", "--json", "--steps", "20").stdout)
+    assert [run["id"] for run in again["runs"]] == tokens
+
+
+def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
+    path = tmp_path / "big.toml"
+    path.write_text('model = "llama2-7b"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [1, 12, 512]\n'
+                    "local_batch = 1\n", encoding="utf-8")
+    data = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json").stdout)
+    why = [run["refused"] for run in data["runs"]]
+    assert "does not fit, by simulation" in why[0]
+    assert "12 GPUs do not fill nodes of 8" in why[1]
+    assert not why[2]
+    assert data["cost_usd"] > 0
+    assert data["runs"][2]["nodes"] == 64
+    anyway = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json",
+                            "--anyway").stdout)
+    assert [bool(run["refused"]) for run in anyway["runs"]] == [False, True, False]
+    words = refused(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--max-gpu-hours", "1")
+    assert "GPU-hours, and --max-gpu-hours is 1" in words
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("figg6", "--out", "o"), "did you mean fig6?"),
+    (("statu", "--out", "o"), "did you mean status?"),
+    (("fig6",), "--out"),
+    (("fig6", "--out", "o", "--launcher", "slrum"), "did you mean slurm?"),
+    (("fig6", "--out", "o", "--set", "gpu=4"), "did you mean gpus?"),
+    (("fig6", "--out", "o", "--steps", "0"), "--steps is 0"),
+    (("fig6", "--out", "o", "--timeout", "0"), "--timeout is 0"),
+    (("fig6", "--out", "o", "--env", "A"), "--env 'A' is not NAME=VALUE"),
+    (("fig6", "--out", "o", "--env", "A B=1", "--dry-run"), "no name of a variable"),
+    (("fig6", "--out", "o", "--partition", "gpu"), "add --launcher slurm"),
+    (("fig6", "--out", "o", "--launcher", "slurm", "--partition", "a\n#SBATCH --x", "--dry-run"), "no blanks"),
+    (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "time is 'soon'"),
+    (("fig6", "--out", "o", "--launcher", "torchrun"), "--hosts is missing"),
+    (("fig6", "--out", "o\nrm", "--dry-run"), "line break"),
+    (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "is no file"),
+    (("table1", "--out", "o"), "has no grid"),
+    (("status", "nowhere"), "no sweep's folder"),
+    (("retry", "nowhere"), "no sweep's folder"),
+    (("cancel", "nowhere"), "no sweep's folder"),
+    (("fig6", "--out", "o", "--stpes", "3"), "--steps"),
+])
+def test_mistakes_are_answered_in_words(words: tuple[str, ...], said: str, tmp_path: Path,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(*words)
+
+
+def test_a_site_file(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    (tmp_path / "set up.sh").write_text("true\n", encoding="utf-8")
+    path.write_text('partition = "gpu"\ntime = "1:30:00"\nsetup = "set up.sh"\nenv = { A = "b c" }\n'
+                    'sbatch = ["--reservation=night"]\n', encoding="utf-8")
+    site = load_site(path, {"partition": "", "account": "me", "env": {"B": "1"}})
+    assert (site.partition, site.account, site.seconds) == ("gpu", "me", 5400.0)
+    assert site.env == {"A": "b c", "B": "1"}
+    assert site.setup == str(tmp_path / "set up.sh")
+    path.write_text('partitoin = "gpu"\ntime = "x y"\n', encoding="utf-8")
+    assert "did you mean partition?" in refused("fig6", "--out", tmp_path / "o", "--site", path, "--dry-run")
+
+
+def an_entry(**changes: object) -> Entry:
+    known: dict[str, object] = {"id": "0001-m-g2-0", "name": "n", "series": "s", "gpus": 2, "nodes": 2, "per_node": 1}
+    return Entry(**(known | changes))  # type: ignore[arg-type]
+
+
+ODD = "a b'c\"d$(touch X)`e`;f"
+
+
+def test_no_shell_is_fed_an_unquoted_word(tmp_path: Path) -> None:
+    """What a script starts gets its words as they are, whatever is in them."""
+    told = tmp_path / "told.py"
+    told.write_text("import sys; print(repr(sys.argv[1:]))\n", encoding="utf-8")
+    folder = tmp_path / ODD
+    made = Sweep(folder=folder, name=f"x\n{ODD}", entries=(an_entry(),), launcher="slurm",
+                 options={"timeout_s": 9.0, "program": [sys.executable, str(told), ODD], "pack": 1})
+    text = script(made, Site(env={"A": ODD}), [[an_entry()]], name="0001.sbatch", job_name="j", on_gpus=True)
+    assert "#SBATCH --gpus-per-node=1\n" in text
+    fake = text.replace(" -m knee.launch.keeper", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
+    out = subprocess.run(["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path,
+                         check=True).stdout.splitlines()
+    words = on_slurm(Site(), an_entry(), folder / "runs" / "0001-m-g2-0", timeout_s=9.0,
+                     program=[sys.executable, str(told), ODD])
+    assert out[0] == repr([str(folder / "runs" / "0001-m-g2-0"), "--", *words])
+    assert out[1] == f"A={ODD}"
+    assert not (tmp_path / "X").exists()
+    # ssh joins its words to a line for another shell
+    line = through("ssh -p 22 {host}", "h", ["env", f"A={ODD}"])
+    assert line[:4] == ["ssh", "-p", "22", "h"]
+    assert shlex.split(line[4]) == ["env", f"A={ODD}"]
+    # the line that a node's own shell reads: torchrun's words, and the node's number
+    one = on_slurm(Site(), an_entry(), folder / "runs" / "r", timeout_s=9.0, program=())[-1]
+    assert shlex.split(one)[-1] == str(folder / "runs" / "r")
+
+
+def test_containers_and_set_up_surround_the_ranks(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "r"
+    site = Site(container="my image.sif", setup="/a b/setup.sh", python="python3")
+    words = on_this_machine(site, an_entry(nodes=1, per_node=2), run, timeout_s=5, program=())
+    assert words[:4] == ["bash", "-c", 'source "$0" && exec "$@"', "/a b/setup.sh"]
+    assert words[4:10] == ["apptainer", "exec", "--nv", "--bind", str(tmp_path), "my image.sif"]
+    assert words[10:13] == ["python3", "-m", "torch.distributed.run"]
+    pyxis = on_slurm(Site(container="i", container_runtime="pyxis"), an_entry(), run, timeout_s=5, program=())
+    assert "--container-image=i" in pyxis
+    first, second = on_hosts(Site(hosts=("a", "b")), an_entry(), run, ("a", "b"), timeout_s=5, program=())
+    assert first[:2] == ["ssh", "a"]
+    assert "--node-rank=1 --master-addr=a" in second[-1]
+
+
+def test_cheap_runs_first_and_few_gpus_first_until_the_knee() -> None:
+    entries = [an_entry(id="1", gpus=8, gpu_h=1.0), an_entry(id="2", gpus=1, gpu_h=2.0), an_entry(id="3", gpu_h=None)]
+    assert [entry.id for entry in in_order(entries)] == ["1", "2", "3"]
+    assert [entry.id for entry in in_order(entries, until_knee=True)] == ["2", "3", "1"]
+
+
+def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
+    def step(rate: float, error: float) -> bool:
+        pair = [Rate(gpus=8, tokens_per_s=100.0, error_frac=error), Rate(gpus=16, tokens_per_s=rate, error_frac=error)]
+        return returns_of("s", pair)[0].pays
+
+    assert step(150.0, 0.001)
+    assert not step(140.0, 0.01)
+    assert step(140.0, 0.05)  # 1.4x, but it may be 1.57x
+    few, many = Rate(gpus=1, tokens_per_s=1.0, error_frac=0), Rate(gpus=4, tokens_per_s=1.96, error_frac=0)
+    four = returns_of("s", [few, many])
+    assert four[0].per_doubling == pytest.approx(1.4)
+    record = {"status": "done", "gpus": 2, "tokens_per_s": 10.0, "window_steps": 4,
+              "step_times_s": [9.0, 1.0, 1.1, 0.9, 1.0]}
+    rate = rate_of(record)
+    assert rate is not None
+    assert rate.error_frac == pytest.approx(0.0408, abs=1e-3)
+    assert rate_of(record | {"status": "failed"}) is None
+
+
+KNEE = """#!/bin/bash
+# twice the GPUs, but no more tokens
+gpus=$(grep -m1 '^gpus' "$1/job.toml" | tr -dc 0-9)
+echo "{\\"status\\": \\"done\\", \\"gpus\\": $gpus, \\"tokens_per_s\\": 100, \\"window_steps\\": 3,
+       \\"step_times_s\\": [1.0, 1.001, 0.999]}" > "$1/record.json"
+"""
+
+
+def test_a_series_ends_at_its_knee(tmp_path: Path) -> None:
+    grid, out, program = tmp_path / "grid.toml", tmp_path / "out", tmp_path / "knee.sh"
+    grid.write_text(TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4, 8]\n"
+                    "plan = { recompute = ['none', 'full'] }\n", encoding="utf-8")
+    program.write_text(KNEE, encoding="utf-8")
+    program.chmod(0o755)
+    words = (grid, "--out", out, "--program", str(program))
+    sweep(*words, "--until-knee")
+    found = status(out)
+    assert [one["state"] for one in found.values()] == ["done"] * 4 + ["cancelled"] * 4
+    assert "from 1 to 2 GPUs a doubling gave 1.00x" in found["0008"]["words"]
+    sweep(*words)  # without it, the rest is run as well
+    assert {one["state"] for one in status(out).values()} == {"done"}
+
+
+def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub: str) -> None:
+    out = tmp_path / "o's \"ut\" $x"
+    words = (grid, "--out", out, "--program", stub)
+    with start(*words, "--env", "STUB_S=300") as first:
+        until(lambda: out.exists() and (out / "sweep.json").exists()
+              and any(one["state"] == "running" for one in status(out).values()), "a run runs")
+        _, err = sweep(*words, codes=(2,))
+        assert "another `knee sweep` is working on" in err
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=60)
+    assert first.returncode == 130
+    found = status(out)
+    assert (found["0001"]["state"], found["0001"]["cause"]) == ("pending", "interrupted")
+    with start(*words, "--env", "STUB_S=300") as second:
+        until(lambda: any(one["state"] == "running" for one in status(out).values()), "a run runs again")
+        sweep("cancel", out)
+        second.communicate(timeout=60)
+    assert {one["state"] for number, one in status(out).items() if number != "0002"} == {"cancelled"}
+    sweep(*words)
+    assert {one["state"] for number, one in status(out).items() if number != "0002"} == {"done"}
+    _, err = sweep(*words, "--set", "gpus=1", codes=(2,))
+    assert "has another sweep" in err
+    table, _ = sweep("status", out)
+    assert "4 runs: 3 done, 1 failed" in table
+
+
+def test_a_killed_launcher_and_a_hang(grid: Path, tmp_path: Path, stub: str) -> None:
+    """What a killed launcher has started goes on, and is taken up; what does not move is ended by the watchdog."""
+    out = tmp_path / "out"
+    words = (grid, "--out", out, "--program", stub, "--set", "gpus=1")
+    with start(*words, "--env", "STUB_S=8") as first:
+        until(lambda: (out / "sweep.json").exists() and any(
+            one["state"] == "running" and one["pids"] for one in status(out).values()), "a run runs")
+        first.send_signal(signal.SIGKILL)
+        first.communicate()
+    sweep(*words)
+    assert (status(out)["0001"]["state"], status(out)["0001"]["attempts"]) == ("done", 1)
+    began_s = time.monotonic()
+    sweep(*words, "--out", tmp_path / "b", "--env", "STUB_S=300", "--timeout", "2", codes=(5,))
+    hung = status(tmp_path / "b")["0001"]
+    assert (hung["state"], hung["cause"]) == ("timeout", "hang")
+    assert time.monotonic() - began_s < 60
+    sweep("retry", tmp_path / "b", "--status", "timeout", codes=(5,))
+    assert status(tmp_path / "b")["0001"]["attempts"] == 2
+
+
+def test_a_program_that_is_not_there(grid: Path, tmp_path: Path) -> None:
+    sweep(grid, "--out", tmp_path / "out", "--program", "/no/such", "--set", "gpus=1", codes=(5,))
+    found = status(tmp_path / "out")["0001"]
+    assert (found["state"], found["cause"]) == ("failed", "software")
+    assert "/no/such could not be started" in found["words"]
+
+
+def test_damaged_files_are_said(grid: Path, tmp_path: Path, stub: str) -> None:
+    out = tmp_path / "out"
+    sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1")
+    run = run_folder(out, "0001")
+    (run / "status.json").write_text('{"state": "do', encoding="utf-8")
+    assert read_status(run).words == "its status could not be read"
+    sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1")
+    assert status(out)["0001"]["state"] == "done"
+    (out / "sweep.json").write_text("{}", encoding="utf-8")
+    assert "not a sweep's" in refused("status", out)
+
+
+def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
+    grid, out = tmp_path / "grid.toml", tmp_path / "out"
+    grid.write_text(TINY + "[[grid]]\ngpus = 2\nglobal_batch = [4, 65536]\nseq_len = 256\n", encoding="utf-8")
+    sweep(grid, "--out", out, "--program", stub)
+    found = status(out)
+    assert [one["state"] for one in found.values()] == ["done", "failed"]
+    assert "does not fit, by simulation" in found["0002"]["words"]
+    out = out.rename(tmp_path / "moved")
+    sweep(grid, "--out", out, "--program", stub, "--anyway", "--timeout", "77")
+    assert {one["state"] for one in status(out).values()} == {"done"}
+    job = json.loads((run_folder(out, "0002") / "job.json").read_text(encoding="utf-8"))
+    assert (job["out"], job["timeout_s"]) == (str(run_folder(out, "0002")), 77.0)
+
+
+def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(Exception, match="another `knee sweep`"), held(tmp_path):
+        pass
+    with held(tmp_path):
+        pass
+
+
+def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    status = Status(state="failed", cause="lost_node", node="n1", nodes=("n0", "n1"), codes=(1, None), pids=((1, 2),))
+    write_status(tmp_path, status)
+    assert read_status(tmp_path) == status
+    assert status.missing
+
+
+def test_the_way_to_a_host() -> None:
+    assert interface_towards("127.0.0.1") == "lo"
+    assert interface_towards("no such host") is None
+
+
+@pytest.mark.skipif("KNEE_CLUSTER_TESTS" not in os.environ, reason="minutes: KNEE_CLUSTER_TESTS=1 runs it")
+@needs_torch
+def test_figure_6_at_tiny_size_stands_beside_its_simulation(tmp_path: Path) -> None:
+    """The paper's grid for real, then the study with measured points in place of simulated ones."""
+    sets = [word for change in ("model=llama-tiny", "cluster=cpu", "profile=eager", "gpus=2", "seq_len=64")
+            for word in ("--set", change)]
+    out = tmp_path / "sweep"
+    sweep("fig6", *sets, "--out", out, "--steps", "6", "--trace-steps", "1")
+    found = status(out)
+    assert sum(one["state"] == "done" for one in found.values()) == 3
+    assert all(one["cause"] == "spec" for one in found.values() if one["state"] != "done")
+    assert len(read_sweep(out).entries) == 25
+    words = [sys.executable, "-m", "knee", "study", "run", "fig6", *sets, "--records", str(out), "--no-page", "--json",
+             "--out", str(tmp_path / "study")]
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, check=True, timeout=200)
+    assert "3 measured" in done.stderr
+    calibrated = subprocess.run([sys.executable, "-m", "knee", "calibrate", str(out), "--json"], env=environment(),
+                                capture_output=True, text=True, check=False, timeout=200)
+    if find_spec("scipy") is not None:
+        assert json.loads(calibrated.stdout)["runs"] == 3
+    # a sweep that is interrupted in a real run goes on with it
+    (run_folder(out, "0001") / "record.json").unlink()
+    write_status(run_folder(out, "0001"), Status(state="pending"))
+    with start("fig6", *sets, "--out", out, "--steps", "6", "--trace-steps", "1") as process:
+        until(lambda: step_of(run_folder(out, "0001")) >= 0 and status(out)["0001"]["pids"], "it runs")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=90)
+    assert status(out)["0001"]["cause"] in ("interrupted", "")

@@ -1,0 +1,25 @@
+"""The page about study files names all that they may have."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from knee.study.claims import Claim
+from knee.study.comparisons import Agreement, Comparison, Count, LeastOfBest
+from knee.study.curves import Peak, Steeper, Trend
+from knee.study.files import Bandwidths, Draw, Grid, Published, Study
+from knee.study.quantities import Quantity
+from knee.study.relations import Number
+
+TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
+KINDS = (Study, Grid, Bandwidths, Draw, Published, Quantity, Claim, Number, Trend, Comparison, Peak, Count, LeastOfBest,
+         Steeper, Agreement)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_key_is_named(kind: type) -> None:
+    known = {f.name for f in fields(kind)} - {"name"}
+    assert {name for name in known if name not in TEXT} == set()
