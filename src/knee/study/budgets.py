@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 
 import knee
 from knee.fidelity.trust import trust_of
-from knee.files import make_folder, write_text
+from knee.files import make_folder
 from knee.search.budget import Limits, Problem, Run
 from knee.search.family import family_of, short
 from knee.search.flop_counting import flop_choice
@@ -25,26 +24,25 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.study.files import Budgets
 from knee.study.quantities import Row
+from knee.study.store import engine, kept_or_made
 
+SEARCH = Path(knee.__file__).parent / "search"
 EVERY = 2
 """Rungs between the sizes that a study tries: neighbours are 41% apart."""
 
 
 def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
     """A row for each count; kept in a folder while neither engine nor catalogue changes."""
-    key = _key(grid)
-    path = None if folder is None else folder / f"budget-{key}.json"
-    rows: list[dict[str, Any]] | None = None
-    if path is not None:
-        with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            rows = kept["rows"] if kept["key"] == key else None
-    if rows is None:
-        rows = [_row(grid, gpus) for gpus in grid.gpus]
-        if path is not None and folder is not None:
-            make_folder(folder)
-            write_text(path, json.dumps({"key": key, "rows": rows}, allow_nan=False) + "\n")
+    if folder is None:
+        rows = _rows(grid)
+    else:
+        key = key_of(grid)
+        rows = kept_or_made(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
     yield from ({"study": study} | row for row in rows)
+
+
+def _rows(grid: Budgets) -> list[dict[str, Any]]:
+    return [_row(grid, gpus) for gpus in grid.gpus]
 
 
 def _row(grid: Budgets, gpus: int) -> dict[str, Any]:
@@ -97,12 +95,10 @@ def _trust(problem: Problem, run: Run) -> str:
     return trust_of(job).label
 
 
-def _key(grid: Budgets) -> str:
-    """A digest of the question, of every value behind its names, and of the engine's and the search's own text."""
-    from knee.study.store import engine
-
+def key_of(grid: Budgets) -> str:
+    """A digest of the question, of every value behind its names, and of the text that answers it."""
     specs = [asdict(spec) for spec in _parts(grid.cluster, grid.profile, tuple(grid.set.items()))]
     members = [asdict(member) for member in family_of(grid.family).members]
-    texts = [path.read_text(encoding="utf-8") for path in sorted((Path(knee.__file__).parent / "search").glob("*.py"))]
+    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__), *sorted(SEARCH.glob("*.py")))]
     whole = json.dumps([asdict(grid), specs, members, texts, engine()], sort_keys=True, default=str)
     return hashlib.sha256(whole.encode()).hexdigest()[:24]
