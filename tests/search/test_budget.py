@@ -96,7 +96,7 @@ class MadeUp:
     def most_tokens_per_s_per_gpu(self, model: Model) -> float:
         return 4e14 / (6.0 * parameter_count(model))
 
-    def of(self, model: Model, keys: list[Key]) -> dict[Key, Rate | None]:
+    def of(self, model: Model, keys: list[Key], least_tokens_per_s: float = 0.0) -> dict[Key, Rate | None]:
         for gpus, batch in keys:
             fits = 18.0 * parameter_count(model) / gpus < 8e10
             work_s = batch * self.seq_len / (gpus * self.most_tokens_per_s_per_gpu(model))
@@ -104,8 +104,9 @@ class MadeUp:
             speed, watts = batch * self.seq_len / step_s, 300.0 + 400.0 * work_s / step_s
             rate = Rate(gpus=gpus, global_batch=batch, tokens_per_s=speed, tokens_per_j=speed / gpus / watts,
                         mfu_frac=0.4, exposed_frac=1 - work_s / step_s, plan=self.fixed)  # fmt: skip
-            self.known[model, (gpus, batch)] = rate if fits else None
-        return {key: self.known[model, key] for key in keys}
+            if not fits or speed >= least_tokens_per_s:
+                self.known[model, (gpus, batch)] = rate if fits else None
+        return {key: self.known.get((model, key)) for key in keys}
 
 
 def made_up(latency: float = 0.2, **options) -> Problem:
@@ -249,6 +250,46 @@ def test_marginals_bands_and_what_is_lost() -> None:
 def real(cluster: Cluster = H100) -> Problem:
     return Problem(rates=Rates(cluster=cluster, profile=EAGER, seq_len=4096), law=law_of("besiroglu-2024"),
                    batch_law=batch_law(), family=LLAMA, pue=1.56)  # fmt: skip
+
+
+CLUSTERS = ("dgx-a100", "dgx-h100", "dgx-h100-roce", "gb200-nvl72", "mi300x-8")
+BOUNDS: dict[str, dict[Model, float]] = {name: {} for name in CLUSTERS}
+FEW = LLAMA.ladder(1e8, 1e11, every=4)
+
+
+def small(cluster: str) -> Problem:
+    """A few sizes, so that many questions can be asked; nothing is known before but bounds."""
+    rates = Rates(cluster=load_cluster(cluster).spec, profile=EAGER, seq_len=4096, bounds=BOUNDS[cluster])
+    return Problem(rates=rates, law=law_of("besiroglu-2024"), batch_law=batch_law(), family=LLAMA, pue=1.56, rungs=FEW)
+
+
+@settings(max_examples=6, deadline=None)
+@given(cluster=st.sampled_from(CLUSTERS), gpus=st.sampled_from([8, 24, 64, 200, 512]), days=st.floats(0.2, 60.0),
+       mwh=st.none() | st.floats(1.0, 500.0), data=st.none() | st.floats(1e10, 1e12), factor=st.floats(1.0, 3.0),
+       which=st.sampled_from(["gpus", "days", "mwh", "tokens_max"]))  # fmt: skip
+def test_on_no_cluster_does_more_hurt(
+    cluster: str, gpus: int, days: float, mwh: float | None, data: float | None, factor: float, which: str
+) -> None:
+    limits = Limits(gpus=gpus, days=days, mwh=mwh, tokens_max=data)
+    now = getattr(limits, which)
+    before = small(cluster).optimum(limits)
+    if before is None or now is None:
+        return
+    within(before, limits)
+    more = replace(limits, **{which: 2 * now if which == "gpus" else now * factor})
+    after = small(cluster).optimum(more)
+    assert after is not None
+    within(after, more)
+    assert after.loss <= before.loss * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("fewer", "more"), [(200, 201), (64, 67), (96, 97), (7, 8)])
+def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
+    before, after = (small("dgx-h100").optimum(Limits(gpus=gpus, days=20.0)) for gpus in (fewer, more))
+    assert before is not None
+    assert after is not None
+    assert after.loss <= before.loss
+    assert after.gpus in (fewer, 8)
 
 
 def test_real_budgets_hold_and_grow() -> None:

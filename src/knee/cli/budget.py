@@ -38,7 +38,7 @@ EVERY_S = 2.0
 @option("--mwh", section="Limits", type=float, metavar="E", help="The most energy of GPUs and site, in MWh.")
 @option("--tokens-max", section="Limits", metavar="T", help="The most tokens there are: 15T, 300B, 1.4e12.")
 @option("--batch-max", section="Limits", metavar="T",
-        help="The most tokens a step: 16M. The critical batch size at the loss reached if left out.")
+        help="The most tokens a step: 16M. The critical batch size if left out.")
 @option("--family", section="What", metavar="NAME", default="llama", show_default=True,
         help="Family whose shapes are tried, at 19% from size to size.")
 @option("--model", section="What", metavar="NAME", help="One model only: for those who will serve it.")
@@ -47,6 +47,8 @@ EVERY_S = 2.0
         help="Train every size on so many tokens a parameter (20 is Chinchilla's, 1,875 Llama-3 8B's).")
 @option("--law", section="What", metavar="NAME", default="besiroglu-2024", show_default=True,
         help="Scaling law: besiroglu-2024, hoffmann-2022 or kaplan-2020.")
+@option("--batch-law", section="What", metavar="NAME", default="kaplan-2020", show_default=True,
+        help="Law of the critical batch: kaplan-2020 or merrill-2025.")
 @option("--mfu", section="What", type=float, metavar="FRAC",
         help="What counting FLOP assumes of the peak; 0.4, as Llama 3 reports, if left out.")
 @option("--seq-len", section="What", type=int, metavar="S", default=4096, show_default=True, help="Tokens a sequence.")
@@ -135,13 +137,12 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     if not 0 < mfu <= 1:
         raise InputError(f"--mfu is {mfu:g}; it is a share above 0, at most 1", hint="for example 0.4")
     problem = _problem(options, cluster.spec, profile.spec)
+    # first, as the best is found sooner beside a good candidate
+    flop = flop_choice(problem, limits, mfu)
     by_count = problem.by_count(limits)
     if not by_count:
         refuse_nothing(problem, limits, problem.counts(limits))
     best = min(by_count.values(), key=lambda run: run.loss)
-    flop = flop_choice(problem, limits, mfu)
-    # the choice of FLOP counting is a candidate like any other
-    best = min((best, *([flop.run] if flop.run is not None else [])), key=lambda run: run.loss)
     rate = best.rate
     job = Job(model=best.model, cluster=cluster.spec, profile=profile.spec, plan=rate.plan, gpus=rate.gpus,
               global_batch=rate.global_batch, seq_len=options["seq_len"])
@@ -193,7 +194,7 @@ def _problem(options: Mapping[str, Any], cluster: Any, profile: Any) -> Problem:
     return Problem(
         rates=Rates(cluster=cluster, profile=profile, seq_len=options["seq_len"], fixed=fixed),
         law=law,
-        batch_law=batch_law(),
+        batch_law=batch_law(options["batch_law"]),
         family=family,
         pue=checked_pue(options["pue"]),
         batch_max_tokens=_count("--batch-max", options["batch_max"]),

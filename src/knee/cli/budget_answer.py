@@ -53,6 +53,12 @@ class Answer:
         """What of the best run lies beyond the law's runs."""
         return self.problem.law.outside(self.best.counted, self.best.tokens)
 
+    @property
+    def batch_extrapolated(self) -> str:
+        """Whether its batch lies beyond those that the law of the critical batch was measured at."""
+        problem = self.problem
+        return problem.batch_law.outside(self.best.batch_tokens) if problem.batch_max_tokens is None else ""
+
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
@@ -72,10 +78,12 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "law": {"name": law.name, "source": law.source, "counts": law.counts, "loss_of": law.loss_of,
                 "values": law.values, "standard_errors": law.errors, "fitted_params": law.params,
                 "fitted_tokens": law.tokens, "fitted_flop": law.flop, "extrapolated": answer.extrapolated},
+        "batch_law": {"name": problem.batch_law.name, "source": problem.batch_law.source,
+                      "formula": problem.batch_law.formula, "extrapolated": answer.batch_extrapolated},
         "best": run_data(answer.best, kg) | {"between_params": answer.between, "trust": answer.trust.as_json(),
                                              "bands": asdict(answer.bands)},
         "by_gpus": [run_data(one, kg) for one in answer.by_count.values()],
-        "by_size": [run_data(one, kg) for one in answer.sizes],
+        "by_size": [run_data(one, kg) | {"counted_loss": flop.loss_of(law, one.counted)} for one in answer.sizes],
         "flop_counting": {
             "mfu_frac": flop.mfu_frac, "flop": flop.flop, "params": flop.params, "tokens": flop.tokens,
             "loss": flop.loss, "reached_frac": flop.reached_frac, "full_time_s": flop.full_time_s,
@@ -248,6 +256,8 @@ def sentences(answer: Answer) -> list[str]:
         found.append(f"This is the {end} shape that is tried: one beyond it might lose less.")
     if answer.extrapolated:
         found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
+    if answer.batch_extrapolated:
+        found.append(f"So is the critical batch: {answer.batch_extrapolated}.")
     return found
 
 
@@ -277,8 +287,8 @@ def assumptions(answer: Answer) -> list[str]:
     batch = problem.batch_law
     rule = (f"a step has at most {short(problem.batch_max_tokens)} tokens, as given"
             if problem.batch_max_tokens is not None else
-            f"a step has at most the critical batch at the loss reached, {batch.b_star_tokens:.3g} / loss^"
-            f"{1 / batch.alpha:.2f} tokens ({batch.source}); that loss is of other data than the law's")
+            f"a step has at most the critical batch by {batch.name}, {batch.formula} ({batch.source}); up to it "
+            "a batch adds no loss, and the loss is of the scaling law's data")
     counted = {"all": "all parameters", "non_embedding": "parameters without embeddings"}[law.counts]
     lines = [
         *answer.notes,

@@ -48,25 +48,14 @@ def budget_figures(data: Data) -> list[BudgetFigure]:
 def _sizes(data: Data) -> BudgetFigure:
     runs, flop = data["by_size"], data["flop_counting"]
     points = [Point(series=BEST, x=_round(run["params"]), y=run["loss"], kind="simulated") for run in runs]
-    points += [Point(series=COUNTED, x=_round(run["params"]), y=_promised(data, run["params"]), kind="simulated")
+    points += [Point(series=COUNTED, x=_round(run["params"]), y=run["counted_loss"], kind="simulated")
                for run in runs]  # fmt: skip
-    rows = tuple({"params": run["params"], "tokens": run["tokens"], "loss": run["loss"], "mfu_frac": run["mfu_frac"],
-                  "exposed_frac": run["exposed_frac"], "plan": run["plan_words"]} for run in runs)  # fmt: skip
+    columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
+    rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
     caption = (f"Sizes on {data['best']['gpus']:,} GPUs, and the same sizes at {flop['mfu_frac']:.0%} of the peak. "
                "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size.")
     return BudgetFigure(id="sizes", title="Loss against parameters", caption=caption, rows=rows,
-                        spec=lines(points, x="params", y="loss", zero=False),
-                        columns=("params", "tokens", "loss", "mfu_frac", "exposed_frac", "plan"))  # fmt: skip
-
-
-def _promised(data: Data, params: float) -> float:
-    """The law's loss of a size on the tokens that FLOP counting affords it; only for the picture's second curve."""
-    values, flop = data["law"]["values"], data["flop_counting"]["flop"]
-    tokens = flop / 6.0 / params
-    if "E" in values:
-        return float(values["E"] + values["A"] / params ** values["alpha"] + values["B"] / tokens ** values["beta"])
-    ratio = values["alpha_N"] / values["alpha_D"]
-    return float(((values["N_c"] / params) ** ratio + values["D_c"] / tokens) ** values["alpha_D"])
+                        spec=lines(points, x="params", y="loss", zero=False), columns=columns)  # fmt: skip
 
 
 def _counts(data: Data) -> BudgetFigure:

@@ -69,6 +69,7 @@ NAMES: dict[str, str] = {
     "memory_off_by_frac": "memory off by",
     "power_off_by_frac": "power off by",
     "loss": "loss",
+    "counted_loss": "loss by counting FLOP",
     "params": "parameters",
     "tokens": "tokens",
     "days": "days",
@@ -79,6 +80,7 @@ NAMES: dict[str, str] = {
     "lost_frac": "budget lost by counting FLOP",
     "size_ratio": "size over that of counting FLOP",
     "reached_frac": "share of the planned work",
+    "least_params": "parameters that lose least",
     "flop_params": "parameters by counting FLOP",
     "low_params": "parameters from",
     "high_params": "parameters to",
@@ -177,7 +179,8 @@ def _number(value: float, decimals: int | None) -> str:
     return f"{value:#.4g}".rstrip(".")
 
 
-COUNTS = ("params", "tokens", "low_params", "high_params", "days", "usd", "mwh", "co2e_kg")
+COUNTS = ("params", "least_params", "flop_params", "low_params", "high_params", "tokens", "days", "usd", "mwh",
+          "co2e_kg")  # fmt: skip
 """Columns of numbers so large that their letter says more: 7B, 1.5T."""
 
 

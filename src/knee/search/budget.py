@@ -25,6 +25,8 @@ J_PER_MWH = 1e3 * J_PER_KWH
 HOUR_S = 3600.0
 LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
+TOGETHER = 3
+"""Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
 TABLE_COUNTS = 4
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
 
@@ -128,14 +130,19 @@ class Problem:
             self.rungs = self.family.ladder()
         return self.rungs
 
+    def doublings(self, limits: Limits) -> list[int]:
+        """From a node to the limit, ascending."""
+        least = 2 ** int(math.log2(min(self.rates.cluster.node.gpus, limits.gpus)))
+        return [least * 2**k for k in range(int(math.log2(limits.gpus / least)) + 1)]
+
     def counts(self, limits: Limits) -> list[int]:
-        """Ascending."""
+        """Ascending: doublings, the limit, and the limit less what does not make whole nodes, pairs of nodes, pairs of
+        those: 201 GPUs divide worse than 200, and those than 192."""
         if self.counts_only:
             return [count for count in self.counts_only if count <= limits.gpus]
-        least = min(self.rates.cluster.node.gpus, limits.gpus)
-        least = 2 ** int(math.log2(least))
-        doublings = [least * 2**k for k in range(int(math.log2(limits.gpus / least)) + 1)]
-        return sorted({*doublings, limits.gpus})
+        doublings = self.doublings(limits)
+        wholes = [limits.gpus // step * step for step in doublings]
+        return sorted({*doublings, *wholes, limits.gpus})
 
     def most_tokens(self, limits: Limits, model: Model, gpus: int) -> float:
         """No plan affords more."""
@@ -216,19 +223,35 @@ class Problem:
             critical_batch_tokens=float(self.batch_law.tokens(loss)),
         )
 
-    def best_at(self, limits: Limits, model: Model, gpus: int) -> Run | None:
-        """The best allowed batch of a size and count; None where no plan fits, or no batch is allowed."""
-        if self.least_loss(limits, model, gpus) == math.inf:
+    def best_at(self, limits: Limits, model: Model, gpus: int, *, below: float = math.inf) -> Run | None:
+        """The best allowed batch of a size and count; None where no plan fits, no batch is allowed, or all of them lose
+        at least ``below``."""
+        if self.least_loss(limits, model, gpus) >= below:
             return None
+        speed = self._least_tokens_per_s(limits, model, gpus, below)
         sizes = self.batches(limits, model, gpus)
-        for number, batch in enumerate(sizes):
-            self.rates.of(model, [(gpus, batch)])
-            # a smaller batch that was priced before is nearly always slower, and counts where it is not
-            known = [rate for size in sizes[number:] if (rate := self.rates.known.get((model, (gpus, size))))]
+        for first in range(0, len(sizes), TOGETHER):
+            keys = [(gpus, size) for size in sizes[first : first + TOGETHER]]
+            self.rates.of(model, keys, speed)
+            # smaller batches that were priced before are nearly always slower, and count where they are not
+            known = [rate for size in sizes if (rate := self.rates.known.get((model, (gpus, size))))]
             runs = [run for rate in known if (run := self.run_of(limits, model, rate))]
             if runs:
-                return min(runs, key=lambda run: run.loss)
+                best = min(runs, key=lambda run: run.loss)
+                return best if best.loss < below else None
+            if any((model, key) not in self.rates.known for key in keys):
+                # some fit and are too slow, and so are smaller ones
+                return None
         return None
+
+    def _least_tokens_per_s(self, limits: Limits, model: Model, gpus: int, below: float) -> float:
+        """What a run has to do to lose less than ``below`` within the days and the dollars."""
+        if below == math.inf:
+            return 0.0
+        tokens, price = self.law.tokens_for(below, self.law.counted(model)), self.rates.cluster.usd_per_gpu_h
+        within_s = [limits.days * DAY_S] if limits.days is not None else []
+        within_s += [limits.usd / (price * gpus) * HOUR_S] if limits.usd is not None and price else []
+        return tokens / min(within_s) if within_s else 0.0
 
     # ---- all of them ----------------------------------------------------------------------------------------------
 
@@ -236,14 +259,16 @@ class Problem:
         """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
         rungs = self.ladder()[::every]
         bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
-        best: Run | None = None
+        best = self.reachable(limits, (gpus,))
+        best = best if best is not None and best.loss < below else None
+        below = min(below, best.loss) if best is not None else below
         for bound, i in bounds:
-            if bound >= min(below, best.loss if best else math.inf):
+            if bound >= below:
                 break
             self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0.0)
-            run = self.best_at(limits, rungs[i], gpus)
-            if run is not None and (best is None or run.loss < best.loss):
-                best = run
+            run = self.best_at(limits, rungs[i], gpus, below=below)
+            if run is not None:
+                best, below = run, run.loss
         return best
 
     def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
@@ -255,7 +280,7 @@ class Problem:
             run = self.best_of_count(limits, gpus, below=below, every=every)
             if run is not None:
                 found[gpus] = run
-        for gpus in counts[:shown]:
+        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[-shown:] if shown else ():
             run = found.get(gpus) or self.best_of_count(limits, gpus, every=TABLE_EVERY)
             if run is not None:
                 found[gpus] = run
@@ -266,22 +291,22 @@ class Problem:
         runs = self.by_count(limits, every=every, shown=0)
         return min(runs.values(), key=lambda run: run.loss) if runs else None
 
-    def reachable(self, limits: Limits) -> Run | None:
-        """The best of what was priced before: for budgets next to one that was answered."""
+    def reachable(self, limits: Limits, counts: Sequence[int] = ()) -> Run | None:
+        """The best of what was priced before, on any count or on these: for budgets next to one that was answered."""
         runs = (
             self.run_of(limits, model, rate)
             for (model, _), rate in self.rates.known.items()
-            if rate is not None and rate.gpus <= limits.gpus
+            if rate is not None and (rate.gpus in counts if counts else rate.gpus <= limits.gpus)
         )
         return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
 
-    def between(self, limits: Limits, run: Run) -> float:
+    def between(self, limits: Limits, run: Run, *, every: int = 1) -> float:
         """Parameters at which the loss would be least if shapes had all sizes: a parabola over neighbouring rungs."""
         ladder = self.ladder()
         at = ladder.index(run.model) if run.model in ladder else -1
-        if not 0 < at < len(ladder) - 1:
+        if not every <= at < len(ladder) - every:
             return float(run.params)
-        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-1, 0, 1)]
+        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-every, 0, every)]
         points = [(math.log(one.params), one.loss) for one in around if one is not None]
         return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
 

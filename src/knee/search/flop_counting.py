@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Problem, Run
-from knee.search.laws import FLOP_PER_PARAM_TOKEN
+from knee.search.laws import FLOP_PER_PARAM_TOKEN, Law
 from knee.search.training_bill import DAY_S
 from knee.workload.parameters import parameter_count
 
@@ -29,6 +29,10 @@ class FlopChoice:
     def reached_frac(self) -> float | None:
         """Share of the FLOP it counted on that the run gets through, by the law's own count of them."""
         return None if self.run is None else self.run.counted * self.run.tokens / (self.params * self.tokens)
+
+    def loss_of(self, law: Law, params: float) -> float:
+        """What the same FLOP promise another size."""
+        return float(law.loss(params, self.flop / (FLOP_PER_PARAM_TOKEN * params)))
 
     @property
     def full_time_s(self) -> float | None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Name, Problem, Run
 from knee.search.family import STEPS_PER_DOUBLING
+from knee.search.knee import THRESHOLD
 from knee.search.laws import Law
 from knee.search.training_bill import DAY_S
 from knee.specs.model import Model
@@ -19,8 +20,9 @@ Axis = Literal["days", "usd", "mwh", "co2e_kg"]
 AXES: tuple[Axis, ...] = ("days", "usd", "mwh", "co2e_kg")
 HALVINGS, DOUBLINGS = 5, 2
 """Points of a frontier below and above what the best run takes."""
-PAYS_FRAC = 0.5
-"""Of the drop in loss that the law promises for twice the compute: a doubling that buys less does not pay."""
+PAYS_FRAC = THRESHOLD - 1.0
+"""Of the drop in loss that the law promises for twice the compute: a doubling that buys less does not pay, as one that
+adds less than half of the throughput does not to ``knee scale``."""
 COARSE = STEPS_PER_DOUBLING
 """Rungs between the sizes of a frontier's new runs: neighbours are a factor of two apart."""
 STEPS_OF_LOSS = (0.01, 0.02, 0.05)
@@ -160,7 +162,7 @@ def _sizes(problem: Problem, best: Run) -> list[Model]:
 
 def grid_of(problem: Problem, limits: Limits, best: Run) -> dict[tuple[int, Model], Run | None]:
     """Runs over counts of GPUs and sizes around the best."""
-    counts = problem.counts(limits)[-ISO_COUNTS:]
+    counts = sorted({*problem.doublings(limits)[-ISO_COUNTS:], best.gpus, limits.gpus})
     sizes = _sizes(problem, best)
     return {(gpus, model): problem.best_at(limits, model, gpus) for gpus in counts for model in sizes}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,11 +20,16 @@ FLOP_PER_PARAM_TOKEN = 6.0
 """C = 6 N D: two for a product and its sum, forward once and backward twice (Kaplan et al. 2020, section 2.1)."""
 DRAWS = 200
 SEED = 20240416
-DEFAULT_LAW = "besiroglu-2024"
+DEFAULT_BATCH_LAW = "kaplan-2020"
 BAND_FRAC = 0.8
 """Share of the draws that a law's band holds, as that of a validated answer's trust."""
 _NOT_LAWS = ("critical_batch", "flop_counting")
-_COEFFICIENTS = {"additive": ("E", "A", "B", "alpha", "beta"), "joint": ("N_c", "D_c", "alpha_N", "alpha_D")}
+_COEFFICIENTS = {
+    "additive": ("E", "A", "B", "alpha", "beta"),
+    "joint": ("N_c", "D_c", "alpha_N", "alpha_D"),
+    "loss": ("B_star_tokens", "alpha_B"),
+    "plateau": ("plateau_tokens",),
+}
 
 Range = tuple[float, float]
 
@@ -46,15 +51,10 @@ class Law:
     """Where the errors come from, or why there are none."""
     params: Range
     tokens: Range
-    flop: Range
-    """Of the runs that were fitted."""
+    flop: Range | None
+    """Of the runs that were fitted; None where it was not published."""
     kind: str
     source: str
-
-    @property
-    def irreducible(self) -> float:
-        """Loss that no size and no data takes away."""
-        return self.values.get("E", 0.0)
 
     def counted(self, model: Model) -> float:
         """The N of a model, as this law counts it."""
@@ -145,10 +145,13 @@ class Law:
         """Sentences about what lies beyond the fitted runs."""
         flop = FLOP_PER_PARAM_TOKEN * params * tokens
         asked = (("parameters", params, self.params), ("tokens", tokens, self.tokens), ("FLOP", flop, self.flop))
-        return [_beyond(what, value, ends) for what, value, ends in asked if not ends[0] <= value <= ends[1]]
+        return [said for what, value, ends in asked if ends and (said := _beyond(what, value, ends))]
 
 
 def _beyond(what: str, value: float, ends: Range) -> str:
+    """Empty within the ends."""
+    if ends[0] <= value <= ends[1]:
+        return ""
     times, end = (value / ends[1], ends[1]) if value > ends[1] else (ends[0] / value, ends[0])
     way = "above the most" if value > ends[1] else "below the least"
     return f"{what} {value:.3g} are {times:.3g} times {way} it was fitted to ({end:.3g})"
@@ -156,17 +159,37 @@ def _beyond(what: str, value: float, ends: Range) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLaw:
-    """The critical batch: B_crit = B_* / L^(1 / alpha_B)."""
+    """The critical batch: beyond it more tokens a step save steps at a price in tokens."""
 
     name: str
-    b_star_tokens: float
-    alpha: float
+    form: Literal["loss", "plateau"]
+    values: dict[str, float]
+    fitted_tokens: Range
+    """Batches that were measured."""
     kind: str
     source: str
 
-    def tokens(self, loss: Any) -> Any:
-        """Tokens a step that a run which ends at this loss may have."""
-        return self.b_star_tokens / loss ** (1.0 / self.alpha)
+    def tokens(self, loss: float) -> float:
+        """Tokens a step that a run which ends at this loss may have.
+
+        Formula: B_* / L^(1 / alpha_B), or one number for all
+        Source:  that of the law
+        Valid:   within the measured batches; beyond them ``outside`` says so
+        """
+        if self.form == "plateau":
+            return self.values["plateau_tokens"]
+        return float(self.values["B_star_tokens"] / loss ** (1.0 / self.values["alpha_B"]))
+
+    @property
+    def formula(self) -> str:
+        """With its numbers."""
+        if self.form == "plateau":
+            return f"{self.values['plateau_tokens']:.3g} tokens"
+        return f"{self.values['B_star_tokens']:.3g} / loss^{1.0 / self.values['alpha_B']:.2f} tokens"
+
+    def outside(self, tokens: float) -> str:
+        """A sentence where a batch is beyond those that were measured; else empty."""
+        return _beyond("tokens a step", tokens, self.fitted_tokens)
 
 
 @cache
@@ -182,32 +205,51 @@ def law_names() -> list[str]:
 def law_of(name: str) -> Law:
     """A law by its name."""
     if name not in law_names():
-        close = did_you_mean(name, law_names())
-        guess = f"did you mean {close}? " if close else ""
-        raise InputError(f"no scaling law named {name!r}", hint=f"{guess}use one of {', '.join(law_names())}")
+        raise _unknown("scaling law", name, law_names())
     raw = _document()[name]
     names = _COEFFICIENTS[raw["form"]]
     return Law(
         name=name,
         form=raw["form"],
-        values={key: float(raw[key]) for key in names},
+        values=_numbers(raw, names),
         errors={key: float(raw[f"{key}_se"]) for key in names if f"{key}_se" in raw},
         counts=raw["counts"],
         loss_of=raw["loss"],
         spread=raw["spread"],
-        params=cast(Range, tuple(map(float, raw["params"]))),
-        tokens=cast(Range, tuple(map(float, raw["tokens"]))),
-        flop=cast(Range, tuple(map(float, raw["flop"]))),
+        params=_range(raw["params"]),
+        tokens=_range(raw["tokens"]),
+        flop=_range(raw["flop"]) if "flop" in raw else None,
         kind=raw["kind"],
         source=raw["source"],
     )
 
 
-def batch_law() -> BatchLaw:
-    """The law of the critical batch."""
-    (name, raw), = _document()["critical_batch"].items()
-    return BatchLaw(name=name, b_star_tokens=float(raw["B_star_tokens"]), alpha=float(raw["alpha_B"]),
-                    kind=raw["kind"], source=raw["source"])  # fmt: skip
+def batch_law_names() -> list[str]:
+    """Laws of the critical batch, the default first."""
+    return list(_document()["critical_batch"])
+
+
+def batch_law(name: str = DEFAULT_BATCH_LAW) -> BatchLaw:
+    """A law of the critical batch by its name."""
+    if name not in batch_law_names():
+        raise _unknown("law of the critical batch", name, batch_law_names())
+    raw = _document()["critical_batch"][name]
+    return BatchLaw(name=name, form=raw["form"], values=_numbers(raw, _COEFFICIENTS[raw["form"]]),
+                    fitted_tokens=_range(raw["tokens"]), kind=raw["kind"], source=raw["source"])  # fmt: skip
+
+
+def _numbers(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, float]:
+    return {name: float(raw[name]) for name in names}
+
+
+def _range(ends: list[float]) -> Range:
+    return float(ends[0]), float(ends[1])
+
+
+def _unknown(what: str, name: str, known: list[str]) -> InputError:
+    close = did_you_mean(name, known)
+    guess = f"did you mean {close}? " if close else ""
+    return InputError(f"no {what} named {name!r}", hint=f"{guess}use one of {', '.join(known)}")
 
 
 def assumed_mfu() -> tuple[float, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from knee.search.budget import HOUR_S
 from knee.search.laws import FLOP_PER_PARAM_TOKEN
 from knee.search.rates import Rate, Rates
 from knee.specs.catalog import ROOT, read_toml
@@ -54,7 +55,7 @@ def published_runs() -> list[PublishedRun]:
                       seq_len=int(raw["seq_len"]))  # fmt: skip
         key = int(raw["gpus"]), int(raw["global_batch"])
         rate = rates.of(load_model(raw["model"]).spec, [key])[key]
-        hours = None if rate is None else tokens / rate.tokens_per_s * rate.gpus / 3600.0
+        hours = None if rate is None else tokens / rate.tokens_per_s * rate.gpus / HOUR_S
         found.append(PublishedRun(**common, cluster=raw["cluster"], profile=raw["profile"], gpus=key[0], rate=rate,
                                   gpu_hours=float(raw["gpu_hours"]), predicted_gpu_hours=hours, flop=None,
                                   predicted_flop=None))  # fmt: skip

@@ -64,14 +64,14 @@ class Rates:
     plans: int = 0
     """Looked at so far."""
 
-    def of(self, model: Model, keys: Iterable[Key]) -> dict[Key, Rate | None]:
-        """The fastest plan at each count and batch; None where none fits."""
+    def of(self, model: Model, keys: Iterable[Key], least_tokens_per_s: float = 0.0) -> dict[Key, Rate | None]:
+        """The fastest plan at each count and batch; None where none fits, or none does ``least_tokens_per_s``: plans
+        whose bound is below are not simulated."""
         keys = list(dict.fromkeys(keys))
         new = [key for key in keys if (model, key) not in self.known]
         if new:
-            found = self._priced(model, new)
-            self.known |= {(model, key): found.get(key) for key in new}
-        return {key: self.known[model, key] for key in keys}
+            self.known |= {(model, key): rate for key, rate in self._priced(model, new, least_tokens_per_s).items()}
+        return {key: self.known.get((model, key)) for key in keys}
 
     def most_tokens_per_s_per_gpu(self, model: Model) -> float:
         """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
@@ -83,23 +83,28 @@ class Rates:
             self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
         return self.bounds[model]
 
-    def _priced(self, model: Model, keys: list[Key]) -> dict[Key, Rate]:
+    def _priced(self, model: Model, keys: list[Key], least_tokens_per_s: float) -> dict[Key, Rate | None]:
+        """What is now known of the keys: a plan, or that there is none. Those that are too slow are left out."""
+        nothing: dict[Key, Rate | None] = dict.fromkeys(keys)
         parts = [part for key in keys if (part := self._table(model, *key)) is not None]
         if not parts:
-            return {}
+            return nothing
         table = joined(*parts)
         self.plans += len(table)
-        space = self._space(model, 1, 1)
-        left = self._fitting(space, table)
+        left = self._fitting(self._space(model, 1, 1), table)
         if not len(left):
-            return {}
-        group = _groups(left)
+            return nothing
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left)}
         bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
-        index, results = self._simulated(model, left, group, bound)
-        return _winners(left.rows(index), results, group[index])
+        quick = np.flatnonzero(bound * least_tokens_per_s <= left.global_batch * self.seq_len)
+        if not len(quick):
+            return known
+        found = self._fastest(model, left.rows(quick), bound[quick])
+        return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
 
-    def _simulated(self, model: Model, table: PlanTable, group: Ints, bound: Floats) -> tuple[Ints, Results]:
-        """The rows that may be their group's best, and their steps."""
+    def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
+        """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
+        group = _groups(table)
         best = np.full(group.max() + 1, np.inf)
         left = np.ones(len(table), dtype=np.bool_)
         done: list[Ints] = []
@@ -115,8 +120,9 @@ class Rates:
             left[rows] = False
             done.append(rows)
             parts.append(some)
+        index = np.concatenate(done)
         results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
-        return np.concatenate(done), results
+        return _winners(table.rows(index), results, group[index])
 
     def _space(self, model: Model, gpus: int, batch: int) -> Space:
         return Space(
@@ -165,6 +171,10 @@ class Rates:
         pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
         total = np.concatenate([memory_table(space, self.profile, piece).total_bytes for piece in pieces])
         return np.asarray(total <= self.cluster.gpu.hbm_bytes)
+
+
+def _keys(table: PlanTable) -> set[Key]:
+    return set(zip(table.gpus.tolist(), table.global_batch.tolist(), strict=True))
 
 
 def _groups(table: PlanTable) -> Ints:

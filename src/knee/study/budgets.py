@@ -22,13 +22,14 @@ from knee.search.rates import Rates
 from knee.search.training_bill import checked_pue
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
+from knee.specs.model import Model
 from knee.study.files import Budgets
 from knee.study.quantities import Row
 from knee.study.store import engine, kept_or_made
 
 SEARCH = Path(knee.__file__).parent / "search"
-EVERY = 2
-"""Rungs between the sizes that a study tries: neighbours are 41% apart."""
+EVERY, AROUND = 4, 2
+"""Rungs between the sizes that a study tries, and from the best of them to its neighbours: factors of 2 and of 1.4."""
 
 
 def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
@@ -42,24 +43,29 @@ def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterat
 
 
 def _rows(grid: Budgets) -> list[dict[str, Any]]:
-    return [_row(grid, gpus) for gpus in grid.gpus]
+    bounds: dict[Model, float] = {}
+    return [_row(grid, gpus, bounds) for gpus in grid.gpus]
 
 
-def _row(grid: Budgets, gpus: int) -> dict[str, Any]:
-    problem, limits = _problem(grid), Limits(gpus=gpus, days=grid.days)
+def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]:
+    problem, limits = _problem(grid, bounds), Limits(gpus=gpus, days=grid.days)
     # all of the GPUs, as the question is what they are worth together
     problem.counts_only = (gpus,)
     common = {"series": grid.series, "cluster": grid.cluster, "profile": grid.profile, "gpus": gpus, "days": grid.days}
+    # first, as the best is found sooner beside a good candidate
+    flop = flop_choice(problem, limits, assumed_mfu()[0])
     best = problem.optimum(limits, every=EVERY)
     if best is None:
         return common | {"kind": "impossible", "why": "no shape of the family can be trained"}
-    flop = flop_choice(problem, limits, assumed_mfu()[0])
-    best = best if flop.run is None or best.loss <= flop.run.loss else flop.run
+    least = problem.between(limits, best, every=AROUND)
+    # the neighbours may be better than what the coarse ladder had
+    best = problem.reachable(limits, (gpus,)) or best
     lost = None if flop.run is None else lost_by(problem, limits, best, flop.run)
     return common | {
         "kind": "simulated",
         "params": best.params,
-        "size": short(best.params),
+        "least_params": least,
+        "size": short(least),
         "tokens": best.tokens,
         "tokens_per_param": best.tokens_per_param,
         "loss": best.loss,
@@ -67,7 +73,7 @@ def _row(grid: Budgets, gpus: int) -> dict[str, Any]:
         "exposed_frac": best.rate.exposed_frac,
         "flop_params": flop.params,
         "flop_size": short(flop.params),
-        "size_ratio": best.params / flop.params,
+        "size_ratio": least / flop.params,
         "flop_loss": flop.loss,
         "really_loss": None if flop.run is None else flop.run.loss,
         "reached_frac": flop.reached_frac,
@@ -82,10 +88,11 @@ def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tup
     return load_cluster(cluster, for_cluster).spec, load_profile(profile, for_profile).spec
 
 
-def _problem(grid: Budgets) -> Problem:
+def _problem(grid: Budgets, bounds: dict[Model, float]) -> Problem:
     cluster, profile = _parts(grid.cluster, grid.profile, tuple(grid.set.items()))
-    return Problem(rates=Rates(cluster=cluster, profile=profile, seq_len=grid.seq_len), law=law_of(grid.law),
-                   batch_law=batch_law(), family=family_of(grid.family), pue=checked_pue(None))  # fmt: skip
+    rates = Rates(cluster=cluster, profile=profile, seq_len=grid.seq_len, bounds=bounds)
+    return Problem(rates=rates, law=law_of(grid.law), batch_law=batch_law(), family=family_of(grid.family),
+                   pue=checked_pue(None))  # fmt: skip
 
 
 def _trust(problem: Problem, run: Run) -> str:
