@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from knee.search.budget import HOUR_S
 from knee.search.laws import FLOP_PER_PARAM_TOKEN
@@ -51,15 +53,20 @@ def published_runs() -> list[PublishedRun]:
                                       predicted_gpu_hours=None, flop=float(raw["flop"]),
                                       predicted_flop=flop))  # fmt: skip
             continue
-        rates = Rates(cluster=load_cluster(raw["cluster"]).spec, profile=load_profile(raw["profile"]).spec,
-                      seq_len=int(raw["seq_len"]))  # fmt: skip
-        key = int(raw["gpus"]), int(raw["global_batch"])
-        rate = rates.of(load_model(raw["model"]).spec, [key])[key]
-        hours = None if rate is None else tokens / rate.tokens_per_s * rate.gpus / HOUR_S
-        found.append(PublishedRun(**common, cluster=raw["cluster"], profile=raw["profile"], gpus=key[0], rate=rate,
-                                  gpu_hours=float(raw["gpu_hours"]), predicted_gpu_hours=hours, flop=None,
-                                  predicted_flop=None))  # fmt: skip
+        hours, rate = predicted_gpu_hours(raw)
+        found.append(PublishedRun(**common, cluster=raw["cluster"], profile=raw["profile"], gpus=int(raw["gpus"]),
+                                  rate=rate, gpu_hours=float(raw["gpu_hours"]), predicted_gpu_hours=hours,
+                                  flop=None, predicted_flop=None))  # fmt: skip
     return found
+
+
+def predicted_gpu_hours(raw: Mapping[str, Any]) -> tuple[float | None, Rate | None]:
+    """Of one run of the file, and the plan they are of; None where no plan fits."""
+    rates = Rates(cluster=load_cluster(raw["cluster"]).spec, profile=load_profile(raw["profile"]).spec,
+                  seq_len=int(raw["seq_len"]))  # fmt: skip
+    key = int(raw["gpus"]), int(raw["global_batch"])
+    rate = rates.of(load_model(raw["model"]).spec, [key])[key]
+    return (None if rate is None else float(raw["tokens"]) / rate.tokens_per_s * rate.gpus / HOUR_S), rate
 
 
 def worst_of(runs: list[PublishedRun]) -> PublishedRun:
