@@ -68,7 +68,7 @@ def test_free_communication_is_the_closed_form(law: str) -> None:
     # shapes are 19% apart; between them the least loss lies where the closed form says
     between = problem.between(limits, best)
     counted = between * best.counted / best.params
-    assert counted == pytest.approx(params, rel=0.01)
+    assert counted == pytest.approx(params, rel=0.002)
     assert best.tokens * best.counted / counted == pytest.approx(tokens, rel=0.01)
     assert best.loss == pytest.approx(float(problem.law.loss(params, tokens)), rel=1e-3)
     assert best.counted == pytest.approx(params, rel=0.12)

@@ -61,7 +61,7 @@ EVERY_S = 2.0
 @option("--pue", section="Site", type=float, metavar="X",
         help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.")
 @option("--frontier", section="Output", is_flag=True,
-        help="Also: loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss.")
+        help="Also, in about a minute: loss against days, dollars, MWh and CO2e with knees; curves of equal loss.")
 @option("--check", section="Output", is_flag=True,
         help="Only hold knee against training runs whose cost was published, and say how far off it is.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
@@ -206,8 +206,9 @@ def _problem(options: Mapping[str, Any], cluster: Any, profile: Any) -> Problem:
 
 def _model(options: Mapping[str, Any], family: Any) -> Model | None:
     from knee.cli.job import model_ref
-    from knee.search.family import LEAST_PARAMS, MOST_PARAMS, short
+    from knee.search.family import LEAST_PARAMS, MOST_PARAMS
     from knee.specs.load import load_model
+    from knee.units import short
 
     if options["model"] is not None and options["params"] is not None:
         raise InputError("--model and --params are both given", hint="each fixes the size: give one")

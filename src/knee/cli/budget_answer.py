@@ -10,14 +10,15 @@ from typing import Any
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid
 from knee.fidelity.trust import Trust
-from knee.search.budget import Limits, Problem, Run
-from knee.search.family import short
+from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Problem, Run
 from knee.search.flop_counting import FlopChoice
 from knee.search.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.search.laws import BAND_FRAC, DRAWS
+from knee.search.training_bill import DAY_S
 from knee.single import ASSUMPTIONS
 from knee.specs.model import Model
 from knee.specs.plan import plan_words
+from knee.units import short
 from knee.workload.parameters import parameter_count
 
 LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
@@ -86,7 +87,10 @@ def as_data(answer: Answer) -> dict[str, Any]:
         "by_size": [run_data(one, kg) | {"counted_loss": flop.loss_of(law, one.counted)} for one in answer.sizes],
         "flop_counting": {
             "mfu_frac": flop.mfu_frac, "flop": flop.flop, "params": flop.params, "tokens": flop.tokens,
-            "loss": flop.loss, "reached_frac": flop.reached_frac, "full_time_s": flop.full_time_s,
+            "loss": flop.loss, "gpus": flop.gpus, "days": flop.time_s / DAY_S,
+            "gpu_hours": flop.time_s / HOUR_S * flop.gpus, "cost_usd": flop.cost_usd, "energy_j": flop.energy_j,
+            "energy_mwh": flop.energy_j / J_PER_MWH, "co2e_kg": flop.energy_j * kg,
+            "reached_frac": flop.reached_frac, "full_time_s": flop.full_time_s,
             "really": run_data(run, kg) if run else None,
             "lost": asdict(answer.lost) if answer.lost else None,
         },
@@ -167,19 +171,17 @@ def _print_sides(answer: Answer) -> None:
     """The best run, what FLOP counting promises, and what becomes of that."""
     best, flop, really = answer.best, answer.flop, answer.flop.run
 
-    def cells(run: Run | None) -> list[str]:
+    def cells(run: Run | FlopChoice | None) -> list[str]:
         if run is None:
             return ["no plan"] + ["-"] * 9
-        return [short(run.params), short(run.tokens), f"{run.tokens_per_param:.3g}", f"{run.loss:.4f}",
-                f"{run.gpus:,}", f"{run.days:,.1f}", f"{run.gpu_hours:,.0f}",
-                "unknown" if run.cost_usd is None else f"{run.cost_usd:,.0f}", f"{run.mwh:,.0f}",
+        return [short(run.params), short(run.tokens), f"{run.tokens / run.params:.3g}", f"{run.loss:.4f}",
+                f"{run.gpus:,}", f"{run.time_s / DAY_S:,.1f}", f"{run.time_s / HOUR_S * run.gpus:,.0f}",
+                "unknown" if run.cost_usd is None else f"{run.cost_usd:,.0f}", f"{run.energy_j / J_PER_MWH:,.0f}",
                 f"{run.energy_j * answer.grid.kg_co2e_per_j:,.0f}"]  # fmt: skip
 
     names = ["parameters", "tokens", "tokens a parameter", "loss", "GPUs", "days", "GPU hours", "USD", "MWh", "kg CO2e"]
-    promised = [short(flop.params), short(flop.tokens), f"{flop.tokens / flop.params:.3g}", f"{flop.loss:.4f}",
-                f"{answer.limits.gpus:,}", *["-"] * 5]  # fmt: skip
     rows = [["", "with communication", f"counting FLOP ({flop.mfu_frac:.0%} MFU)", "what that really reaches"]]
-    rows += [list(row) for row in zip(names, cells(best), promised, cells(really), strict=True)]
+    rows += [list(row) for row in zip(names, cells(best), cells(flop), cells(really), strict=True)]
     print_rows(rows, right=(1, 2, 3))
     shape = best.model
     print_rows([["shape", f"{shape.name}: {shape.layers} layers, {shape.hidden:,} wide, MLP {shape.ffn:,}, "

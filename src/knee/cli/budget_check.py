@@ -6,9 +6,9 @@ import sys
 from typing import Any
 
 from knee.cli.table import print_heading, print_rows
-from knee.search.family import short
 from knee.search.published_runs import WITHIN_FRAC, PublishedRun, worst_of
 from knee.specs.plan import plan_words
+from knee.units import short
 
 
 def checked_data(runs: list[PublishedRun]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def print_checked(runs: list[PublishedRun]) -> None:
 
 
 def _with_unit(value: float | None, unit: str) -> str:
-    return "no plan" if value is None else f"{value:,.0f} h" if unit == "h" else f"{value:.3g} FLOP"
+    return "no plan" if value is None else f"{value:,.0f} h" if unit == "h" else f"{short(value)} FLOP"
 
 
 def checked_sentence(runs: list[PublishedRun]) -> str:

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from knee.specs.catalog import ROOT, read_toml
+from knee.units import short
 
 Entry = dict[str, Any]
 WORDS = {
@@ -39,8 +40,8 @@ def entry_line(kind: str, name: str) -> str:
     if kind == "families":
         return f"{', '.join(raw['members'])}; a vocabulary of {raw['vocab']:,}"
     if kind == "training_runs":
-        cost = f"{raw['gpu_hours']:,.0f} GPU hours" if "gpu_hours" in raw else f"{raw['flop']:.3g} FLOP"
-        return f"{raw['tokens']:.3g} tokens, {cost}"
+        cost = f"{raw['gpu_hours']:,.0f} GPU hours" if "gpu_hours" in raw else f"{short(raw['flop'])} FLOP"
+        return f"{short(raw['tokens'])} tokens, {cost}"
     return str(raw["source"])
 
 

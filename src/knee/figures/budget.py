@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from knee.figures.columns import heading
 from knee.figures.heat import Cell, heat
 from knee.figures.lines import Point, lines
 from knee.figures.palette import INK
@@ -77,7 +78,7 @@ def _frontier(one: Data) -> BudgetFigure | None:
     spec = lines(points, x=axis, y="loss", zero=False)
     where = "no doubling pays"
     if one["knee"] is not None:
-        where = f"the knee is {_short(one['knee'])}" + (" or more" if one["open"] else "")
+        where = f"the knee is {_short(one['knee'])} {heading(axis)}" + (" or more" if one["open"] else "")
         spec = spec | {"layer": [*spec["layer"], *_knee(one, spec)]}
     rows = tuple({axis: p["value"], "loss": p["run"]["loss"], "worth_frac": p["worth_frac"], "gpus": p["run"]["gpus"],
                   "params": p["run"]["params"], "tokens": p["run"]["tokens"]} for p in known)  # fmt: skip
@@ -114,12 +115,12 @@ def _grid(data: Data) -> BudgetFigure:
 def _iso(data: Data) -> BudgetFigure:
     iso = data["iso_loss"]
     points = []
-    for end, name in (("low_params", "from"), ("high_params", "to")):
-        points += [Point(series=f"{one['loss']:.3f} {name}", x=one["gpus"], y=one[end], kind="simulated")
+    for end, name in (("low_params", "at least"), ("high_params", "at most")):
+        points += [Point(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
                    for one in iso]  # fmt: skip
     return BudgetFigure(id="iso-loss", title="Equal loss: the sizes that reach it", rows=tuple(map(dict, iso)),
-                        caption="Between a loss's two curves all sizes do better; curves that meet are the best that a "
-                        "count of GPUs can do.", columns=("loss", "gpus", "low_params", "high_params"),
+                        caption="Between a loss's two curves sizes lose less; where it has none, no size of those "
+                        "tried reaches it, and where it is level it runs along the last of them.", columns=("loss", "gpus", "low_params", "high_params"),
                         spec=lines(points, x="gpus", y="params", log=True))  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
 from knee.report.html import Markup, table
 from knee.report.page import Chart, Key, Page, Section, render
+from knee.units import short
 
 Data = Mapping[str, Any]
 SIDES = ("what", "with communication", "counting FLOP", "what that really reaches")
@@ -21,8 +22,8 @@ def budget_page(data: Data, *, command: str = "") -> str:
     best, lost = data["best"], data["flop_counting"]["lost"]
     figures = {figure.id: figure for figure in budget_figures(data)}
     keys = [
-        Key(value=_short(best["params"]), says="parameters"),
-        Key(value=_short(best["tokens"]), says=f"tokens, {best['tokens_per_param']:.3g} a parameter"),
+        Key(value=short(best["params"]), says="parameters"),
+        Key(value=short(best["tokens"]), says=f"tokens, {best['tokens_per_param']:.3g} a parameter"),
         Key(value=f"{best['loss']:.3f}", says=f"loss by {data['law']['name']}"),
         Key(value=f"{best['gpus']:,}", says=f"of {data['limits']['gpus']:,} GPUs, {best['days']:,.1f} days"),
     ]
@@ -36,7 +37,8 @@ def budget_page(data: Data, *, command: str = "") -> str:
     frontiers = _charts(figures, *(name for name in figures if name.startswith("frontier")))
     if frontiers:
         sections.append(Section(id="frontier", title="What more of it buys", charts=frontiers,
-                                says="The best run at half, a quarter, twice of each limit while the others stay."))
+                                says="The best run at halves and doubles of what the best takes, while the other "
+                                     "limits stay."))
     both = _charts(figures, "grid", "iso-loss")
     if both:
         sections.append(Section(id="iso", title="Equal loss", charts=both,
@@ -86,9 +88,7 @@ def _sides(data: Data) -> Markup:
     for name, key in (("parameters", "params"), ("tokens", "tokens"), ("loss", "loss"), ("GPUs", "gpus"),
                       ("days", "days"), ("GPU hours", "gpu_hours"), ("USD", "cost_usd"), ("MWh", "energy_mwh"),
                       ("kg CO2e", "co2e_kg"), ("MFU", "mfu_frac")):  # fmt: skip
-        promised = flop["mfu_frac"] if key == "mfu_frac" else flop.get(key)
-        promised = data["limits"]["gpus"] if key == "gpus" else promised
-        values = (best[key], promised, really[key] if really else None)
+        values = (best[key], flop[key], really[key] if really else None)
         rows.append(dict(zip(SIDES, (name, *(_cell(key, value) for value in values)), strict=True)))
     return table("The best run, and what counting FLOP would have chosen", SIDES, rows)
 
@@ -96,7 +96,7 @@ def _sides(data: Data) -> Markup:
 def _shape(best: Data) -> Markup:
     columns = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "batch", "plan")
     row = {name: best[name] for name in columns[:7]}
-    row |= {"batch": f"{_short(best['batch_tokens'])} of at most {_short(best['critical_batch_tokens'])} tokens",
+    row |= {"batch": f"{short(best['batch_tokens'])} of at most {short(best['critical_batch_tokens'])} tokens",
             "plan": best["plan_words"]}  # fmt: skip
     return table("The shape and its plan", columns, [row])
 
@@ -120,13 +120,6 @@ def _cell(key: str, value: float | None) -> str | None:
     if value is None:
         return None
     if key in ("params", "tokens"):
-        return _short(value)
+        return short(value)
     return f"{value:.4f}" if key == "loss" else f"{value:.1%}" if key == "mfu_frac" else f"{value:,.1f}" if (
         key == "days") else f"{value:,.0f}"
-
-
-def _short(value: float) -> str:
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if value >= factor:
-            return f"{value / factor:.3g}{letter}"
-    return f"{value:,.0f}"

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from knee.energy.grid import J_PER_KWH
-from knee.search.family import Family, short
+from knee.search.family import Family
 from knee.search.laws import BatchLaw, Law
 from knee.search.rates import Rate, Rates
 from knee.search.training_bill import DAY_S
 from knee.specs.model import Model
+from knee.units import short
 from knee.workload.parameters import parameter_count
 
 Name = Literal["days", "usd", "mwh", "tokens_max"]
@@ -245,13 +246,15 @@ class Problem:
         return None
 
     def _least_tokens_per_s(self, limits: Limits, model: Model, gpus: int, below: float) -> float:
-        """What a run has to do to lose less than ``below`` within the days and the dollars."""
+        """What a run has to do to lose less than ``below`` within the days, the dollars and the energy."""
         if below == math.inf:
             return 0.0
-        tokens, price = self.law.tokens_for(below, self.law.counted(model)), self.rates.cluster.usd_per_gpu_h
+        cluster = self.rates.cluster
+        price, least_w = cluster.usd_per_gpu_h, LEAST_DRAW_FRAC * cluster.gpu.tdp_w * gpus
         within_s = [limits.days * DAY_S] if limits.days is not None else []
         within_s += [limits.usd / (price * gpus) * HOUR_S] if limits.usd is not None and price else []
-        return tokens / min(within_s) if within_s else 0.0
+        within_s += [limits.mwh * J_PER_MWH / self.pue / least_w] if limits.mwh is not None else []
+        return self.law.tokens_for(below, self.law.counted(model)) / min(within_s)
 
     # ---- all of them ----------------------------------------------------------------------------------------------
 
@@ -273,8 +276,9 @@ class Problem:
 
     def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
         """The best run of each count that could be the best of all; of the largest counts anyway, by fewer sizes."""
-        found: dict[int, Run] = {}
         counts = list(reversed(self.counts(limits)))
+        known = self.reachable(limits, counts)
+        found = {known.gpus: known} if known is not None else {}
         for gpus in counts:
             below = min((run.loss for run in found.values()), default=math.inf)
             run = self.best_of_count(limits, gpus, below=below, every=every)

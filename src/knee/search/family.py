@@ -11,6 +11,7 @@ from knee.errors import InputError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.load import load_model
 from knee.specs.model import Model
+from knee.units import short
 from knee.workload.parameters import parameter_count
 
 LEAST_PARAMS, MOST_PARAMS = 5e7, 4e12
@@ -82,14 +83,6 @@ def _heads_step(width: float) -> int:
 @cache
 def _shape(family: str, params: float) -> Model:
     return family_of(family).shape(params)
-
-
-def short(count: float) -> str:
-    """``7.12B``: as people write parameters and tokens."""
-    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if count >= factor * 0.9995:
-            return f"{count / factor:.3g}{letter}"
-    return f"{count:.0f}"
 
 
 @cache

@@ -22,6 +22,12 @@ class FlopChoice:
     tokens: float
     loss: float
     """That the law promises for them."""
+    gpus: int
+    time_s: float
+    """That its tokens take at that MFU."""
+    energy_j: float
+    """At the boards' power, and the site around them."""
+    cost_usd: float | None
     run: Run | None
     """The nearest shape on the GPUs it counted, as far as the limits really let it train; None where it has no plan."""
 
@@ -47,15 +53,16 @@ def flop_choice(problem: Problem, limits: Limits, mfu_frac: float) -> FlopChoice
     Where:   the law's own split of C, within the data, the size or the ratio that is asked for
     """
     gpu, gpus = problem.rates.cluster.gpu, limits.gpus
-    peak = gpu.peak_flop_per_s(problem.rates.fixed.precision)
+    flop_per_s = gpus * gpu.peak_flop_per_s(problem.rates.fixed.precision) * mfu_frac
+    site_w = gpus * gpu.tdp_w * problem.pue
     no_data = replace(limits, tokens_max=None)
     price = problem.rates.cluster.usd_per_gpu_h
     times = [
         *([no_data.days * DAY_S] if no_data.days is not None else []),
         *([no_data.usd / (price * gpus) * HOUR_S] if no_data.usd is not None and price else []),
-        *([no_data.mwh * J_PER_MWH / (problem.pue * gpu.tdp_w * gpus)] if no_data.mwh is not None else []),
+        *([no_data.mwh * J_PER_MWH / site_w] if no_data.mwh is not None else []),
     ]
-    flop = gpus * peak * mfu_frac * min(times)
+    flop = flop_per_s * min(times)
     params, tokens = _counted_split(problem, limits, flop)
     ladder = problem.ladder()
     near = min(ladder, key=lambda model: abs(math.log(problem.law.counted(model) / params)))
@@ -65,7 +72,10 @@ def flop_choice(problem: Problem, limits: Limits, mfu_frac: float) -> FlopChoice
         if run is not None:
             break
     loss = float(problem.law.loss(params, tokens))
-    return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens, loss=loss, run=run)
+    time_s = FLOP_PER_PARAM_TOKEN * params * tokens / flop_per_s
+    return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens, loss=loss, run=run, gpus=gpus,
+                      time_s=time_s, energy_j=time_s * site_w,
+                      cost_usd=None if price is None else time_s / HOUR_S * gpus * price)  # fmt: skip
 
 
 def _counted_split(problem: Problem, limits: Limits, flop: float) -> tuple[float, float]:

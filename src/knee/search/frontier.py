@@ -25,8 +25,8 @@ PAYS_FRAC = THRESHOLD - 1.0
 adds less than half of the throughput does not to ``knee scale``."""
 COARSE = STEPS_PER_DOUBLING
 """Rungs between the sizes of a frontier's new runs: neighbours are a factor of two apart."""
-STEPS_OF_LOSS = (0.01, 0.02, 0.05)
-"""Above the least loss, at which curves of equal loss are drawn."""
+STEPS_OF_LOSS = (0.02, 0.04, 0.08)
+"""Above the least loss, at which curves of equal loss are drawn: about what one, two and four halvings cost."""
 ISO_COUNTS, ISO_SIZES = 6, 3
 """Counts of GPUs, and sizes to each side of the best, of those curves."""
 KNEE_WORDS = (

@@ -14,6 +14,7 @@ from knee.columns import Floats
 from knee.errors import InputError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.model import Model
+from knee.units import short
 from knee.workload.parameters import embedding_tensors, head_tensors, parameter_count
 
 FLOP_PER_PARAM_TOKEN = 6.0
@@ -154,7 +155,7 @@ def _beyond(what: str, value: float, ends: Range) -> str:
         return ""
     times, end = (value / ends[1], ends[1]) if value > ends[1] else (ends[0] / value, ends[0])
     way = "above the most" if value > ends[1] else "below the least"
-    return f"{what} {value:.3g} are {times:.3g} times {way} it was fitted to ({end:.3g})"
+    return f"{short(value)} {what} are {times:.3g} times {way} it was fitted to ({short(end)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from knee.errors import DoesNotFit, InputError
 from knee.search.budget import Limits, Problem
-from knee.search.family import short
+from knee.units import short
 from knee.workload.parameters import parameter_count
 
 

@@ -60,7 +60,10 @@ class Rates:
     fixed: Plan = field(default_factory=Plan)
     known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
     """None: no plan fits, or none is."""
+    ceilings: dict[tuple[Model, Key], float] = field(default_factory=dict)
+    """Tokens/s that no plan of a count and batch exceeds, by the bounds of its plans."""
     bounds: dict[Model, float] = field(default_factory=dict)
+    """Tokens/s a GPU that no plan of a model exceeds on any count."""
     plans: int = 0
     """Looked at so far."""
 
@@ -68,7 +71,8 @@ class Rates:
         """The fastest plan at each count and batch; None where none fits, or none does ``least_tokens_per_s``: plans
         whose bound is below are not simulated."""
         keys = list(dict.fromkeys(keys))
-        new = [key for key in keys if (model, key) not in self.known]
+        new = [key for key in keys if (model, key) not in self.known
+               and self.ceilings.get((model, key), np.inf) >= least_tokens_per_s]  # fmt: skip
         if new:
             self.known |= {(model, key): rate for key, rate in self._priced(model, new, least_tokens_per_s).items()}
         return {key: self.known.get((model, key)) for key in keys}
@@ -96,7 +100,10 @@ class Rates:
             return nothing
         known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left)}
         bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
-        quick = np.flatnonzero(bound * least_tokens_per_s <= left.global_batch * self.seq_len)
+        most = left.global_batch * self.seq_len / bound
+        for row in _least(bound, _groups(left), 1).tolist():
+            self.ceilings[model, (int(left.gpus[row]), int(left.global_batch[row]))] = float(most[row])
+        quick = np.flatnonzero(most >= least_tokens_per_s)
         if not len(quick):
             return known
         found = self._fastest(model, left.rows(quick), bound[quick])

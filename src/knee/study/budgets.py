@@ -14,7 +14,7 @@ import knee
 from knee.fidelity.trust import trust_of
 from knee.files import make_folder
 from knee.search.budget import Limits, Problem, Run
-from knee.search.family import family_of, short
+from knee.search.family import family_of
 from knee.search.flop_counting import flop_choice
 from knee.search.frontier import lost_by
 from knee.search.laws import assumed_mfu, batch_law, law_of
@@ -26,6 +26,7 @@ from knee.specs.model import Model
 from knee.study.files import Budgets
 from knee.study.quantities import Row
 from knee.study.store import engine, kept_or_made
+from knee.units import short
 
 SEARCH = Path(knee.__file__).parent / "search"
 EVERY, AROUND = 4, 2
