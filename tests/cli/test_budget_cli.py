@@ -91,7 +91,9 @@ def test_beyond_its_runs_the_law_says_so() -> None:
         ((*ASK, "--days", "0"), "--days is 0"),
         ((*ASK, "--days", "-1"), "--days is -1"),
         ((*ASK, "--days", "nan"), "--days is nan"),
-        ((*ASK, "--usd", "inf"), "--usd is inf"),
+        ((*ASK, "--usd", "inf"), "--usd is inf; it must be above 0, and finite"),
+        ((*ASK, "--batch-law", "merril"), "did you mean merrill-2025?"),
+        ((*ASK, "--tokens-max", "-5T"), "is no number from 1 to 1e18"),
         ((*ASK, "--gpus", "0"), "--gpus is 0"),
         ((*ASK, "--gpus", "2000000"), "described up to"),
         ((*ASK, "--mfu", "1.5"), "--mfu is 1.5"),
@@ -118,6 +120,7 @@ def test_what_cannot_be_is_refused_in_words(args: tuple[str, ...], says: str) ->
     [
         (("--gpus", "1", "--days", "3", "--model", "llama3-405b"), "fits no plan"),
         (("--gpus", "8", "--usd", "0.001"), "there is no run"),
+        (("--gpus", "8", "--days", "3", "--tokens-max", "100"), "less than one sequence of 4,096"),
         (("--gpus", "8", "--days", "0.01", "--params", "7B", "--tokens-per-param", "2000"),
          "more than these limits afford"),
         (("--gpus", "8", "--days", "3", "--batch-max", "100"), "there is no run"),

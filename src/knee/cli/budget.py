@@ -19,8 +19,12 @@ from knee.errors import InputError
 
 if TYPE_CHECKING:
     from knee.cli.budget_answer import Answer
-    from knee.search.budget import Problem
+    from knee.fidelity.trust import Trust
+    from knee.search.budget import Limits, Problem, Run
+    from knee.specs.hardware import Cluster
+    from knee.specs.load import Loaded
     from knee.specs.model import Model
+    from knee.specs.profile import Profile
 
 _EXAMPLE = "knee budget --cluster dgx-h100 --gpus 2048 --days 30"
 MOST_GPUS = 16_384
@@ -109,33 +113,18 @@ def command(as_json: bool, check: bool, plot: str | None, html: str | None, fron
 
 def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     from knee.cli.budget_answer import Answer
-    from knee.cli.job import parse_sets
     from knee.energy.grid import grid
-    from knee.fidelity.trust import trust_of
     from knee.search import frontier as fr
-    from knee.search.budget import Limits
     from knee.search.flop_counting import flop_choice
     from knee.search.laws import assumed_mfu
-    from knee.search.limits import check_limits, refuse_nothing
-    from knee.specs.job import Job
-    from knee.specs.load import load_cluster, load_profile, split_overrides
+    from knee.search.limits import refuse_nothing
 
-    if options["cluster"] is None:
-        raise InputError("missing: --cluster", hint=f"for example {_EXAMPLE}")
-    for_model, for_cluster, for_profile, for_plan = split_overrides(parse_sets(options["sets"]))
-    if for_model or for_plan:
-        key = (*for_model, *for_plan)[0][0]
-        raise InputError(f"--set {key}: shapes and plans are what is searched",
-                         hint="set values of the cluster or the profile; --model and --params fix the size")
-    cluster = load_cluster(options["cluster"], for_cluster)
-    profile = load_profile(options["profile"] or "eager", for_profile)
-    limits = Limits(gpus=_gpus(options["gpus"], cluster.spec.max_gpus), days=options["days"], usd=options["usd"],
-                    mwh=options["mwh"], tokens_max=_count("--tokens-max", options["tokens_max"]))
-    check_limits(limits, priced=bool(cluster.spec.usd_per_gpu_h), max_gpus=cluster.spec.max_gpus,
-                 cluster=cluster.spec.name)
+    cluster, profile = _specs(options)
+    limits = _limits(options, cluster.spec)
     mfu = options["mfu"] if options["mfu"] is not None else assumed_mfu()[0]
     if not 0 < mfu <= 1:
         raise InputError(f"--mfu is {mfu:g}; it is a share above 0, at most 1", hint="for example 0.4")
+    site = grid(options["grid"])
     problem = _problem(options, cluster.spec, profile.spec)
     # first, as the best is found sooner beside a good candidate
     flop = flop_choice(problem, limits, mfu)
@@ -143,14 +132,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     if not by_count:
         refuse_nothing(problem, limits, problem.counts(limits))
     best = min(by_count.values(), key=lambda run: run.loss)
-    rate = best.rate
-    job = Job(model=best.model, cluster=cluster.spec, profile=profile.spec, plan=rate.plan, gpus=rate.gpus,
-              global_batch=rate.global_batch, seq_len=options["seq_len"])
-    given = [f"{kind}.{path}" for kind, part in (("cluster", cluster), ("profile", profile))
-             for path, source in part.sources.items() if source.kind == "user"]
-    trust = trust_of(job, given)
-    site = grid(options["grid"])
-    sizes = fr.sizes_around(problem, limits, best)
+    trust = _trust(best, cluster, profile, options["seq_len"])
     axes = [axis for axis in fr.AXES if axis != "usd" or best.cost_usd is not None] if frontier else []
     cells = fr.grid_of(problem, limits, best) if frontier else {}
     return Answer(
@@ -160,7 +142,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
         grid=site,
         best=best,
         by_count=by_count,
-        sizes=tuple(sizes),
+        sizes=tuple(fr.sizes_around(problem, limits, best)),
         between=problem.between(limits, best) if problem.model is None else float(best.params),
         flop=flop,
         lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
@@ -174,7 +156,44 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     )
 
 
-def _problem(options: Mapping[str, Any], cluster: Any, profile: Any) -> Problem:
+def _specs(options: Mapping[str, Any]) -> tuple[Loaded[Cluster], Loaded[Profile]]:
+    from knee.cli.job import parse_sets
+    from knee.specs.load import load_cluster, load_profile, split_overrides
+
+    if options["cluster"] is None:
+        raise InputError("missing: --cluster", hint=f"for example {_EXAMPLE}")
+    for_model, for_cluster, for_profile, for_plan = split_overrides(parse_sets(options["sets"]))
+    if for_model or for_plan:
+        key = (*for_model, *for_plan)[0][0]
+        raise InputError(f"--set {key}: shapes and plans are what is searched",
+                         hint="set values of the cluster or the profile; --model and --params fix the size")
+    return load_cluster(options["cluster"], for_cluster), load_profile(options["profile"] or "eager", for_profile)
+
+
+def _limits(options: Mapping[str, Any], cluster: Cluster) -> Limits:
+    from knee.search.budget import Limits
+    from knee.search.limits import check_limits
+
+    gpus = min(MOST_GPUS, cluster.max_gpus) if options["gpus"] is None else options["gpus"]
+    limits = Limits(gpus=gpus, days=options["days"], usd=options["usd"], mwh=options["mwh"],
+                    tokens_max=_count("--tokens-max", options["tokens_max"]))
+    check_limits(limits, priced=bool(cluster.usd_per_gpu_h), max_gpus=cluster.max_gpus, cluster=cluster.name)
+    return limits
+
+
+def _trust(best: Run, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_len: int) -> Trust:
+    from knee.fidelity.trust import trust_of
+    from knee.specs.job import Job
+
+    rate = best.rate
+    job = Job(model=best.model, cluster=cluster.spec, profile=profile.spec, plan=rate.plan, gpus=rate.gpus,
+              global_batch=rate.global_batch, seq_len=seq_len)
+    sources = {"cluster": cluster.sources, "profile": profile.sources}
+    given = [f"{kind}.{path}" for kind, own in sources.items() for path, one in own.items() if one.kind == "user"]
+    return trust_of(job, given)
+
+
+def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> Problem:
     from knee.search.budget import Problem
     from knee.search.family import family_of
     from knee.search.laws import batch_law, law_of
@@ -224,10 +243,6 @@ def _model(options: Mapping[str, Any], family: Any) -> Model | None:
     return shape
 
 
-def _gpus(gpus: int | None, most: int) -> int:
-    return min(MOST_GPUS, most) if gpus is None else gpus
-
-
 def _count(name: str, text: str | None) -> float | None:
     from knee.search.training_bill import parse_tokens
 
@@ -236,7 +251,8 @@ def _count(name: str, text: str | None) -> float | None:
     try:
         return parse_tokens(text)
     except InputError:
-        raise InputError(f"{name} {text!r} is no number", hint="for example 8B, 350M, 1.5T or 1.4e12") from None
+        raise InputError(f"{name} {text!r} is no number from 1 to 1e18",
+                         hint="for example 8B, 350M, 1.5T or 1.4e12") from None
 
 
 def _notes(options: Mapping[str, Any]) -> list[str]:

@@ -120,7 +120,8 @@ def _iso(data: Data) -> BudgetFigure:
                    for one in iso]  # fmt: skip
     return BudgetFigure(id="iso-loss", title="Equal loss: the sizes that reach it", rows=tuple(map(dict, iso)),
                         caption="Between a loss's two curves sizes lose less; where it has none, no size of those "
-                        "tried reaches it, and where it is level it runs along the last of them.", columns=("loss", "gpus", "low_params", "high_params"),
+                        "tried reaches it, and where it is level it runs along the last of them.",
+                        columns=("loss", "gpus", "low_params", "high_params"),
                         spec=lines(points, x="gpus", y="params", log=True))  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -
         value = getattr(limits, name)
         # also false for nan
         if value is not None and not 0 < value < 1e30:
-            raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0",
+            raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0, and finite",
                              hint="leave it out where there is no limit")  # fmt: skip
     if limits.gpus < 1:
         raise InputError(f"--gpus is {limits.gpus}; it must be at least 1", hint="for example --gpus 2048")
@@ -46,7 +46,11 @@ def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> N
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
         raise DoesNotFit(f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
                          hint="give more --gpus, or a smaller --params")  # fmt: skip
+    seq_len = problem.rates.seq_len
+    afford = f"these limits afford {what} at most {short(affordable)} tokens"
+    if affordable < seq_len:
+        raise DoesNotFit(f"{afford}, less than one sequence of {seq_len:,}: there is no run",
+                         hint="raise a limit, or give a shorter --seq-len")  # fmt: skip
     allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
-    raise DoesNotFit(f"these limits afford {what} at most {short(affordable)} tokens, and a step may have "
-                     f"{short(allowed)} of them: there is no run",
-                     hint="raise a limit, give --batch-max, or a shorter --seq-len")  # fmt: skip
+    raise DoesNotFit(f"{afford}, and a step may have {short(allowed)} of them, where a sequence has {seq_len:,}: there "
+                     "is no run", hint="raise a limit, give --batch-max, or a shorter --seq-len")  # fmt: skip
