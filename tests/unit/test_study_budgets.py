@@ -25,7 +25,7 @@ def test_rows_are_kept_and_made_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert row["loss"] <= row["really_loss"]
     assert row["params"] > 5e7
     made: list[int] = []
-    monkeypatch.setattr(budgets, "_row", lambda _, gpus: made.append(gpus) or {"kind": "simulated", "gpus": gpus})
+    monkeypatch.setattr(budgets, "_row", lambda _, gpus, __: made.append(gpus) or {"kind": "simulated", "gpus": gpus})
     assert list(budget_rows("mine", SMALL, tmp_path)) == [row]
     assert not made
     (path,) = tmp_path.iterdir()
