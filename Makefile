@@ -9,19 +9,16 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 2
+# Three on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
+JOBS ?= 3
 OUT ?= out
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
 
-# Debian packages for the tests: a browser, a font for it, what reads its prints. Where they cannot be had, those tests skip.
-APT_PACKAGES := chromium fonts-liberation poppler-utils
-# Tests of sweeps on a Slurm cluster of two nodes, and on hosts in network namespaces, take minutes: make test CLUSTER=1
-ifdef CLUSTER
-APT_PACKAGES += slurm-wlm munge iproute2
-export KNEE_CLUSTER_TESTS := 1
-endif
+# Debian packages for the tests: a browser, a font for it, what reads its prints; Slurm, and what makes hosts of network
+# namespaces. Where they cannot be had, the tests that need them skip.
+APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
 .PHONY: study test bench docs clean apt
 .DELETE_ON_ERROR:
@@ -38,7 +35,7 @@ test: apt $(VENV)/.dev $(VENV)/.torch
 	@echo "== import-linter"
 	$(BIN)/lint-imports
 	@echo "== pytest"
-	$(BIN)/pytest -n $(JOBS)
+	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

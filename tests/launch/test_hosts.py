@@ -14,8 +14,7 @@ import pytest
 
 from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
 
-pytestmark = [pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-              pytest.mark.skipif("KNEE_CLUSTER_TESTS" not in os.environ, reason="slow: KNEE_CLUSTER_TESTS=1 runs them")]
+pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 TIMEOUT_S = 30
 VIA = "ip netns exec {host}"
 TWO = TINY + """

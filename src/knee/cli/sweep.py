@@ -111,7 +111,8 @@ def command(ctx: click.Context) -> None:
 @option("--setup", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
         help="Shell commands before each run: modules, limits, a virtual environment.")
 @option("--env", "env", section="Site", multiple=True, metavar="NAME=VALUE", help="Of all ranks. May be repeated.")
-@option("--python", section="Site", metavar="PATH", help="The nodes' interpreter; this one if left out.")
+@option("--python", section="Site", metavar="PATH", help="The nodes' interpreter, with knee's requirements; this one "
+                                                         "if left out. In a container: its own, python3 if left out.")
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start what is missing.
@@ -134,6 +135,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
     """
     from knee.cli.sweep_prepare import (
         check_options,
+        need_launcher,
         planned_of,
         prepare,
         site_from,
@@ -148,6 +150,8 @@ def run(grid: str, out: Path, **options: Any) -> None:
         raise InputError(f"--out {str(out)!r} has a line break in it", hint="name another folder")
     site = site_from(options)
     wanted = wanted_of(grid, options["sets"], list(command.commands))
+    if not options["dry_run"]:
+        need_launcher(site, options)
     planned = planned_of(wanted, site, options)
     sweep = sweep_of(grid, out.resolve(), planned, site, options)
     tell_plan(sweep, options)

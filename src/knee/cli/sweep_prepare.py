@@ -34,8 +34,7 @@ def check_options(options: dict[str, Any]) -> None:
 
 
 def site_from(options: dict[str, Any]) -> Site:
-    """The site file and what the command line says instead; refused where nothing could be started."""
-    from knee.launch.here import check
+    """The site file and what the command line says instead."""
     from knee.launch.site import load_site
 
     env: dict[str, str] = {}
@@ -48,23 +47,27 @@ def site_from(options: dict[str, Any]) -> Site:
     names = ("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node",
              "max_queued", "max_running", "via", "container", "container_runtime", "setup", "python")
     site = load_site(options["site_file"], {name: options[name] for name in names} | {"env": env, "hosts": hosts})
+    only = [name for name in ("partition", "account", "qos", "exclusive") if options[name]]
+    if only and options["launcher"] != "slurm":
+        raise InputError(f"--{only[0]} is Slurm's", hint="add --launcher slurm")
+    return site
+
+
+def need_launcher(site: Site, options: dict[str, Any]) -> None:
+    """Refuse where what starts the runs is not here."""
+    from knee.launch.here import check
+
     launcher = options["launcher"]
     if launcher == "slurm":
         from knee.launch.slurm import need_slurm
 
-        if not options["dry_run"]:
-            need_slurm()
+        need_slurm()
     else:
-        only = [name for name in ("partition", "account", "qos", "exclusive") if options[name]]
-        if only:
-            raise InputError(f"--{only[0]} is Slurm's", hint="add --launcher slurm")
-        if not options["dry_run"]:
-            check(launcher, site)
-    if not options["dry_run"] and launcher == "local" and not options["program"] and not site.python:
+        check(launcher, site)
+    if launcher == "local" and not (options["program"] or site.python or site.container):
         from knee.probe.machine import need_torch
 
         need_torch("knee sweep --launcher local")
-    return site
 
 
 def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[Wanted]:
@@ -168,9 +171,11 @@ def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
 
 def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
     """A new folder is filled; of one that has a sweep it must be this one."""
+    from knee.launch.commands import link_knee
     from knee.launch.folder import SWEEP, read_sweep
     from knee.launch.plan import renew, write_plan
 
+    link_knee(sweep.folder)
     if not (sweep.folder / SWEEP).exists():
         write_plan(sweep, planned)
         return
@@ -180,5 +185,9 @@ def prepare(sweep: Sweep, planned: Sequence[Planned]) -> None:
         differ = len(set(mine) ^ set(theirs))
         raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
                          "are not in both", hint="give another --out, or the grid and --steps that it was made with")
+    if before.launcher == "slurm" != sweep.launcher:
+        from knee.launch.slurm_queue import refuse_while_queued
+
+        refuse_while_queued(before)
     renew(sweep)
     replace(sweep, made=before.made).write()

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import knee
 from knee.errors import InputError
+from knee.files import make_folder
 from knee.launch.folder import Entry
-from knee.launch.site import Site
+from knee.launch.site import SSH, Site
 
 HEAD, PORT = "KNEE_HEAD", "KNEE_PORT"
 """Where the ranks of a Slurm job meet: set by the keeper, which runs on the first node."""
@@ -20,6 +22,12 @@ NODE = "KNEE_NODE"
 """A host's name in the sweep, for what its ranks write down."""
 REMOTE_SHELLS = ("ssh", "rsh")
 """They join their arguments to one line, which a shell on the other side takes apart."""
+PACKAGE = Path(knee.__file__).resolve().parent
+PYTHON = "python"
+"""Of a sweep's folder: what its ranks find knee in. The folder that knee is installed in may have another torch."""
+IN_CONTAINERS = "python3"
+ANSWER_S = 20.0
+FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.getsockname()[1])"
 WITH_SETUP = 'source "$0" && exec "$@"'
 
 
@@ -44,15 +52,25 @@ def on_hosts(
 ) -> list[list[str]]:
     """One command a host; the first host is where they meet."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
-    port = free_port()
+    port = free_port_on(site, hosts[0], run)
     found = []
     for rank, host in enumerate(hosts):
         meet = [f"--node-rank={rank}", f"--master-addr={hosts[0]}", f"--master-port={port}"]
         inner = [*program, str(run)] if program else [*before, *meet, *after]
-        words = ["env", *(f"{key}={value}" for key, value in {**environment(site), NODE: host}.items()),
-                 *surrounded(site, inner, run)]
-        found.append([*words] if is_here(host) and site.via == "ssh {host}" else through(site.via, host, words))
+        found.append(on_host(site, host, surrounded(site, inner, run), run))
     return found
+
+
+def on_host(site: Site, host: str, words: Sequence[str], run: Path) -> list[str]:
+    """A command on a host, with the sweep's environment."""
+    settings = {**environment(site, run.parents[1]), NODE: host}
+    full = ["env", *(f"{key}={value}" for key, value in settings.items()), *words]
+    return full if is_direct(site, host) else through(site.via, host, full)
+
+
+def is_direct(site: Site, host: str) -> bool:
+    """Whether a host is this machine, and nothing leads there."""
+    return is_here(host) and site.via == SSH
 
 
 def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
@@ -60,7 +78,7 @@ def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: 
     srun = ["srun", f"--nodes={entry.nodes}", f"--ntasks={entry.nodes}", "--ntasks-per-node=1", "--cpu-bind=none",
             "--kill-on-bad-exit=1", "--label"]
     if site.container and site.container_runtime == "pyxis":
-        srun += [f"--container-image={site.container}", f"--container-mounts={run.parents[1]}"]
+        srun += [f"--container-image={site.container}", f"--container-mounts={','.join(map(str, _seen_inside(run)))}"]
     if program:
         return [*srun, *contained(site, [*program, str(run)], run)]
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
@@ -76,10 +94,20 @@ def surrounded(site: Site, words: Sequence[str], run: Path) -> list[str]:
 
 
 def contained(site: Site, words: Sequence[str], run: Path) -> list[str]:
-    """Inside the site's container, which sees the sweep's folder."""
+    """Inside the site's container."""
     if not site.container or site.container_runtime == "pyxis":
         return list(words)
-    return [site.container_runtime, "exec", "--nv", "--bind", str(run.parents[1]), site.container, *words]
+    return [site.container_runtime, "exec", "--nv", "--bind", ",".join(map(str, _seen_inside(run))), site.container,
+            *words]
+
+
+def _seen_inside(run: Path) -> tuple[Path, Path]:
+    """What a container must see besides its own: the sweep's folder, and knee."""
+    found = run.parents[1], PACKAGE
+    odd = next((path for path in found if set(str(path)) & set(",:")), None)
+    if odd is not None:
+        raise InputError(f"{odd} has a comma or a colon in it, which containers take apart", hint="name another --out")
+    return found
 
 
 def through(via: str, host: str, words: Sequence[str]) -> list[str]:
@@ -94,22 +122,49 @@ def through(via: str, host: str, words: Sequence[str]) -> list[str]:
     return [*prefix, shlex.join(words)] if remote else [*prefix, *words]
 
 
-def environment(site: Site) -> dict[str, str]:
-    """What processes of a run need besides what is there: where knee is, and the site's own variables."""
-    sources = str(Path(knee.__file__).parents[1])
+def link_knee(folder: Path) -> None:
+    """Let the ranks of a sweep find the knee that made it, and nothing else that is installed beside it."""
+    link = folder / PYTHON / PACKAGE.name
+    make_folder(link.parent)
+    if link.is_symlink() and os.readlink(link) == str(PACKAGE):
+        return
+    link.unlink(missing_ok=True)
+    link.symlink_to(PACKAGE)
+
+
+def environment(site: Site, folder: Path) -> dict[str, str]:
+    """What processes of a sweep need besides what is there: where knee is, and the site's own variables."""
     given = site.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-    paths = [sources, *filter(None, given.split(os.pathsep))]
+    paths = [str(folder / PYTHON), *filter(None, given.split(os.pathsep))]
     return {"PYTHONUNBUFFERED": "1", **site.env, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def interpreter(site: Site) -> str:
-    """Of the nodes."""
-    return site.python or sys.executable
+    """Of the ranks; a container has its own."""
+    return site.python or (IN_CONTAINERS if site.container else sys.executable)
+
+
+def interpreter_outside(site: Site) -> str:
+    """Of the nodes themselves, where a run's keeper is."""
+    return sys.executable if site.container else interpreter(site)
 
 
 def is_here(host: str) -> bool:
     """Whether a name is this machine's own."""
     return host in ("localhost", "127.0.0.1", "::1", socket.gethostname(), socket.getfqdn())
+
+
+def free_port_on(site: Site, host: str, run: Path) -> int:
+    """A port that nobody has on a host; one of this machine where that host does not say."""
+    if is_direct(site, host):
+        return free_port()
+    words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
+    try:
+        text = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
+                              check=True).stdout
+        return int(text.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return free_port()
 
 
 def free_port() -> int:

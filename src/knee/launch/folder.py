@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -129,8 +128,8 @@ def new_attempt(run: Path, attempts: int) -> None:
     """Move aside what an earlier attempt left."""
     left = [name for name in (RECORD, LOGS, PIECES, HEARTBEATS, TRACES, ENVIRONMENT) if (run / name).exists()]
     if left:
-        aside = run / ATTEMPTS / str(attempts)
-        shutil.rmtree(aside, ignore_errors=True)
+        known = [int(path.name) for path in (run / ATTEMPTS).glob("*") if path.name.isdigit()]
+        aside = run / ATTEMPTS / str(max([attempts, *(number + 1 for number in known)]))
         aside.mkdir(parents=True)
         for name in left:
             os.replace(run / name, aside / name)

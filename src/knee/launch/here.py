@@ -3,56 +3,80 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.commands import environment, on_hosts, on_this_machine, through
+from knee.launch.commands import (
+    environment,
+    interpreter_outside,
+    is_direct,
+    on_host,
+    on_hosts,
+    on_this_machine,
+    through,
+)
 from knee.launch.enough import Knees, in_order
 from knee.launch.failures import verdict
 from knee.launch.folder import CANCEL, Entry, Sweep, read_record, wants_cancel
-from knee.launch.keeper import Keeping, keep
-from knee.launch.processes import alive
+from knee.launch.keeper import Keeping, Told, hearing, keep
+from knee.launch.processes import Known, alive, works_in
 from knee.launch.site import Site
-from knee.launch.status import Cause, Status, read_status, write_status
+from knee.launch.spent import accounted
+from knee.launch.status import CANCELLED, Cause, Status, read_status, write_status
 
 ANSWER_S = 10.0
-"""A host that takes longer to run `true` is lost."""
+"""A host that takes longer to run a short command is lost."""
 Tell = Callable[[Entry, Status], None]
 
 
 def go_on(sweep: Sweep, site: Site, *, timeout_s: float, program: Sequence[str] = (), until_knee: bool = False,
-          tell: Tell = lambda _entry, _status: None) -> bool:
-    """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock."""
-    settle(sweep, timeout_s)
-    statuses = sweep.statuses()
-    knees = Knees(sweep)
-    for entry in missing(sweep, statuses, until_knee=until_knee):
-        run, status = sweep.run(entry), statuses[entry.id]
-        if wants_cancel(run):
-            tell(entry, write_status(run, not_started(status, "cancelled", "cancelled by `knee sweep cancel`")))
-            continue
-        if until_knee and (why := knees.beyond(entry, statuses)) is not None:
-            tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
-            continue
-        what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds,
-                       environment=environment(site))  # fmt: skip
-        if sweep.launcher == "torchrun":
-            hosts = site.hosts[: entry.nodes]
-            what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)
-            what.nodes, what.lost = hosts, lambda hosts=hosts: unanswering(site, hosts)  # type: ignore[misc]
-        else:
-            what.commands = [on_this_machine(site, entry, run, timeout_s=timeout_s, program=program)]
-            what.nodes = (socket.gethostname(),)
-        tell(entry, replace(status, state="running"))
-        ended = statuses[entry.id] = keep(what)
-        tell(entry, ended)
-        if ended.cause == "interrupted":
-            return False
-    return True
+          only: Collection[str] | None = None, tell: Tell = lambda _entry, _status: None) -> bool:
+    """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock.
+
+    ``only``: ids of the runs to start, where not all that are missing are meant.
+    """
+    with hearing() as told:
+        settle(sweep, timeout_s, told)
+        statuses = sweep.statuses()
+        knees = Knees(sweep)
+        for entry in missing(sweep, statuses, until_knee=until_knee, only=only):
+            if told.signal is not None:
+                return False
+            run, status = sweep.run(entry), statuses[entry.id]
+            if wants_cancel(run):
+                tell(entry, write_status(run, not_started(status, "cancelled", CANCELLED)))
+            elif until_knee and (why := knees.beyond(entry, statuses)) is not None:
+                tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
+            else:
+                what = _keeping(sweep, site, entry, timeout_s, program)
+                what.told = told
+                tell(entry, replace(status, state="running"))
+                statuses[entry.id] = keep(what)
+                tell(entry, statuses[entry.id])
+        return told.signal is None
+
+
+def _keeping(sweep: Sweep, site: Site, entry: Entry, timeout_s: float, program: Sequence[str]) -> Keeping:
+    """How a run is started here, or on hosts."""
+    run = sweep.run(entry)
+    what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds,
+                   environment=environment(site, sweep.folder))  # fmt: skip
+    if sweep.launcher == "torchrun":
+        hosts = site.hosts[: entry.nodes]
+        what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)
+        what.nodes = hosts
+        what.lost = lambda: unanswering(site, hosts)
+        what.ask = lambda number: end_on_hosts(site, run, hosts, number)
+    else:
+        what.commands = [on_this_machine(site, entry, run, timeout_s=timeout_s, program=program)]
+        what.nodes = (socket.gethostname(),)
+    return what
 
 
 def check(sweep_launcher: str, site: Site) -> None:
@@ -67,51 +91,67 @@ def check(sweep_launcher: str, site: Site) -> None:
                              hint='give what runs a command on another machine, for example --via "ssh {host}"')
 
 
-def settle(sweep: Sweep, timeout_s: float) -> None:
+def settle(sweep: Sweep, timeout_s: float, told: Told) -> None:
     """Runs that somebody started who is gone: those that go on are seen to their end, of others the end is read."""
     for entry in sweep.entries:
         run = sweep.run(entry)
         status = read_status(run)
         if status.state != "running" or status.job:
             continue
-        left = tuple(filter(alive, status.pids)) if status.host == socket.gethostname() else ()
+        left = living(run, status)
         if left:
-            keep(Keeping(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes))
+            keep(Keeping(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes, told=told))
             continue
+        status = accounted(status, entry, run)
         if read_record(run):
             found = verdict(run, ())
             write_status(run, replace(status, state=found.state, cause=found.cause, words=found.words, node=found.node,
-                                      rank=found.rank, ended_s=_written_s(run), pids=()))
+                                      rank=found.rank, pids=()))
         else:
             write_status(run, replace(status, state="pending", cause="interrupted", pids=(),
                                       words="what had started it was ended"))
 
 
+def living(run: Path, status: Status) -> tuple[Known, ...]:
+    """Processes of a run that live on this host. A folder that was copied has the status of another's processes."""
+    if status.host != socket.gethostname():
+        return ()
+    return tuple(process for process in status.pids if alive(process) and works_in(process, run))
+
+
 def unanswering(site: Site, hosts: Sequence[str]) -> list[str]:
     """Hosts on which not even `true` can be run."""
-    found = []
+    return [host for host in hosts if not is_direct(site, host) and _code(through(site.via, host, ["true"])) != 0]
+
+
+def end_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
+    """Send the ranks of a run a signal, each on its host."""
     for host in hosts:
-        try:
-            words = through(site.via, host, ["true"])
-            code = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S,
-                                  check=False).returncode
-        except (OSError, subprocess.TimeoutExpired):
-            code = -1
-        if code:
-            found.append(host)
-    return found
+        _code(on_host(site, host, [interpreter_outside(site), "-m", "knee.launch.end", str(run), number.name[3:]], run))
 
 
-def missing(sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool) -> list[Entry]:
+def _code(words: Sequence[str]) -> int:
+    """What a command ends with; -1 where it takes too long or cannot be started."""
+    try:
+        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S,
+                              check=False).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return -1
+
+
+def missing(
+    sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool, only: Collection[str] | None = None
+) -> list[Entry]:
     """What is to be started, in order, without the marks of earlier cancellations; their statuses are made anew."""
     found = []
     for entry in in_order(sweep.entries, until_knee=until_knee):
         status, run = statuses[entry.id], sweep.run(entry)
-        if entry.refused or not status.missing:
+        if entry.refused or not status.missing or (only is not None and entry.id not in only):
             continue
         (run / CANCEL).unlink(missing_ok=True)
         if status.over:
-            statuses[entry.id] = write_status(run, replace(status, state="pending", cause="", words=""))
+            statuses[entry.id] = write_status(run, replace(status, state="pending", cause="", words="",
+                                                              put_back_s=time.time()))
         found.append(entry)
     return found
 
@@ -119,10 +159,3 @@ def missing(sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool) -> l
 def not_started(status: Status, cause: Cause, words: str) -> Status:
     """Of a run that was left out."""
     return replace(status, state="cancelled", cause=cause, words=words)
-
-
-def _written_s(run: Path) -> float | None:
-    try:
-        return (run / "record.json").stat().st_mtime
-    except OSError:
-        return None

@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import KneeError
-from knee.launch.failures import Ended, Verdict, files_of_ranks, verdict
+from knee.launch.end import end_ranks
+from knee.launch.failures import Ended, Verdict, verdict
 from knee.launch.folder import ENVIRONMENT, Entry, new_attempt, read_record, wants_cancel
 from knee.launch.processes import Known, alive, kill_group, known, send
+from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status, write_status
-from knee.train.record import HEARTBEATS, LOGS, RECORD
+from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 POLL_S = 0.1
 LOOK_S = 1.0
@@ -34,8 +36,36 @@ ALONE_S = 15.0
 ASKED_S = 25.0
 """How long what is asked to end may take; Slurm itself waits for 30 s by default."""
 ASK_AGAIN_S = 5.0
+HEAR_S = 3.0
+"""How much later than a job's steps its keeper may hear that Slurm ends them all."""
 BEYOND_S = 15.0
 """Beyond the timeout after which ranks end themselves."""
+
+
+@dataclass(slots=True)
+class Told:
+    """Whether this process was told to end; signals end the run, and not its keeper."""
+
+    signal: int | None = None
+
+
+@contextmanager
+def hearing() -> Iterator[Told]:
+    """Hear signals, as long as it lasts."""
+    told = Told()
+
+    def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
+        told.signal = told.signal or number
+
+    if threading.current_thread() is not threading.main_thread():
+        yield told
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,12 +82,13 @@ class Keeping:
     """A run that takes longer is ended."""
     nodes: tuple[str, ...] = ()
     job: str = ""
-    ask: Callable[[], None] | None = None
-    """Tells the ranks to end, where a signal to what was started would kill them at once."""
+    ask: Callable[[signal.Signals], None] | None = None
+    """Sends the ranks a signal, where one to what was started would not reach them, or kill them at once."""
     lost: Callable[[], list[str]] = list
     """Nodes that do not answer."""
     adopted: tuple[Known, ...] = ()
     """Processes of a run that somebody else has started."""
+    told: Told = field(default_factory=Told)
 
 
 def keep(what: Keeping) -> Status:
@@ -72,7 +103,6 @@ class _Keeper:
         self.children: list[subprocess.Popen[bytes]] = []
         self.pids: list[Known] = list(what.adopted)
         self.ended: Ended = ""
-        self.signal: int | None = None
         self.moved_s = self.began_s = time.monotonic()
         self.seen: object = None
         self.killed_before = _memory_kills()
@@ -82,17 +112,20 @@ class _Keeper:
         if what.adopted:
             status = self.before
         else:
-            new_attempt(what.run, self.before.attempts)
-            status = replace(Status(), state="running", attempts=self.before.attempts + 1, started_s=time.time(),
-                             gpu_h=self.before.gpu_h, energy_j=self.before.energy_j, nodes=what.nodes, job=what.job,
+            before = self.before
+            if before.state == "running":  # its keeper was killed, with its node or by hand
+                before = accounted(before, what.entry, what.run)
+            new_attempt(what.run, before.attempts)
+            status = replace(Status(), state="running", attempts=before.attempts + 1, started_s=time.time(),
+                             gpu_h=before.gpu_h, energy_j=before.energy_j, nodes=what.nodes, job=what.job,
                              host=socket.gethostname(),
                              command=tuple(word for words in what.commands for word in words))
             write_status(what.run, status)
-        with _heard(self):
-            trouble = None if what.adopted else self._start()
-            status = write_status(what.run, replace(status, pids=tuple(self.pids)))
-            if trouble is None:
-                self._wait()
+        trouble = None if what.adopted else self._start()
+        status = write_status(what.run, replace(status, pids=tuple(self.pids)))
+        if trouble is None:
+            self._wait()
+            self._hear_out()
         return self._over(status, trouble)
 
     def _start(self) -> str | None:
@@ -132,10 +165,20 @@ class _Keeper:
                 if why or (failed_s is not None and now - failed_s > ALONE_S):
                     self._end(why)
                     return
-            if self.signal is not None:
+            if self.what.told.signal is not None:
                 self._end("signal")
                 return
             time.sleep(POLL_S)
+
+    def _hear_out(self) -> None:
+        """Whether a run that ended by itself did so: a signal to all may have reached it before its keeper."""
+        if self.ended or read_record(self.what.run).get("status") == "done":
+            return
+        began_s = time.monotonic()
+        while self.what.job and self.what.told.signal is None and time.monotonic() - began_s < HEAR_S:
+            time.sleep(POLL_S)
+        if self.what.told.signal is not None:
+            self.ended = "signal"
 
     def _why_end(self, now: float) -> Ended:
         what = self.what
@@ -151,16 +194,20 @@ class _Keeper:
     def _end(self, why: Ended) -> None:
         """Ask, wait, kill."""
         self.ended = why
-        if self.what.ask is None:
+        ask = self.what.ask
+        if ask is None:
             for process in self.pids:
                 send(process, signal.SIGTERM)
         asked_s, began_s = None, time.monotonic()
         while self._running() and (now := time.monotonic()) - began_s < ASKED_S:
             # a signal from Slurm has reached the ranks as well; and it may be too busy to pass one on
-            if self.what.ask is not None and why != "signal" and (asked_s is None or now - asked_s > ASK_AGAIN_S):
+            by_slurm = why == "signal" and self.what.job
+            if ask is not None and not by_slurm and (asked_s is None or now - asked_s > ASK_AGAIN_S):
                 asked_s = now
-                self.what.ask()
+                ask(signal.SIGTERM)
             time.sleep(POLL_S)
+        if ask is not None and self._running():
+            ask(signal.SIGKILL)
         for process in self.pids:
             send(process, signal.SIGKILL)
         for child in self.children:
@@ -171,7 +218,7 @@ class _Keeper:
         what = self.what
         for child in self.children:
             kill_group(child.pid)
-        _sweep_up(what.run)
+        end_ranks(what.run, signal.SIGKILL)  # torchrun gives each a session of its own: they may outlive it
         codes = self._codes()
         if trouble is not None:
             found = Verdict(state="failed", cause="software", words=trouble)
@@ -183,45 +230,29 @@ class _Keeper:
                             waited_s=time.monotonic() - self.moved_s)
         if found.state == "oom":
             _record_memory(what.run, found)
-        now = time.time()
-        elapsed_s = now - (status.started_s or now)
+        status = accounted(status, what.entry, what.run, ended_s=time.time())
         return write_status(what.run, replace(
             status, state=found.state, cause=found.cause, words=found.words, node=found.node, rank=found.rank,
-            codes=tuple(codes), ended_s=now, gpu_h=status.gpu_h + what.entry.gpus * elapsed_s / 3600,
-            energy_j=_energy(what, status.energy_j, elapsed_s), pids=()))
-
-
-def _energy(what: Keeping, before: float | None, elapsed_s: float) -> float | None:
-    """The draw of the measured window over the whole attempt, of all GPUs."""
-    watts = read_record(what.run).get("power_w_per_gpu")
-    if not isinstance(watts, (int, float)):
-        return before
-    return (before or 0.0) + watts * what.entry.gpus * elapsed_s
+            codes=tuple(codes), pids=()))
 
 
 def _progress(run: Path) -> object:
-    """Anything that changes while a run moves: what its ranks tell, less the time, and what is said in its logs."""
+    """Anything that changes while a run moves: what its ranks tell, less the time.
+
+    Where no rank beats yet, or the program has no heartbeats, it is what is said in its logs; a library that chatters
+    into them says nothing of the run.
+    """
     beats = []
     for path in sorted((run / HEARTBEATS).glob("rank*.json")):
         with suppress(OSError, ValueError):
             text = path.read_text(encoding="utf-8")
             beats.append(text.partition('"time_s"')[0])
     sizes = []
-    for folder in (LOGS, ENVIRONMENT):
+    for folder in (PIECES, TRACES) if beats else (LOGS, ENVIRONMENT):
         for path in (run / folder).glob("*"):
             with suppress(OSError):
                 sizes.append(path.stat().st_size)
     return tuple(beats), len(sizes), sum(sizes), (run / RECORD).exists()
-
-
-def _sweep_up(run: Path) -> None:
-    """End ranks on this host that outlive what started them: torchrun gives each a session of its own."""
-    for _, plain in files_of_ranks(run / ENVIRONMENT):
-        began = plain.get("began")
-        if plain.get("host") == socket.gethostname() and isinstance(began, int) and isinstance(plain.get("pid"), int):
-            process = (plain["pid"], began)
-            if alive(process):
-                send(process, signal.SIGKILL)
 
 
 def _record_memory(run: Path, found: Verdict) -> None:
@@ -248,23 +279,6 @@ def _memory_kills() -> int:
     return 0
 
 
-@contextmanager
-def _heard(keeper: _Keeper) -> Iterator[None]:
-    """Signals end the run, and not its keeper."""
-    def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
-        keeper.signal = keeper.signal or number
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Keep a run of a Slurm job; 0 where it is done."""
     from knee.launch.slurm_job import keeping
@@ -274,10 +288,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("usage: python -m knee.launch.keeper RUN -- COMMAND...", file=sys.stderr)
         return 2
     try:
-        what = keeping(Path(arguments[0]), arguments[2:])
-        if what is None:
-            return 0
-        return 0 if keep(what).state == "done" else 1
+        with hearing() as told:
+            what = keeping(Path(arguments[0]), arguments[2:])
+            if what is None:
+                return 0
+            what.told = told
+            return 0 if keep(what).state == "done" else 1
     except KneeError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -25,6 +25,13 @@ def alive(process: Known) -> bool:
     return known(process[0]) == tuple(process)
 
 
+def works_in(process: Known, folder: Path) -> bool:
+    """Whether its working directory is that folder, wherever the folder was moved since."""
+    with suppress(OSError):
+        return Path(f"/proc/{process[0]}/cwd").samefile(folder)
+    return False
+
+
 def send(process: Known, number: int) -> None:
     """A signal to the process and those it leads, if it is still there."""
     if not alive(process):

@@ -17,6 +17,7 @@ from knee.specs.catalog import did_you_mean, read_toml
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 """As Slurm takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours ..."""
+SSH = "ssh {host}"
 PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
 """What stands in a script's #SBATCH line, which has no quotes of its own."""
 
@@ -48,7 +49,7 @@ class Site:
     """Tasks of an array that may run at once."""
     hosts: tuple[str, ...] = ()
     """Names or addresses, for torchrun without Slurm; the first is where ranks meet."""
-    via: str = "ssh {host}"
+    via: str = SSH
     """What runs a command on a host."""
     setup: str = ""
     """A file of shell commands that are run before anything else: modules, limits, a virtual environment."""
@@ -56,7 +57,7 @@ class Site:
     container: str = ""
     container_runtime: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
     python: str = ""
-    """The interpreter that starts torchrun; this one if left out."""
+    """The interpreter that starts torchrun; this one, or the container's python3, if left out."""
 
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "time", "exclude"):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
 from knee.launch.commands import HEAD, PORT, free_port
 from knee.launch.folder import CANCEL, read_sweep
 from knee.launch.keeper import Keeping
-from knee.launch.status import read_status
+from knee.launch.status import CANCELLED, read_status, write_status
 
 ASK_S = 30.0
 DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")
@@ -24,6 +25,9 @@ def keeping(run: Path, command: Sequence[str]) -> Keeping | None:
     if entry is None:
         raise InputError(f"the sweep of {run.parents[1]} has no run {run.name}")
     status, job = read_status(run), job_id()
+    if (run / CANCEL).exists() and not status.over:
+        write_status(run, replace(status, state="cancelled", cause="cancelled", words=CANCELLED))
+        return None
     if (run / CANCEL).exists() or (status.over and not status.missing):
         return None
     if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
@@ -32,7 +36,7 @@ def keeping(run: Path, command: Sequence[str]) -> Keeping | None:
     found = Keeping(run=run, entry=entry, commands=[command], timeout_s=float(sweep.options["timeout_s"]), job=job,
                     nodes=nodes[: entry.nodes],
                     environment={HEAD: address_of(nodes[0]) if nodes else "127.0.0.1", PORT: str(free_port())})
-    found.ask = lambda: _tell("scancel", "--signal=TERM", os.environ.get("SLURM_JOB_ID", ""))
+    found.ask = lambda number: _tell("scancel", f"--signal={number.name[3:]}", os.environ.get("SLURM_JOB_ID", ""))
     found.lost = lambda: unanswering(found.nodes)
     return found
 
@@ -70,10 +74,15 @@ def is_queued(job: str) -> bool:
 
 def asked(*words: str) -> str:
     """What one of Slurm's commands says; empty where it fails."""
+    return heard(*words) or ""
+
+
+def heard(*words: str) -> str | None:
+    """What one of Slurm's commands says; None where it fails."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
+        return None
 
 
 def _tell(*words: str) -> None:

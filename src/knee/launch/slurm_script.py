@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from knee.launch.commands import environment, interpreter, on_slurm
+from knee.launch.commands import environment, interpreter_outside, on_slurm
 from knee.launch.folder import Entry, Sweep
 from knee.launch.site import Site
 
@@ -46,7 +46,7 @@ def script(
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
     lines += [f"#SBATCH {option}" for option in site.sbatch]
     return head + "\n".join(lines) + "\n" + BODY.format(
-        setup=_setup(site), python=shlex.quote(interpreter(site)),
+        setup=_setup(site, sweep.folder), python=shlex.quote(interpreter_outside(site)),
         cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)))
 
 
@@ -66,9 +66,9 @@ def _named(site: Site) -> Mapping[str, object]:
             if (value := getattr(site, name))}
 
 
-def _setup(site: Site) -> str:
+def _setup(site: Site, folder: Path) -> str:
     lines = [f"source {shlex.quote(site.setup)}"] if site.setup else []
-    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site).items()]
+    lines += [f"export {key}={shlex.quote(value)}" for key, value in environment(site, folder).items()]
     return "\n".join(lines)
 
 

@@ -33,6 +33,7 @@ Cause = Literal[
 AGAIN: frozenset[Cause] = frozenset(("lost_node", "preempted", "cancelled", "interrupted", "knee", "port"))
 """Causes that lie outside of the run: the next `knee sweep` starts it again."""
 STATUS = "status.json"
+CANCELLED = "cancelled by `knee sweep cancel`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class Status:
     """Of all attempts."""
     energy_j: float | None = None
     """Of all GPUs and attempts that measured their draw; None where none did."""
+    put_back_s: float | None = None
+    """When it was last made pending again by hand or by a sweep that goes on; what was submitted before is over."""
     job: str = ""
     """Slurm's id of the job or array task that it is part of."""
     host: str = ""
