@@ -108,3 +108,13 @@ def show(value: float, unit: str, digits: int = 3) -> str:
     scaled = value / factor
     decimals = max(0, digits - len(str(int(abs(scaled)))))
     return f"{scaled:,.{decimals}f} {name}".replace(" %", "%")
+
+
+def short(count: float) -> str:
+    """``7.12B``: as people write parameters and tokens; larger numbers, such as FLOP, as ``2.09e24``."""
+    if count >= 1e16:
+        return f"{count:.3g}".replace("e+", "e")
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if count >= factor * 0.9995:
+            return f"{count / factor:.3g}{letter}"
+    return f"{count:.0f}"

@@ -8,9 +8,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
+from knee.cli.catalog_budget import budget_entries
 from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
 
 ENTRIES = [name for kind in KINDS for name in entry_names(kind)]
+OTHERS = [name for entries in budget_entries().values() for name in entries]
 
 
 def knee(*args: str) -> Result:
@@ -21,26 +23,38 @@ def test_every_name_has_a_line() -> None:
     result = knee()
     assert result.exit_code == 0
     first_words = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("  ")]
-    assert set(first_words) == {*ENTRIES, "constants"}
-    assert len(first_words) == len(ENTRIES) + 1
+    assert set(first_words) == {*ENTRIES, *OTHERS, "constants"}
+    assert len(first_words) == len(ENTRIES) + len(OTHERS) + 1
 
 
 def test_names_as_json() -> None:
     data = json.loads(knee("--json").stdout)
-    assert data.keys() == {"models", "gpus", "clusters", "profiles", "constants"}
+    assert data.keys() == {"models", "gpus", "clusters", "profiles", "constants", *budget_entries()}
+    assert data["scaling_laws"] == ["besiroglu-2024", "hoffmann-2022", "kaplan-2020"]
+    assert data["families"] == ["llama"]
     assert "llama2-7b" in data["models"]
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, "constants"])
+@pytest.mark.parametrize("name", [*ENTRIES, *OTHERS, "constants"])
 def test_every_value_has_a_kind_and_a_source(name: str) -> None:
     result = knee(name, "--json")
     assert result.exit_code == 0
-    values = json.loads(result.stdout)["values"]
+    assert knee(name).exit_code == 0
+    found = json.loads(result.stdout)
+    # Kaplan et al. have a law of each kind; no model shares its name with a run
+    assert isinstance(found, list) == (name == "kaplan-2020")
+    values = [value for entry in (found if isinstance(found, list) else [found]) for value in entry["values"]]
     assert values
     for value in values:
         assert value.keys() == {"field", "value", "shown", "kind", "source"}
         assert value["kind"] in SOURCE_KINDS
         assert value["source"]
+
+
+def test_what_was_assumed_of_a_training_run_is_told_from_what_was_published() -> None:
+    values = {value["field"]: value for value in json.loads(knee("llama2-7b-2T", "--json").stdout)["values"]}
+    assert (values["gpus"]["kind"], values["gpu_hours"]["kind"]) == ("assumed", "published")
+    assert "MODEL_CARD" in values["gpu_hours"]["source"]
 
 
 def test_numbers_are_base_si_for_machines_and_words_for_people() -> None:
@@ -51,7 +65,7 @@ def test_numbers_are_base_si_for_machines_and_words_for_people() -> None:
 
 
 @pytest.mark.parametrize(("name", "guess"), [("llama27b", "llama2-7b"), ("dgxh100", "dgx-h100"),
-                                             ("constant", "constants")])
+                                             ("constant", "constants"), ("hofmann-2022", "hoffmann-2022")])
 def test_an_unknown_name_gets_the_nearest(name: str, guess: str) -> None:
     result = knee(name)
     assert result.exit_code == 2

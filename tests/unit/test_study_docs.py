@@ -10,13 +10,13 @@ import pytest
 from knee.study.claims import Claim
 from knee.study.comparisons import Agreement, Comparison, Count, LeastOfBest
 from knee.study.curves import Peak, Steeper, Trend
-from knee.study.files import Bandwidths, Draw, Grid, Published, Study
+from knee.study.files import Bandwidths, Budgets, Draw, Grid, Published, Study
 from knee.study.quantities import Quantity
 from knee.study.relations import Number
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
-KINDS = (Study, Grid, Bandwidths, Draw, Published, Quantity, Claim, Number, Trend, Comparison, Peak, Count, LeastOfBest,
-         Steeper, Agreement)  # fmt: skip
+KINDS = (Study, Grid, Bandwidths, Budgets, Draw, Published, Quantity, Claim, Number, Trend, Comparison, Peak, Count,
+         LeastOfBest, Steeper, Agreement)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -7,13 +7,14 @@ import copy
 import random
 import tomllib
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from knee.errors import InputError, KneeError
+from knee.study.budgets import budget_rows
 from knee.study.claims import judge
 from knee.study.files import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
 from knee.study.mistakes import known_keys
@@ -288,6 +289,9 @@ def columns() -> dict[str, set[str]]:
                 break
         for grid in study.bandwidths:
             of |= next(bandwidth_rows(name, grid)).keys()
+        for budgets in study.budget:
+            some = replace(budgets, gpus=(8,), days=0.5)
+            of |= next(budget_rows(name, some)).keys()
         for cluster in study.hardware:
             of |= hardware_row(name, cluster).keys()
         found[name] = of

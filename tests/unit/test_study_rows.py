@@ -170,10 +170,14 @@ def test_a_data_sheet() -> None:
 
 
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
+    from knee.study.budgets import budget_rows
     from knee.study.columns import COLUMNS
+    from knee.study.files import Budgets
     from knee.study.run import points_to_run, recorded, results
     from knee.study.store import Store
 
     names = ["fig1", "fig2a", "table1"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))
-    assert set(COLUMNS) == {column for one in ran for row in one.rows for column in row}
+    small = Budgets(series="", cluster="dgx-h100", profile="eager", gpus=(8,), days=0.5)
+    rows = [*(row for one in ran for row in one.rows), *budget_rows("mine", small)]
+    assert set(COLUMNS) == {column for row in rows for column in row}

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("knee.cli.simulate", "One training step of a model, cluster and plan: time, memory, power, cost."),
     "plan": ("knee.cli.plan", "The best parallel plan of a job, out of all there are."),
     "scale": ("knee.cli.scale", "What more GPUs buy, and where they stop to pay: the knee."),
+    "budget": ("knee.cli.budget", "The best model that GPUs, days, dollars or MWh can train, communication included."),
     "train": ("knee.cli.train", "Train a model for real under the same plan, and measure it."),
     "sweep": ("knee.cli.sweep", "A grid of real runs, on this machine, on hosts or on a Slurm cluster."),
     "dryrun": ("knee.cli.dryrun", "The trainer on fake ranks, without hardware: FLOP and collectives of each rank."),

@@ -23,8 +23,9 @@ CONSTANTS = "constants"
 def command(name: str | None, as_json: bool) -> None:
     """Show what knee knows and from where.
 
-    Without NAME: every model, GPU, cluster and software profile. With the NAME of one, or `constants`: every value
-    with the kind of its source (vendor, measured, published, fitted, assumed) and the source itself.
+    Without NAME: every model, GPU, cluster and software profile, and what `knee budget` rests on: scaling laws, laws of
+    the critical batch, families of shapes, training runs. With the NAME of one, or `constants`: every value with the
+    kind of its source (vendor, measured, published, fitted, assumed) and the source itself.
     """
     if name is None:
         _print_all(as_json)
@@ -35,37 +36,56 @@ def command(name: str | None, as_json: bool) -> None:
 
 
 def _print_all(as_json: bool) -> None:
+    from knee.cli.catalog_budget import WORDS, budget_entries, entry_line
     from knee.cli.table import print_heading, print_rows
     from knee.specs.catalog import KINDS, entry_names
 
     if as_json:
         names: dict[str, list[str]] = {f"{kind}s": entry_names(kind) for kind in KINDS}
+        names |= {kind: list(entries) for kind, entries in budget_entries().items()}
         click.echo(json.dumps({**names, CONSTANTS: [row["field"] for row in _constants()]}, indent=2))
         return
     for kind in KINDS:
         print_heading(f"{kind}s")
         print_rows([[name, _LINES[kind](_spec(kind, name))] for name in entry_names(kind)], dim=(1,))
+    for other, entries in budget_entries().items():
+        print_heading(WORDS[other])
+        print_rows([[name, entry_line(other, name)] for name in entries], dim=(1,))
     print_heading(CONSTANTS)
     print_rows([[CONSTANTS, f"{len(_constants())} values of the cost model that belong to none of the above"]],
                dim=(1,))
 
 
 def _print_entry(name: str, as_json: bool) -> None:
+    from knee.cli.catalog_budget import budget_entries
     from knee.cli.table import print_heading, print_rows
     from knee.specs.catalog import KINDS, entry_names
 
-    kinds = [kind for kind in KINDS if name in entry_names(kind)]
-    if not kinds:
-        known = [*(entry for kind in KINDS for entry in entry_names(kind)), CONSTANTS]
+    others = budget_entries()
+    found = [*(_entry(kind, name) for kind in KINDS if name in entry_names(kind)),
+             *(_budget_entry(kind, name) for kind, entries in others.items() if name in entries)]
+    if not found:
+        known = [*(entry for kind in KINDS for entry in entry_names(kind)), *(n for e in others.values() for n in e)]
         raise InputError(f"nothing named {name!r} is in the catalogue",
-                         hint=nearest(name, known) or "`knee catalog` lists all")
+                         hint=nearest(name, [*known, CONSTANTS]) or "`knee catalog` lists all")
     if as_json:
-        entries = [{"name": name, "kind": kind, "values": _values(kind, name)} for kind in kinds]
+        entries = [{key: value for key, value in entry.items() if key != "heading"} for entry in found]
         click.echo(json.dumps(entries[0] if len(entries) == 1 else entries, indent=2))
         return
-    for kind in kinds:
-        print_heading(f"{kind} {name}: {_LINES[kind](_spec(kind, name))}")
-        print_rows([[row["field"], row["shown"], row["kind"], row["source"]] for row in _values(kind, name)], dim=(3,))
+    for entry in found:
+        print_heading(entry["heading"])
+        print_rows([[row["field"], row["shown"], row["kind"], row["source"]] for row in entry["values"]], dim=(3,))
+
+
+def _entry(kind: Kind, name: str) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "values": _values(kind, name),
+            "heading": f"{kind} {name}: {_LINES[kind](_spec(kind, name))}"}
+
+
+def _budget_entry(kind: str, name: str) -> dict[str, Any]:
+    from knee.cli.catalog_budget import WORDS, entry_values
+
+    return {"name": name, "kind": kind, "values": entry_values(kind, name), "heading": f"{name}: of {WORDS[kind]}"}
 
 
 def _print_constants(as_json: bool) -> None:

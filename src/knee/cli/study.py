@@ -185,7 +185,7 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
         measured += _trained(points, out / "runs", steps)
     for record in strangers(found, [record for point, record in measured if point is None]):
         _warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
-    ran = results(names, found, measured, changes)
+    ran = results(names, found, measured, changes, kept=out / ".kept")
     impossible = sum(len(one.impossible) for one in ran)
     click.echo(f"{len(found):,} points: {store.made:,} simulated, {store.reused:,} kept from before"
                + (f", {impossible:,} cannot be" if impossible else "")

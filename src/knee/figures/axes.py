@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, floor, log2
 from typing import Any
 
-from knee.figures.columns import axis_unit, heading, shown
+from knee.figures.columns import COUNTS, axis_unit, heading, shown
 from knee.figures.palette import INK, SERIES, Look
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
@@ -19,7 +19,7 @@ AXIS_WIDTH = 34
 NARROW = "iljtfr.,:;|'()[] -"
 """Characters of half the width."""
 LOG_COLUMNS = ("gpus", "nodes", "seq_len", "message_bytes", "nic_bytes_per_s", "global_batch", "local_batch", "tp",
-               "pp", "cp", "degree", "fsdp_ranks")  # fmt: skip
+               "pp", "cp", "degree", "fsdp_ranks", "params", "days", "usd", "mwh", "co2e_kg")  # fmt: skip
 DIAMOND = "M0,-1L1,0L0,1L-1,0ZM0,-.62L-.62,0L0,.62L.62,0Z"
 """A hollow diamond as an area with a hole, so that dots and diamonds share one legend."""
 PLAIN_NUMBER = "format(datum.value, ',~r')"
@@ -27,7 +27,11 @@ SHORT_NUMBER = (
     "abs(datum.value) >= 1e6 ? format(datum.value / 1e6, '~f') + 'M' : "
     "abs(datum.value) >= 1e3 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value, ',~r')"
 )
-SHORT_FROM = 1e4
+LARGE_NUMBER = (
+    "datum.value >= 1e12 ? format(datum.value / 1e12, '~f') + 'T' : datum.value >= 1e9 ? "
+    "format(datum.value / 1e9, '~f') + 'B' : format(datum.value / 1e6, '~f') + 'M'"
+)
+SHORT_FROM, LARGE_FROM = 1e4, 1e10
 """Axes that go so far have k and M for thousands and millions, on all of their labels."""
 TITLED = {"series": None, "who": None, "model": None, "cluster": None, "gpu": None}
 """Columns whose values say what they are."""
@@ -102,11 +106,13 @@ def y_axis(column: str, values: Sequence[float], *, zero: bool = True, log: bool
     unit = axis_unit(column, most)
     base: Spec = {"field": "y", "type": "quantitative", "title": heading(column, unit)}
     short = most * unit.factor >= SHORT_FROM
-    axis: Spec = {"minExtent": AXIS_WIDTH, "labelExpr": SHORT_NUMBER if short else PLAIN_NUMBER}
+    large = column in COUNTS and most >= LARGE_FROM
+    words = LARGE_NUMBER if large else SHORT_NUMBER if short else PLAIN_NUMBER
+    axis: Spec = {"minExtent": AXIS_WIDTH, "labelExpr": words}
     if log and least > 0:
         low, high = least * unit.factor, most * unit.factor
         # doublings of round numbers: 125k, 250k, 500k, 1M
-        start = 1e6 if high >= 1e4 else 1.0
+        start = 1e9 if large else 1e6 if high >= 1e4 else 1.0
         first, last = floor(log2(low / start)), ceil(log2(high / start))
         ticks = [start * 2.0**k for k in range(first, last + 1)]
         scale: Spec = {"type": "log", "base": 2, "nice": False, "domain": [ticks[0], ticks[-1]]}

@@ -68,6 +68,22 @@ NAMES: dict[str, str] = {
     "off_by_frac": "off by",
     "memory_off_by_frac": "memory off by",
     "power_off_by_frac": "power off by",
+    "loss": "loss",
+    "counted_loss": "loss by counting FLOP",
+    "params": "parameters",
+    "tokens": "tokens",
+    "days": "days",
+    "usd": "US$",
+    "mwh": "MWh",
+    "co2e_kg": "kg CO2e",
+    "worth_frac": "of what the law promises for a doubling",
+    "lost_frac": "budget lost by counting FLOP",
+    "size_ratio": "size over that of counting FLOP",
+    "reached_frac": "share of the planned work",
+    "least_params": "parameters that lose least",
+    "flop_params": "parameters by counting FLOP",
+    "low_params": "parameters from",
+    "high_params": "parameters to",
     "from_gpus": "from GPUs",
     "to_gpus": "to GPUs",
 }
@@ -149,6 +165,8 @@ def shown(column: str, value: Any, unit: Unit | None = None) -> str:
         return str(value)
     if column == "message_bytes":
         return size(value)
+    if column in COUNTS:
+        return count(value)
     unit = unit or table_unit(column)
     return _number(value * unit.factor if unit.factor != 1.0 else value, unit.decimals)
 
@@ -159,6 +177,19 @@ def _number(value: float, decimals: int | None) -> str:
     if isinstance(value, int) or abs(value) >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:#.4g}".rstrip(".")
+
+
+COUNTS = ("params", "least_params", "flop_params", "low_params", "high_params", "tokens", "days", "usd", "mwh",
+          "co2e_kg")  # fmt: skip
+"""Columns of numbers so large that their letter says more: 7B, 1.5T."""
+
+
+def count(value: float) -> str:
+    """``6.74B``."""
+    for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if value >= factor * 0.9995:
+            return f"{value / factor:.3g}{letter}"
+    return f"{value:.3g}"
 
 
 def size(value: float) -> str:

@@ -13,7 +13,7 @@ from knee.figures.vega import Spec
 
 CELL = 38
 """Pixels of a row."""
-LOSSES = ("exposed", "bubble", "idle", "usd", "error", "memory", "straggler", "step", "overlapped")
+LOSSES = ("loss", "exposed", "bubble", "idle", "usd", "error", "memory", "straggler", "step", "overlapped")
 """Beginnings of columns of which less is better."""
 HATCHED = "cannot be, or does not fit"
 

@@ -40,6 +40,8 @@ class Point:
     """Of a published value: how it follows from what was stated."""
     named: bool = False
     """Its series is written beside it, because it is not one of the lines."""
+    part: str = ""
+    """Parts of a series are lines of their own, in its colour."""
 
 
 def lines(
@@ -64,8 +66,9 @@ def lines(
     layers: list[Spec] = _ideal_layers(ideal_points, ideal, max(p.y for p in points), data, axes)
     # later series are drawn dashed over earlier ones, so that lines on top of each other all show
     line = {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt", "aria": False}
-    layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels})
-    alone = [p for p in drawn if sum(q.series == p.series for q in drawn) == 1]
+    apart = {"detail": {"field": "d", "type": "nominal"}} if any(p.part for p in drawn) else {}
+    layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels | apart})
+    alone = [p for p in drawn if sum((q.series, q.part) == (p.series, p.part) for q in drawn) == 1]
     if alone:  # a line of one point shows nothing
         layers.append({"data": data(alone), "mark": {"type": "point", "shape": "stroke", "size": 260, "strokeWidth": 3,
                        "opacity": 1, "aria": False}, "encoding": axes | {"color": channels["color"]}})  # fmt: skip
@@ -91,8 +94,10 @@ def ideal_of(points: Sequence[Point], ideal: Ideal) -> list[Point]:
 
 def _value(point: Point, x: str, y: str, factor: float) -> Spec:
     note = f" ({point.note})" if point.note else ""
-    say = f"{point.series}, {label(x, point.x)}: {said(y, point.y)}, {point.kind}{note}"
-    return {"c": point.series, "x": point.x, "y": point.y * factor, "k": point.kind, "say": say}
+    part = f" {point.part}" if point.part else ""
+    say = f"{point.series}{part}, {label(x, point.x)}: {said(y, point.y)}, {point.kind}{note}"
+    value = {"c": point.series, "x": point.x, "y": point.y * factor, "k": point.kind, "say": say}
+    return value | ({"d": point.part} if point.part else {})
 
 
 def _ideal_layers(points: Sequence[Point], ideal: Ideal, most: float, data: Any, axes: Spec) -> list[Spec]:

@@ -44,6 +44,7 @@ QUESTIONS = "Questions that the paper does not answer. Nothing here was held aga
 FILES = {
     "runs.csv": "every run",
     "bandwidths.csv": "every bandwidth",
+    "budgets.csv": "every budget",
     "hardware.csv": "the data sheets",
     "claims.csv": "every claim",
     "fidelity.csv": "published runs against predictions",

@@ -13,5 +13,7 @@ COLUMNS: tuple[str, ...] = (
     "gather_bytes", "fsdp_ranks", "total_power_w", "gpu", "node_gpus", "nic_bytes_per_s", "memory_frac", "collective",
     "message_bytes", "message", "time_s", "bus_bytes_per_s", "published_bus_bytes_per_s", "compared", "error_frac",
     "peak_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "link_bytes_per_s", "node_nic_bytes_per_s", "tdp_w",
+    "days", "params", "least_params", "size", "tokens", "tokens_per_param", "loss", "flop_params", "flop_size",
+    "size_ratio", "flop_loss", "really_loss", "reached_frac", "lost_frac",
 )  # fmt: skip
-"""Of training steps, of bandwidths and of data sheets."""
+"""Of training steps, of bandwidths, of data sheets and of budgets."""

@@ -104,6 +104,32 @@ class Bandwidths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The best model that some days train on several counts of GPUs, all of which are used."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    cluster: str
+    profile: str
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+    seq_len: Count = 4096
+    law: str = "besiroglu-2024"
+    family: str = "llama"
+    set: Mapping[str, str] = field(default_factory=dict)
+    """As ``--set``, of the cluster and the profile."""
+
+    def __post_init__(self) -> None:
+        try:
+            for_model, _, _, for_plan = split_overrides(self.set.items())
+        except InputError as error:
+            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+        if for_model or for_plan:
+            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
     """One chart."""
 
@@ -165,6 +191,7 @@ class Study:
     """Studies whose runs the claims are also about."""
     grid: tuple[Grid, ...] = ()
     bandwidths: tuple[Bandwidths, ...] = ()
+    budget: tuple[Budgets, ...] = ()
     hardware: tuple[str, ...] = ()
     """Clusters whose data sheets are its rows."""
     draw: tuple[Draw, ...] = ()
@@ -174,8 +201,8 @@ class Study:
     claim: tuple[Claim, ...] = ()
 
     def __post_init__(self) -> None:
-        if not (self.grid or self.bandwidths or self.hardware or self.needs):
-            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], hardware or needs is missing")
+        if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
+            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing")
         ids = [claim.id for claim in self.claim]
         if twice := sorted({one for one in ids if ids.count(one) > 1}):
             raise SpecError(f"claim {twice[0]} is there twice")

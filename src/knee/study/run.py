@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError
 from knee.fidelity.trust import Label
+from knee.study.budgets import budget_rows
 from knee.study.claims import Verdict, judge, not_testable
 from knee.study.files import Study, load_study
 from knee.study.quantities import NotTestable, Row, Rows
@@ -65,8 +67,10 @@ def results(
     records: Iterable[tuple[Point, Mapping[str, Any]]],
     measured: Sequence[tuple[Point | None, Mapping[str, Any]]] = (),
     changes: Mapping[str, Any] | None = None,
+    kept: Path | None = None,
 ) -> list[Ran]:
-    """Rows, verdicts and findings of the studies. A measured record is of a point, or of every point that it fits."""
+    """Rows, verdicts and findings of the studies. A measured record is of a point, or of every point that it fits;
+    ``kept`` is a folder in which budgets are, because they take a while."""
     rows: dict[str, list[Row]] = {}
     impossible: dict[str, list[Row]] = {}
     for point, record in records:
@@ -75,7 +79,7 @@ def results(
         else:
             rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
     for study in with_needs(names):
-        rows.setdefault(study.name, []).extend(_sheets(study))
+        rows.setdefault(study.name, []).extend(_sheets(study, kept))
     _add_measured(rows, measured)
     pools = _pools(rows)
     return [_ran(study, rows, pools, impossible.get(study.name, []), changes) for study in map(load_study, names)]
@@ -89,10 +93,12 @@ def strangers(
     return [record for record in measured if identity(step_row(record, study="", series="")) not in known]
 
 
-def _sheets(study: Study) -> Iterator[Row]:
+def _sheets(study: Study, kept: Path | None) -> Iterator[Row]:
     """Rows that are not training steps."""
     for grid in study.bandwidths:
         yield from bandwidth_rows(study.name, grid)
+    for budgets in study.budget:
+        yield from budget_rows(study.name, budgets, kept)
     for name in study.hardware:
         yield hardware_row(study.name, name)
 

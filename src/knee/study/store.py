@@ -138,14 +138,19 @@ def fidelity_kept(folder: Path) -> CarriedFidelity:
     """How knee does on the published runs it carries: kept in a folder while neither engine nor catalogue changes."""
     entries = sorted(path for kind in KINDS for path in (ROOT / f"{kind}s").glob("*.toml"))
     key = _digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
-    path = make_folder(folder) / "fidelity.json"
+    found = kept_or_made(make_folder(folder) / "fidelity.json", key, lambda: asdict(carried_fidelity()))
+    return TypeAdapter(CarriedFidelity).validate_python(found)
+
+
+def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
+    """What lies in a file under this key, if it is whole; else what is made, which then does."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         text = path.read_text(encoding="utf-8")
         if damage(text, key) is None:
-            return TypeAdapter(CarriedFidelity).validate_python(json.loads(text)["fidelity"])
-    found = carried_fidelity()
-    write_text(path, json.dumps(sealed({"key": key, "fidelity": asdict(found)}), allow_nan=False) + "\n")
-    return found
+            return json.loads(text)["found"]
+    text = json.dumps(sealed({"key": key, "found": make()}), allow_nan=False)
+    write_text(path, text + "\n")
+    return json.loads(text)["found"]  # as it will be read: tuples are lists
 
 
 def _made_by() -> dict[str, str]:

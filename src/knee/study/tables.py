@@ -12,7 +12,7 @@ from knee.files import csv_text, write_bytes, write_text
 from knee.study.quantities import Row
 from knee.study.run import Ran
 
-KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "hardware": "tdp_w"}
+KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "budgets": "loss", "hardware": "tdp_w"}
 """Table -> a column that only its rows have."""
 HEADER = b"study,series,kind,"
 """How each of them begins."""
