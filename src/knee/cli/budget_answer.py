@@ -201,5 +201,5 @@ def frontier_data(answer: Answer, one: Frontier) -> dict[str, Any]:
          "law_band": law.band(run.counted, run.tokens) if run else None}
         for value, run, worth in zip(one.values, one.runs, one.worth, strict=True)
     ]  # fmt: skip
-    return {"axis": one.axis, "knee": one.knee, "open": one.open, "words": KNEE_WORDS, "remarks": frontier_words(one),
-            "points": points}  # fmt: skip
+    return {"axis": one.axis, "knee": one.knee, "open": one.open, "words": KNEE_WORDS,
+            "remarks": frontier_words(answer.limits, one), "points": points}  # fmt: skip

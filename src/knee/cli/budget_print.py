@@ -17,7 +17,7 @@ from knee.cli.budget_words import (
     sure_rows,
 )
 from knee.cli.table import print_heading, print_rows
-from knee.search.budget import HOUR_S, J_PER_MWH, Run
+from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Run
 from knee.search.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.search.training_bill import DAY_S
 from knee.specs.plan import plan_words
@@ -52,7 +52,7 @@ def print_answer(answer: Answer) -> None:
     print_heading("how sure")
     print_rows(sure_rows(answer))
     for frontier in answer.frontiers:
-        _print_frontier(frontier)
+        _print_frontier(answer.limits, frontier)
     if answer.frontiers:
         sys.stdout.write(f"  The knee is {KNEE_WORDS}.\n")
     if answer.iso:
@@ -102,7 +102,7 @@ def _print_sides(answer: Answer) -> None:
                 ["ends by", LIMIT_WORDS[best.binding]]])  # fmt: skip
 
 
-def _print_frontier(one: Frontier) -> None:
+def _print_frontier(limits: Limits, one: Frontier) -> None:
     unit = AXIS_WORDS[one.axis]
     knee = "no doubling pays" if one.knee is None else (
         f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
@@ -116,7 +116,7 @@ def _print_frontier(one: Frontier) -> None:
         rows.append([amount(value), f"{run.loss:.4f}", bought, f"{run.gpus:,}", short(run.params), short(run.tokens),
                      LIMIT_WORDS[run.binding]])  # fmt: skip
     print_rows(rows, right=range(6))
-    for remark in frontier_words(one):
+    for remark in frontier_words(limits, one):
         sys.stdout.write(f"  {remark[:1].upper()}{remark[1:]}.\n")
 
 

@@ -14,10 +14,12 @@ from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
     from knee.cli.budget_answer import Answer
-    from knee.search.budget import Limits
+    from knee.search.budget import Limits, Run
 
 LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
+USED_UP_FRAC = 0.999
+"""Of a limit: what two limits allow exactly differs by rounding."""
 
 
 # ---- the answer ------------------------------------------------------------------------------------------------------
@@ -133,18 +135,35 @@ def batch_words(answer: Answer) -> str:
     return f"{words}; by Kaplan's rule up to {factor:.2f} times the tokens of small batches: not charged"
 
 
-def frontier_words(one: Frontier) -> list[str]:
+def frontier_words(limits: Limits, one: Frontier) -> list[str]:
     """What to know of a frontier beside its knee."""
     said = [f"shapes that are priced for it are {COARSE} sizes of the ladder apart, about a factor of two; those "
             "priced before count too"]  # fmt: skip
-    own = "mwh" if one.axis == "co2e_kg" else one.axis
-    ended = [(value, run.binding) for value, run in zip(one.values, one.runs, strict=True) if run is not None]
-    others = [(value, name) for value, name in ended if name != own]
-    if others:
-        value, name = others[0]
-        said.append(f"from {amount(value)} {AXIS_WORDS[one.axis]} on {LIMIT_WORDS[name]} can end the run: a knee there "
-                    f"is where that limit takes over, and not where {AXIS_WORDS[one.axis]} stop to pay")  # fmt: skip
-    return said
+    unit, places = AXIS_WORDS[one.axis], []
+    others = [_used_up(limits, run, one.axis) for run in one.runs]
+    for place in reversed(range(len(others))):
+        if not others[place]:
+            break
+        places.append(place)
+    if not places:
+        return said
+    first = places[-1]
+    names = " and ".join(LIMIT_WORDS[name] for name in others[first])
+    at_knee = one.knee is not None and not one.open and one.knee >= 0.75 * one.values[max(first - 1, 0)]
+    means = (f"the knee is where that takes over, and says nothing of {unit} by themselves" if at_knee else
+             f"more {unit} only spend that otherwise")  # fmt: skip
+    return [*said, f"from {amount(one.values[first])} {unit} on {names} are used up as well: {means}"]
+
+
+def _used_up(limits: Limits, run: Run | None, axis: str) -> list[str]:
+    """Limits other than the axis of which a run takes all."""
+    if run is None:
+        return []
+    own = "mwh" if axis == "co2e_kg" else axis
+    used = {"days": run.days, "usd": run.cost_usd, "mwh": run.mwh, "tokens_max": run.tokens}
+    return [name for name, taken in used.items()
+            if name != own and taken is not None and (most := getattr(limits, name)) is not None
+            and taken >= USED_UP_FRAC * most]  # fmt: skip
 
 
 # ---- what was assumed ------------------------------------------------------------------------------------------------
@@ -191,8 +210,8 @@ def _flop_line(answer: Answer) -> str:
     source = "--mfu" if answer.options.get("mfu") is not None else assumed_mfu()[1]
     return (f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
             f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
-            f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single runs is "
-            "PaLM's, with attention in full")  # fmt: skip
+            f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
+            "runs is PaLM's, with attention in full")  # fmt: skip
 
 
 def _ladder_words(answer: Answer) -> str:

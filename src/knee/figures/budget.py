@@ -88,9 +88,9 @@ def _frontier(one: Data) -> BudgetFigure | None:
               "and its bends far less.") if bands else ""  # fmt: skip
     remarks = "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in one["remarks"])
     rows = tuple({axis: p["value"], "loss": p["run"]["loss"], "law_low": p["law_band"] and p["law_band"][0],
-                  "law_high": p["law_band"] and p["law_band"][1], "worth_frac": p["worth_frac"], "gpus": p["run"]["gpus"],
-                  "params": p["run"]["params"], "tokens": p["run"]["tokens"], "ends_by": p["run"]["binding"]}
-                 for p in known)  # fmt: skip
+                  "law_high": p["law_band"] and p["law_band"][1], "worth_frac": p["worth_frac"],
+                  "gpus": p["run"]["gpus"], "params": p["run"]["params"], "tokens": p["run"]["tokens"],
+                  "ends_by": TITLES.get(p["run"]["binding"], "data")} for p in known)  # fmt: skip
     return BudgetFigure(
         id=f"frontier-{axis.replace('_', '-')}",
         title=f"Loss against {TITLES[axis]}",

@@ -25,7 +25,8 @@ def budget_page(data: Data, *, command: str = "") -> str:
         Key(value=short(best["params"]), says="parameters"),
         Key(value=short(best["tokens"]), says=f"tokens, {best['tokens_per_param']:.3g} a parameter"),
         Key(value=f"{best['loss']:.3f}", says=f"loss by {data['law']['name']}"),
-        Key(value=f"{best['gpus']:,}", says=f"of {counted(data['limits']['gpus'], 'GPU')}, {counted(best['days'], 'day')}"),
+        Key(value=f"{best['gpus']:,}",
+            says=f"of {counted(data['limits']['gpus'], 'GPU')}, {counted(best['days'], 'day')}"),
     ]
     if lost is not None:
         keys.append(Key(value=f"{100 * lost['budget_frac']:.3g}%", says="of the budget is lost by counting FLOP alone"))
@@ -67,13 +68,13 @@ def budget_page(data: Data, *, command: str = "") -> str:
 
 def _question(data: Data) -> str:
     limits = data["limits"]
-    days, data_words = limits["days"], limits["tokens_max"]
+    days, tokens = limits["days"], limits["tokens_max"]
     some = [counted(days, "day")] if days is not None else []
     some += [f"{amount(limits[name])} {unit}" for name, unit in (("usd", "USD"), ("mwh", "MWh"))
              if limits[name] is not None]
-    some += [f"{short(data_words)} tokens of data"] if data_words is not None else []
-    return (f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the family "
-            f"{data['family']}, on how many tokens?")  # fmt: skip
+    some += [f"{short(tokens)} tokens of data"] if tokens is not None else []
+    return (f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the "
+            f"family {data['family']}, on how many tokens?")  # fmt: skip
 
 
 def _charts(figures: Mapping[str, BudgetFigure], *names: str) -> tuple[Chart, ...]:
