@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from knee.cli.budget_words import (
     AXIS_WORDS,
+    FRONTIER_SIZES,
     LIMIT_WORDS,
     assumptions,
     batch_words,
@@ -54,7 +55,7 @@ def print_answer(answer: Answer) -> None:
     for frontier in answer.frontiers:
         _print_frontier(answer.limits, frontier)
     if answer.frontiers:
-        sys.stdout.write(f"  The knee is {KNEE_WORDS}.\n")
+        sys.stdout.write(f"  The knee is {KNEE_WORDS}; {FRONTIER_SIZES}.\n")
     if answer.iso:
         _print_iso(answer.iso)
     print_heading("assumptions:")
@@ -116,7 +117,7 @@ def _print_frontier(limits: Limits, one: Frontier) -> None:
         rows.append([amount(value), f"{run.loss:.4f}", bought, f"{run.gpus:,}", short(run.params), short(run.tokens),
                      LIMIT_WORDS[run.binding]])  # fmt: skip
     print_rows(rows, right=range(6))
-    for remark in frontier_words(limits, one):
+    for remark in frontier_words(limits, one)[1:]:
         sys.stdout.write(f"  {remark[:1].upper()}{remark[1:]}.\n")
 
 

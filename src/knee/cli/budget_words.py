@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
+FRONTIER_SIZES = (
+    f"shapes that are priced for a frontier are {COARSE} sizes of the ladder apart, about a factor of two; those "
+    "priced before count too"
+)
 USED_UP_FRAC = 0.999
 """Of a limit: what two limits allow exactly differs by rounding."""
 
@@ -136,9 +140,8 @@ def batch_words(answer: Answer) -> str:
 
 
 def frontier_words(limits: Limits, one: Frontier) -> list[str]:
-    """What to know of a frontier beside its knee."""
-    said = [f"shapes that are priced for it are {COARSE} sizes of the ladder apart, about a factor of two; those "
-            "priced before count too"]  # fmt: skip
+    """What to know of a frontier beside its knee: of all, and of this one where another limit is used up."""
+    said = [FRONTIER_SIZES]
     unit, places = AXIS_WORDS[one.axis], []
     others = [_used_up(limits, run, one.axis) for run in one.runs]
     for place in reversed(range(len(others))):
@@ -152,7 +155,7 @@ def frontier_words(limits: Limits, one: Frontier) -> list[str]:
     at_knee = one.knee is not None and not one.open and one.knee >= 0.75 * one.values[max(first - 1, 0)]
     means = (f"the knee is where that takes over, and says nothing of {unit} by themselves" if at_knee else
              f"more {unit} only spend that otherwise")  # fmt: skip
-    return [*said, f"from {amount(one.values[first])} {unit} on {names} are used up as well: {means}"]
+    return [*said, f"from {amount(one.values[first])} {unit} on a run takes all of {names} too: {means}"]
 
 
 def _used_up(limits: Limits, run: Run | None, axis: str) -> list[str]:
