@@ -170,6 +170,8 @@ def test_a_frontier_says_which_other_limit_is_used_up() -> None:
     said = frontier_words(Limits(gpus=1, days=1.0, usd=run.cost_usd), frontier)
     assert said[1].startswith("from 1 days on a run takes all of the dollars too: the knee is where that takes over")
     assert "factor of two" in said[0]
+    data = frontier_words(Limits(gpus=1, days=1.0, tokens_max=run.tokens), replace(frontier, open=True))
+    assert data[1] == "from 0.5 days on a run takes all of the data too: more days only go into larger models"
     assert len(frontier_words(Limits(gpus=1, days=1.0), frontier)) == 1
 
 

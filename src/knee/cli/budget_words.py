@@ -72,7 +72,8 @@ def _counting(answer: Answer) -> str:
     chose = (f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
              f"{short(flop.tokens)} tokens")  # fmt: skip
     if run is None or lost is None:
-        return f"{chose}, for which no plan fits."
+        ratio = answer.problem.tokens_per_param is not None
+        return f"{chose}, {'which these limits do not afford here' if ratio else 'for which no plan fits'}."
     frac = lost.budget_frac
     less = f", which reaches that with {_budget(answer, frac)} less" if frac > 0 else ""
     of_best = f"{lost.loss:.2g} above the best{less}" if lost.loss > 0 else "that is the best run too"
@@ -152,8 +153,10 @@ def frontier_words(limits: Limits, one: Frontier) -> list[str]:
         return said
     first = places[-1]
     names = " and ".join(LIMIT_WORDS[name] for name in others[first])
-    at_knee = one.knee is not None and not one.open and one.knee >= 0.75 * one.values[max(first - 1, 0)]
+    # a limit that ends what a doubling buys shows at its last paying value, or at the one after
+    at_knee = one.knee in one.values[max(first - 1, 0) : first + 1] and not one.open
     means = (f"the knee is where that takes over, and says nothing of {unit} by themselves" if at_knee else
+             f"more {unit} only go into larger models" if others[first] == ["tokens_max"] else
              f"more {unit} only spend that otherwise")  # fmt: skip
     return [*said, f"from {amount(one.values[first])} {unit} on a run takes all of {names} too: {means}"]
 
@@ -234,5 +237,6 @@ def _site_lines(answer: Answer) -> list[str]:
         rent,
         "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
         f"PUE is {answer.problem.pue:g} ({pue.kind}): {pue.text}",
-        f"grid {grid.name}, {grid.g_per_kwh:.4g} g CO2e/kWh ({grid.kind}): {grid.source}",
+        f"{'' if grid.kind == 'user' else f'grid {grid.name}: '}{grid.g_per_kwh:.4g} g CO2e/kWh ({grid.kind}): "
+        f"{grid.source}",
     ]
