@@ -112,9 +112,20 @@ def show(value: float, unit: str, digits: int = 3) -> str:
 
 def short(count: float) -> str:
     """``7.12B``: as people write parameters and tokens; larger numbers, such as FLOP, as ``2.09e24``."""
-    if count >= 1e16:
+    if count >= 0.9995e15:
         return f"{count:.3g}".replace("e+", "e")
     for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if count >= factor * 0.9995:
             return f"{count / factor:.3g}{letter}"
     return f"{count:.0f}"
+
+
+def amount(value: float) -> str:
+    """``1,152``, ``55.2``, ``0.0314``: three digits that count, so that what is small is not shown as zero."""
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def counted(value: float, noun: str) -> str:
+    """``1 GPU``, ``2,048 GPUs``, ``0.5 days``."""
+    text = amount(value)
+    return f"{text} {noun}{'' if text == '1' else 's'}"

@@ -34,7 +34,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     assert result.exit_code == 0, result.stderr
     page = (folder / "b.html").read_text(encoding="utf-8")
     assert "The best model that a budget can train" in page
-    assert "Loss against dollars" in page
+    for words in ("Loss against dollars", "MFU by 6 N D", "The pale band is that of the law", "PUE is 1.56"):
+        assert words in page
     assert "http" not in (folder / "b.svg").read_text(encoding="utf-8").replace("http://www.w3.org", "")
     found = json.loads(result.stdout)
     assert isinstance(found, dict)
@@ -52,6 +53,10 @@ def test_an_answer_has_both_sides_and_what_lies_between(data: dict[str, Any]) ->
     assert {one["axis"] for one in data["frontiers"]} == {"days", "usd", "mwh", "co2e_kg"}
     assert {one["what"] for one in data["marginal"]} == {"day", "thousand USD", "MWh", "GPU"}
     assert len(data["sentences"]) >= 2
+    low, high = best["even_params"]
+    assert low <= best["params"] <= high
+    assert all(len(point["law_band"]) == 2 for one in data["frontiers"] for point in one["points"] if point["run"])
+    assert data["site"]["usd_source"]
     assert data["law"]["name"] == "besiroglu-2024"
 
 
@@ -61,6 +66,9 @@ def test_on_the_screen_it_says_the_same() -> None:
     for words in ("with communication", "counting FLOP (40% MFU)", "what that really reaches", "one more unit",
                   "how sure", "critical at this loss", "assumptions:", "Train "):  # fmt: skip
         assert words in result.stdout
+    # the answer comes first
+    assert result.stdout.startswith("Train ")
+    assert result.stdout.splitlines()[1].startswith("Counting FLOP at 40% MFU")
 
 
 def test_sizes_and_ratios_can_be_fixed() -> None:
@@ -77,6 +85,7 @@ def test_beyond_its_runs_the_law_says_so() -> None:
     result = knee(*ASK, "--law", "kaplan-2020", "--params", "7B")
     assert "The law is extrapolated" in result.stdout
     assert "no standard errors were published" in result.stdout
+    assert "by the simulator alone; the law published no errors" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -102,11 +111,16 @@ def test_beyond_its_runs_the_law_says_so() -> None:
         ((*ASK, "--params", "1k"), "the family has"),
         ((*ASK, "--params", "8B", "--model", "llama2-7b"), "both given"),
         ((*ASK, "--tokens-per-param", "-3"), "--tokens-per-param is -3"),
-        ((*ASK, "--set", "model.layers=3"), "shapes and plans are what is searched"),
+        ((*ASK, "--tokens-per-param", "1e10"), "it must be above 0 and below 1e9"),
+        ((*ASK, "--set", "model.layers=3"), "--set model.layers: shapes and plans are what is searched"),
         ((*ASK, "--set", "tp=3"), "shapes and plans are what is searched"),
         (("budget", "--cluster", "gb200-nvl72", "--gpus", "72", "--usd", "1000"), "price of gb200-nvl72 is not known"),
         ((*ASK, "--plot", "x.pdf"), "none of .svg"),
         ((*ASK, "--html", "/nowhere/at/all.html"), "there is no folder"),
+        ((*ASK, "--html", ""), "--html is empty"),
+        ((*ASK, "--usd", "2 lots"), "--usd '2 lots' is no number"),
+        (("budget", "--check", "--cluster", "foo", "--gpus", "3"), "--cluster, --gpus are given"),
+        (("budget", "--check", "--grid", "world"), "--grid is given"),
         ((*ASK, "--dayz", "3"), "there is no option --dayz"),
         ((*ASK, "--seq-len", "0"), "seq_len is 0"),
     ],
@@ -123,7 +137,7 @@ def test_what_cannot_be_is_refused_in_words(args: tuple[str, ...], says: str) ->
         (("--gpus", "8", "--days", "3", "--tokens-max", "100"), "less than one sequence of 4,096"),
         (("--gpus", "8", "--days", "0.01", "--params", "7B", "--tokens-per-param", "2000"),
          "more than these limits afford"),
-        (("--gpus", "8", "--days", "3", "--batch-max", "100"), "there is no run"),
+        (("--gpus", "8", "--days", "3", "--batch-max", "100"), "hint: raise --batch-max"),
     ],
 )  # fmt: skip
 def test_what_trains_nothing_ends_with_3(args: tuple[str, ...], says: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import sys
 import time
@@ -38,13 +37,14 @@ EVERY_S = 2.0
 @option("--gpus", section="Limits", type=int, metavar="N",
         help="The most GPUs; fewer are used where that is better. 16,384 if left out.")
 @option("--days", section="Limits", type=float, metavar="D", help="The most days.")
-@option("--usd", section="Limits", type=float, metavar="U", help="The most dollars of rent, at the cluster's price.")
-@option("--mwh", section="Limits", type=float, metavar="E", help="The most energy of GPUs and site, in MWh.")
+@option("--usd", section="Limits", metavar="U",
+        help="The most dollars of rent, at the cluster's price: 2M, 1,000,000, 2e6.")
+@option("--mwh", section="Limits", metavar="E", help="The most energy of GPUs and site, in MWh.")
 @option("--tokens-max", section="Limits", metavar="T", help="The most tokens there are: 15T, 300B, 1.4e12.")
 @option("--batch-max", section="Limits", metavar="T",
         help="The most tokens a step: 16M. The critical batch size if left out.")
 @option("--family", section="What", metavar="NAME", default="llama", show_default=True,
-        help="Family whose shapes are tried, at 19% from size to size.")
+        help="Family whose shapes are tried, about four sizes to a doubling.")
 @option("--model", section="What", metavar="NAME", help="One model only: for those who will serve it.")
 @option("--params", section="What", metavar="N", help="One size of the family only: 8B, 350M.")
 @option("--tokens-per-param", section="What", type=float, metavar="R",
@@ -71,7 +71,11 @@ EVERY_S = 2.0
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 @option("--plot", section="Output", metavar="FILE", help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite).")
 @option("--html", section="Output", metavar="FILE", help="Also write a page with every chart and its values.")
-def command(as_json: bool, check: bool, plot: str | None, html: str | None, frontier: bool, **options: Any) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context, /, as_json: bool, check: bool, plot: str | None, html: str | None, frontier: bool,
+    **options: Any,
+) -> None:
     """Find the model that loses least within a budget, with communication counted.
 
     For shapes of a family at doublings of GPUs, knee finds the best plan and its tokens/s, the tokens that every limit
@@ -88,11 +92,15 @@ def command(as_json: bool, check: bool, plot: str | None, html: str | None, fron
     The batch of a run may not exceed the critical one at the loss that it reaches. Laws are extrapolated beyond the
     runs that they were fitted to, and the answer says so. Nothing can be trained: exit 3, with what would help.
     """
+    from knee.cli.budget_options import check_files, refuse_beside_check
+
     if check:
+        refuse_beside_check(ctx)
         _check(as_json)
         return
-    _check_files(plot, html)
-    from knee.cli.budget_answer import as_data, print_answer
+    check_files(plot, html)
+    from knee.cli.budget_answer import as_data
+    from knee.cli.budget_print import print_answer
 
     answer = _answer(options, frontier=frontier or plot is not None or html is not None)
     if as_json:
@@ -113,11 +121,13 @@ def command(as_json: bool, check: bool, plot: str | None, html: str | None, fron
 
 def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
     from knee.cli.budget_answer import Answer
+    from knee.cli.budget_options import pue_source
     from knee.energy.grid import grid
     from knee.search import frontier as fr
     from knee.search.flop_counting import flop_choice
     from knee.search.laws import assumed_mfu
     from knee.search.limits import refuse_nothing
+    from knee.search.near_best import even_sizes
 
     cluster, profile = _specs(options)
     limits = _limits(options, cluster.spec)
@@ -144,6 +154,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
         by_count=by_count,
         sizes=tuple(fr.sizes_around(problem, limits, best)),
         between=problem.between(limits, best) if problem.model is None else float(best.params),
+        even=even_sizes(problem, limits, best),
         flop=flop,
         lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
         marginals=tuple(fr.marginals(problem, limits, best, cluster.spec.max_gpus)),
@@ -152,7 +163,9 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
         frontiers=tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
         cells=cells,
         iso=tuple(fr.iso_losses(cells, best)),
-        notes=_notes(options),
+        notes=_notes(options, limits),
+        price=cluster.sources.get("usd_per_gpu_h") if cluster.spec.usd_per_gpu_h is not None else None,
+        pue=pue_source(options["pue"]),
     )
 
 
@@ -162,21 +175,24 @@ def _specs(options: Mapping[str, Any]) -> tuple[Loaded[Cluster], Loaded[Profile]
 
     if options["cluster"] is None:
         raise InputError("missing: --cluster", hint=f"for example {_EXAMPLE}")
-    for_model, for_cluster, for_profile, for_plan = split_overrides(parse_sets(options["sets"]))
-    if for_model or for_plan:
-        key = (*for_model, *for_plan)[0][0]
-        raise InputError(f"--set {key}: shapes and plans are what is searched",
-                         hint="set values of the cluster or the profile; --model and --params fix the size")
+    pairs = parse_sets(options["sets"])
+    for pair in pairs:
+        for_model, _, _, for_plan = split_overrides([pair])
+        if for_model or for_plan:
+            raise InputError(f"--set {pair[0]}: shapes and plans are what is searched",
+                             hint="set values of the cluster or the profile; --model and --params fix the size")
+    _, for_cluster, for_profile, _ = split_overrides(pairs)
     return load_cluster(options["cluster"], for_cluster), load_profile(options["profile"] or "eager", for_profile)
 
 
 def _limits(options: Mapping[str, Any], cluster: Cluster) -> Limits:
+    from knee.cli.budget_options import amount_of, count_of
     from knee.search.budget import Limits
     from knee.search.limits import check_limits
 
     gpus = min(MOST_GPUS, cluster.max_gpus) if options["gpus"] is None else options["gpus"]
-    limits = Limits(gpus=gpus, days=options["days"], usd=options["usd"], mwh=options["mwh"],
-                    tokens_max=_count("--tokens-max", options["tokens_max"]))
+    limits = Limits(gpus=gpus, days=options["days"], usd=amount_of("--usd", options["usd"]),
+                    mwh=amount_of("--mwh", options["mwh"]), tokens_max=count_of("--tokens-max", options["tokens_max"]))
     check_limits(limits, priced=bool(cluster.usd_per_gpu_h), max_gpus=cluster.max_gpus, cluster=cluster.name)
     return limits
 
@@ -194,6 +210,7 @@ def _trust(best: Run, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_le
 
 
 def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> Problem:
+    from knee.cli.budget_options import batch_max_of
     from knee.search.budget import Problem
     from knee.search.family import family_of
     from knee.search.laws import batch_law, law_of
@@ -206,7 +223,8 @@ def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> 
     ratio = options["tokens_per_param"]
     # also false for nan
     if ratio is not None and not 0 < ratio < 1e9:
-        raise InputError(f"--tokens-per-param is {ratio:g}; it must be above 0", hint="20 is Chinchilla's")
+        raise InputError(f"--tokens-per-param is {ratio:g}; it must be above 0 and below 1e9",
+                         hint="20 is Chinchilla's")
     first = model or family.ladder()[0]
     # a job that every model has, to refuse what cannot be simulated in words
     fixed = make_job(first, cluster, profile, gpus=1, global_batch=1, seq_len=options["seq_len"])[0].plan
@@ -216,7 +234,7 @@ def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> 
         batch_law=batch_law(options["batch_law"]),
         family=family,
         pue=checked_pue(options["pue"]),
-        batch_max_tokens=_count("--batch-max", options["batch_max"]),
+        batch_max_tokens=batch_max_of(options["batch_max"], options["seq_len"]),
         model=model,
         tokens_per_param=ratio,
         progress=_steady(),
@@ -224,6 +242,7 @@ def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> 
 
 
 def _model(options: Mapping[str, Any], family: Any) -> Model | None:
+    from knee.cli.budget_options import count_of
     from knee.cli.job import model_ref
     from knee.search.family import LEAST_PARAMS, MOST_PARAMS
     from knee.specs.load import load_model
@@ -233,7 +252,7 @@ def _model(options: Mapping[str, Any], family: Any) -> Model | None:
         raise InputError("--model and --params are both given", hint="each fixes the size: give one")
     if options["model"] is not None:
         return load_model(model_ref(options["model"])).spec
-    params = _count("--params", options["params"])
+    params = count_of("--params", options["params"])
     if params is None:
         return None
     if not LEAST_PARAMS <= params <= MOST_PARAMS:
@@ -243,21 +262,9 @@ def _model(options: Mapping[str, Any], family: Any) -> Model | None:
     return shape
 
 
-def _count(name: str, text: str | None) -> float | None:
-    from knee.search.training_bill import parse_tokens
-
-    if text is None:
-        return None
-    try:
-        return parse_tokens(text)
-    except InputError:
-        raise InputError(f"{name} {text!r} is no number from 1 to 1e18",
-                         hint="for example 8B, 350M, 1.5T or 1.4e12") from None
-
-
-def _notes(options: Mapping[str, Any]) -> list[str]:
+def _notes(options: Mapping[str, Any], limits: Limits) -> list[str]:
     notes = [] if options["profile"] else ["profile eager was not given: a faster stack trains more in the same time"]
-    return notes + ([] if options["gpus"] is not None else [f"gpus was not given: up to {MOST_GPUS:,}"])
+    return notes + ([] if options["gpus"] is not None else [f"gpus was not given: up to {limits.gpus:,}"])
 
 
 def _steady() -> Callable[[str, float], None]:
@@ -282,22 +289,6 @@ def _check(as_json: bool) -> None:
         click.echo(json.dumps(checked_data(runs), indent=2, allow_nan=False))
     else:
         print_checked(runs)
-
-
-def _check_files(plot: str | None, html: str | None) -> None:
-    from knee.figures.scale import ENDINGS
-
-    if plot is not None and not plot.endswith(ENDINGS):
-        raise InputError(f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
-                         hint="for example --plot budget.svg")
-    for name, file in (("--plot", plot), ("--html", html)):
-        if file is None:
-            continue
-        path = Path(file)
-        why = ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}" if not path.parent.is_dir()
-               else None if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied")
-        if why is not None:
-            raise InputError(f"{file} cannot be written: {why}", hint=f"give {name} another path")
 
 
 def _written(file: str, write: Callable[[], object]) -> None:

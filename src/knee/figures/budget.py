@@ -12,8 +12,9 @@ from typing import Any
 from knee.figures.columns import heading
 from knee.figures.heat import Cell, heat
 from knee.figures.lines import Point, lines
-from knee.figures.palette import INK
+from knee.figures.palette import IDEAL, INK
 from knee.figures.vega import Spec, alone, to_png, to_svg
+from knee.units import amount, counted
 
 Data = Mapping[str, Any]
 TITLES = {"days": "days", "usd": "dollars", "mwh": "energy", "co2e_kg": "emissions"}
@@ -53,7 +54,8 @@ def _sizes(data: Data) -> BudgetFigure:
                for run in runs]  # fmt: skip
     columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
     rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
-    caption = (f"Sizes on {data['best']['gpus']:,} GPUs, and the same sizes at {flop['mfu_frac']:.0%} of the peak. "
+    caption = (f"Sizes on {counted(data['best']['gpus'], 'GPU')}, and the same sizes at {100 * flop['mfu_frac']:.3g}% "
+               "of the peak by 6 N D. "
                "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size.")
     return BudgetFigure(id="sizes", title="Loss against parameters", caption=caption, rows=rows,
                         spec=lines(points, x="params", y="loss", zero=False), columns=columns)  # fmt: skip
@@ -76,20 +78,38 @@ def _frontier(one: Data) -> BudgetFigure | None:
         return None
     points = [Point(series=BEST, x=_round(p["value"]), y=p["run"]["loss"], kind="simulated") for p in known]
     spec = lines(points, x=axis, y="loss", zero=False)
+    bands = _bands(known, spec)
+    spec = spec | {"layer": [*bands, *spec["layer"]]}
     where = "no doubling pays"
     if one["knee"] is not None:
-        where = f"the knee is {_short(one['knee'])} {heading(axis)}" + (" or more" if one["open"] else "")
+        where = f"the knee is {amount(one['knee'])} {heading(axis)}" + (" or more" if one["open"] else "")
         spec = spec | {"layer": [*spec["layer"], *_knee(one, spec)]}
-    rows = tuple({axis: p["value"], "loss": p["run"]["loss"], "worth_frac": p["worth_frac"], "gpus": p["run"]["gpus"],
-                  "params": p["run"]["params"], "tokens": p["run"]["tokens"]} for p in known)  # fmt: skip
+    shaded = (" The pale band is that of the law's coefficients; an error of theirs moves the whole curve within it, "
+              "and its bends far less.") if bands else ""  # fmt: skip
+    remarks = "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in one["remarks"])
+    rows = tuple({axis: p["value"], "loss": p["run"]["loss"], "law_low": p["law_band"] and p["law_band"][0],
+                  "law_high": p["law_band"] and p["law_band"][1], "worth_frac": p["worth_frac"],
+                  "gpus": p["run"]["gpus"], "params": p["run"]["params"], "tokens": p["run"]["tokens"],
+                  "ends_by": TITLES.get(p["run"]["binding"], "data")} for p in known)  # fmt: skip
     return BudgetFigure(
         id=f"frontier-{axis.replace('_', '-')}",
         title=f"Loss against {TITLES[axis]}",
-        caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.",
+        caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.{remarks}{shaded}",
         spec=spec,
-        columns=(axis, "loss", "worth_frac", "gpus", "params", "tokens"),
+        columns=(axis, "loss", *(("law_low", "law_high") if bands else ()), "worth_frac", "gpus", "params", "tokens",
+                 "ends_by"),
         rows=rows,
     )
+
+
+def _bands(known: Sequence[Data], spec: Spec) -> list[Spec]:
+    """Behind the line: the law's own band at each point; nothing where it has none."""
+    if len(known) < 2 or any(point["law_band"] is None for point in known):
+        return []
+    values = [{"x": _round(p["value"]), "y": p["law_band"][0], "y2": p["law_band"][1]} for p in known]
+    axes = {name: spec["layer"][0]["encoding"][name] for name in ("x", "y")}
+    mark = {"type": "area", "color": IDEAL.light, "opacity": 0.35, "aria": False}
+    return [{"data": {"values": values}, "mark": mark, "encoding": axes | {"y2": {"field": "y2"}}}]
 
 
 def _knee(one: Data, spec: Spec) -> list[Spec]:
@@ -127,10 +147,6 @@ def _iso(data: Data) -> BudgetFigure:
 
 def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

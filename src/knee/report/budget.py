@@ -11,7 +11,7 @@ from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
 from knee.report.html import Markup, table
 from knee.report.page import Chart, Key, Page, Section, render
-from knee.units import short
+from knee.units import amount, counted, short
 
 Data = Mapping[str, Any]
 SIDES = ("what", "with communication", "counting FLOP", "what that really reaches")
@@ -25,10 +25,11 @@ def budget_page(data: Data, *, command: str = "") -> str:
         Key(value=short(best["params"]), says="parameters"),
         Key(value=short(best["tokens"]), says=f"tokens, {best['tokens_per_param']:.3g} a parameter"),
         Key(value=f"{best['loss']:.3f}", says=f"loss by {data['law']['name']}"),
-        Key(value=f"{best['gpus']:,}", says=f"of {data['limits']['gpus']:,} GPUs, {best['days']:,.1f} days"),
+        Key(value=f"{best['gpus']:,}",
+            says=f"of {counted(data['limits']['gpus'], 'GPU')}, {counted(best['days'], 'day')}"),
     ]
     if lost is not None:
-        keys.append(Key(value=f"{lost['budget_frac']:.1%}", says="of the budget is lost by counting FLOP alone"))
+        keys.append(Key(value=f"{100 * lost['budget_frac']:.3g}%", says="of the budget is lost by counting FLOP alone"))
     sections = [
         Section(id="choice", title="Which size, how many GPUs", charts=_charts(figures, "sizes", "counts"),
                 says="The limits decide how many tokens each size gets through on each count of GPUs, the law what "
@@ -67,10 +68,13 @@ def budget_page(data: Data, *, command: str = "") -> str:
 
 def _question(data: Data) -> str:
     limits = data["limits"]
-    words = {"days": "{:g} days", "usd": "{:,.0f} USD", "mwh": "{:,.4g} MWh", "tokens_max": "{:.3g} tokens of data"}
-    some = [form.format(limits[name]) for name, form in words.items() if limits[name] is not None]
-    return (f"Up to {limits['gpus']:,} GPUs of {data['cluster']} and {', '.join(some)}: which model of the family "
-            f"{data['family']}, on how many tokens?")  # fmt: skip
+    days, tokens = limits["days"], limits["tokens_max"]
+    some = [counted(days, "day")] if days is not None else []
+    some += [f"{amount(limits[name])} {unit}" for name, unit in (("usd", "USD"), ("mwh", "MWh"))
+             if limits[name] is not None]
+    some += [f"{short(tokens)} tokens of data"] if tokens is not None else []
+    return (f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the "
+            f"family {data['family']}, on how many tokens?")  # fmt: skip
 
 
 def _charts(figures: Mapping[str, BudgetFigure], *names: str) -> tuple[Chart, ...]:
@@ -87,8 +91,8 @@ def _sides(data: Data) -> Markup:
     rows = []
     for name, key in (("parameters", "params"), ("tokens", "tokens"), ("loss", "loss"), ("GPUs", "gpus"),
                       ("days", "days"), ("GPU hours", "gpu_hours"), ("USD", "cost_usd"), ("MWh", "energy_mwh"),
-                      ("kg CO2e", "co2e_kg"), ("MFU", "mfu_frac")):  # fmt: skip
-        values = (best[key], flop[key], really[key] if really else None)
+                      ("kg CO2e", "co2e_kg"), ("MFU by 6 N D", "mfu_6nd_frac")):  # fmt: skip
+        values = (best[key], flop["all_params" if key == "params" else key], really[key] if really else None)
         rows.append(dict(zip(SIDES, (name, *(_cell(key, value) for value in values)), strict=True)))
     return table("The best run, and what counting FLOP would have chosen", SIDES, rows)
 
@@ -96,18 +100,23 @@ def _sides(data: Data) -> Markup:
 def _shape(best: Data) -> Markup:
     columns = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "batch", "plan")
     row = {name: best[name] for name in columns[:7]}
-    row |= {"batch": f"{short(best['batch_tokens'])} of at most {short(best['critical_batch_tokens'])} tokens",
+    row |= {"batch": f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}",
             "plan": best["plan_words"]}  # fmt: skip
     return table("The shape and its plan", columns, [row])
 
 
 def _bands(data: Data) -> Markup:
     bands, rows = data["best"]["bands"], []
-    for name, words in (("law", "the law's coefficients"), ("engine", "the simulator's throughput"), ("both", "both")):
+    law, engine = (f"{bands[name]:.0%}" for name in ("law_covers_frac", "engine_covers_frac"))
+    for name, words, holds in (
+        ("law", "the law's coefficients", f"{law} of draws"),
+        ("engine", "the simulator's throughput", f"{engine} of the published runs most like it"),
+        ("both", "both", f"the law's {law} and the simulator's {engine}, added in squares"),
+    ):
         ends = bands[name]
         low, high = (f"{end:.4f}" for end in ends) if ends else (None, None)
-        rows.append({"loss by": words, "from": low, "to": high})
-    return table("Bands of the loss", ("loss by", "from", "to"), rows)
+        rows.append({"loss by": words, "from": low, "to": high, "holds": holds if ends else None})
+    return table("Bands of the loss", ("loss by", "from", "to", "holds"), rows)
 
 
 def _marginal(data: Data) -> Markup:
@@ -121,5 +130,4 @@ def _cell(key: str, value: float | None) -> str | None:
         return None
     if key in ("params", "tokens"):
         return short(value)
-    return f"{value:.4f}" if key == "loss" else f"{value:.1%}" if key == "mfu_frac" else f"{value:,.1f}" if (
-        key == "days") else f"{value:,.0f}"
+    return f"{value:.4f}" if key == "loss" else f"{value:.1%}" if key == "mfu_6nd_frac" else amount(value)

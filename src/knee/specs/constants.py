@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 from knee import units
+from knee.specs.catalog import Source
 
 
 @cache
@@ -20,6 +21,12 @@ def _document() -> dict[str, dict[str, Any]]:
 def constant(room: str, name: str) -> float:
     """The value in base SI of ``catalog/constants.toml``'s ``[room] name``."""
     return units.parse(_document()[room][name]["value"], units.dimension(name) or "frac")
+
+
+def constant_source(room: str, name: str) -> Source:
+    """Where that value comes from."""
+    entry = _document()[room][name]
+    return Source(value=entry["value"], kind=entry["kind"], text=entry["source"])
 
 
 def constant_rows() -> list[tuple[str, str, str, str]]:
