@@ -50,7 +50,7 @@ def tables(study: Page) -> list[Table]:
 def recorded(made: Made) -> dict[str, list[dict[str, str]]]:
     """Study -> its rows, in the tables beside the page."""
     found: dict[str, list[dict[str, str]]] = {name: [] for name in study_names()}
-    for name in ("runs", "bandwidths", "hardware"):
+    for name in ("runs", "bandwidths", "budgets", "hardware"):
         for row in rows_of(made.folder / "study" / f"{name}.csv"):
             found[row["study"]].append(row)
     return found

@@ -69,6 +69,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "simulate": ("numpy", "pydantic", "click", "rich"),
     "plan": ("numpy", "pydantic", "click", "rich"),
     "scale": ("numpy", "pydantic", "click", "rich"),
+    "budget": ("numpy", "pydantic", "click", "rich"),
     "train": ("numpy", "pydantic", "click", "rich", "torch"),
     "dryrun": ("numpy", "pydantic", "click", "rich", "torch"),
     "compare": ("numpy", "pydantic", "click", "rich"),
