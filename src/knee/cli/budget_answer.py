@@ -21,7 +21,8 @@ from knee.specs.plan import plan_words
 from knee.units import short
 from knee.workload.parameters import parameter_count
 
-LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
+LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data",
+               "tokens_per_param": "the tokens a parameter that were asked for"}
 _HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "MFU", "exposed", "batch", "plan"]
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 
@@ -245,7 +246,7 @@ def sentences(answer: Answer) -> list[str]:
              f"loss {best.loss:.3f}{sure} after {best.days:,.1f} days."]  # fmt: skip
     chose = f"Counting FLOP at {flop.mfu_frac:.0%} MFU chooses {short(flop.params)} on {short(flop.tokens)} tokens"
     if flop.run is None or lost is None:
-        found.append(f"{chose}, for which no plan fits.")
+        found.append(f"{chose}, {flop.why_not}.")
     else:
         run = flop.run
         of_best = (f"{lost.loss:.4f} above the best, which reaches that with {_budget(answer, lost.budget_frac)} less"
@@ -265,7 +266,7 @@ def sentences(answer: Answer) -> list[str]:
 
 def _budget(answer: Answer, frac: float) -> str:
     """A share of the budget in the limits' own units."""
-    best, limits = answer.best, answer.limits
+    best, limits = answer.flop.run or answer.best, answer.limits
     parts = [f"{frac:.1%}"]
     if limits.days is not None and best.binding == "days":
         parts.append(f"{frac * best.days:,.1f} days")

@@ -48,6 +48,8 @@ class Rate:
     exposed_frac: float
     """Of the step: communication without compute beside it."""
     plan: Plan
+    thrifty: Rate | None = None
+    """Of the plans that were simulated, the one with most tokens a joule, where that is another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -206,18 +208,27 @@ def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]
     found: dict[Key, Rate] = {}
     # of equally fast plans the one that recomputes nothing, so that answers do not hang on the order of rows
     again = table.recompute != RECOMPUTES.index("none")
-    for row in _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1).tolist():
-        key = int(table.gpus[row]), int(table.global_batch[row])
-        speed = float(results.tokens_per_s[row])
-        if not (0 < speed < math.inf):
-            continue
-        found[key] = Rate(
-            gpus=key[0],
-            global_batch=key[1],
-            tokens_per_s=speed,
-            tokens_per_j=float(results.tokens_per_j[row]),
-            mfu_frac=float(results.mfu_frac[row]),
-            exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
-            plan=table.plan(row),
-        )
+    fastest = _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1)
+    thriftiest = {int(group[row]): row for row in _least(-results.tokens_per_j, group, 1).tolist()}
+    for row in fastest.tolist():
+        rate = _rate(table, results, row)
+        other = _rate(table, results, thriftiest[int(group[row])])
+        if rate is not None:
+            saves = other is not None and other.tokens_per_j > rate.tokens_per_j * (1.0 + 1e-9)
+            found[rate.gpus, rate.global_batch] = replace(rate, thrifty=other if saves else None)
     return found
+
+
+def _rate(table: PlanTable, results: Results, row: int) -> Rate | None:
+    speed = float(results.tokens_per_s[row])
+    if not (0 < speed < math.inf):
+        return None
+    return Rate(
+        gpus=int(table.gpus[row]),
+        global_batch=int(table.global_batch[row]),
+        tokens_per_s=speed,
+        tokens_per_j=float(results.tokens_per_j[row]),
+        mfu_frac=float(results.mfu_frac[row]),
+        exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
+        plan=table.plan(row),
+    )
