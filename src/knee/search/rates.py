@@ -97,19 +97,29 @@ class Rates:
             return nothing
         table = joined(*parts)
         self.plans += len(table)
-        left = self._fitting(self._space(model, 1, 1), table)
+        # recomputation only costs time: what is too slow without it need not be tried for memory
+        most = self._most(model, table)[0]
+        slow = table.rows(np.flatnonzero(most < least_tokens_per_s))
+        left = table.rows(np.flatnonzero(most >= least_tokens_per_s))
+        left = self._fitting(self._space(model, 1, 1), left) if len(left) else left
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left) | _keys(slow)}
+        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
         if not len(left):
-            return nothing
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left)}
-        bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
-        most = left.global_batch * self.seq_len / bound
+            return known
+        most, bound = self._most(model, left)
         for row in _least(bound, _groups(left), 1).tolist():
-            self.ceilings[model, (int(left.gpus[row]), int(left.global_batch[row]))] = float(most[row])
+            key = int(left.gpus[row]), int(left.global_batch[row])
+            self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
         quick = np.flatnonzero(most >= least_tokens_per_s)
         if not len(quick):
             return known
         found = self._fastest(model, left.rows(quick), bound[quick])
         return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
+
+    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, Floats]:
+        """Tokens/s that each plan does not exceed, and the seconds of a step that it does not fall below."""
+        bound = SLACK * _by_chunk(model, self.cluster, self.profile, table)
+        return table.global_batch * self.seq_len / bound, bound
 
     def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
