@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from test_budget import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
 from knee.search.budget import Limits
 from knee.search.counts import ladder, rounded
 from knee.search.flop_counting import flop_choice
 from knee.search.frontier import bands_of, frontier_of, lost_by, marginals
 from knee.search.rates import Rates
-from tests.search.test_budget import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
 
 def test_a_larger_limit_keeps_every_count_of_the_ladder() -> None:
@@ -89,7 +89,7 @@ def test_a_ratio_ends_the_run() -> None:
     assert all(one.loss == 0.0 for one in marginals(problem, limits, best, 10**6))
     bands = bands_of(problem, limits, best, -0.2, 0.1)
     assert bands.engine == (best.loss, best.loss)
-    assert bands.low_affords
+    assert bands_of(problem, replace(limits, days=2.0 * best.days), best, -0.2, 0.1).low_affords
     tight = replace(limits, days=best.days * 1.01)
     assert not bands_of(problem, tight, best, -0.2, 0.1).low_affords
 

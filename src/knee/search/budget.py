@@ -296,7 +296,12 @@ class Problem:
             run = self.best_of_count(limits, gpus, below=below, every=every)
             if run is not None:
                 found[gpus] = run
-        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[-shown:] if shown else ():
+        # from the most down, beside a size that a neighbour suggests: the best is found sooner
+        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[: -shown - 1 : -1]:
+            if found:
+                near = min(found.values(), key=lambda run: abs(math.log(run.gpus / gpus)))
+                wanted = near.params * math.sqrt(gpus / near.gpus)
+                self.best_at(limits, min(rungs, key=lambda model: abs(math.log(parameter_count(model) / wanted))), gpus)
             run = self.best_of_count(limits, gpus, every=every)
             if run is not None:
                 found[gpus] = run
