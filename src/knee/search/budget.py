@@ -29,7 +29,7 @@ LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
-TABLE_COUNTS = 3
+TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
 
 Progress = Callable[[str, float], None]
