@@ -101,8 +101,8 @@ class Lost:
 
 def lost_by(problem: Problem, limits: Limits, best: Run, other: Run) -> Lost:
     """What following ``other`` costs, in loss, compute and budget; what was priced before answers smaller budgets."""
-    if other.loss - best.loss < SHOWN_LOSS or other.model == best.model:
-        return Lost(loss=max(0.0, other.loss - best.loss), flop_frac=0.0, budget_frac=0.0)
+    if other.loss - best.loss < SHOWN_LOSS:
+        return Lost(loss=0.0, flop_frac=0.0, budget_frac=0.0)
     worth = problem.law.flop_for(other.loss) / problem.law.flop_for(best.loss)
     spent = replace(limits, days=None if limits.days is None else other.days,
                     usd=None if limits.usd is None else other.cost_usd,
