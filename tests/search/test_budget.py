@@ -231,7 +231,7 @@ def test_marginals_bands_and_what_is_lost() -> None:
     assert all(one.loss < 0 for one in values.values())
     assert values["day"].binds
     assert not values["MWh"].binds
-    bands = bands_of(problem.law, best, -0.2, 0.1)
+    bands = bands_of(problem, limits, best, -0.2, 0.1)
     assert bands.law is not None
     assert bands.engine is not None
     assert bands.both is not None

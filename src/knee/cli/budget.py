@@ -159,7 +159,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
         lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
         marginals=tuple(fr.marginals(problem, limits, best, cluster.spec.max_gpus)),
         trust=trust,
-        bands=fr.bands_of(problem.law, best, trust.low_frac, trust.high_frac),
+        bands=fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
         frontiers=tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
         cells=cells,
         iso=tuple(fr.iso_losses(cells, best)),

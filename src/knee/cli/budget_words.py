@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from knee.cli.budget_answer import Answer
     from knee.search.budget import Limits, Run
 
-LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data"}
+LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data",
+               "tokens_per_param": "the tokens a parameter that were asked for"}
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 FRONTIER_SIZES = (
     f"shapes that are priced for a frontier are {COARSE} sizes of the ladder apart, about a factor of two; those "
@@ -72,8 +73,7 @@ def _counting(answer: Answer) -> str:
     chose = (f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
              f"{short(flop.tokens)} tokens")  # fmt: skip
     if run is None or lost is None:
-        ratio = answer.problem.tokens_per_param is not None
-        return f"{chose}, {'which these limits do not afford here' if ratio else 'for which no plan fits'}."
+        return f"{chose}, {flop.why_not}."
     frac = lost.budget_frac
     less = f", which reaches that with {_budget(answer, frac)} less" if frac > 0 else ""
     of_best = f"{lost.loss:.2g} above the best{less}" if lost.loss > 0 else "that is the best run too"
@@ -86,13 +86,13 @@ def _counting(answer: Answer) -> str:
 
 
 def _budget(answer: Answer, frac: float) -> str:
-    """A share of the budget in the limits' own units."""
-    best, limits = answer.best, answer.limits
+    """A share of what that run spends, in the limits' own units."""
+    run, limits = answer.flop.run or answer.best, answer.limits
     parts = [f"{100 * frac:.3g}%"]
-    if limits.days is not None and best.binding == "days":
-        parts.append(counted(frac * best.days, "day"))
-    if best.cost_usd is not None:
-        parts.append(f"{amount(frac * best.cost_usd)} USD")
+    if limits.days is not None and run.binding == "days":
+        parts.append(counted(frac * run.days, "day"))
+    if run.cost_usd is not None:
+        parts.append(f"{amount(frac * run.cost_usd)} USD")
     return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from knee.energy.grid import J_PER_KWH
+from knee.search.counts import doublings, ladder, rounded
 from knee.search.family import Family
 from knee.search.laws import BatchLaw, Law
 from knee.search.rates import Rate, Rates
@@ -21,18 +22,15 @@ from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import parameter_count
 
-Name = Literal["days", "usd", "mwh", "tokens_max"]
+Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
 J_PER_MWH = 1e3 * J_PER_KWH
 HOUR_S = 3600.0
 LEAST_DRAW_FRAC = 0.4
 """Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
 TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
-TABLE_COUNTS = 4
+TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
-
-TABLE_EVERY = 2
-"""Rungs between the sizes of those that are not the best."""
 
 Progress = Callable[[str, float], None]
 
@@ -133,25 +131,27 @@ class Problem:
 
     def doublings(self, limits: Limits) -> list[int]:
         """From a node to the limit, ascending."""
-        least = 2 ** int(math.log2(min(self.rates.cluster.node.gpus, limits.gpus)))
-        return [least * 2**k for k in range(int(math.log2(limits.gpus / least)) + 1)]
+        return doublings(self.rates.cluster.node.gpus, limits.gpus)
 
     def counts(self, limits: Limits) -> list[int]:
-        """Ascending: doublings, the limit, and the limit less what does not make whole nodes, pairs of nodes, pairs of
-        those: 201 GPUs divide worse than 200, and those than 192."""
+        """Ascending: a ladder that is the same for all limits, the limit, the count that spends all dollars in all
+        days, and whole nodes of both."""
         if self.counts_only:
             return [count for count in self.counts_only if count <= limits.gpus]
-        doublings = self.doublings(limits)
-        wholes = [limits.gpus // step * step for step in doublings]
-        return sorted({*doublings, *wholes, limits.gpus})
+        node, price = self.rates.cluster.node.gpus, self.rates.cluster.usd_per_gpu_h
+        named = [float(limits.gpus)]
+        if limits.usd is not None and limits.days is not None and price:
+            # a hair more, so that a count whose price was worked out by hand is not rounded off
+            named.append(min(limits.usd / (price * limits.days * DAY_S / HOUR_S) * (1.0 + 1e-9), named[0]))
+        return sorted({*ladder(node, limits.gpus), *rounded(node, named), limits.gpus})
 
     def most_tokens(self, limits: Limits, model: Model, gpus: int) -> float:
         """No plan affords more."""
         speed = self.rates.most_tokens_per_s_per_gpu(model)
         gpu = self.rates.cluster.gpu
-        return self._tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
+        return self.tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
 
-    def _tokens(
+    def tokens(
         self, limits: Limits, gpus: int, tokens_per_s: float, tokens_per_j: float, model: Model
     ) -> tuple[float, Name]:
         """Tokens under every limit, and the limit that is tightest.
@@ -172,7 +172,7 @@ class Problem:
         if self.tokens_per_param is not None:
             wanted = self.tokens_per_param * parameter_count(model)
             # a ratio is all or nothing: what affords fewer tokens does not have it
-            tokens = wanted if wanted <= tokens else 0.0
+            return (wanted, "tokens_per_param") if wanted <= tokens else (0.0, name)
         return tokens, name
 
     def least_loss(self, limits: Limits, model: Model, gpus: int) -> float:
@@ -198,8 +198,16 @@ class Problem:
         return 0.0 if loss == math.inf else float(self.batch_law.tokens(loss))
 
     def run_of(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
-        """A candidate's whole run; None where its batch is beyond the critical one at the loss that it reaches."""
-        tokens, binding = self._tokens(limits, rate.gpus, rate.tokens_per_s, rate.tokens_per_j, model)
+        """A candidate's whole run; None where its batch is beyond the critical one at the loss that it reaches. Where
+        energy ends it, by the plan that takes least of it."""
+        own = self._run(limits, model, rate)
+        if limits.mwh is None or rate.thrifty is None:
+            return own
+        saving = self._run(limits, model, rate.thrifty)
+        return min((run for run in (own, saving) if run is not None), key=lambda run: run.loss, default=None)
+
+    def _run(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+        tokens, binding = self.tokens(limits, rate.gpus, rate.tokens_per_s, rate.tokens_per_j, model)
         batch = float(rate.global_batch * self.rates.seq_len)
         if tokens < batch:
             return None
@@ -275,17 +283,26 @@ class Problem:
         return best
 
     def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
-        """The best run of each count that could be the best of all; of the largest counts anyway, by fewer sizes."""
-        counts = list(reversed(self.counts(limits)))
+        """The best run of each count that could be the best of all, and of the largest doublings anyway."""
+        counts = self.counts(limits)
         known = self.reachable(limits, counts)
         found = {known.gpus: known} if known is not None else {}
-        for gpus in counts:
+        rungs = self.ladder()[::every]
+        bounds = sorted((min(self.least_loss(limits, model, gpus) for model in rungs), gpus) for gpus in counts)
+        for bound, gpus in bounds:
             below = min((run.loss for run in found.values()), default=math.inf)
+            if bound >= below:
+                break
             run = self.best_of_count(limits, gpus, below=below, every=every)
             if run is not None:
                 found[gpus] = run
-        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[-shown:] if shown else ():
-            run = found.get(gpus) or self.best_of_count(limits, gpus, every=TABLE_EVERY)
+        # from the most down, beside a size that a neighbour suggests: the best is found sooner
+        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[: -shown - 1 : -1]:
+            if found:
+                near = min(found.values(), key=lambda run: abs(math.log(run.gpus / gpus)))
+                wanted = near.params * math.sqrt(gpus / near.gpus)
+                self.best_at(limits, min(rungs, key=lambda model: abs(math.log(parameter_count(model) / wanted))), gpus)
+            run = self.best_of_count(limits, gpus, every=every)
             if run is not None:
                 found[gpus] = run
         return dict(sorted(found.items()))
@@ -295,12 +312,12 @@ class Problem:
         runs = self.by_count(limits, every=every, shown=0)
         return min(runs.values(), key=lambda run: run.loss) if runs else None
 
-    def reachable(self, limits: Limits, counts: Sequence[int] = ()) -> Run | None:
+    def reachable(self, limits: Limits, counts: Sequence[int] = (), *, without: Model | None = None) -> Run | None:
         """The best of what was priced before, on any count or on these: for budgets next to one that was answered."""
         runs = (
             self.run_of(limits, model, rate)
             for (model, _), rate in self.rates.known.items()
-            if rate is not None and (rate.gpus in counts if counts else rate.gpus <= limits.gpus)
+            if rate is not None and model != without and (rate.gpus in counts if counts else rate.gpus <= limits.gpus)
         )
         return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Problem, Run
 from knee.search.laws import FLOP_PER_PARAM_TOKEN, Law
 from knee.search.training_bill import DAY_S
+from knee.specs.model import Model
 from knee.workload.parameters import parameter_count
 
 
@@ -29,7 +30,9 @@ class FlopChoice:
     """At the boards' power, and the site around them."""
     cost_usd: float | None
     run: Run | None
-    """The nearest shape on the GPUs it counted, as far as the limits really let it train; None where it has no plan."""
+    """The nearest shape on the count of GPUs that trains it furthest within the limits; None where there is none."""
+    why_not: str
+    """Why there is no run; empty where there is one."""
 
     @property
     def reached_frac(self) -> float | None:
@@ -52,30 +55,47 @@ def flop_choice(problem: Problem, limits: Limits, mfu_frac: float) -> FlopChoice
     Formula: C = GPUs * peak * MFU * min(days, USD / (price * GPUs), energy / (PUE * board power * GPUs))
     Where:   the law's own split of C, within the data, the size or the ratio that is asked for
     """
-    gpu, gpus = problem.rates.cluster.gpu, limits.gpus
-    flop_per_s = gpus * gpu.peak_flop_per_s(problem.rates.fixed.precision) * mfu_frac
-    site_w = gpus * gpu.tdp_w * problem.pue
-    no_data = replace(limits, tokens_max=None)
-    price = problem.rates.cluster.usd_per_gpu_h
-    times = [
-        *([no_data.days * DAY_S] if no_data.days is not None else []),
-        *([no_data.usd / (price * gpus) * HOUR_S] if no_data.usd is not None and price else []),
-        *([no_data.mwh * J_PER_MWH / site_w] if no_data.mwh is not None else []),
-    ]
-    flop = flop_per_s * min(times)
+    cluster, gpu = problem.rates.cluster, problem.rates.cluster.gpu
+    price, days_s = cluster.usd_per_gpu_h, None if limits.days is None else limits.days * DAY_S
+    gpu_s = min(
+        *([math.inf] if days_s is None else [limits.gpus * days_s]),
+        *([limits.usd / price * HOUR_S] if limits.usd is not None and price else [math.inf]),
+        *([limits.mwh * J_PER_MWH / (gpu.tdp_w * problem.pue)] if limits.mwh is not None else [math.inf]),
+    )
+    flop_per_s_per_gpu = gpu.peak_flop_per_s(problem.rates.fixed.precision) * mfu_frac
+    flop = flop_per_s_per_gpu * gpu_s
     params, tokens = _counted_split(problem, limits, flop)
-    ladder = problem.ladder()
-    near = min(ladder, key=lambda model: abs(math.log(problem.law.counted(model) / params)))
-    run = None
-    for count in reversed(problem.counts(limits)):
-        run = problem.best_at(limits, near, count)
-        if run is not None:
-            break
-    loss = float(problem.law.loss(params, tokens))
-    time_s = FLOP_PER_PARAM_TOKEN * params * tokens / flop_per_s
-    return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens, loss=loss, run=run, gpus=gpus,
-                      time_s=time_s, energy_j=time_s * site_w,
-                      cost_usd=None if price is None else time_s / HOUR_S * gpus * price)  # fmt: skip
+    near = min(problem.ladder(), key=lambda model: abs(math.log(problem.law.counted(model) / params)))
+    run = _best_count(problem, limits, near)
+    # FLOP are the same on any count that the limits let work for all of its GPU seconds
+    gpus = run.gpus if run is not None else limits.gpus
+    gpus = gpus if days_s is None else min(limits.gpus, math.ceil(gpu_s / days_s * (1.0 - 1e-9)))
+    worked_s = FLOP_PER_PARAM_TOKEN * params * tokens / flop_per_s_per_gpu
+    return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens,
+                      loss=float(problem.law.loss(params, tokens)), run=run, gpus=gpus, time_s=worked_s / gpus,
+                      energy_j=worked_s * gpu.tdp_w * problem.pue,
+                      cost_usd=None if price is None else worked_s / HOUR_S * price,
+                      why_not="" if run is not None else _why_not(problem, limits, near))  # fmt: skip
+
+
+def _best_count(problem: Problem, limits: Limits, model: Model) -> Run | None:
+    """The best run of one size on any count: what FLOP do not say, others would choose well."""
+    best: Run | None = None
+    bounds = sorted((problem.least_loss(limits, model, gpus), gpus) for gpus in problem.counts(limits))
+    for _, gpus in bounds:
+        run = problem.best_at(limits, model, gpus, below=math.inf if best is None else best.loss)
+        best = run or best
+    return best
+
+
+def _why_not(problem: Problem, limits: Limits, model: Model) -> str:
+    rates = [rate for (one, _), rate in problem.rates.known.items() if one == model]
+    afford = max(problem.most_tokens(limits, model, gpus) for gpus in problem.counts(limits))
+    if problem.tokens_per_param is not None and (afford == 0.0 or any(rate is not None for rate in rates)):
+        return f"which these limits do not afford on {problem.tokens_per_param:g} tokens a parameter"
+    if all(rate is None for rate in rates):
+        return "for which no plan fits"
+    return "for which no batch is allowed"
 
 
 def _counted_split(problem: Problem, limits: Limits, flop: float) -> tuple[float, float]:
@@ -92,5 +112,6 @@ def _counted_split(problem: Problem, limits: Limits, flop: float) -> tuple[float
         params, tokens = problem.law.split(flop)
     if limits.tokens_max is not None and tokens > limits.tokens_max:
         tokens = limits.tokens_max
-        params = params if problem.model is not None else work / tokens
+        if problem.model is None:
+            params = work / tokens if problem.tokens_per_param is None else tokens / problem.tokens_per_param
     return params, tokens

@@ -25,6 +25,8 @@ PAYS_FRAC = THRESHOLD - 1.0
 adds less than half of the throughput does not to ``knee scale``."""
 COARSE = STEPS_PER_DOUBLING
 """Rungs between the sizes of a frontier's new runs: neighbours are a factor of two apart."""
+SHOWN_LOSS = 5e-5
+"""Losses are shown to four places: what differs by less is the same."""
 STEPS_OF_LOSS = (0.02, 0.04, 0.08)
 """Above the least loss, at which curves of equal loss are drawn: about what one, two and four halvings cost."""
 ISO_COUNTS, ISO_SIZES = 6, 3
@@ -81,6 +83,8 @@ class Bands:
     law: tuple[float, float] | None
     engine: tuple[float, float] | None
     both: tuple[float, float] | None
+    low_affords: bool | None
+    """Whether the limits still afford the run where throughput is at its low end; a ratio may be missed there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +95,26 @@ class Lost:
     flop_frac: float
     """Of the compute that the best run is worth, by the law."""
     budget_frac: float
-    """Of days, dollars and energy: the best run reaches as low a loss with that much less of them."""
+    """Of what the other run spends of the limited days, dollars and energy: so much less of each reaches as low a loss
+    with another size."""
 
 
 def lost_by(problem: Problem, limits: Limits, best: Run, other: Run) -> Lost:
     """What following ``other`` costs, in loss, compute and budget; what was priced before answers smaller budgets."""
+    if other.loss - best.loss < SHOWN_LOSS:
+        return Lost(loss=0.0, flop_frac=0.0, budget_frac=0.0)
     worth = problem.law.flop_for(other.loss) / problem.law.flop_for(best.loss)
+    spent = replace(limits, days=None if limits.days is None else other.days,
+                    usd=None if limits.usd is None else other.cost_usd,
+                    mwh=None if limits.mwh is None else other.mwh)  # fmt: skip
     low, high = 1e-3, 1.0
-    for _ in range(40):
+    for _ in range(30):
         middle = math.sqrt(low * high)
-        run = problem.reachable(limits.scaled(middle))
+        run = problem.reachable(spent.scaled(middle), without=other.model)
         low, high = (low, middle) if run is not None and run.loss <= other.loss else (middle, high)
-    return Lost(loss=other.loss - best.loss, flop_frac=max(0.0, 1.0 - worth), budget_frac=max(0.0, 1.0 - high))
+    # no other size may do with less than what this one spends
+    frac = 0.0 if high > 1.0 - 1e-6 else 1.0 - high
+    return Lost(loss=other.loss - best.loss, flop_frac=max(0.0, 1.0 - worth), budget_frac=frac)
 
 
 def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_j: float) -> Frontier:
@@ -115,7 +127,8 @@ def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_
     found: list[Run | None] = []
     for value in values:
         within = _within(limits, of_axis, value)
-        runs = [problem.optimum(within, every=COARSE), problem.reachable(within), *found[-1:]]
+        run = problem.optimum(within, every=COARSE)
+        runs = [run and _climbed(problem, within, run), problem.reachable(within), *found[-1:]]
         # what a smaller budget reached, a larger one does too
         found.append(min((run for run in runs if run is not None), key=lambda run: run.loss, default=None))
     worth = [None, *(_worth(problem.law, a, b) for a, b in pairwise(found))]
@@ -128,6 +141,21 @@ def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_
         knee=values[paying[-1]] * per if paying else None,
         open=bool(paying) and paying[-1] == len(values) - 1,
     )
+
+
+def _climbed(problem: Problem, limits: Limits, run: Run) -> Run:
+    """From a size of the coarse ladder to the rung beside which none is better, on the same GPUs."""
+    ladder = problem.ladder()
+    if run.model not in ladder:
+        return run
+    for step in (COARSE // 2, 1):
+        better: Run | None = run
+        while better is not None:
+            run, at = better, ladder.index(better.model)
+            beside = [ladder[i] for i in (at - step, at + step) if 0 <= i < len(ladder)]
+            runs = [problem.best_at(limits, model, run.gpus, below=run.loss) for model in beside]
+            better = min((one for one in runs if one is not None), key=lambda one: one.loss, default=None)
+    return run
 
 
 def _within(limits: Limits, name: Name, value: float) -> Limits:
@@ -194,45 +222,52 @@ def _crossings(line: Sequence[tuple[float, float]], level: float) -> tuple[float
 
 
 def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> list[Marginal]:
-    """What one more day, thousand dollars or MWh of the same run buys, and each GPU of the next doubling.
+    """What one more day, thousand dollars or MWh buys, and each GPU of the next doubling.
 
-    Formula: L(N, D + tokens of one unit) - L(N, D); GPU: (L(2 G) - L(G)) / G, each the best run of its count
+    Formula: L(limits and one unit) - L(limits), each the best run; GPU: (L(2 G) - L(G)) / G. Of what is not limited, by
+             L(N, D + tokens of one unit) - L(N, D) of the same run, and nothing where data or a ratio ends it
     """
-    law, rate = problem.law, best.rate
-    price = problem.rates.cluster.usd_per_gpu_h
+    law, rate, price = problem.law, best.rate, problem.rates.cluster.usd_per_gpu_h
 
-    def more(tokens: float) -> float:
-        return float(law.loss(best.counted, best.tokens + tokens)) - best.loss
+    def of(what: Literal["day", "thousand USD", "MWh"], name: Name, unit: float, tokens: float) -> Marginal:
+        now = getattr(limits, name)
+        if now is None:
+            free = best.binding not in ("tokens_max", "tokens_per_param")
+            gained = float(law.loss(best.counted, best.tokens + tokens)) - best.loss if free else 0.0
+            return Marginal(what=what, loss=gained, binds=False, how="of the same run")
+        run = problem.optimum(_within(limits, name, now + unit))
+        gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
+        return Marginal(what=what, loss=gained, binds=gained < 0, how="of the best run")
 
-    found = [Marginal(what="day", loss=more(rate.tokens_per_s * DAY_S), binds=best.binding == "days",
-                      how="of the same run")]  # fmt: skip
+    found = [of("day", "days", 1.0, rate.tokens_per_s * DAY_S)]
     if price:
-        tokens = rate.tokens_per_s * 1e3 / (price * rate.gpus) * HOUR_S
-        found.append(Marginal(what="thousand USD", loss=more(tokens), binds=best.binding == "usd",
-                              how="of the same run"))  # fmt: skip
-    found.append(Marginal(what="MWh", loss=more(rate.tokens_per_j * J_PER_MWH / problem.pue),
-                          binds=best.binding == "mwh", how="of the same run"))  # fmt: skip
+        found.append(of("thousand USD", "usd", 1e3, rate.tokens_per_s * 1e3 / (price * rate.gpus) * HOUR_S))
+    found.append(of("MWh", "mwh", 1.0, rate.tokens_per_j * J_PER_MWH / problem.pue))
     twice = 2 * limits.gpus
     if twice <= max_gpus:
-        run = problem.best_of_count(replace(limits, gpus=twice), twice, every=COARSE)
+        run = problem.optimum(replace(limits, gpus=twice))
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
         found.append(Marginal(what="GPU", loss=gained / limits.gpus, binds=gained < 0,
                               how=f"of those that double {limits.gpus:,} to {twice:,}"))  # fmt: skip
     return found
 
 
-def bands_of(law: Law, run: Run, low_frac: float | None, high_frac: float | None) -> Bands:
-    """Ends of the loss: the law's draws; the tokens that throughput's band affords; and both at once."""
+def bands_of(problem: Problem, limits: Limits, run: Run, low_frac: float | None, high_frac: float | None) -> Bands:
+    """Ends of the loss: the law's draws; the tokens that all limits afford within throughput's band; and both at once.
+    A ratio fixes the tokens, so that throughput only says whether the limits still afford them."""
+    law, rate = problem.law, run.rate
     of_law = law.band(run.counted, run.tokens)
     if low_frac is None or high_frac is None:
-        return Bands(law=of_law, engine=None, both=None)
-    # limits in tokens end a run by data, however fast it is
-    ends = [run.tokens * (1.0 + end if run.binding != "tokens_max" else 1.0) for end in (high_frac, low_frac)]
-    engine = float(law.loss(run.counted, ends[0])), float(law.loss(run.counted, ends[1]))
+        return Bands(law=of_law, engine=None, both=None, low_affords=None)
+    # as fast at the same power: tokens a joule move as tokens a second
+    ends = [problem.tokens(limits, rate.gpus, rate.tokens_per_s * (1.0 + end), rate.tokens_per_j * (1.0 + end),
+                           run.model)[0] for end in (high_frac, low_frac)]  # fmt: skip
+    losses = [float(law.loss(run.counted, tokens or run.tokens)) for tokens in ends]
+    engine = losses[0], losses[1]
     both = None
     if of_law is not None:
         # independent errors: their distances from the answer add in squares
         low = math.hypot(run.loss - of_law[0], run.loss - engine[0])
         high = math.hypot(of_law[1] - run.loss, engine[1] - run.loss)
         both = run.loss - low, run.loss + high
-    return Bands(law=of_law, engine=engine, both=both)
+    return Bands(law=of_law, engine=engine, both=both, low_affords=ends[1] > 0)

@@ -38,10 +38,10 @@ def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> N
     name = f"{least.name} ({short(parameter_count(least))} parameters)"
     what = name if problem.model is not None else f"the smallest shape of the family, {name}"
     affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
-    if problem.tokens_per_param is not None and affordable == 0.0:
+    priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
+    if problem.tokens_per_param is not None and (affordable == 0.0 or any(priced)):
         raise DoesNotFit(f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
                          hint="raise a limit, or lower --tokens-per-param")  # fmt: skip
-    priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
     if priced and all(rate is None for rate in priced):
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
         raise DoesNotFit(f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",

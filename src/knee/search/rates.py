@@ -48,6 +48,8 @@ class Rate:
     exposed_frac: float
     """Of the step: communication without compute beside it."""
     plan: Plan
+    thrifty: Rate | None = None
+    """Of the plans that were simulated, the one with most tokens a joule, where that is another."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,19 +97,29 @@ class Rates:
             return nothing
         table = joined(*parts)
         self.plans += len(table)
-        left = self._fitting(self._space(model, 1, 1), table)
+        # recomputation only costs time: what is too slow without it need not be tried for memory
+        most = self._most(model, table)[0]
+        slow = table.rows(np.flatnonzero(most < least_tokens_per_s))
+        left = table.rows(np.flatnonzero(most >= least_tokens_per_s))
+        left = self._fitting(self._space(model, 1, 1), left) if len(left) else left
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left) | _keys(slow)}
+        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
         if not len(left):
-            return nothing
-        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left)}
-        bound = SLACK * _by_chunk(model, self.cluster, self.profile, left)
-        most = left.global_batch * self.seq_len / bound
+            return known
+        most, bound = self._most(model, left)
         for row in _least(bound, _groups(left), 1).tolist():
-            self.ceilings[model, (int(left.gpus[row]), int(left.global_batch[row]))] = float(most[row])
+            key = int(left.gpus[row]), int(left.global_batch[row])
+            self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
         quick = np.flatnonzero(most >= least_tokens_per_s)
         if not len(quick):
             return known
         found = self._fastest(model, left.rows(quick), bound[quick])
         return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
+
+    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, Floats]:
+        """Tokens/s that each plan does not exceed, and the seconds of a step that it does not fall below."""
+        bound = SLACK * _by_chunk(model, self.cluster, self.profile, table)
+        return table.global_batch * self.seq_len / bound, bound
 
     def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
@@ -206,18 +218,27 @@ def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]
     found: dict[Key, Rate] = {}
     # of equally fast plans the one that recomputes nothing, so that answers do not hang on the order of rows
     again = table.recompute != RECOMPUTES.index("none")
-    for row in _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1).tolist():
-        key = int(table.gpus[row]), int(table.global_batch[row])
-        speed = float(results.tokens_per_s[row])
-        if not (0 < speed < math.inf):
-            continue
-        found[key] = Rate(
-            gpus=key[0],
-            global_batch=key[1],
-            tokens_per_s=speed,
-            tokens_per_j=float(results.tokens_per_j[row]),
-            mfu_frac=float(results.mfu_frac[row]),
-            exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
-            plan=table.plan(row),
-        )
+    fastest = _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1)
+    thriftiest = {int(group[row]): row for row in _least(-results.tokens_per_j, group, 1).tolist()}
+    for row in fastest.tolist():
+        rate = _rate(table, results, row)
+        other = _rate(table, results, thriftiest[int(group[row])])
+        if rate is not None:
+            saves = other is not None and other.tokens_per_j > rate.tokens_per_j * (1.0 + 1e-9)
+            found[rate.gpus, rate.global_batch] = replace(rate, thrifty=other if saves else None)
     return found
+
+
+def _rate(table: PlanTable, results: Results, row: int) -> Rate | None:
+    speed = float(results.tokens_per_s[row])
+    if not (0 < speed < math.inf):
+        return None
+    return Rate(
+        gpus=int(table.gpus[row]),
+        global_batch=int(table.global_batch[row]),
+        tokens_per_s=speed,
+        tokens_per_j=float(results.tokens_per_j[row]),
+        mfu_frac=float(results.mfu_frac[row]),
+        exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
+        plan=table.plan(row),
+    )
