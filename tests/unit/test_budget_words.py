@@ -28,7 +28,7 @@ from knee.workload.parameters import parameter_count
 TRUST = Trust(label="near", runs=3, kind_runs=3, basis_runs=30, sources=3, covered_frac=0.9, low_frac=-0.2,
               high_frac=0.1, median_error_frac=0.1, memory_runs=0, memory_low_frac=None, memory_high_frac=None, like="",
               memory_like="", reasons=())  # fmt: skip
-BOTH = Bands(law=(2.2, 2.4), engine=(2.28, 2.33), both=(2.19, 2.41))
+BOTH = Bands(law=(2.2, 2.4), engine=(2.28, 2.33), both=(2.19, 2.41), low_affords=True)
 
 
 def answer_of(
@@ -47,7 +47,7 @@ def answer_of(
               loss=2.3, binding="days", time_s=time_s, energy_j=tokens / 200.0 * 1.56, batch_tokens=768 * 4096.0,
               cost_usd=None if price is None else time_s / 3600 * price * gpus, critical_batch_tokens=4e6)  # fmt: skip
     flop = FlopChoice(mfu_frac=0.4, flop=1e20, params=counted_params, tokens=1e10, loss=2.25, gpus=gpus,
-                      time_s=time_s, energy_j=1e9, cost_usd=run.cost_usd, run=replace(run, loss=2.31))
+                      time_s=time_s, energy_j=1e9, cost_usd=run.cost_usd, run=replace(run, loss=2.31), why_not="")
     return Answer(
         options={"mfu": None}, limits=Limits(gpus=gpus, days=days), problem=problem, grid=grid("world"), best=run,
         by_count={gpus: run}, sizes=(run,), between=float(run.params), even=(300_000_000, 450_000_000), flop=flop,
@@ -63,7 +63,7 @@ def answer_of(
         (replace(BOTH, law=None, both=None), "(2.28 to 2.33 by the simulator alone; the law published no errors)"),
         (replace(BOTH, engine=None, both=None),
          "(2.20 to 2.40 by the law alone; the simulator's error is unknown here)"),
-        (Bands(law=None, engine=None, both=None), "(how sure is unknown)"),
+        (Bands(law=None, engine=None, both=None, low_affords=None), "(how sure is unknown)"),
     ],
 )  # fmt: skip
 def test_a_band_says_of_what_it_is(bands: Bands, says: str) -> None:

@@ -27,7 +27,8 @@ from knee.units import amount, counted, short
 if TYPE_CHECKING:
     from knee.cli.budget_answer import Answer
 
-_HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "MFU (PaLM)", "exposed", "batch", "plan"]
+_HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "tokens/s", "MFU (PaLM)", "exposed", "batch",
+         "plan"]  # fmt: skip
 _SIDES = ["parameters", "tokens", "tokens a parameter", "loss", "GPUs", "days", "GPU hours", "USD", "MWh", "kg CO2e",
           "MFU by 6 N D"]  # fmt: skip
 
@@ -42,10 +43,10 @@ def print_answer(answer: Answer) -> None:
                   f"{problem.rates.seq_len:,} tokens a sequence, law {problem.law.name}")
     _print_sides(answer)
     print_heading("fewer GPUs: the best run of each count")
-    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(9))
+    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10))
     if len(answer.sizes) > 1:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
-        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(9))
+        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10))
     print_heading("one more unit")
     print_rows([[f"a {one.what}" if one.what != "MWh" else "an MWh", f"{one.loss:+.2e} loss", one.how,
                  "" if one.binds else "not what ends this run: it buys nothing by itself"]
@@ -65,8 +66,8 @@ def print_answer(answer: Answer) -> None:
 
 def _row(run: Run) -> list[str]:
     return [f"{run.gpus:,}", short(run.params), short(run.tokens), f"{run.tokens_per_param:.3g}", f"{run.loss:.4f}",
-            amount(run.days), f"{run.rate.mfu_frac:.1%}", f"{run.rate.exposed_frac:.1%}", short(run.batch_tokens),
-            plan_words(run.rate.plan)]  # fmt: skip
+            amount(run.days), short(run.rate.tokens_per_s), f"{run.rate.mfu_frac:.1%}", f"{run.rate.exposed_frac:.1%}",
+            short(run.batch_tokens), plan_words(run.rate.plan)]  # fmt: skip
 
 
 def side_rows(answer: Answer) -> list[list[str]]:

@@ -17,7 +17,8 @@ from knee.workload.parameters import parameter_count
 LEAST_PARAMS, MOST_PARAMS = 5e7, 4e12
 """Sizes that a ladder has; beyond them nobody trains dense models."""
 STEPS_PER_DOUBLING = 4
-"""Of the ladder: neighbours are 19% apart, and the least loss between them less than a ten-thousandth below theirs."""
+"""Of the ladder: neighbours are 19% apart, beside a real member 10 to 29%, and the least loss between them is less than
+a ten-thousandth below theirs."""
 MLP_STEP = 256
 WHOLE_NODE_HEADS = 8
 """Heads come in eights where the width allows it, so that a node's GPUs can split them."""

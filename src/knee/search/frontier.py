@@ -224,7 +224,8 @@ def _crossings(line: Sequence[tuple[float, float]], level: float) -> tuple[float
 def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> list[Marginal]:
     """What one more day, thousand dollars or MWh buys, and each GPU of the next doubling.
 
-    Formula: L(limits and one unit) - L(limits), each the best run; GPU: (L(2 G) - L(G)) / G. Of what is not limited, by
+    Formula: L(limits and one unit) - L(limits), each the best of the runs that were priced; GPU: (L(2 G) - L(G)) / G.
+             Of what is not limited, by
              L(N, D + tokens of one unit) - L(N, D) of the same run, and nothing where data or a ratio ends it
     """
     law, rate, price = problem.law, best.rate, problem.rates.cluster.usd_per_gpu_h
@@ -235,7 +236,8 @@ def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> lis
             free = best.binding not in ("tokens_max", "tokens_per_param")
             gained = float(law.loss(best.counted, best.tokens + tokens)) - best.loss if free else 0.0
             return Marginal(what=what, loss=gained, binds=False, how="of the same run")
-        run = problem.optimum(_within(limits, name, now + unit))
+        # of all that was priced: next to an answer that is the best run, and to look at others takes many times longer
+        run = problem.reachable(_within(limits, name, now + unit))
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
         return Marginal(what=what, loss=gained, binds=gained < 0, how="of the best run")
 
@@ -245,7 +247,9 @@ def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> lis
     found.append(of("MWh", "mwh", 1.0, rate.tokens_per_j * J_PER_MWH / problem.pue))
     twice = 2 * limits.gpus
     if twice <= max_gpus:
-        run = problem.optimum(replace(limits, gpus=twice))
+        more = replace(limits, gpus=twice)
+        # where the best run leaves half of the GPUs idle, more of them change nothing
+        run = problem.reachable(more) if 2 * best.gpus <= limits.gpus else problem.optimum(more)
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
         found.append(Marginal(what="GPU", loss=gained / limits.gpus, binds=gained < 0,
                               how=f"of those that double {limits.gpus:,} to {twice:,}"))  # fmt: skip
