@@ -79,9 +79,9 @@ def command(
     """Find the model that loses least within a budget, with communication counted.
 
     For shapes of a family on 2^k and 3 x 2^k GPUs, the limit, and the count that spends the dollars within the days,
-    knee finds the best plan and its tokens/s, the tokens that every limit affords, and the loss that a published scaling
-    law predicts. Beside the best run stands what counting FLOP would have chosen (GPUs x peak x an assumed MFU x time,
-    split by the law's closed form), what that choice really reaches on this cluster, and what is lost by following it.
+    knee finds the best plan and its tokens/s, the tokens that every limit affords, and the loss that a published
+    scaling law predicts. Beside the best run stands what counting FLOP would have chosen (GPUs x peak x an assumed
+    MFU x time, split by the law's closed form), what that really reaches on this cluster, and what is lost by it.
 
     \b
         knee budget --cluster dgx-h100 --gpus 2048 --days 30
