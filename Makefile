@@ -9,8 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Three on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
-JOBS ?= 3
+# Four on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
+JOBS ?= 4
 OUT ?= out
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from knee.launch.status import read_status
+
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep, until
 
@@ -123,7 +125,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(LONG, encoding="utf-8")
     more = {"SLURM_CONF": str(cluster.conf)}
-    words = (grid, "--launcher", "slurm", "--out", out, "--steps", "120", *FEW, "--gpus-per-node", "1", "--timeout",
+    words = (grid, "--launcher", "slurm", "--out", out, "--steps", "300", *FEW, "--gpus-per-node", "1", "--timeout",
              "60", "--wait")
     with start(*words, more=more) as launcher:
         until(lambda: list(out.glob("slurm/*.job.json")), "jobs are submitted")
@@ -131,8 +133,8 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
         until(lambda: step_of(first) >= 1, "the first run trains")
         launcher.send_signal(signal.SIGKILL)
         launcher.communicate()
-    cluster.call("scancel", status(out, more)["0001"]["job"])
-    until(lambda: status(out, more)["0001"]["state"] == "cancelled", "scancel is seen")
+    cluster.call("scancel", read_status(first).job)
+    until(lambda: read_status(first).state == "cancelled", "scancel is seen")
     until(lambda: step_of(second) >= 1, "the second run trains")
     cluster.kill_node("n1")
     until(lambda: status(out, more)["0002"]["state"] != "running", "a lost node is seen")
