@@ -23,20 +23,6 @@ from knee.launch.status import Status, read_status
 
 from .sweeps import TINY, run_folder, start, status, sweep, until
 
-STUB = """#!/bin/bash
-trap 'kill $!; exit 143' TERM
-sleep "${STUB_S:-0}" & wait $!
-echo "{\\"status\\": \\"done\\"}" > "$1/record.json"
-"""
-
-
-@pytest.fixture
-def stub(tmp_path: Path) -> str:
-    path = tmp_path / "stub.sh"
-    path.write_text(STUB, encoding="utf-8")
-    path.chmod(0o755)
-    return str(path)
-
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:

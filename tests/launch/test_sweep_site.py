@@ -96,7 +96,8 @@ def test_a_host_that_could_be_an_option_or_a_command_is_refused(host: str) -> No
 
 
 def test_hosts_are_names_and_addresses() -> None:
-    Site(hosts=("node-1", "n1.cluster.org", "10.0.0.2", "me@node_2", "::1", "fe80::1%eth0", "[fd00::2]", "me@fd00::2"))
+    hosts = ("node-1", "n1.cluster.org", "10.0.0.2", "me@node_2", "::1", "fe80::1%eth0", "[fd00::2]", "me@fd00::2")
+    assert Site(hosts=hosts).hosts == hosts
 
 
 @pytest.mark.parametrize(("line", "said"), [

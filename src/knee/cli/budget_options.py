@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -30,10 +31,8 @@ def amount_of(name: str, text: str | None) -> float | None:
     """Dollars or MWh: a number, or one with k, M, B or T behind it; whether it can be a limit is asked later."""
     if text is None:
         return None
-    try:
+    with suppress(ValueError):
         return float(text)
-    except ValueError:
-        pass
     try:
         return parse_tokens(text)
     except InputError:
