@@ -30,6 +30,7 @@ study: $(VENV)/.report
 test: apt $(VENV)/.dev $(VENV)/.torch
 	@echo "== ruff"
 	$(BIN)/ruff check
+	$(BIN)/ruff format --check
 	@echo "== mypy"
 	$(BIN)/mypy
 	@echo "== import-linter"

@@ -1,6 +1,6 @@
 """How fast text becomes tokens, and how fast training reads them beside a plain copy from a memory map.
 
-    python benchmarks/data.py
+python benchmarks/data.py
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def make_text(folder: Path) -> tuple[Path, Path]:
     corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel()
-    tokenizer.train_from_iterator(texts[:2000], trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["</s>"],
-                                                                    show_progress=False))
+    tokenizer.train_from_iterator(
+        texts[:2000], trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=["</s>"], show_progress=False)
+    )
     tokenizer.save(str(tokenizer_file))
     return corpus, tokenizer_file
 
@@ -90,8 +91,10 @@ def read(folder: Path) -> None:
     times = {name: seconds(work) for name, work in works.items()}
     for name, taken in times.items():
         ratio = taken / times["copy from a memory map"]
-        print(f"{name:<28}{tokens / taken / 1e6:>10.0f} Mtokens/s {1e3 * taken / STEPS:>8.3f} ms a step of "
-              f"{ROWS} x {SEQ_LEN} {ratio:>7.2f} x a copy's time")
+        print(
+            f"{name:<28}{tokens / taken / 1e6:>10.0f} Mtokens/s {1e3 * taken / STEPS:>8.3f} ms a step of "
+            f"{ROWS} x {SEQ_LEN} {ratio:>7.2f} x a copy's time"
+        )
 
 
 def main() -> None:

@@ -35,16 +35,27 @@ BAR = 20_000
 
 def mixed_plans(gpus: int) -> Iterator[knee.Plan]:
     """FSDP, TP, PP and CP in every combination that is a plan at all."""
-    axes = itertools.product((1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (1, 2, 4), SHARDINGS, (1, 2, 4, 8), SCHEDULES,
-                             (1, 2, 4), RECOMPUTES)
+    axes = itertools.product(
+        (1, 2, 4, 8, 16), (1, 2, 4, 8, 16), (1, 2, 4), SHARDINGS, (1, 2, 4, 8), SCHEDULES, (1, 2, 4), RECOMPUTES
+    )
     for tp, pp, cp, sharding, copies, (schedule, virtual), micro_batch, recompute in axes:
         rest = gpus // (tp * pp * cp * copies)
         if rest == 0 or (pp == 1 and schedule != "1f1b"):
             continue
         shard, replicas = (1, rest * copies) if sharding == "ddp" else (rest, copies)
         try:
-            yield knee.Plan(tp=tp, pp=pp, cp=cp, dp_shard=shard, dp_replicate=replicas, sharding=sharding,
-                            schedule=schedule, virtual_stages=virtual, micro_batch=micro_batch, recompute=recompute)
+            yield knee.Plan(
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                dp_shard=shard,
+                dp_replicate=replicas,
+                sharding=sharding,
+                schedule=schedule,
+                virtual_stages=virtual,
+                micro_batch=micro_batch,
+                recompute=recompute,
+            )
         except SpecError:
             continue
 
@@ -56,8 +67,17 @@ def mixed_jobs(
     jobs = []
     for plan in mixed_plans(gpus):
         try:
-            jobs.append(knee.Job(model=model, cluster=cluster, profile=profile, plan=plan, gpus=gpus,
-                                 global_batch=batch, seq_len=4096))
+            jobs.append(
+                knee.Job(
+                    model=model,
+                    cluster=cluster,
+                    profile=profile,
+                    plan=plan,
+                    gpus=gpus,
+                    global_batch=batch,
+                    seq_len=4096,
+                )
+            )
         except SpecError:
             continue
     random.Random(0).shuffle(jobs)
@@ -87,8 +107,12 @@ def endless(table: knee.PlanTable, total: int) -> Iterator[knee.PlanTable]:
     for times in itertools.count(1):
         for piece in chunks(table):
             left = piece.rows(slice(0, total - made))
-            yield replace(left, global_batch=left.global_batch * (1 + times % 4),
-                          seq_len=left.seq_len * 2 ** (times // 4 % 3), prefetch=left.prefetch + times % 2)
+            yield replace(
+                left,
+                global_batch=left.global_batch * (1 + times % 4),
+                seq_len=left.seq_len * 2 ** (times // 4 % 3),
+                prefetch=left.prefetch + times % 2,
+            )
             made += len(left)
             if made >= total:
                 return
@@ -140,8 +164,10 @@ def main() -> None:
     for results in knee.simulate_tables(model, cluster, profile, endless(table, total)):
         plans += len(results)
     spent = time.process_time() - start
-    print(f"\n{plans:,} plans of llama2-70b: {spent:.0f} CPU-seconds ({plans / spent:,.0f} a second), "
-          f"peak memory {peak_mib():.0f} MiB, {before:.0f} before")
+    print(
+        f"\n{plans:,} plans of llama2-70b: {spent:.0f} CPU-seconds ({plans / spent:,.0f} a second), "
+        f"peak memory {peak_mib():.0f} MiB, {before:.0f} before"
+    )
 
 
 if __name__ == "__main__":

@@ -26,8 +26,12 @@ COMMANDS = {
 def once(arguments: str) -> tuple[float, float, float, str]:
     """Wall and CPU seconds, peak MB and what was printed."""
     start = time.perf_counter()
-    process = subprocess.Popen([sys.executable, "-m", "knee", *arguments.split(), "--json"], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "knee", *arguments.split(), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
     assert process.stdout is not None
     printed = process.stdout.read()
     _, status, used = os.wait4(process.pid, 0)

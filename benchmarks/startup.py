@@ -1,6 +1,6 @@
 """How long a command takes to answer: ``knee --help`` and one ``knee simulate``, whole processes.
 
-    python benchmarks/startup.py
+python benchmarks/startup.py
 """
 
 from __future__ import annotations

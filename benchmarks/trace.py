@@ -72,8 +72,12 @@ class Cost(NamedTuple):
 def cost(program: str, *arguments: str, env: dict[str, str], runs: int) -> Cost:
     """The best of some runs, after one that fills the caches of disk and bytecode."""
     costs = [_once([sys.executable, "-c", program, *arguments], env) for _ in range(runs + 1)][1:]
-    return Cost(min(c.wall_s for c in costs), min(c.cpu_s for c in costs), max(c.peak_mb for c in costs),
-                min(c.work_s for c in costs))
+    return Cost(
+        min(c.wall_s for c in costs),
+        min(c.cpu_s for c in costs),
+        max(c.peak_mb for c in costs),
+        min(c.work_s for c in costs),
+    )
 
 
 def _once(command: list[str], env: dict[str, str]) -> Cost:
@@ -130,10 +134,16 @@ def main() -> None:
 def measure(trace: Path, runs: int, folder: Path) -> None:
     """All tools on one trace, and knee on ten of it."""
     # compiled modules as after an installation, and a cache of traces that starts empty
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONDONTWRITEBYTECODE": "",
-                        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"), "XDG_CACHE_HOME": str(folder / "cache")}
-    print(f"{trace.name}, {trace.stat().st_size / 1e6:.1f} MB packed; {platform.machine()}, {os.cpu_count()} cores, "
-          f"Python {platform.python_version()}, NumPy {np.__version__}; best of {runs}, whole processes\n")
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(folder / "bytecode"),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+    }
+    print(
+        f"{trace.name}, {trace.stat().st_size / 1e6:.1f} MB packed; {platform.machine()}, {os.cpu_count()} cores, "
+        f"Python {platform.python_version()}, NumPy {np.__version__}; best of {runs}, whole processes\n"
+    )
     found = {
         "floor: read, gunzip, one scan": cost(FLOOR, str(trace), env=env, runs=runs),
         "import numpy": cost("import numpy", env=env, runs=runs),
@@ -147,17 +157,21 @@ def measure(trace: Path, runs: int, folder: Path) -> None:
         found["HTA, three tables"] = cost(HTA, str(trace), env=env, runs=runs)
     print(f"{'':<32}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'x floor':>9}{'x knee':>8}{'work s':>8}{'x floor':>9}")
     for name, one in found.items():
-        print(f"{name:<32}{one.wall_s:>8.2f}{one.cpu_s:>8.2f}{one.peak_mb:>9.0f}{one.wall_s / floor.wall_s:>9.1f}"
-              f"{one.wall_s / knee.wall_s:>8.1f}{one.work_s:>8.2f}{one.work_s / floor.work_s:>9.1f}")
+        print(
+            f"{name:<32}{one.wall_s:>8.2f}{one.cpu_s:>8.2f}{one.peak_mb:>9.0f}{one.wall_s / floor.wall_s:>9.1f}"
+            f"{one.wall_s / knee.wall_s:>8.1f}{one.work_s:>8.2f}{one.work_s / floor.work_s:>9.1f}"
+        )
     large = folder / "ten.json.gz"
     # in a process of its own: the peak of a process that starts others is passed on to them
     subprocess.run([sys.executable, __file__, "--trace", str(trace), "--ten", str(large)], check=True)
     again = cost(KNEE, str(trace), "fresh", env=env, runs=runs)  # once more: the same minute counts
     ten = cost(KNEE, str(large), "fresh", env=env, runs=1)
     ten_floor = cost(FLOOR, str(large), env=env, runs=1)
-    print(f"{'knee, ten copies in one file':<32}{ten.wall_s:>8.2f}{ten.cpu_s:>8.2f}{ten.peak_mb:>9.0f}"
-          f"{ten.wall_s / ten_floor.wall_s:>9.1f}{ten.wall_s / again.wall_s:>8.1f}{ten.work_s:>8.2f}"
-          f"{ten.work_s / ten_floor.work_s:>9.1f}")
+    print(
+        f"{'knee, ten copies in one file':<32}{ten.wall_s:>8.2f}{ten.cpu_s:>8.2f}{ten.peak_mb:>9.0f}"
+        f"{ten.wall_s / ten_floor.wall_s:>9.1f}{ten.wall_s / again.wall_s:>8.1f}{ten.work_s:>8.2f}"
+        f"{ten.work_s / ten_floor.work_s:>9.1f}"
+    )
     print(f"{'floor, the same':<32}{ten_floor.wall_s:>8.2f}{ten_floor.cpu_s:>8.2f}{ten_floor.peak_mb:>9.0f}\n")
     reached = {"of the floor": knee.work_s / floor.work_s, "ten copies, MB": ten.peak_mb,
                "ten copies, CPU": ten.cpu_s / again.cpu_s}  # fmt: skip

@@ -26,8 +26,9 @@ SHAPE = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 3
 
 def tokens_per_s(*, compiled: bool, steps: int, warmup: int) -> float:
     """All tokens of the measured steps over all their time."""
-    config = LlamaConfig(**SHAPE, vocab_size=32000, max_position_embeddings=SEQ_LEN, use_cache=False,
-                         attn_implementation="sdpa")
+    config = LlamaConfig(
+        **SHAPE, vocab_size=32000, max_position_embeddings=SEQ_LEN, use_cache=False, attn_implementation="sdpa"
+    )
     with torch.device("cuda"):
         model = LlamaForCausalLM(config).to(torch.bfloat16)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
@@ -69,8 +70,17 @@ def main() -> None:
         torch.cuda.empty_cache()
     if given.out:
         with open(given.out, "w", encoding="utf-8") as file:
-            json.dump({"tokens_per_s": found, "steps": given.steps, "warmup": given.warmup,
-                       "torch": torch.__version__, "gpu": torch.cuda.get_device_name()}, file, indent=2)
+            json.dump(
+                {
+                    "tokens_per_s": found,
+                    "steps": given.steps,
+                    "warmup": given.warmup,
+                    "torch": torch.__version__,
+                    "gpu": torch.cuda.get_device_name(),
+                },
+                file,
+                indent=2,
+            )
 
 
 if __name__ == "__main__":

@@ -26,10 +26,19 @@ COLUMNS = "layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,micro_batch,tp,pp
 
 def made_up(path: Path) -> Path:
     """A sweep of two models on two kinds of GPUs, about as many rows as the gathered file."""
-    axes = itertools.product(((16, 2048, 32), (32, 4096, 32)), ("h100-80gb", "a100-80gb"), (8, 16, 32), (1, 2, 4, 8),
-                             (1, 2, 4), (1, 2, 4, 8), ("fsdp", "zero1"))
-    lines = [",".join(map(str, (*model, gpu, n_gpus, 4096, 256, micro, tp, pp, sharding, 1000)))
-             for model, gpu, n_gpus, tp, pp, micro, sharding in axes]
+    axes = itertools.product(
+        ((16, 2048, 32), (32, 4096, 32)),
+        ("h100-80gb", "a100-80gb"),
+        (8, 16, 32),
+        (1, 2, 4, 8),
+        (1, 2, 4),
+        (1, 2, 4, 8),
+        ("fsdp", "zero1"),
+    )
+    lines = [
+        ",".join(map(str, (*model, gpu, n_gpus, 4096, 256, micro, tp, pp, sharding, 1000)))
+        for model, gpu, n_gpus, tp, pp, micro, sharding in axes
+    ]
     path.write_text("\n".join((COLUMNS, *lines)), encoding="utf-8")
     return path
 

@@ -24,9 +24,21 @@ from knee.specs.profile import Profile
 TRUTH = replace(load_profile("eager").spec, launch_s=30e-6, stream_scale=1.3, bandwidth_scale_frac=0.5)
 MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32), "13b": (40, 5120, 40)}
 RUNS = (
-    ("1b", 8, 1024, 1), ("1b", 8, 2048, 2), ("1b", 32, 1024, 1), ("1b", 8, 4096, 4), ("1b", 64, 512, 1),
-    ("7b", 8, 1024, 1), ("7b", 8, 4096, 1), ("7b", 8, 4096, 2), ("7b", 64, 512, 1), ("7b", 64, 2048, 1),
-    ("7b", 128, 1024, 1), ("7b", 128, 4096, 1), ("13b", 64, 2048, 1), ("13b", 16, 4096, 1), ("13b", 256, 1024, 1),
+    ("1b", 8, 1024, 1),
+    ("1b", 8, 2048, 2),
+    ("1b", 32, 1024, 1),
+    ("1b", 8, 4096, 4),
+    ("1b", 64, 512, 1),
+    ("7b", 8, 1024, 1),
+    ("7b", 8, 4096, 1),
+    ("7b", 8, 4096, 2),
+    ("7b", 64, 512, 1),
+    ("7b", 64, 2048, 1),
+    ("7b", 128, 1024, 1),
+    ("7b", 128, 4096, 1),
+    ("13b", 64, 2048, 1),
+    ("13b", 16, 4096, 1),
+    ("13b", 256, 1024, 1),
     ("13b", 256, 512, 1),
 )
 """Model, GPUs, tokens a sequence, sequences a GPU: small ones wait for the host, those on many GPUs for the network."""
@@ -37,8 +49,16 @@ def rows(truth: Profile = TRUTH, runs: tuple[tuple[str, int, int, int], ...] = R
     for name, gpus, seq_len, micro_batch in runs:
         layers, hidden, heads = MODELS[name]
         setting: dict[str, Any] = {
-            "source": "mine", "model": name, "layers": layers, "hidden": hidden, "heads": heads, "gpu": "h100-80gb",
-            "n_gpus": gpus, "seq_len": seq_len, "global_batch": gpus * micro_batch, "micro_batch": micro_batch,
+            "source": "mine",
+            "model": name,
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "gpu": "h100-80gb",
+            "n_gpus": gpus,
+            "seq_len": seq_len,
+            "global_batch": gpus * micro_batch,
+            "micro_batch": micro_batch,
             "sharding": "fsdp",
         }
         measured = simulate(job_of(Setting(**setting), profile=truth).job)
@@ -123,8 +143,10 @@ def test_every_value_says_where_it_comes_from(whole: tuple[Path, Path, dict[str,
 
 def test_other_commands_take_the_profile(whole: tuple[Path, Path, dict[str, Any]]) -> None:
     file, out, data = whole
-    before, after = (json.loads(knee("validate", file, *more, "--json").stdout)["all"]["throughput"]
-                     for more in ((), ("--profile", out)))
+    before, after = (
+        json.loads(knee("validate", file, *more, "--json").stdout)["all"]["throughput"]
+        for more in ((), ("--profile", out))
+    )
     assert before["median_frac"] == pytest.approx(data["throughput_before"]["median_frac"])
     assert after["median_frac"] == pytest.approx(data["throughput_after"]["median_frac"], abs=1e-3)
     asked = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "1", "--json")
@@ -142,10 +164,16 @@ def test_same_runs_same_file(few: Path, tmp_path: Path) -> None:
 def test_the_table(few: Path, tmp_path: Path) -> None:
     result = knee("calibrate", few, "--only", "stream_scale", "-o", tmp_path / "p.toml")
     assert result.exit_code == 0
-    for words in ("fitted, and not checked on other runs: 5 runs",
-                  "(5 of 5 rows), starting from eager, 1 of 15 parameters determined", "uncertainty left",
-                  "all others free", "not asked for", "before -> after", "5 runs are too few to hold some back",
-                  "assumptions:"):
+    for words in (
+        "fitted, and not checked on other runs: 5 runs",
+        "(5 of 5 rows), starting from eager, 1 of 15 parameters determined",
+        "uncertainty left",
+        "all others free",
+        "not asked for",
+        "before -> after",
+        "5 runs are too few to hold some back",
+        "assumptions:",
+    ):
         assert words in result.stdout
     assert f"--profile {tmp_path / 'p.toml'}" in result.stderr
     assert "held out" not in result.stdout
@@ -169,8 +197,10 @@ def test_a_run_that_determines_nothing_leaves_the_base(few: Path, tmp_path: Path
 
 def test_failed_runs_are_counted_and_not_used(tmp_path: Path) -> None:
     records = rows(runs=RUNS[5:8])
-    records += [records[0] | {"tokens_per_s_per_gpu": "", "status": status, "micro_batch": 1, "global_batch": 8 * n}
-                for n, status in ((2, "oom"), (3, "failed"))]
+    records += [
+        records[0] | {"tokens_per_s_per_gpu": "", "status": status, "micro_batch": 1, "global_batch": 8 * n}
+        for n, status in ((2, "oom"), (3, "failed"))
+    ]
     data = calibrate(write(tmp_path / "r.csv", records), "--only", "stream_scale")
     assert (data["rows"], data["rows_used"], data["runs"]) == (5, 3, 3)
     assert data["skipped"] == {"it did not run to an end (oom or failed), so no time was measured": 2}
@@ -249,8 +279,10 @@ def test_several_stacks_need_a_name(tmp_path: Path) -> None:
 
 def test_runs_of_several_clusters_are_one_stack(tmp_path: Path) -> None:
     records = rows(runs=RUNS[5:8])
-    other = [record | {"gpu": "a100-80gb", "tokens_per_s_per_gpu": 0.4 * record["tokens_per_s_per_gpu"]}
-             for record in records]
+    other = [
+        record | {"gpu": "a100-80gb", "tokens_per_s_per_gpu": 0.4 * record["tokens_per_s_per_gpu"]}
+        for record in records
+    ]
     file = write(tmp_path / "r.csv", records + other)
     assert calibrate(file, "--only", "stream_scale")["runs"] == 6
     data = calibrate(file, "--only", "stream_scale", "--cluster", "dgx-h100")
@@ -270,8 +302,24 @@ def test_a_fit_goes_on_from_a_file(few: Path, tmp_path: Path) -> None:
 
 def test_records_of_knee_itself(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
-    texts = [knee("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", batch, "--sharding",
-                  "fsdp", "--set", "profile.stream_scale=1.3", "--json").stdout for batch in ("1", "2")]
+    texts = [
+        knee(
+            "simulate",
+            "llama2-7b",
+            "--cluster",
+            "dgx-h100",
+            "--gpus",
+            "8",
+            "--local-batch",
+            batch,
+            "--sharding",
+            "fsdp",
+            "--set",
+            "profile.stream_scale=1.3",
+            "--json",
+        ).stdout
+        for batch in ("1", "2")
+    ]
     measured = [json.loads(text) | {"kind": "measured"} for text in texts]
     file.write_text("".join(texts), encoding="utf-8")  # one after another, as a shell appends them
     data = calibrate(file, "--only", "stream_scale")
@@ -287,24 +335,35 @@ def test_records_of_knee_itself(tmp_path: Path) -> None:
     assert calibrate(file, "--only", "stream_scale")["by_name"] == data["by_name"]
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"model": "llama9"}, "llama9"),
-    ({"model": 7}, "model is not a name"),
-    ({"gpus": True}, "gpus is"),
-    ({"gpus": 10**400}, "dgx-h100 is described up to"),
-    ({"plan": []}, "plan is not a table"),
-    ({"plan": {"tp": "x"}}, "plan.tp"),
-    ({"step_s": -1}, "step_s is -1, and must be positive"),
-    ({"step_s": 10**400}, "far from any real one"),
-    ({"step_s": "fast"}, "step_s is 'fast', not a number"),
-    ({"tokens_per_s": 1.0}, "contradict each other"),
-    ({"fits": False}, "it did not run to an end"),
-    ({"kind": "guessed"}, "kind is 'guessed'"),
-    ({"plan": {"dp_shard": 3}}, "the plan fills 3 GPUs"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "llama9"}, "llama9"),
+        ({"model": 7}, "model is not a name"),
+        ({"gpus": True}, "gpus is"),
+        ({"gpus": 10**400}, "dgx-h100 is described up to"),
+        ({"plan": []}, "plan is not a table"),
+        ({"plan": {"tp": "x"}}, "plan.tp"),
+        ({"step_s": -1}, "step_s is -1, and must be positive"),
+        ({"step_s": 10**400}, "far from any real one"),
+        ({"step_s": "fast"}, "step_s is 'fast', not a number"),
+        ({"tokens_per_s": 1.0}, "contradict each other"),
+        ({"fits": False}, "it did not run to an end"),
+        ({"kind": "guessed"}, "kind is 'guessed'"),
+        ({"plan": {"dp_shard": 3}}, "the plan fills 3 GPUs"),
+    ],
+)
 def test_records_that_cannot_be_used(change: dict[str, Any], words: str, tmp_path: Path) -> None:
-    record = {"model": "llama2-7b", "cluster": "dgx-h100", "profile": "eager", "gpus": 8, "global_batch": 16,
-              "seq_len": 4096, "plan": {"dp_shard": 8}, "step_s": 1.0}
+    record = {
+        "model": "llama2-7b",
+        "cluster": "dgx-h100",
+        "profile": "eager",
+        "gpus": 8,
+        "global_batch": 16,
+        "seq_len": 4096,
+        "plan": {"dp_shard": 8},
+        "step_s": 1.0,
+    }
     (tmp_path / "r.jsonl").write_text(json.dumps(record | change) + "\n", encoding="utf-8")
     assert words in refused(tmp_path / "r.jsonl")
     (tmp_path / "r.jsonl").write_text(json.dumps({k: v for k, v in record.items() if k not in change}), "utf-8")
@@ -383,9 +442,18 @@ def test_runs_out_of_memory_are_evidence_for_the_memory_model(tmp_path: Path) ->
 
     def write_record(number: int, job: Job, **changes: Any) -> None:
         plan = {"dp_shard": job.gpus, "micro_batch": job.plan.micro_batch, "sharding": job.plan.sharding}
-        record = {"kind": "measured", "model": "llama2-7b", "cluster": "dgx-h100", "profile": "eager", "gpus": job.gpus,
-                  "global_batch": job.global_batch, "seq_len": 4096, "plan": plan, "status": "done",
-                  "step_s": simulate(job).step_s}
+        record = {
+            "kind": "measured",
+            "model": "llama2-7b",
+            "cluster": "dgx-h100",
+            "profile": "eager",
+            "gpus": job.gpus,
+            "global_batch": job.global_batch,
+            "seq_len": 4096,
+            "plan": plan,
+            "status": "done",
+            "step_s": simulate(job).step_s,
+        }
         for place in (f"runs/{number:04d}", f"runs/{number:04d}/attempts/1"):
             (tmp_path / place).mkdir(parents=True)
             (tmp_path / place / "record.json").write_text(json.dumps(record | changes), encoding="utf-8")

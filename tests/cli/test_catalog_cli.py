@@ -64,8 +64,10 @@ def test_numbers_are_base_si_for_machines_and_words_for_people() -> None:
     assert "3.35 TB/s" in knee("h100-sxm").stdout
 
 
-@pytest.mark.parametrize(("name", "guess"), [("llama27b", "llama2-7b"), ("dgxh100", "dgx-h100"),
-                                             ("constant", "constants"), ("hofmann-2022", "hoffmann-2022")])
+@pytest.mark.parametrize(
+    ("name", "guess"),
+    [("llama27b", "llama2-7b"), ("dgxh100", "dgx-h100"), ("constant", "constants"), ("hofmann-2022", "hoffmann-2022")],
+)
 def test_an_unknown_name_gets_the_nearest(name: str, guess: str) -> None:
     result = knee(name)
     assert result.exit_code == 2

@@ -28,8 +28,14 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(folder: Path, simulated: Path, **changes: Any) -> Path:
     """A run that was twice as fast as the simulation."""
     record = json.loads(simulated.read_text(encoding="utf-8"))
-    record |= {"kind": "measured", "status": "done", "tokens_per_s": 2 * record["tokens_per_s"], "memory_bytes": None,
-               "step_s": record["step_s"] / 2, **changes}
+    record |= {
+        "kind": "measured",
+        "status": "done",
+        "tokens_per_s": 2 * record["tokens_per_s"],
+        "memory_bytes": None,
+        "step_s": record["step_s"] / 2,
+        **changes,
+    }
     folder.mkdir(exist_ok=True)
     (folder / "record.json").write_text(json.dumps(record), encoding="utf-8")
     return folder
@@ -52,8 +58,16 @@ def test_differences_are_to_the_first(tmp_path: Path, simulated: Path) -> None:
 def test_the_table_has_every_quantity(tmp_path: Path, simulated: Path) -> None:
     result = knee("compare", str(measured(tmp_path / "run", simulated)), str(simulated))
     assert result.exit_code == 0, result.stderr
-    for word in ("1 measured", "2 simulated", "(-50.0%)", "MFU", "exposed share of the step", "power per GPU",
-                 "unknown", "palm FLOP convention"):
+    for word in (
+        "1 measured",
+        "2 simulated",
+        "(-50.0%)",
+        "MFU",
+        "exposed share of the step",
+        "power per GPU",
+        "unknown",
+        "palm FLOP convention",
+    ):
         assert word in result.stdout
 
 
@@ -76,12 +90,15 @@ def test_other_jobs_and_failed_runs_are_said(tmp_path: Path, simulated: Path) ->
     assert "record 2 oom: out of memory" in result.stdout
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    ("{", "is not a JSON document"),
-    ("[]", "is not a record"),
-    ('{"kind": "dreamt"}', "is not a record"),
-    ("{}", "nothing that could be compared"),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "is not a JSON document"),
+        ("[]", "is not a record"),
+        ('{"kind": "dreamt"}', "is not a record"),
+        ("{}", "nothing that could be compared"),
+    ],
+)
 def test_what_is_no_record_is_refused(tmp_path: Path, simulated: Path, content: str, words: str) -> None:
     (tmp_path / "bad.json").write_text(content, encoding="utf-8")
     result = knee("compare", str(simulated), str(tmp_path / "bad.json"))

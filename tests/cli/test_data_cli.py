@@ -32,8 +32,15 @@ def tokenizer() -> str:
 
     made = library.Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    made.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=300, special_tokens=["</s>"], show_progress=False,
-                                                        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator(
+        TEXTS,
+        trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=["</s>"],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     made.save("tokenizer.json")
     return "tokenizer.json"
 
@@ -53,8 +60,15 @@ def test_prepare_show_and_train_on_it(tokenizer: str) -> None:
     assert "100% of the files" in made.stderr
     shown = ask("show", "out", "--verify")
     assert shown.exit_code == 0, shown.output
-    for words in ("documents", "30", "(uint16)", "</s> (0) ends a document", "all as they were written",
-                  "The first document says hello.</s>Ein zweites: schöne Grüße, 世界.</s>", "corpus.jsonl"):
+    for words in (
+        "documents",
+        "30",
+        "(uint16)",
+        "</s> (0) ends a document",
+        "all as they were written",
+        "The first document says hello.</s>Ein zweites: schöne Grüße, 世界.</s>",
+        "corpus.jsonl",
+    ):
         assert words in shown.stdout, words
     assert Shards(Path("out"), Share(seq_len=16, global_batch=2), vocab_size=300).batch(0).shape == (2, 17)
     assert "nothing has changed" in prepare().stderr
@@ -105,12 +119,13 @@ def test_what_is_wrong_is_said_in_words() -> None:
         assert cut.exit_code == 2
         assert "out/shard-00000.bin is cut off" in cut.stderr
         assert "--fresh" in cut.stderr
-    for words, said in ((("show", "nowhere"), "nowhere has no shards"),
-                        (("prepare", "none.txt", "--tokenizer", "tokenizer.json", "--out", "o"), "no such file"),
-                        (("prepare", "corpus.jsonl", "--tokenizer", "corpus.jsonl", "--out", "o"), "not a tokenizer"),
-                        (("prepare", "corpus.jsonl", "--out", "o"), "'--tokenizer'"),
-                        (("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "corpus.jsonl"),
-                         "corpus.jsonl")):
+    for words, said in (
+        (("show", "nowhere"), "nowhere has no shards"),
+        (("prepare", "none.txt", "--tokenizer", "tokenizer.json", "--out", "o"), "no such file"),
+        (("prepare", "corpus.jsonl", "--tokenizer", "corpus.jsonl", "--out", "o"), "not a tokenizer"),
+        (("prepare", "corpus.jsonl", "--out", "o"), "'--tokenizer'"),
+        (("prepare", "corpus.jsonl", "--tokenizer", "tokenizer.json", "--out", "corpus.jsonl"), "corpus.jsonl"),
+    ):
         wrong = ask(*words)
         assert wrong.exit_code == 2, words
         assert said in wrong.stderr, words

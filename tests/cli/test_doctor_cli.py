@@ -14,18 +14,34 @@ from knee.cli import COMMANDS, doctor, main
 from knee.probe.inventory import Cpu, Gpu, Inventory, Nic, NvidiaDriver, Software
 
 H100 = Gpu(
-    index=0, name="NVIDIA H100 80GB HBM3", memory_bytes=80 * 2.0**30, power_limit_w=700.0, pcie_generation=5,
-    pcie_width=16, nvlinks=18, nvlink_bytes_per_s=478e9, mig=False, ecc=True, other_processes=0,
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    memory_bytes=80 * 2.0**30,
+    power_limit_w=700.0,
+    pcie_generation=5,
+    pcie_width=16,
+    nvlinks=18,
+    nvlink_bytes_per_s=478e9,
+    mig=False,
+    ecc=True,
+    other_processes=0,
 )
 NODE = Inventory(
     gpus=(H100, replace(H100, index=1), replace(H100, index=2, other_processes=3), replace(H100, index=3)),
     network=(Nic(name="mlx5_0:1", rdma=True, link_layer="InfiniBand", state="active", bytes_per_s=50e9, numa_node=0),),
     cpu=Cpu(model="Xeon", cpus=112, numa_nodes=2),
-    software=Software(driver=NvidiaDriver(version="580.1", cuda="13.0", nvml="13.580.1"), nccl="2.27.5",
-                      nccl_from="nvidia-nccl-cu13", torch="2.11.0+cu130", torch_build="CUDA 13.0"),
+    software=Software(
+        driver=NvidiaDriver(version="580.1", cuda="13.0", nvml="13.580.1"),
+        nccl="2.27.5",
+        nccl_from="nvidia-nccl-cu13",
+        torch="2.11.0+cu130",
+        torch_build="CUDA 13.0",
+    ),
 )
 NOTHING = Inventory(
-    gpus=(), network=(), cpu=Cpu(model=None, cpus=None, numa_nodes=None),
+    gpus=(),
+    network=(),
+    cpu=Cpu(model=None, cpus=None, numa_nodes=None),
     software=Software(driver=NvidiaDriver(trouble="no"), nccl=None, nccl_from=None, torch=None, torch_build=None),
 )
 PROBES = ("probe kernels", "probe collectives", "probe power")

@@ -65,8 +65,11 @@ def test_on_the_terminal() -> None:
 
 
 def test_limits_and_objectives() -> None:
-    found = json.loads(answered(*SMALL, "--json", "--max-tp", "2", "--sharding", "zero1", "--only", "pp == 1",
-                                "--objective", "tokens_per_j"))
+    found = json.loads(
+        answered(
+            *SMALL, "--json", "--max-tp", "2", "--sharding", "zero1", "--only", "pp == 1", "--objective", "tokens_per_j"
+        )
+    )
     assert found["objective"] == "tokens_per_j"
     for plan in found["plans"]:
         assert plan["plan"]["tp"] <= 2
@@ -74,26 +77,40 @@ def test_limits_and_objectives() -> None:
         assert plan["plan"]["sharding"] == "zero1"
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("--top", "0"), "--top is 0"),
-    (("--local-batch", "2"), "are both given"),
-    (("--only", "tp ="), "is no condition"),
-    (("--set", "plan.tp=2"), "plans are what is searched"),
-    (("--objective", "speed"), "is not one of"),
-    (("--max-tp", "0"), "max_tp is 0"),
-    (("--micro-batch", "0"), "micro_batch is 0"),
-    (("--export", "knee", "--json"), "two forms of one answer"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--top", "0"), "--top is 0"),
+        (("--local-batch", "2"), "are both given"),
+        (("--only", "tp ="), "is no condition"),
+        (("--set", "plan.tp=2"), "plans are what is searched"),
+        (("--objective", "speed"), "is not one of"),
+        (("--max-tp", "0"), "max_tp is 0"),
+        (("--micro-batch", "0"), "micro_batch is 0"),
+        (("--export", "knee", "--json"), "two forms of one answer"),
+    ],
+)
 def test_bad_input(arguments: tuple[str, ...], words: str) -> None:
     assert words in refused(*SMALL, *arguments, code=2)[0]
 
 
-@pytest.mark.parametrize(("arguments", "words", "hint"), [
-    (("llama2-7b", "--gpus", "257", "--global-batch", "512"), "no plan of llama2-7b fills 257 GPUs", "256 or 264 GPUs"),
-    (("llama3-405b", "--gpus", "8", "--global-batch", "8"), "the smallest needs", "GPUs would hold it"),
-    (("llama2-7b", "--gpus", "16", "--global-batch", "32", "--only", "pp==3"), "leave none of", "pp is one of 1, 2, 4"),
-    (("llama2-7b", "--gpus", "1", "--global-batch", "4"), "the smallest needs", "2 GPUs would hold it"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words", "hint"),
+    [
+        (
+            ("llama2-7b", "--gpus", "257", "--global-batch", "512"),
+            "no plan of llama2-7b fills 257 GPUs",
+            "256 or 264 GPUs",
+        ),
+        (("llama3-405b", "--gpus", "8", "--global-batch", "8"), "the smallest needs", "GPUs would hold it"),
+        (
+            ("llama2-7b", "--gpus", "16", "--global-batch", "32", "--only", "pp==3"),
+            "leave none of",
+            "pp is one of 1, 2, 4",
+        ),
+        (("llama2-7b", "--gpus", "1", "--global-batch", "4"), "the smallest needs", "2 GPUs would hold it"),
+    ],
+)
 def test_when_nothing_is_left(arguments: tuple[str, ...], words: str, hint: str) -> None:
     error, said = refused("plan", arguments[0], "--cluster", "dgx-h100", *arguments[1:], code=3)
     assert words in error
@@ -101,7 +118,10 @@ def test_when_nothing_is_left(arguments: tuple[str, ...], words: str, hint: str)
 
 
 def test_a_batch_smaller_than_the_gpus() -> None:
-    found = json.loads(answered("plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "2",
-                                "--json", "--top", "1"))
+    found = json.loads(
+        answered(
+            "plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "2", "--json", "--top", "1"
+        )
+    )
     plan = found["plans"][0]["plan"]
     assert plan["dp_shard"] * plan["dp_replicate"] <= 2

@@ -39,16 +39,38 @@ def replay(*options: str) -> Result:
 
 def test_a_recording_becomes_a_table_a_fit_and_a_cluster_file() -> None:
     text = replay().stdout
-    for word in ("algbw", "busbw", "all_to_all", "world: 4 ranks", "tp: 2 x 2 ranks", "per hop", "held out",
-                 "compute slowdown", "node.hop_s", "mine.toml"):
+    for word in (
+        "algbw",
+        "busbw",
+        "all_to_all",
+        "world: 4 ranks",
+        "tp: 2 x 2 ranks",
+        "per hop",
+        "held out",
+        "compute slowdown",
+        "node.hop_s",
+        "mine.toml",
+    ):
         assert word in text
     assert "Traceback" not in text
 
 
 def test_the_simulator_takes_the_cluster_file_as_it_is() -> None:
     replay()
-    job = ["simulate", "llama-1b", "--cluster", "mine.toml", "--gpus", "4", "--local-batch", "1", "--seq-len", "128",
-           "--json", "--why"]
+    job = [
+        "simulate",
+        "llama-1b",
+        "--cluster",
+        "mine.toml",
+        "--gpus",
+        "4",
+        "--local-batch",
+        "1",
+        "--seq-len",
+        "128",
+        "--json",
+        "--why",
+    ]
     result = CliRunner().invoke(main, job)
     assert result.exit_code in (0, 3), result.output  # whether it fits is another question
     assert "knee probe collectives" in Path("mine.toml").read_text(encoding="utf-8")
@@ -65,10 +87,12 @@ def test_json_has_everything() -> None:
 
 
 def test_a_replay_does_not_load_torch() -> None:
-    code = ("import sys; from knee.cli import main\n"
-            f"try: main(['probe', 'collectives', '--replay', {str(RECORDING)!r}])\n"
-            "except SystemExit as end: assert not end.code, end.code\n"
-            "assert 'torch' not in sys.modules")
+    code = (
+        "import sys; from knee.cli import main\n"
+        f"try: main(['probe', 'collectives', '--replay', {str(RECORDING)!r}])\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
     environment = os.environ | {"PYTHONPATH": str(DATA.parents[1] / "src")}
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60, env=environment)
 
@@ -80,16 +104,19 @@ def test_half_a_recording_is_enough() -> None:
     assert result.exit_code == 0, result.output
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    (("--collectives", "all_redcue"), "did you mean all_reduce?"),
-    (("--collectives", ","), "there are all_reduce"),
-    (("--max-size", "big"), "--max-size 'big' is not a number"),
-    (("--max-size", "12 B"), "from 1 KiB to 8 GiB"),
-    (("--out", "mine.json"), "it should end in .toml"),
-    (("--base", "dgx-h1000"), "dgx-h100"),
-    (("--quik",), "did you mean --quick?"),
-    (("--backend", "mpi"), "'nccl'"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--collectives", "all_redcue"), "did you mean all_reduce?"),
+        (("--collectives", ","), "there are all_reduce"),
+        (("--max-size", "big"), "--max-size 'big' is not a number"),
+        (("--max-size", "12 B"), "from 1 KiB to 8 GiB"),
+        (("--out", "mine.json"), "it should end in .toml"),
+        (("--base", "dgx-h1000"), "dgx-h100"),
+        (("--quik",), "did you mean --quick?"),
+        (("--backend", "mpi"), "'nccl'"),
+    ],
+)
 def test_bad_input_is_answered_in_words(options: tuple[str, ...], words: str) -> None:
     result = ask(*options)
     assert result.exit_code == 2

@@ -32,8 +32,9 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
     assert loaded.sources["gpu.gemm_frac"].kind == "fitted"
     assert loaded.spec.node.launch_scale == pytest.approx(3.0, rel=0.05)
     assert "unfused" not in out.read_text()
-    simulated = CliRunner().invoke(main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8",
-                                          "--local-batch", "2", "--why"])
+    simulated = CliRunner().invoke(
+        main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8", "--local-batch", "2", "--why"]
+    )
     assert simulated.exit_code == 0
     assert "knee probe kernels, 2026-11-15, NVIDIA H200" in simulated.stdout
     steps = knee("steps", "--replay", DATA / "steps.jsonl", "--out", out, "--json")

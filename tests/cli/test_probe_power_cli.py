@@ -38,8 +38,9 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> No
     assert loaded.spec.gpu.gemm_j_per_flop == pytest.approx(1.04e-12, rel=0.02)
     assert loaded.sources["gpu.idle_w"].kind == "measured"
     assert "knee probe power, 2026-11-15, NVIDIA H200" in loaded.sources["gpu.hbm_j_per_byte"].text
-    simulated = CliRunner().invoke(main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8",
-                                          "--local-batch", "2", "--why"])
+    simulated = CliRunner().invoke(
+        main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8", "--local-batch", "2", "--why"]
+    )
     assert simulated.exit_code == 0
     assert "knee probe power" in simulated.stdout
 

@@ -28,9 +28,15 @@ def simulated() -> dict[int, dict[str, Any]]:
 def measured(record: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A run that was a fifth slower than the simulation."""
     found = {key: value for key, value in record.items() if key != "trust"}
-    return found | {"kind": "measured", "status": "done", "tokens_per_s": 0.8 * record["tokens_per_s"],
-                    "tokens_per_s_per_gpu": 0.8 * record["tokens_per_s_per_gpu"], "step_s": record["step_s"] / 0.8,
-                    "memory_bytes": None, **changes}
+    return found | {
+        "kind": "measured",
+        "status": "done",
+        "tokens_per_s": 0.8 * record["tokens_per_s"],
+        "tokens_per_s_per_gpu": 0.8 * record["tokens_per_s_per_gpu"],
+        "step_s": record["step_s"] / 0.8,
+        "memory_bytes": None,
+        **changes,
+    }
 
 
 @pytest.fixture
@@ -62,8 +68,15 @@ def test_a_folder_becomes_a_page(tmp_path: Path, folder: Path, simulated: dict[i
     shown = {float(value) for value in re.findall(r'<data value="([^"]+)">', page)}
     assert {r[key] for r in simulated.values() for key in ("tokens_per_s", "step_s", "memory_bytes")} <= shown
     assert {0.8 * r["tokens_per_s_per_gpu"] for r in simulated.values()} <= shown
-    for title in ("Tokens per second, all GPUs", "Tokens per second per GPU", "MFU", "Memory per GPU", "Power per GPU",
-                  "Time per step, by what the GPU does", "Tokens per joule"):
+    for title in (
+        "Tokens per second, all GPUs",
+        "Tokens per second per GPU",
+        "MFU",
+        "Memory per GPU",
+        "Power per GPU",
+        "Time per step, by what the GPU does",
+        "Tokens per joule",
+    ):
         assert f"<h3>{title}</h3>" in page
     assert "unknown" in page
     assert "notes.json" in page
@@ -75,7 +88,11 @@ def test_rows_as_json_need_no_extra(folder: Path) -> None:
     assert result.exit_code == 0, result.stderr
     rows = json.loads(result.stdout)["rows"]
     assert [(row["series"], row["gpus"], row["kind"]) for row in rows] == [
-        ("FSDP", 8, "measured"), ("FSDP", 8, "simulated"), ("FSDP", 16, "measured"), ("FSDP", 16, "simulated")]
+        ("FSDP", 8, "measured"),
+        ("FSDP", 8, "simulated"),
+        ("FSDP", 16, "measured"),
+        ("FSDP", 16, "simulated"),
+    ]
     assert rows[0]["memory_bytes"] is None
     assert rows[0]["record"].endswith("record.json")
     assert not Path("report.html").exists()
@@ -124,15 +141,18 @@ def test_mfu_of_two_conventions_is_not_drawn(tmp_path: Path, simulated: dict[int
     assert "<h3>Memory per GPU</h3>" in page
 
 
-@pytest.mark.parametrize(("content", "why"), [
-    ("", "it is empty"),
-    ("not json", "from line 1 on it is not JSON"),
-    ("3", "it is no table of keys and values"),
-    ('{"kind": "guessed", "step_s": 1}', "its kind is 'guessed'"),
-    ('{"step_s": 1, "gpus": "many"}', "gpus is 'many'"),
-    ('{"step_s": NaN, "gpus": 8}', "nothing in it was measured or simulated"),
-    ('{"kind": "simulated", "impossible": "3 does not divide 32"}', "a point that cannot be: 3 does not divide 32"),
-])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("", "it is empty"),
+        ("not json", "from line 1 on it is not JSON"),
+        ("3", "it is no table of keys and values"),
+        ('{"kind": "guessed", "step_s": 1}', "its kind is 'guessed'"),
+        ('{"step_s": 1, "gpus": "many"}', "gpus is 'many'"),
+        ('{"step_s": NaN, "gpus": 8}', "nothing in it was measured or simulated"),
+        ('{"kind": "simulated", "impossible": "3 does not divide 32"}', "a point that cannot be: 3 does not divide 32"),
+    ],
+)
 def test_what_is_no_record_is_an_error_with_its_reason(tmp_path: Path, content: str, why: str) -> None:
     (tmp_path / "a.json").write_text(content, encoding="utf-8")
     result = knee("report", tmp_path / "a.json")

@@ -21,9 +21,23 @@ from knee.specs.plan import Plan
 NAMES = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--profile", "paper")
 ASK = (*NAMES, "--local-batch", "2")
 KEYS = {
-    "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "flop_convention", "compute_load_s", "comm_load_s",
-    "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s", "memory_bytes", "fits", "power_w_per_gpu",
-    "tokens_per_j", "usd_per_mtoken", "assumptions",
+    "step_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "flop_convention",
+    "compute_load_s",
+    "comm_load_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "memory_bytes",
+    "fits",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+    "assumptions",
 }
 ASKED_KEYS = {"model", "cluster", "profile", "gpus", "global_batch", "seq_len", "plan"}
 JOB = """
@@ -93,7 +107,7 @@ def test_the_table_has_its_parts(heading: str) -> None:
 
 def test_the_table_ends_with_the_assumptions() -> None:
     lines = knee(*ASK).stdout.splitlines()
-    below = lines[lines.index("assumptions:") + 1:]
+    below = lines[lines.index("assumptions:") + 1 :]
     assert below
     assert all(line.startswith("  - ") for line in below)
 
@@ -123,8 +137,18 @@ def test_set_changes_one_value() -> None:
 
 
 def test_logarithmic_gathers_are_a_what_if() -> None:
-    large = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "2048", "--profile", "paper",
-             "--local-batch", "2")
+    large = (
+        "simulate",
+        "llama2-7b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "2048",
+        "--profile",
+        "paper",
+        "--local-batch",
+        "2",
+    )
     ring, nccl, every = (answer(*large, "--set", f"profile.pat={word}", "--why") for word in ("off", "nccl", "any"))
     # NCCL has them with one GPU a node alone, and this group has eight
     assert ring["step_s"] == nccl["step_s"] == answer(*large)["step_s"]
@@ -140,19 +164,68 @@ def test_every_field_of_the_plan_has_an_option() -> None:
 
 def test_every_option_of_the_plan_reaches_it() -> None:
     plan = answer(
-        *NAMES, "--global-batch", "16", "--tp", "2", "--pp", "2", "--cp", "2", "--dp-shard", "1", "--dp-replicate", "2",
-        "--sync-every", "500", "--sharding", "zero1", "--schedule", "interleaved", "--virtual-stages", "2",
-        "--micro-batch", "2", "--recompute", "full", "--recompute-frac", "0.5", "--precision", "fp16",
-        "--prefetch", "2",
-        "--reduce-dtype", "fp32", "--state-dtype", "bf16",
-        "--cp-method", "ring", "--no-sequence-parallel", "--tp-overlap", "25%",
-        "--placement", "cp-tp-dp_shard-dp_replicate-pp",
+        *NAMES,
+        "--global-batch",
+        "16",
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+        "--cp",
+        "2",
+        "--dp-shard",
+        "1",
+        "--dp-replicate",
+        "2",
+        "--sync-every",
+        "500",
+        "--sharding",
+        "zero1",
+        "--schedule",
+        "interleaved",
+        "--virtual-stages",
+        "2",
+        "--micro-batch",
+        "2",
+        "--recompute",
+        "full",
+        "--recompute-frac",
+        "0.5",
+        "--precision",
+        "fp16",
+        "--prefetch",
+        "2",
+        "--reduce-dtype",
+        "fp32",
+        "--state-dtype",
+        "bf16",
+        "--cp-method",
+        "ring",
+        "--no-sequence-parallel",
+        "--tp-overlap",
+        "25%",
+        "--placement",
+        "cp-tp-dp_shard-dp_replicate-pp",
     )["plan"]
     assert plan == {
-        "tp": 2, "pp": 2, "cp": 2, "dp_shard": 1, "dp_replicate": 2, "sharding": "zero1", "schedule": "interleaved",
-        "virtual_stages": 2, "micro_batch": 2, "recompute": "full", "recompute_frac": 0.5, "precision": "fp16",
-        "prefetch": 2, "sync_every": 500,
-        "reduce_dtype": "fp32", "state_dtype": "bf16", "cp_method": "ring", "sequence_parallel": False,
+        "tp": 2,
+        "pp": 2,
+        "cp": 2,
+        "dp_shard": 1,
+        "dp_replicate": 2,
+        "sharding": "zero1",
+        "schedule": "interleaved",
+        "virtual_stages": 2,
+        "micro_batch": 2,
+        "recompute": "full",
+        "recompute_frac": 0.5,
+        "precision": "fp16",
+        "prefetch": 2,
+        "sync_every": 500,
+        "reduce_dtype": "fp32",
+        "state_dtype": "bf16",
+        "cp_method": "ring",
+        "sequence_parallel": False,
         "tp_overlap_frac": 0.25,
         "placement": ["cp", "tp", "dp_shard", "dp_replicate", "pp"],
     }
@@ -184,20 +257,42 @@ def test_a_job_file(tmp_path: Path) -> None:
 
 def test_options_replace_what_a_job_file_says(tmp_path: Path) -> None:
     path = write(tmp_path, JOB)
-    data = answer("simulate", path, "--gpus", "32", "--global-batch", "32", "--cluster", "dgx-a100", "--tp", "4",
-                  "--seq-len", "2048", "--profile", "fused", "--set", "attention=flash2", "--set", "model.layers=16")
+    data = answer(
+        "simulate",
+        path,
+        "--gpus",
+        "32",
+        "--global-batch",
+        "32",
+        "--cluster",
+        "dgx-a100",
+        "--tp",
+        "4",
+        "--seq-len",
+        "2048",
+        "--profile",
+        "fused",
+        "--set",
+        "attention=flash2",
+        "--set",
+        "model.layers=16",
+    )
     assert (data["gpus"], data["global_batch"], data["cluster"], data["plan"]["tp"]) == (32, 32, "dgx-a100", 4)
     assert (data["seq_len"], data["profile"], data["plan"]["dp_shard"]) == (2048, "fused", 8)
 
 
-@pytest.mark.parametrize(("line", "option"), [
-    ('cluster = "dgx-h100"', ("--cluster", "dgx-h100")),
-    ("gpus = 16", ("--gpus", "16")),
-    ("local_batch = 2", ("--local-batch", "2")),
-    ("local_batch = 2", ("--global-batch", "32")),
-    ("tp = 2", ("--tp", "2")),
-    ("[plan]\ntp = 2", ("--tp", "2")),
-], ids=lambda value: value if isinstance(value, str) else value[0])
+@pytest.mark.parametrize(
+    ("line", "option"),
+    [
+        ('cluster = "dgx-h100"', ("--cluster", "dgx-h100")),
+        ("gpus = 16", ("--gpus", "16")),
+        ("local_batch = 2", ("--local-batch", "2")),
+        ("local_batch = 2", ("--global-batch", "32")),
+        ("tp = 2", ("--tp", "2")),
+        ("[plan]\ntp = 2", ("--tp", "2")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
 def test_options_complete_a_job_file(line: str, option: tuple[str, ...], tmp_path: Path) -> None:
     assert line in JOB
     assert answer("simulate", write(tmp_path, JOB.replace(line, "")), *option) == answer(*ASK, "--tp", "2")
@@ -226,7 +321,7 @@ def test_set_inside_a_list() -> None:
 
 
 def test_a_model_file_is_a_model(tmp_path: Path) -> None:
-    text = 'layers = 32\nhidden = 4096\nffn = 11008\nheads = 32\nkv_heads = 32\nvocab = 32000\n'
+    text = "layers = 32\nhidden = 4096\nffn = 11008\nheads = 32\nkv_heads = 32\nvocab = 32000\n"
     path = write(tmp_path, text, "mine.toml")
     data = answer("simulate", path, *ASK[2:])
     assert data["model"] == "mine"
@@ -235,8 +330,15 @@ def test_a_model_file_is_a_model(tmp_path: Path) -> None:
 
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my-llama").mkdir()
-    shape = {"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 11008,
-             "num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096}
+    shape = {
+        "model_type": "llama",
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 4096,
+    }
     write(tmp_path / "my-llama", json.dumps(shape), "config.json")
     monkeypatch.chdir(tmp_path)
     for ref in ("my-llama", "my-llama/config.json"):
@@ -246,29 +348,33 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 # Wrong questions.
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (("simulate", "lama2-7b", *ASK[2:]), "did you mean llama2-7b?"),
-    ((*ASK, "--cluster", "dgx-h10"), "did you mean dgx-h100?"),
-    ((*ASK, "--profile", "pper"), "did you mean paper?"),
-    ((*ASK, "--sharding", "fsp"), "did you mean fsdp?"),
-    ((*ASK, "--recompute", "some"), "is not one of none, selective, full"),
-    ((*ASK, "--flop-convention", "plam"), "palm"),
-    ((*ASK, "--gpu", "8"), "did you mean --gpus?"),
-    (("simulat",), "did you mean simulate?"),
-    (("zzz",), "there is no command 'zzz'"),
-    (("simulate",), "missing argument 'MODEL'"),
-    (("simulate", "", *ASK[2:]), "error: no model was named"),
-    ((*ASK, "--cluster", ""), "error: no cluster was named"),
-    ((*ASK, "--profile", ""), "error: no profile was named"),
-    ((*ASK, "--gpus", "9" * 27), "error: gpus is 999,999,"),
-    ((*NAMES, "--local-batch", "1e30"), "error: local_batch is 1e+30"),
-    ((*ASK, "--micro-batch", "0"), "error: plan.micro_batch is 0; it must be at least 1"),
-    ((*ASK, "--placement", "tp-pp"), "error: plan.placement tp-pp must name each axis once"),
-    (("simulate", "llama2-7b"), "missing: --cluster, --gpus, --local-batch (or --global-batch)"),
-    ((*ASK, "--global-batch", "32"), "are both given"),
-    ((*ASK, "more"), "unexpected extra argument"),
-    ((*ASK, "--gpus", "many"), "'many' is not a valid integer"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("simulate", "lama2-7b", *ASK[2:]), "did you mean llama2-7b?"),
+        ((*ASK, "--cluster", "dgx-h10"), "did you mean dgx-h100?"),
+        ((*ASK, "--profile", "pper"), "did you mean paper?"),
+        ((*ASK, "--sharding", "fsp"), "did you mean fsdp?"),
+        ((*ASK, "--recompute", "some"), "is not one of none, selective, full"),
+        ((*ASK, "--flop-convention", "plam"), "palm"),
+        ((*ASK, "--gpu", "8"), "did you mean --gpus?"),
+        (("simulat",), "did you mean simulate?"),
+        (("zzz",), "there is no command 'zzz'"),
+        (("simulate",), "missing argument 'MODEL'"),
+        (("simulate", "", *ASK[2:]), "error: no model was named"),
+        ((*ASK, "--cluster", ""), "error: no cluster was named"),
+        ((*ASK, "--profile", ""), "error: no profile was named"),
+        ((*ASK, "--gpus", "9" * 27), "error: gpus is 999,999,"),
+        ((*NAMES, "--local-batch", "1e30"), "error: local_batch is 1e+30"),
+        ((*ASK, "--micro-batch", "0"), "error: plan.micro_batch is 0; it must be at least 1"),
+        ((*ASK, "--placement", "tp-pp"), "error: plan.placement tp-pp must name each axis once"),
+        (("simulate", "llama2-7b"), "missing: --cluster, --gpus, --local-batch (or --global-batch)"),
+        ((*ASK, "--global-batch", "32"), "are both given"),
+        ((*ASK, "more"), "unexpected extra argument"),
+        ((*ASK, "--gpus", "many"), "'many' is not a valid integer"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_unknown_names_and_missing_options(args: tuple[str, ...], words: str) -> None:
     assert words in refused(*args)
 
@@ -279,45 +385,82 @@ def test_a_plan_that_does_not_fill_the_gpus_prints_every_factor() -> None:
     assert "dp_replicate(1) * tp(3) * pp(1) * cp(1) does not divide gpus(16)" in refused(*ASK, "--tp", "3")
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (("--gpus", "48", "--tp", "3"), "32 heads, which tp 3 does not divide"),
-    (("--gpus", "48", "--pp", "48"), "48 stages, but llama2-7b has 32 layers"),
-    (("--micro-batch", "3"), "micro_batch 3 does not divide"),
-    (("--schedule", "interleaved", "--pp", "2"), "virtual"),
-    (("--placement", "tp-pp"), "must name each axis once"),
-    (("--precision", "fp8", "--cluster", "dgx-a100"), "no fp8 tensor cores"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--gpus", "48", "--tp", "3"), "32 heads, which tp 3 does not divide"),
+        (("--gpus", "48", "--pp", "48"), "48 stages, but llama2-7b has 32 layers"),
+        (("--micro-batch", "3"), "micro_batch 3 does not divide"),
+        (("--schedule", "interleaved", "--pp", "2"), "virtual"),
+        (("--placement", "tp-pp"), "must name each axis once"),
+        (("--precision", "fp8", "--cluster", "dgx-a100"), "no fp8 tensor cores"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_plans_that_cannot_be(args: tuple[str, ...], words: str) -> None:
     assert words in refused(*ASK, *args)
 
 
-@pytest.mark.parametrize("args", [
-    ("--gpus", "-8"), ("--gpus", "0"), ("--gpus", "1000000000"), ("--gpus", "9" * 30), ("--seq-len", "-1"),
-    ("--seq-len", "0"), ("--seq-len", "99999999999"), ("--micro-batch", "0"), ("--micro-batch", "-2"),
-    ("--micro-batch", "9" * 30), ("--tp", "-1"), ("--tp", "0"), ("--pp", "-1"), ("--cp", "-4"), ("--dp-shard", "-1"),
-    ("--local-batch", "-2"), ("--local-batch", "nan"), ("--local-batch", "inf"), ("--local-batch", "0"),
-    ("--local-batch", "0.3"), ("--prefetch", "-1"), ("--prefetch", "9" * 30), ("--virtual-stages", "9" * 30),
-    ("--tp-overlap", "2"), ("--tp-overlap", "-1"), ("--tp-overlap", "much"), ("--set", "layers=-4"),
-    ("--set", "layers=" + "9" * 30), ("--set", "layers=many"), ("--set", "hbm_bytes=-1"), ("--set", "hbm_bytes=nan"),
-    ("--set", "fabric.nic_bytes_per_s=1e-300"), ("--set", "hbm_bytes_per_s=3GB"),
-], ids=" ".join)
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--gpus", "-8"),
+        ("--gpus", "0"),
+        ("--gpus", "1000000000"),
+        ("--gpus", "9" * 30),
+        ("--seq-len", "-1"),
+        ("--seq-len", "0"),
+        ("--seq-len", "99999999999"),
+        ("--micro-batch", "0"),
+        ("--micro-batch", "-2"),
+        ("--micro-batch", "9" * 30),
+        ("--tp", "-1"),
+        ("--tp", "0"),
+        ("--pp", "-1"),
+        ("--cp", "-4"),
+        ("--dp-shard", "-1"),
+        ("--local-batch", "-2"),
+        ("--local-batch", "nan"),
+        ("--local-batch", "inf"),
+        ("--local-batch", "0"),
+        ("--local-batch", "0.3"),
+        ("--prefetch", "-1"),
+        ("--prefetch", "9" * 30),
+        ("--virtual-stages", "9" * 30),
+        ("--tp-overlap", "2"),
+        ("--tp-overlap", "-1"),
+        ("--tp-overlap", "much"),
+        ("--set", "layers=-4"),
+        ("--set", "layers=" + "9" * 30),
+        ("--set", "layers=many"),
+        ("--set", "hbm_bytes=-1"),
+        ("--set", "hbm_bytes=nan"),
+        ("--set", "fabric.nic_bytes_per_s=1e-300"),
+        ("--set", "hbm_bytes_per_s=3GB"),
+    ],
+    ids=" ".join,
+)
 def test_negative_and_absurd_sizes(args: tuple[str, ...]) -> None:
     assert "error:" in refused(*ASK, *args)
 
 
-@pytest.mark.parametrize(("sets", "words"), [
-    (("gpus=8",), "use --gpus"),
-    (("seq_len=8",), "use --seq-len"),
-    (("cluster=dgx-a100",), "use --cluster"),
-    (("model=llama2-13b",), "the command's argument"),
-    (("hop_s=1us",), "cluster.node.hop_s, cluster.fabric.hop_s"),
-    (("layrs=3",), "did you mean"),
-    (("layers",), "is not key=value"),
-    (("=3",), "is not key=value"),
-    (("layers=",), "is not key=value"),
-    (("layers=3", "layers=4"), "given twice"),
-    (("sharding=fsdp",), "given twice"),
-], ids=lambda value: value if isinstance(value, str) else " ".join(value))
+@pytest.mark.parametrize(
+    ("sets", "words"),
+    [
+        (("gpus=8",), "use --gpus"),
+        (("seq_len=8",), "use --seq-len"),
+        (("cluster=dgx-a100",), "use --cluster"),
+        (("model=llama2-13b",), "the command's argument"),
+        (("hop_s=1us",), "cluster.node.hop_s, cluster.fabric.hop_s"),
+        (("layrs=3",), "did you mean"),
+        (("layers",), "is not key=value"),
+        (("=3",), "is not key=value"),
+        (("layers=",), "is not key=value"),
+        (("layers=3", "layers=4"), "given twice"),
+        (("sharding=fsdp",), "given twice"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_wrong_sets(sets: tuple[str, ...], words: str) -> None:
     options = [word for text in sets for word in ("--set", text)]
     assert words in refused(*ASK, "--sharding", "zero1", *options)
@@ -329,14 +472,20 @@ def test_a_broken_file_is_placed(tmp_path: Path) -> None:
 
 
 def test_all_mistakes_of_a_file_at_once(tmp_path: Path) -> None:
-    text = refused("simulate", write(tmp_path, """
+    text = refused(
+        "simulate",
+        write(
+            tmp_path,
+            """
         model = "llama2-7"
         clustr = "dgx-h100"
         gpus = "many"
         [plan]
         tp = "x"
         shardng = "fsdp"
-    """))
+    """,
+        ),
+    )
     for words in ("6 mistakes", "llama2-7b", "did you mean cluster?", "gpus:", "plan.tp:", "plan.shardng:"):
         assert words in text
 
@@ -384,13 +533,17 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "knee.cli", *args], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize(("args", "code"), [
-    (("--version",), 0),
-    ((*ASK, "--json"), 0),
-    ((*ASK, "--tp", "3"), 2),
-    ((*ASK, "--nope"), 2),
-    (("simulate", "llama2-70b", *ASK[2:]), 3),
-], ids=["version", "answer", "wrong", "option", "does-not-fit"])
+@pytest.mark.parametrize(
+    ("args", "code"),
+    [
+        (("--version",), 0),
+        ((*ASK, "--json"), 0),
+        ((*ASK, "--tp", "3"), 2),
+        ((*ASK, "--nope"), 2),
+        (("simulate", "llama2-70b", *ASK[2:]), 3),
+    ],
+    ids=["version", "answer", "wrong", "option", "does-not-fit"],
+)
 def test_exit_codes(args: tuple[str, ...], code: int) -> None:
     done = run(*args)
     assert done.returncode == code

@@ -298,9 +298,7 @@ def test_a_name_that_nothing_has(tmp_path: Path) -> None:
     (["--out", "x", "run", "fig9"], "belong behind the command"),
     (["list", "--jsn"], "did you mean --json?"),
 ])  # fmt: skip
-def test_what_cannot_be_asked(
-    args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_asked(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert words in refused(*args)
     assert list(tmp_path.iterdir()) == []

@@ -27,8 +27,14 @@ def start(folder: Path, *options: str, module: tuple[str, ...] = ("-m", "knee"))
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         environment.pop(name, None)
-    return subprocess.Popen([sys.executable, *module, "train", *SMALL, *options], cwd=folder, env=environment,
-                            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        [sys.executable, *module, "train", *SMALL, *options],
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def finish(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
@@ -188,21 +194,27 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize(("options", "words"), [
-    (("--steps", "5", "--warmup", "5"), "leaves none of 5 steps"),
-    (("--nproc", "0"), "--nproc is 0"),
-    (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
-    (("--sharding", "zero1"), "simulated but not trained"),
-    (("--nproc", "2", "--sharding", "ddp", "--dp-replicate", "2", "--sync-every", "5"), "every 5 steps are simulated"),
-    (("--dtype", "fp32", "--precision", "fp16"), "contradict"),
-    (("--dtype", "int4"), "is not one of"),
-    (("--lr", "nan"), "lr is nan"),
-    (("--seed", "9999999999"), "seed is 9999999999"),
-    (("--timeout", "inf"), "timeout_s is inf"),
-    (("--attention", "cudnn"), "a GPU's kernel"),
-    (("--flop-convention", "mine"), "no FLOP convention"),
-    (("--profile", "nobody"), "nobody"),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--steps", "5", "--warmup", "5"), "leaves none of 5 steps"),
+        (("--nproc", "0"), "--nproc is 0"),
+        (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
+        (("--sharding", "zero1"), "simulated but not trained"),
+        (
+            ("--nproc", "2", "--sharding", "ddp", "--dp-replicate", "2", "--sync-every", "5"),
+            "every 5 steps are simulated",
+        ),
+        (("--dtype", "fp32", "--precision", "fp16"), "contradict"),
+        (("--dtype", "int4"), "is not one of"),
+        (("--lr", "nan"), "lr is nan"),
+        (("--seed", "9999999999"), "seed is 9999999999"),
+        (("--timeout", "inf"), "timeout_s is inf"),
+        (("--attention", "cudnn"), "a GPU's kernel"),
+        (("--flop-convention", "mine"), "no FLOP convention"),
+        (("--profile", "nobody"), "nobody"),
+    ],
+)
 def test_bad_input_is_refused_in_words(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
     assert words in refused(*SMALL, *options, "--out", str(tmp_path / "run"))
 
@@ -220,8 +232,9 @@ def test_a_job_for_another_machine(tmp_path: Path) -> None:
     from knee.train.job import TrainJob
 
     path = tmp_path / "job.json"
-    result = CliRunner().invoke(main, ["train", "llama-1b", "--device", "cuda", "--nproc", "8", "--tp", "2", "--out",
-                                       "run", "--job", str(path)])
+    result = CliRunner().invoke(
+        main, ["train", "llama-1b", "--device", "cuda", "--nproc", "8", "--tp", "2", "--out", "run", "--job", str(path)]
+    )
     assert result.exit_code == 0, result.stderr
     assert "torchrun --nproc-per-node 8 -m knee.train.worker" in result.stderr
     job = TrainJob.from_json(json.loads(path.read_text(encoding="utf-8")))

@@ -13,8 +13,22 @@ from knee.cli import main
 from knee.fidelity.trust import Trust
 
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "2", "--sharding", "fsdp")
-KEYS = {"label", "runs", "kind_runs", "basis_runs", "sources", "covered_frac", "low_frac", "high_frac",
-        "median_error_frac", "memory_low_frac", "memory_high_frac", "like", "reasons", "fits"}
+KEYS = {
+    "label",
+    "runs",
+    "kind_runs",
+    "basis_runs",
+    "sources",
+    "covered_frac",
+    "low_frac",
+    "high_frac",
+    "median_error_frac",
+    "memory_low_frac",
+    "memory_high_frac",
+    "like",
+    "reasons",
+    "fits",
+}
 
 
 def knee(*args: str) -> Result:

@@ -50,9 +50,17 @@ def test_tables(runs: Path) -> None:
     result = knee(runs)
     assert result.exit_code == 0
     assert result.stderr == ""
-    for words in ("tokens/s per GPU: error", "median over 2 sources", "error of memory", "regret", "all rows",
-                  "C: no GPU 'tpu-v9' is known", "sharding was not given: fsdp", "stacks: PyTorch 5 rows",
-                  "columns that the file does not have: pp 1, cp 1"):
+    for words in (
+        "tokens/s per GPU: error",
+        "median over 2 sources",
+        "error of memory",
+        "regret",
+        "all rows",
+        "C: no GPU 'tpu-v9' is known",
+        "sharding was not given: fsdp",
+        "stacks: PyTorch 5 rows",
+        "columns that the file does not have: pp 1, cp 1",
+    ):
         assert words in result.stdout
 
 
@@ -127,9 +135,18 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     said = knee()
     assert "claims of the paper" in said.stderr
     text = said.stdout
-    for words in ("size left out", "rows (repeats are one run)", "does knee expect them to fit?", "regret of the plan",
-                  "rank correlation", "error of memory", "stacks: ", "rows of bandwidths",
-                  "The first figure counts each source once", "gathered runs, of which they are a part"):
+    for words in (
+        "size left out",
+        "rows (repeats are one run)",
+        "does knee expect them to fit?",
+        "regret of the plan",
+        "rank correlation",
+        "error of memory",
+        "stacks: ",
+        "rows of bandwidths",
+        "The first figure counts each source once",
+        "gathered runs, of which they are a part",
+    ):
         assert words in text
     assert "arxiv 2411.13055" in text.lower()
     assert "arXiv 2205.05198" in text
@@ -171,8 +188,12 @@ def test_no_row_can_be_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_standard_input_is_read_once(runs: Path, name: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "knee", "validate", name, "--json"], input=runs.read_bytes(),
-                          capture_output=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "knee", "validate", name, "--json"],
+        input=runs.read_bytes(),
+        capture_output=True,
+        check=True,
+    )
     assert json.loads(done.stdout)["all"] == json.loads(knee(runs, "--json").stdout)["all"]
 
 
@@ -225,16 +246,32 @@ def test_bandwidths(bandwidths: Path) -> None:
     result = knee(bandwidths)
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
-    for words in ("bus bandwidth, messages of 16 MiB and more: median error of all_reduce", "all_gather on 4 nodes",
-                  "all_reduce on 1 node ", "all_reduce, 1 to 16 MiB", "all rows", "A: alltoall is not modelled",
-                  "B: the source calls its system misconfigured", "B: no GPU 'tpu-v9' is known"):
+    for words in (
+        "bus bandwidth, messages of 16 MiB and more: median error of all_reduce",
+        "all_gather on 4 nodes",
+        "all_reduce on 1 node ",
+        "all_reduce, 1 to 16 MiB",
+        "all rows",
+        "A: alltoall is not modelled",
+        "B: the source calls its system misconfigured",
+        "B: no GPU 'tpu-v9' is known",
+    ):
         assert words in result.stdout
 
 
 def test_bandwidths_as_json(bandwidths: Path) -> None:
     data = json.loads(knee(bandwidths, "--json").stdout)
-    assert data.keys() == {"large_bytes", "headline", "all", "sources", "operations", "nodes", "sizes",
-                           "assumptions", "ignored_columns"}
+    assert data.keys() == {
+        "large_bytes",
+        "headline",
+        "all",
+        "sources",
+        "operations",
+        "nodes",
+        "sizes",
+        "assumptions",
+        "ignored_columns",
+    }
     assert (data["all"]["rows"], data["all"]["rows_used"], data["all"]["tests"]) == (6, 3, 3)
     assert data["headline"]["all_gather"]["points"] == 1
     assert data["headline"]["all_gather"]["median_frac"] < 0.1
@@ -273,8 +310,13 @@ def refused_once(path: Path, old: str, new: str) -> str:
 
 @pytest.mark.parametrize(
     "text",
-    ["collective\n", "busbw_GBps\n1\n", "\x00collective,bytes\n",
-     'collective,gpu\n"open', "collective,collective\n1,2\n"],
+    [
+        "collective\n",
+        "busbw_GBps\n1\n",
+        "\x00collective,bytes\n",
+        'collective,gpu\n"open',
+        "collective,collective\n1,2\n",
+    ],
 )
 def test_hostile_headers(tmp_path: Path, text: str) -> None:
     path = tmp_path / "h.csv"
@@ -286,7 +328,7 @@ def test_hostile_cells(bandwidths: Path) -> None:
     """Anything in a cell is a reason, never a crash."""
     cells = BANDWIDTHS[1].split(",")
     odd = ("", "-1", "nan", "inf", "1e400", "9" * 400, "0x10", "\u0663", "=1+1", "[bold]", "1e308", "1e-300", "(", "*")
-    rows = [",".join((*cells[:i], word, *cells[i + 1:])) for i in range(len(cells)) for word in odd]
+    rows = [",".join((*cells[:i], word, *cells[i + 1 :])) for i in range(len(cells)) for word in odd]
     bandwidths.write_text("\n".join((*BANDWIDTHS, *rows)) + "\n", encoding="utf-8")
     result = knee(bandwidths, "--json")
     assert result.exit_code == 0, (result.stderr, result.exception)

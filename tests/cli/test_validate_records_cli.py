@@ -22,8 +22,22 @@ def knee(*words: str | Path) -> str:
 def folder(tmp_path: Path) -> Path:
     """Three runs that are as simulated, but for their speed; two differ in what no column of a table has."""
     for number, options in enumerate((("--tp", "2"), ("--tp", "2", "--recompute", "full"), ())):
-        record = json.loads(knee("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2",
-                                 "--profile", "knee", *options, "--json"))
+        record = json.loads(
+            knee(
+                "simulate",
+                "llama2-7b",
+                "--cluster",
+                "dgx-h100",
+                "--gpus",
+                "8",
+                "--local-batch",
+                "2",
+                "--profile",
+                "knee",
+                *options,
+                "--json",
+            )
+        )
         rates = {name: record[name] / (1.0 + number / 10) for name in ("tokens_per_s", "tokens_per_s_per_gpu")}
         run = tmp_path / "sweep" / "runs" / f"000{number}"
         run.mkdir(parents=True)

@@ -43,8 +43,12 @@ def test_figure_2a(own: BandwidthValidation) -> None:
 
 def test_every_number_of_nodes(own: BandwidthValidation) -> None:
     """One row stands for three nodes, and a table without a method for all-gathers on 128."""
-    beyond = {(name, nodes) for name in ("all_reduce", "all_gather") for nodes, r in own.nodes[name].items()
-              if r.median_frac > BAR_FRAC}
+    beyond = {
+        (name, nodes)
+        for name in ("all_reduce", "all_gather")
+        for nodes, r in own.nodes[name].items()
+        if r.median_frac > BAR_FRAC
+    }
     assert beyond == {("all_reduce", "3"), ("all_gather", "128")}
 
 

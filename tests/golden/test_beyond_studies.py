@@ -52,8 +52,17 @@ def by_series(study: Ran, metric: str) -> Callable[[str, int], float]:
 
 
 def test_all_are_there() -> None:
-    assert NAMES == ["collectives", "fabric", "generations", "hsdp", "knees", "local-sgd", "precision", "recompute",
-                     "scaling-laws"]
+    assert NAMES == [
+        "collectives",
+        "fabric",
+        "generations",
+        "hsdp",
+        "knees",
+        "local-sgd",
+        "precision",
+        "recompute",
+        "scaling-laws",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,7 +23,12 @@ def statuses() -> dict[str, Status]:
 
 def test_how_each_run_ended(statuses: dict[str, Status]) -> None:
     assert [(one.state, one.cause) for one in statuses.values()] == [
-        ("done", ""), ("done", ""), ("done", ""), ("oom", "memory"), ("timeout", "hang")]
+        ("done", ""),
+        ("done", ""),
+        ("done", ""),
+        ("oom", "memory"),
+        ("timeout", "hang"),
+    ]
     assert all(one.gpu_h > 0 for one in statuses.values())
     assert all((one.energy_j or 0) > 0 for one in statuses.values() if one.state == "done")
 

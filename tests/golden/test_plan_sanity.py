@@ -13,8 +13,17 @@ from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import SHARDINGS, Plan
 
 
-def found(model: str, cluster: str, profile: str, gpus: int, batch: int, seq_len: int = 4096, *,
-          only: str | None = None, **limits: Any) -> Found:
+def found(
+    model: str,
+    cluster: str,
+    profile: str,
+    gpus: int,
+    batch: int,
+    seq_len: int = 4096,
+    *,
+    only: str | None = None,
+    **limits: Any,
+) -> Found:
     space = Space(model=load_model(model).spec, gpus=gpus, global_batch=batch, seq_len=seq_len, **limits)
     return search(space, load_cluster(cluster).spec, load_profile(profile).spec, only=only)
 
@@ -37,8 +46,18 @@ def test_a_little_model_parallelism_beats_plain_fsdp(gpus: int) -> None:
 def test_small_micro_batches_and_no_more_model_parallelism_than_needed(model: str, gpus: int) -> None:
     """Hagemann et al. (arXiv 2311.05610), on A100s with ZeRO-1, 16-bit gradients and 1F1B: a micro-batch of 1, no
     recomputation, and the least tensor and pipeline parallelism that fits are near the front."""
-    f = found(model, "dgx-a100", "fused", gpus, 2048, 2048, shardings=("zero1",), schedules=("1f1b",), max_cp=1,
-              fixed=Plan(reduce_dtype="bf16"))
+    f = found(
+        model,
+        "dgx-a100",
+        "fused",
+        gpus,
+        2048,
+        2048,
+        shardings=("zero1",),
+        schedules=("1f1b",),
+        max_cp=1,
+        fixed=Plan(reduce_dtype="bf16"),
+    )
     t = f.table
     lean = (t.micro_batch == 1) & (t.recompute == 0) & t.sequence_parallel
     assert best(f, lean) > 0.9 * float(f.results.tokens_per_s[0])
@@ -58,8 +77,18 @@ def test_context_parallelism_loses_at_4k_and_is_needed_at_128k() -> None:
     f = found("llama2-7b", "dgx-h100", "paper", 256, 512, shardings=("fsdp_no_reshard",), max_pp=1)
     t = f.table
     assert best(f, (t.cp == 2) & (t.tp == 1)) < best(f, (t.tp == 2) & (t.cp == 1))
-    long = found("llama3-8b", "dgx-h100", "fused", 64, 16, 131072, max_pp=1, max_tp=8,
-                 shardings=("fsdp_no_reshard", "fsdp"), recomputes=("none",))
+    long = found(
+        "llama3-8b",
+        "dgx-h100",
+        "fused",
+        64,
+        16,
+        131072,
+        max_pp=1,
+        max_tp=8,
+        shardings=("fsdp_no_reshard", "fsdp"),
+        recomputes=("none",),
+    )
     assert len(long)
     assert (long.table.cp > 1).all()
 

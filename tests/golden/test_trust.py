@@ -23,8 +23,22 @@ from knee.specs.load import load_profile
 from knee.specs.profile import Profile
 
 RUNS = Path(__file__).parents[3] / "shared" / "data" / "published_runs.csv"
-KEY = ("source", "profile", "gpu", "n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "sharding", "precision",
-       "seq_len", "recompute")
+KEY = (
+    "source",
+    "profile",
+    "gpu",
+    "n_gpus",
+    "layers",
+    "hidden",
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "sharding",
+    "precision",
+    "seq_len",
+    "recompute",
+)
 pytestmark = pytest.mark.skipif(not RUNS.exists(), reason="the gathered runs are not beside this checkout")
 
 

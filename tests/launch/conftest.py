@@ -26,6 +26,6 @@ def stub(tmp_path: Path) -> str:
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
-    path = tmp_path / "grid's \"own\".toml"
+    path = tmp_path / 'grid\'s "own".toml'
     path.write_text(TINY + "[[grid]]\ngpus = [1, 2]\nplan = { tp = [1, 2] }\n", encoding="utf-8")
     return path

@@ -67,14 +67,32 @@ class SlurmCluster:
         for name in ("ctld", "log", *NODES):
             (self.run / name).mkdir(parents=True)
         ports = free_ports(3)
-        self.conf.write_text(CONF.format(host=socket.gethostname(), run=self.run, array=self.array, ctld_port=ports[0],
-                                         n0_port=ports[1], n1_port=ports[2]), encoding="utf-8")
+        self.conf.write_text(
+            CONF.format(
+                host=socket.gethostname(),
+                run=self.run,
+                array=self.array,
+                ctld_port=ports[0],
+                n0_port=ports[1],
+                n1_port=ports[2],
+            ),
+            encoding="utf-8",
+        )
         key = self.run / "munge.key"
         key.write_bytes(secrets.token_bytes(128))
         key.chmod(0o600)
-        self._spawn("munged", "munged", "--foreground", "--force", f"--key-file={key}",
-                    f"--socket={self.run}/munge.socket", f"--pid-file={self.run}/munge.pid",
-                    f"--log-file={self.run}/log/munge.log", f"--seed-file={self.run}/munge.seed", "--num-threads=2")
+        self._spawn(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            f"--socket={self.run}/munge.socket",
+            f"--pid-file={self.run}/munge.pid",
+            f"--log-file={self.run}/log/munge.log",
+            f"--seed-file={self.run}/munge.seed",
+            "--num-threads=2",
+        )
         self._until(lambda: (self.run / "munge.socket").exists(), "munged's socket")
         self._spawn("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
@@ -136,8 +154,9 @@ class SlurmCluster:
         self.processes.clear()
 
     def call(self, *words: str) -> str:
-        return subprocess.run(words, env=self.environment, check=True, capture_output=True, text=True,
-                              timeout=60).stdout
+        return subprocess.run(
+            words, env=self.environment, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
 
     def states(self) -> dict[str, str]:
         try:
@@ -151,8 +170,14 @@ class SlurmCluster:
         # so that a test run that is killed leaves no daemons
         tied = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         with (self.run / "log" / f"{name}.out").open("ab") as log:
-            self.processes[name] = subprocess.Popen([*tied, path, *words], env=self.environment, stdout=log, stderr=log,
-                                                    stdin=subprocess.DEVNULL, start_new_session=True)
+            self.processes[name] = subprocess.Popen(
+                [*tied, path, *words],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
     def _until(self, met: object, what: str) -> None:
         deadline = time.monotonic() + START_S

@@ -36,12 +36,19 @@ def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def start(*words: str | Path, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "knee", "sweep", *map(str, words)], env=environment(more), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [sys.executable, "-m", "knee", "sweep", *map(str, words)],
+        env=environment(more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+    )
 
 
-def sweep(*words: str | Path, more: Mapping[str, str] | None = None, codes: tuple[int, ...] = (0,),
-          timeout_s: float = 400) -> tuple[str, str]:
+def sweep(
+    *words: str | Path, more: Mapping[str, str] | None = None, codes: tuple[int, ...] = (0,), timeout_s: float = 400
+) -> tuple[str, str]:
     """Run the command to its end; stdout and stderr."""
     with start(*words, more=more) as process:
         try:

@@ -45,12 +45,27 @@ def test_another_model_is_another_series(tmp_path: Path) -> None:
     assert len({name for *_, name in found}) == 2
 
 
-@pytest.mark.parametrize("change", [
-    {"tokens_per_s": 0}, {"tokens_per_s": float("nan")}, {"tokens_per_s": float("inf")}, {"tokens_per_s": "fast"},
-    {"tokens_per_s": 10**400}, {"tokens_per_s": True}, {"gpus": None}, {"gpus": 0}, {"window_steps": "three"},
-    {"window_steps": 2}, {"window_steps": float("nan")}, {"step_times_s": [0.0, 0.0, 0.0]}, {"step_times_s": 1.0},
-    {"step_times_s": [1.0, float("nan"), 1.0]}, {"step_times_s": None}, {"status": "failed"},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens_per_s": 0},
+        {"tokens_per_s": float("nan")},
+        {"tokens_per_s": float("inf")},
+        {"tokens_per_s": "fast"},
+        {"tokens_per_s": 10**400},
+        {"tokens_per_s": True},
+        {"gpus": None},
+        {"gpus": 0},
+        {"window_steps": "three"},
+        {"window_steps": 2},
+        {"window_steps": float("nan")},
+        {"step_times_s": [0.0, 0.0, 0.0]},
+        {"step_times_s": 1.0},
+        {"step_times_s": [1.0, float("nan"), 1.0]},
+        {"step_times_s": None},
+        {"status": "failed"},
+    ],
+)
 def test_what_is_no_measurement_is_no_evidence(change: dict[str, Any]) -> None:
     assert rate_of(DONE) is not None
     assert rate_of(DONE | change) is None
@@ -59,8 +74,10 @@ def test_what_is_no_measurement_is_no_evidence(change: dict[str, Any]) -> None:
 
 def knees(tmp_path: Path, runs: Mapping[str, tuple[int, str, float | None, State, Cause]]) -> str | None:
     """Runs by name (GPUs, series, tokens/s, how each ended) -> why 8 GPUs of series a are not worth it."""
-    entries = [Entry(id=name, name=name, series=series, gpus=gpus, nodes=1, per_node=gpus)
-               for name, (gpus, series, *_) in runs.items()]
+    entries = [
+        Entry(id=name, name=name, series=series, gpus=gpus, nodes=1, per_node=gpus)
+        for name, (gpus, series, *_) in runs.items()
+    ]
     made = Sweep(folder=tmp_path, name="s", entries=tuple(entries), launcher="local")
     for name, (gpus, _, rate, *_) in runs.items():
         made.run(name).mkdir(parents=True)
@@ -73,20 +90,36 @@ def knees(tmp_path: Path, runs: Mapping[str, tuple[int, str, float | None, State
 
 def test_runs_of_another_batch_are_not_compared(tmp_path: Path) -> None:
     """The larger batch is the faster one, and fits on one count only: that is no knee."""
-    assert knees(tmp_path, {"1a": (1, "a", 100.0, "done", ""), "1b": (1, "b", 400.0, "done", ""),
-                            "2a": (2, "a", 200.0, "done", ""), "2b": (2, "b", None, "oom", "memory")}) is None
+    assert (
+        knees(
+            tmp_path,
+            {
+                "1a": (1, "a", 100.0, "done", ""),
+                "1b": (1, "b", 400.0, "done", ""),
+                "2a": (2, "a", 200.0, "done", ""),
+                "2b": (2, "b", None, "oom", "memory"),
+            },
+        )
+        is None
+    )
 
 
-@pytest.mark.parametrize(("state", "cause", "rate", "stops"), [
-    ("done", "", 100.0, True),
-    ("oom", "memory", None, True),  # the plan is none for two GPUs
-    ("failed", "bad_node", None, False),  # it may be the fastest
-    ("done", "", float("nan"), False),
-    ("done", "", 0, False),
-])
-def test_a_knee_needs_all_plans_of_a_count(state: State, cause: Cause, rate: float | None, stops: bool,
-                                           tmp_path: Path) -> None:
-    words = knees(tmp_path, {"1": (1, "a", 100.0, "done", ""), "2": (2, "a", 100.0, "done", ""),
-                             "2 again": (2, "a", rate, state, cause)})
+@pytest.mark.parametrize(
+    ("state", "cause", "rate", "stops"),
+    [
+        ("done", "", 100.0, True),
+        ("oom", "memory", None, True),  # the plan is none for two GPUs
+        ("failed", "bad_node", None, False),  # it may be the fastest
+        ("done", "", float("nan"), False),
+        ("done", "", 0, False),
+    ],
+)
+def test_a_knee_needs_all_plans_of_a_count(
+    state: State, cause: Cause, rate: float | None, stops: bool, tmp_path: Path
+) -> None:
+    words = knees(
+        tmp_path,
+        {"1": (1, "a", 100.0, "done", ""), "2": (2, "a", 100.0, "done", ""), "2 again": (2, "a", rate, state, cause)},
+    )
     assert (words is not None) == stops
     assert words is None or "from 1 to 2 GPUs a doubling gave 1.00x" in words

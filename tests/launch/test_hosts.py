@@ -17,11 +17,14 @@ from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 TIMEOUT_S = 30
 VIA = "ip netns exec {host}"
-TWO = TINY + """
+TWO = (
+    TINY
+    + """
 [[grid]]
 gpus = 2
 seq_len = [32, 64]
 """
+)
 
 
 class Hosts:
@@ -36,8 +39,11 @@ class Hosts:
             ip("netns", "add", name)
             etc = Path("/etc/netns", name)
             etc.mkdir(parents=True)
-            (etc / "hosts").write_text("127.0.0.1 localhost\n" + "".join(
-                f"{a} {n}\n" for n, a in zip(self.names, self.addresses, strict=True)), encoding="utf-8")
+            (etc / "hosts").write_text(
+                "127.0.0.1 localhost\n"
+                + "".join(f"{a} {n}\n" for n, a in zip(self.names, self.addresses, strict=True)),
+                encoding="utf-8",
+            )
             ip("-n", name, "link", "set", "lo", "up")
             if wire == "k0":
                 ip("-n", name, "link", "add", "k0", "type", "veth", "peer", "name", "k1")
@@ -78,8 +84,24 @@ def hosts() -> Iterator[Hosts]:
 def test_a_host_that_is_cut_off_ends_its_run_with_a_name_and_the_sweep_goes_on(hosts: Hosts, tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(TWO, encoding="utf-8")
-    with start(grid, "--out", out, "--launcher", "torchrun", "--hosts", ",".join(hosts.names), "--via", VIA,
-               "--gpus-per-node", "1", "--steps", "80", *FEW, "--timeout", str(TIMEOUT_S)) as process:
+    with start(
+        grid,
+        "--out",
+        out,
+        "--launcher",
+        "torchrun",
+        "--hosts",
+        ",".join(hosts.names),
+        "--via",
+        VIA,
+        "--gpus-per-node",
+        "1",
+        "--steps",
+        "80",
+        *FEW,
+        "--timeout",
+        str(TIMEOUT_S),
+    ) as process:
         until(lambda: list(out.glob("runs/0002-*")), "a plan")
         first = run_folder(out, "0001")
         until(lambda: step_of(first) >= 1 and step_of(first, 1) >= 1, "the first run trains")
@@ -109,12 +131,27 @@ def test_addresses_do_as_well_as_names(hosts: Hosts, tmp_path: Path) -> None:
     cases = "\n".join(f'{address}) exec ip netns exec {name} "$@";;' for address, name in names.items())
     via.write_text(f'#!/bin/bash\nhost=$1; shift\ncase "$host" in\n{cases}\nesac\n', encoding="utf-8")
     via.chmod(0o755)
-    sweep(grid, "--out", out, "--launcher", "torchrun", "--hosts", ",".join(hosts.addresses), "--via",
-          f"'{via}' {{host}}", "--gpus-per-node", "1", "--steps", "6", *FEW)
+    sweep(
+        grid,
+        "--out",
+        out,
+        "--launcher",
+        "torchrun",
+        "--hosts",
+        ",".join(hosts.addresses),
+        "--via",
+        f"'{via}' {{host}}",
+        "--gpus-per-node",
+        "1",
+        "--steps",
+        "6",
+        *FEW,
+    )
     run = run_folder(out, "0001")
     assert record(run)["status"] == "done"
-    assert [one["environment"].get("MASTER_ADDR") for one in map(environment_of, sorted(run.glob("environment/*")))
-            ] == [hosts.addresses[0]] * 2
+    assert [
+        one["environment"].get("MASTER_ADDR") for one in map(environment_of, sorted(run.glob("environment/*")))
+    ] == [hosts.addresses[0]] * 2
 
 
 def environment_of(path: Path) -> dict[str, dict[str, str]]:

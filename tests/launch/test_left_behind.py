@@ -32,8 +32,9 @@ def grid(tmp_path: Path) -> Path:
 
 
 def running(out: Path) -> bool:
-    return (out / "sweep.json").exists() and any(one["state"] == "running" and one["pids"]
-                                                 for one in status(out).values())
+    return (out / "sweep.json").exists() and any(
+        one["state"] == "running" and one["pids"] for one in status(out).values()
+    )
 
 
 def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str) -> None:

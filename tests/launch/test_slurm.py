@@ -19,7 +19,9 @@ from .sweeps import FEW, TINY, record, run_folder, start, status, step_of, sweep
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
-SEVEN = TINY + """
+SEVEN = (
+    TINY
+    + """
 [[grid]]
 series = "FSDP"
 gpus = 2
@@ -55,6 +57,7 @@ series = "hangs"
 gpus = 2
 seq_len = 48
 """
+)
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +84,43 @@ def test_every_status_of_a_sweep_over_two_nodes(cluster: SlurmCluster, tmp_path:
     grid.write_text(SEVEN, encoding="utf-8")
     setup.write_text("ulimit -v 3000000\n", encoding="utf-8")
     more = {"SLURM_CONF": str(cluster.conf)}
-    sweep(grid, "--launcher", "slurm", "--out", out, "--steps", "40", *FEW, "--gpus-per-node", "1", 
-          "--timeout", "40", "--time", "10", "--setup", setup, "--env", f"PYTHONPATH={Path(__file__).parent}/stopping",
-          "--env", "STOP_RUN=0007", "--partition", "main", "--wait", more=more, codes=(5,))
+    sweep(
+        grid,
+        "--launcher",
+        "slurm",
+        "--out",
+        out,
+        "--steps",
+        "40",
+        *FEW,
+        "--gpus-per-node",
+        "1",
+        "--timeout",
+        "40",
+        "--time",
+        "10",
+        "--setup",
+        setup,
+        "--env",
+        f"PYTHONPATH={Path(__file__).parent}/stopping",
+        "--env",
+        "STOP_RUN=0007",
+        "--partition",
+        "main",
+        "--wait",
+        more=more,
+        codes=(5,),
+    )
     found = status(out, more)
     assert {number: one["state"] for number, one in found.items()} == {
-        "0001": "done", "0002": "done", "0003": "done", "0004": "done", "0005": "oom", "0006": "failed",
-        "0007": "timeout"}
+        "0001": "done",
+        "0002": "done",
+        "0003": "done",
+        "0004": "done",
+        "0005": "oom",
+        "0006": "failed",
+        "0007": "timeout",
+    }
     assert (found["0006"]["cause"], found["0006"]["attempts"]) == ("spec", 0)
     assert (found["0005"]["cause"], found["0007"]["cause"]) == ("memory", "hang")
     assert found["0007"]["rank"] == 1
@@ -105,28 +138,59 @@ def test_every_status_of_a_sweep_over_two_nodes(cluster: SlurmCluster, tmp_path:
     assert record(run_folder(out, "0005"))["fits"] is False
     # the limit on arrays is the cluster's: no index reaches MaxArraySize
     scripts = sorted((out / "slurm").glob("*.sbatch"))
-    assert [line for path in scripts for line in path.read_text(encoding="utf-8").splitlines() if "--array" in line
-            ] == ["#SBATCH --array=0-2", "#SBATCH --array=0-2"]
+    assert [
+        line for path in scripts for line in path.read_text(encoding="utf-8").splitlines() if "--array" in line
+    ] == ["#SBATCH --array=0-2", "#SBATCH --array=0-2"]
     # all that ended by itself stays as it is
-    sweep(grid, "--launcher", "slurm", "--out", out, "--steps", "40", *FEW, "--gpus-per-node", "1", "--wait", more=more,
-          codes=(5,))
+    sweep(
+        grid,
+        "--launcher",
+        "slurm",
+        "--out",
+        out,
+        "--steps",
+        "40",
+        *FEW,
+        "--gpus-per-node",
+        "1",
+        "--wait",
+        more=more,
+        codes=(5,),
+    )
     assert {number: one["attempts"] for number, one in status(out, more).items()} == {
-        number: one["attempts"] for number, one in found.items()}
+        number: one["attempts"] for number, one in found.items()
+    }
 
 
-LONG = TINY + """
+LONG = (
+    TINY
+    + """
 [[grid]]
 gpus = 2
 seq_len = [32, 64]
 """
+)
 
 
 def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_path: Path) -> None:
     grid, out = tmp_path / "grid.toml", tmp_path / "out"
     grid.write_text(LONG, encoding="utf-8")
     more = {"SLURM_CONF": str(cluster.conf)}
-    words = (grid, "--launcher", "slurm", "--out", out, "--steps", "300", *FEW, "--gpus-per-node", "1", "--timeout",
-             "60", "--wait")
+    words = (
+        grid,
+        "--launcher",
+        "slurm",
+        "--out",
+        out,
+        "--steps",
+        "300",
+        *FEW,
+        "--gpus-per-node",
+        "1",
+        "--timeout",
+        "60",
+        "--wait",
+    )
     with start(*words, more=more) as launcher:
         until(lambda: list(out.glob("slurm/*.job.json")), "jobs are submitted")
         first, second = run_folder(out, "0001"), run_folder(out, "0002")
@@ -248,13 +312,15 @@ echo "{\\"status\\": \\"done\\", \\"gpus\\": $gpus, \\"tokens_per_s\\": 100, \\"
 
 def test_a_series_ends_at_its_knee_on_slurm_too(cluster: SlurmCluster, tmp_path: Path) -> None:
     grid, out, program = tmp_path / "grid.toml", tmp_path / "out", tmp_path / "knee.sh"
-    grid.write_text(TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4]\n",
-                    encoding="utf-8")
+    grid.write_text(
+        TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4]\n", encoding="utf-8"
+    )
     program.write_text(KNEE, encoding="utf-8")
     program.chmod(0o755)
     more = {"SLURM_CONF": str(cluster.conf)}
-    sweep(grid, "--out", out, "--program", str(program), "--launcher", "slurm", "--until-knee", more=more,
-          timeout_s=120)
+    sweep(
+        grid, "--out", out, "--program", str(program), "--launcher", "slurm", "--until-knee", more=more, timeout_s=120
+    )
     found = status(out, more)
     assert [one["state"] for one in found.values()] == ["done", "done", "cancelled"]
     assert found["0003"]["cause"] == "knee"

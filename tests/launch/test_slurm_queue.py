@@ -40,8 +40,13 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
     entries = tuple(Entry(id=name, name=name, series="", gpus=2, nodes=1, per_node=2) for name in ("0001-a", "0002-b"))
-    made = Sweep(folder=tmp_path / "out", name="grid", entries=entries, launcher="slurm",
-                 options={"until_knee": False, "pack": 1, "timeout_s": 60.0, "program": ["true"]})
+    made = Sweep(
+        folder=tmp_path / "out",
+        name="grid",
+        entries=entries,
+        launcher="slurm",
+        options={"until_knee": False, "pack": 1, "timeout_s": 60.0, "program": ["true"]},
+    )
     for entry in entries:
         made.run(entry).mkdir(parents=True)
     made.write()
@@ -51,8 +56,11 @@ def sweep(tmp_path: Path) -> Sweep:
 def submitted(sweep: Sweep) -> None:
     folder = sweep.folder / "slurm"
     folder.mkdir()
-    for name, text in (("0001.sbatch", ""), ("0001.runs.json", '[["0001-a"]]'),
-                       ("0001.job.json", '{"job": "7", "submitted_s": 1}')):
+    for name, text in (
+        ("0001.sbatch", ""),
+        ("0001.runs.json", '[["0001-a"]]'),
+        ("0001.job.json", '{"job": "7", "submitted_s": 1}'),
+    ):
         (folder / name).write_text(text, encoding="utf-8")
     write_status(sweep.run("0001-a"), Status(state="running", attempts=1, job="7_0"))
 
@@ -74,8 +82,9 @@ def test_what_runs_is_not_lost_while_slurm_does_not_answer(commands: Commands, s
 def test_a_job_that_was_taken_though_sbatch_heard_nothing_is_found_by_its_name(
     commands: Commands, sweep: Sweep, tmp_path: Path
 ) -> None:
-    commands(sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; "
-                    "exit 1")
+    commands(
+        sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
+    )
     with pytest.raises(NoAnswer):
         go_on_slurm(sweep, Site(), wait=False, tell=print)
     commands(squeue='case "$*" in *%K*) echo "9_0|PENDING|Priority|"; echo "9_1|PENDING|Priority|";; *) echo 9;; esac')
@@ -99,11 +108,14 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
     assert statuses_now(sweep)["0001-a"].state == "pending"
 
 
-@pytest.mark.parametrize("said", [
-    "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
-    "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
-    "and/or time limits)",
-])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        "sbatch: error: Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size "
+        "and/or time limits)",
+    ],
+)
 def test_what_slurm_would_never_take_does_not_wait_for_room(commands: Commands, sweep: Sweep, said: str) -> None:
     commands(sbatch=f'echo "{said}" >&2; exit 1')
     with pytest.raises(InputError, match="sbatch refuses"):
@@ -120,14 +132,22 @@ def test_a_head_node_that_is_lost_is_named(commands: Commands, sweep: Sweep) -> 
 
 
 def test_final_words_on_many_tasks_are_asked_for_at_once(commands: Commands, tmp_path: Path) -> None:
-    commands(sacct="echo '7_0|COMPLETED'; echo '7_1|CANCELLED by 0'",
-             scontrol="echo JobId=8 ArrayJobId=7 ArrayTaskId=2-998,1000%4 JobState=CANCELLED")
+    commands(
+        sacct="echo '7_0|COMPLETED'; echo '7_1|CANCELLED by 0'",
+        scontrol="echo JobId=8 ArrayJobId=7 ArrayTaskId=2-998,1000%4 JobState=CANCELLED",
+    )
     found = final_states(f"7_{task}" for task in range(1001))
     assert (found["7_0"], found["7_1"], found["7_998"], found.get("7_999")) == (
-        "COMPLETED", "CANCELLED", "CANCELLED", None)
+        "COMPLETED",
+        "CANCELLED",
+        "CANCELLED",
+        None,
+    )
     assert (tmp_path / "called").read_text(encoding="utf-8").split() == ["sacct", "scontrol"]
-    commands(scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=4294967294 JobState=CANCELLED; "
-                      "echo JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED")
+    commands(
+        scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=4294967294 JobState=CANCELLED; "
+        "echo JobId=8 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED"
+    )
     assert final_states(["7_0", "7_1", "7_2"]) == {"7_0": "FAILED", "7_1": "CANCELLED", "7_2": "CANCELLED"}
 
 
@@ -153,9 +173,7 @@ def test_no_more_jobs_than_may_run_where_arrays_cannot_say_so() -> None:
     assert _room(Site(max_running=3, max_queued=2), running, entries) == 1
 
 
-def test_a_cancelled_run_of_a_pack_says_so(
-    sweep: Sweep, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancelled_run_of_a_pack_says_so(sweep: Sweep, commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     commands()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (sweep.run("0002-b") / "cancel").write_text("", encoding="utf-8")

@@ -39,8 +39,10 @@ def test_a_dry_run_checks_and_estimates_and_writes_nothing(grid: Path, tmp_path:
 
 def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     path = tmp_path / "big.toml"
-    path.write_text('model = "llama2-7b"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [1, 12, 512]\n'
-                    "local_batch = 1\n", encoding="utf-8")
+    path.write_text(
+        'model = "llama2-7b"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [1, 12, 512]\nlocal_batch = 1\n',
+        encoding="utf-8",
+    )
     data = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json").stdout)
     why = [run["refused"] for run in data["runs"]]
     assert "does not fit, by simulation" in why[0]
@@ -48,57 +50,62 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     assert not why[2]
     assert data["cost_usd"] > 0
     assert data["runs"][2]["nodes"] == 64
-    anyway = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json",
-                            "--anyway").stdout)
+    anyway = json.loads(
+        ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json", "--anyway").stdout
+    )
     assert [bool(run["refused"]) for run in anyway["runs"]] == [False, True, False]
     words = refused(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--max-gpu-hours", "1")
     assert "GPU-hours, and --max-gpu-hours is 1" in words
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (("figg6", "--out", "o"), "did you mean fig6?"),
-    (("statu", "--out", "o"), "did you mean status?"),
-    (("fig6",), "--out"),
-    (("fig6", "--out", "o", "--launcher", "slrum"), "did you mean slurm?"),
-    (("fig6", "--out", "o", "--set", "gpu=4"), "did you mean gpus?"),
-    (("fig6", "--out", "o", "--steps", "0"), "--steps is 0"),
-    (("fig6", "--out", "o", "--timeout", "0"), "--timeout is 0"),
-    (("fig6", "--out", "o", "--env", "A"), "--env 'A' is not NAME=VALUE"),
-    (("fig6", "--out", "o", "--env", "A B=1", "--dry-run"), "no name of a variable"),
-    (("fig6", "--out", "o", "--partition", "gpu"), "add --launcher slurm"),
-    (("fig6", "--out", "o", "--launcher", "slurm", "--partition", "a\n#SBATCH --x", "--dry-run"), "no blanks"),
-    (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "time is 'soon'"),
-    (("fig6", "--out", "o", "--launcher", "torchrun"), "--hosts is missing"),
-    (("fig6", "--out", "o\nrm", "--dry-run"), "line break"),
-    (("fig6", "--out", "o", "--program", "it's"), "cannot be taken apart: no closing quotation"),
-    (("fig6", "--out", "o", "--program", " "), "--program is empty"),
-    (("fig6", "--out", "o", "--program", "/no/such"), "--program '/no/such' is not here"),
-    (("fig6", "--out", "o", "--python", "./no-python"), "--python './no-python' is not here"),
-    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--via", "ssh {host.x}"), "stands in it as"),
-    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "-oProxyCommand=touch /x"), "name or an address"),
-    (("fig6", "--out", "o", "--container", "i", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
-    (("fig6", "--out", "o", "--launcher", "torchrun", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
-    (("fig6", "--out", "o", "--exclude", "n1"), "--exclude is Slurm's"),
-    (("fig6", "--out", "o", "--pack", "2"), "--pack is Slurm's"),
-    (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--wait"), "--wait is Slurm's"),
-    (("fig6", "--out", "o", "--max-queued", "2"), "--max-queued is Slurm's"),
-    (("fig6", "--out", "o", "--max-running", "2"), "--max-running is Slurm's"),
-    (("fig6", "--out", "o", "--cpus-per-node", "2"), "--cpus-per-node is Slurm's"),
-    (("fig6", "--out", "o", "--gpus-per-node", "2"), "--gpus-per-node is for nodes"),
-    (("fig6", "--out", "o", "--hosts", "a"), "--hosts is torchrun's"),
-    (("fig6", "--out", "o", "--launcher", "slurm", "--via", "ssh {host}"), "--via is torchrun's"),
-    (("fig6", "--out", "o", "--time", "0"), "leave it out"),
-    (("fig6", "--out", "o", "--max-gpu-hours", "nan"), "it must be a number"),
-    (("fig6", "--out", "o", "--max-gpu-hours", "-1"), "it cannot be negative"),
-    (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "is no file"),
-    (("table1", "--out", "o"), "has no grid"),
-    (("status", "nowhere"), "no sweep's folder"),
-    (("retry", "nowhere"), "no sweep's folder"),
-    (("cancel", "nowhere"), "no sweep's folder"),
-    (("fig6", "--out", "o", "--stpes", "3"), "--steps"),
-])
-def test_mistakes_are_answered_in_words(words: tuple[str, ...], said: str, tmp_path: Path,
-                                        monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("figg6", "--out", "o"), "did you mean fig6?"),
+        (("statu", "--out", "o"), "did you mean status?"),
+        (("fig6",), "--out"),
+        (("fig6", "--out", "o", "--launcher", "slrum"), "did you mean slurm?"),
+        (("fig6", "--out", "o", "--set", "gpu=4"), "did you mean gpus?"),
+        (("fig6", "--out", "o", "--steps", "0"), "--steps is 0"),
+        (("fig6", "--out", "o", "--timeout", "0"), "--timeout is 0"),
+        (("fig6", "--out", "o", "--env", "A"), "--env 'A' is not NAME=VALUE"),
+        (("fig6", "--out", "o", "--env", "A B=1", "--dry-run"), "no name of a variable"),
+        (("fig6", "--out", "o", "--partition", "gpu"), "add --launcher slurm"),
+        (("fig6", "--out", "o", "--launcher", "slurm", "--partition", "a\n#SBATCH --x", "--dry-run"), "no blanks"),
+        (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "time is 'soon'"),
+        (("fig6", "--out", "o", "--launcher", "torchrun"), "--hosts is missing"),
+        (("fig6", "--out", "o\nrm", "--dry-run"), "line break"),
+        (("fig6", "--out", "o", "--program", "it's"), "cannot be taken apart: no closing quotation"),
+        (("fig6", "--out", "o", "--program", " "), "--program is empty"),
+        (("fig6", "--out", "o", "--program", "/no/such"), "--program '/no/such' is not here"),
+        (("fig6", "--out", "o", "--python", "./no-python"), "--python './no-python' is not here"),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--via", "ssh {host.x}"), "stands in it as"),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "-oProxyCommand=touch /x"), "name or an address"),
+        (("fig6", "--out", "o", "--container", "i", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
+        (("fig6", "--out", "o", "--exclude", "n1"), "--exclude is Slurm's"),
+        (("fig6", "--out", "o", "--pack", "2"), "--pack is Slurm's"),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--wait"), "--wait is Slurm's"),
+        (("fig6", "--out", "o", "--max-queued", "2"), "--max-queued is Slurm's"),
+        (("fig6", "--out", "o", "--max-running", "2"), "--max-running is Slurm's"),
+        (("fig6", "--out", "o", "--cpus-per-node", "2"), "--cpus-per-node is Slurm's"),
+        (("fig6", "--out", "o", "--gpus-per-node", "2"), "--gpus-per-node is for nodes"),
+        (("fig6", "--out", "o", "--hosts", "a"), "--hosts is torchrun's"),
+        (("fig6", "--out", "o", "--launcher", "slurm", "--via", "ssh {host}"), "--via is torchrun's"),
+        (("fig6", "--out", "o", "--time", "0"), "leave it out"),
+        (("fig6", "--out", "o", "--max-gpu-hours", "nan"), "it must be a number"),
+        (("fig6", "--out", "o", "--max-gpu-hours", "-1"), "it cannot be negative"),
+        (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "is no file"),
+        (("table1", "--out", "o"), "has no grid"),
+        (("status", "nowhere"), "no sweep's folder"),
+        (("retry", "nowhere"), "no sweep's folder"),
+        (("cancel", "nowhere"), "no sweep's folder"),
+        (("fig6", "--out", "o", "--stpes", "3"), "--steps"),
+    ],
+)
+def test_mistakes_are_answered_in_words(
+    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert said in refused(*words)
 
@@ -120,8 +127,13 @@ def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
     few, many = Rate(gpus=1, tokens_per_s=1.0, error_frac=0), Rate(gpus=4, tokens_per_s=1.96, error_frac=0)
     four = returns_of("s", [few, many])
     assert four[0].per_doubling == pytest.approx(1.4)
-    record = {"status": "done", "gpus": 2, "tokens_per_s": 10.0, "window_steps": 4,
-              "step_times_s": [9.0, 1.0, 1.1, 0.9, 1.0]}
+    record = {
+        "status": "done",
+        "gpus": 2,
+        "tokens_per_s": 10.0,
+        "window_steps": 4,
+        "step_times_s": [9.0, 1.0, 1.1, 0.9, 1.0],
+    }
     rate = rate_of(record)
     assert rate is not None
     assert rate.error_frac == pytest.approx(0.0408, abs=1e-3)
@@ -138,8 +150,11 @@ echo "{\\"status\\": \\"done\\", \\"gpus\\": $gpus, \\"tokens_per_s\\": 100, \\"
 
 def test_a_series_ends_at_its_knee(tmp_path: Path) -> None:
     grid, out, program = tmp_path / "grid.toml", tmp_path / "out", tmp_path / "knee.sh"
-    grid.write_text(TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4, 8]\n"
-                    "plan = { recompute = ['none', 'full'] }\n", encoding="utf-8")
+    grid.write_text(
+        TINY.replace("global_batch = 4", "local_batch = 2") + "[[grid]]\ngpus = [1, 2, 4, 8]\n"
+        "plan = { recompute = ['none', 'full'] }\n",
+        encoding="utf-8",
+    )
     program.write_text(KNEE, encoding="utf-8")
     program.chmod(0o755)
     words = (grid, "--out", out, "--program", str(program))
@@ -152,11 +167,17 @@ def test_a_series_ends_at_its_knee(tmp_path: Path) -> None:
 
 
 def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub: str) -> None:
-    out = tmp_path / "o's \"ut\" $x"
+    out = tmp_path / 'o\'s "ut" $x'
     words = (grid, "--out", out, "--program", stub)
     with start(*words, "--env", "STUB_S=300") as first:
-        until(lambda: out.exists() and (out / "sweep.json").exists()
-              and any(one["state"] == "running" for one in status(out).values()), "a run runs")
+        until(
+            lambda: (
+                out.exists()
+                and (out / "sweep.json").exists()
+                and any(one["state"] == "running" for one in status(out).values())
+            ),
+            "a run runs",
+        )
         _, err = sweep(*words, codes=(2,))
         assert "another `knee sweep` is working on" in err
         first.send_signal(signal.SIGINT)
@@ -182,8 +203,13 @@ def test_a_killed_launcher_and_a_hang(grid: Path, tmp_path: Path, stub: str) -> 
     out = tmp_path / "out"
     words = (grid, "--out", out, "--program", stub, "--set", "gpus=1")
     with start(*words, "--env", "STUB_S=8") as first:
-        until(lambda: (out / "sweep.json").exists() and any(
-            one["state"] == "running" and one["pids"] for one in status(out).values()), "a run runs")
+        until(
+            lambda: (
+                (out / "sweep.json").exists()
+                and any(one["state"] == "running" and one["pids"] for one in status(out).values())
+            ),
+            "a run runs",
+        )
         first.send_signal(signal.SIGKILL)
         first.communicate()
     sweep(*words)
@@ -197,8 +223,9 @@ def test_a_killed_launcher_and_a_hang(grid: Path, tmp_path: Path, stub: str) -> 
     assert status(tmp_path / "b")["0001"]["attempts"] == 2
 
 
-def test_a_program_is_looked_up_where_the_command_is_given(grid: Path, tmp_path: Path, stub: str,
-                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_is_looked_up_where_the_command_is_given(
+    grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path(shlex.split(stub)[0]).rename(tmp_path / "stub.sh")
     for number, program in enumerate(("./stub.sh", "bash stub.sh")):
@@ -283,8 +310,11 @@ def test_the_way_to_a_host() -> None:
 @needs_torch
 def test_figure_6_at_tiny_size_stands_beside_its_simulation(tmp_path: Path) -> None:
     """The paper's grid for real, ended once in the middle; then a page with measured points beside simulated ones."""
-    sets = [word for change in ("model=llama-tiny", "cluster=cpu", "profile=eager", "gpus=2", "seq_len=64")
-            for word in ("--set", change)]
+    sets = [
+        word
+        for change in ("model=llama-tiny", "cluster=cpu", "profile=eager", "gpus=2", "seq_len=64")
+        for word in ("--set", change)
+    ]
     out = tmp_path / "sweep"
     words = ("fig6", *sets, "--out", out, "--steps", "5", "--trace-steps", "1")
     with start(*words) as process:
@@ -310,7 +340,13 @@ def test_figure_6_at_tiny_size_stands_beside_its_simulation(tmp_path: Path) -> N
 
 
 def knee(*words: str | Path) -> tuple[str, str]:
-    done = subprocess.run([sys.executable, "-m", "knee", *map(str, words)], env=environment(), capture_output=True,
-                          text=True, check=False, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-m", "knee", *map(str, words)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode in (0, 5), done.stderr
     return done.stdout, done.stderr

@@ -31,26 +31,50 @@ def test_a_run_that_is_done_by_its_record_is_not_run_again(grid: Path, tmp_path:
     assert (status(out)["0001"]["state"], status(out)["0001"]["attempts"]) == ("done", 3)
 
 
-@pytest.mark.parametrize("plain", [
-    [], None, 3, {"state": "done", "gpu_h": "x"}, {"state": "done", "gpu_h": None}, {"state": "done", "words": None},
-    {"state": "done", "node": ["a"]}, {"state": "done", "started_s": "abc"}, {"state": "done", "energy_j": "q"},
-    {"state": "done", "pids": [3]}, {"state": "done", "nodes": [1]}, {"state": "done", "attempts": "2"},
-    {"state": "done", "codes": ["x"]}, {"state": "finished"}, {"state": ["done"]}, {"state": "done", "cause": "x"},
-])
+@pytest.mark.parametrize(
+    "plain",
+    [
+        [],
+        None,
+        3,
+        {"state": "done", "gpu_h": "x"},
+        {"state": "done", "gpu_h": None},
+        {"state": "done", "words": None},
+        {"state": "done", "node": ["a"]},
+        {"state": "done", "started_s": "abc"},
+        {"state": "done", "energy_j": "q"},
+        {"state": "done", "pids": [3]},
+        {"state": "done", "nodes": [1]},
+        {"state": "done", "attempts": "2"},
+        {"state": "done", "codes": ["x"]},
+        {"state": "finished"},
+        {"state": ["done"]},
+        {"state": "done", "cause": "x"},
+    ],
+)
 def test_a_status_of_another_form_does_not_end_the_command(plain: object, tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(json.dumps(plain), encoding="utf-8")
     assert read_status(tmp_path) == Status(words="its status could not be read")
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"schema_version": 99}, "is of version 99, and this knee reads up to 1"),
-    ({"options": None}, "not a sweep's"),
-    ({"options": {}}, "not a sweep's"),
-    ({"entries": None}, "not a sweep's"),
-    ({"entries": [{"id": "a", "name": "n", "series": "s", "gpus": "x", "nodes": 1, "per_node": 1}]}, "not a sweep's"),
-    ({"entries": [{"id": "../a", "name": "n", "series": "s", "gpus": 1, "nodes": 1, "per_node": 1}]}, "not a sweep's"),
-    ({"launcher": 3}, "not a sweep's"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"schema_version": 99}, "is of version 99, and this knee reads up to 1"),
+        ({"options": None}, "not a sweep's"),
+        ({"options": {}}, "not a sweep's"),
+        ({"entries": None}, "not a sweep's"),
+        (
+            {"entries": [{"id": "a", "name": "n", "series": "s", "gpus": "x", "nodes": 1, "per_node": 1}]},
+            "not a sweep's",
+        ),
+        (
+            {"entries": [{"id": "../a", "name": "n", "series": "s", "gpus": 1, "nodes": 1, "per_node": 1}]},
+            "not a sweep's",
+        ),
+        ({"launcher": 3}, "not a sweep's"),
+    ],
+)
 def test_a_sweep_of_another_form_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
     options = {"pack": 1, "program": [], "timeout_s": 9.0, "until_knee": False, "site": {}}
     whole = {"schema_version": 1, "name": "n", "entries": [], "launcher": "local", "options": options}

@@ -25,8 +25,11 @@ from .sweeps import an_entry, refused, run_folder, status, sweep
 def test_a_site_file(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     (tmp_path / "set up.sh").write_text("true\n", encoding="utf-8")
-    path.write_text('partition = "gpu"\ntime = "1:30:00"\nsetup = "set up.sh"\nenv = { A = "b c" }\n'
-                    'sbatch = ["--reservation=night"]\n', encoding="utf-8")
+    path.write_text(
+        'partition = "gpu"\ntime = "1:30:00"\nsetup = "set up.sh"\nenv = { A = "b c" }\n'
+        'sbatch = ["--reservation=night"]\n',
+        encoding="utf-8",
+    )
     site = load_site(path, {"partition": "", "account": "me", "env": {"B": "1"}})
     assert (site.partition, site.account, site.seconds) == ("gpu", "me", 5400.0)
     assert site.env == {"A": "b c", "B": "1"}
@@ -43,16 +46,23 @@ def test_no_shell_is_fed_an_unquoted_word(tmp_path: Path) -> None:
     told = tmp_path / "told.py"
     told.write_text("import sys; print(repr(sys.argv[1:]))\n", encoding="utf-8")
     folder = tmp_path / ODD
-    made = Sweep(folder=folder, name=f"x\n{ODD}", entries=(an_entry(),), launcher="slurm",
-                 options={"timeout_s": 9.0, "program": [sys.executable, str(told), ODD], "pack": 1})
+    made = Sweep(
+        folder=folder,
+        name=f"x\n{ODD}",
+        entries=(an_entry(),),
+        launcher="slurm",
+        options={"timeout_s": 9.0, "program": [sys.executable, str(told), ODD], "pack": 1},
+    )
     write_env(folder, {"A": ODD})
     text = script(made, Site(env={"A": ODD}), [[an_entry()]], name="0001.sbatch", job_name="j", on_gpus=True)
     assert "#SBATCH --gpus-per-node=1\n" in text
     fake = text.replace(" -m knee.launch.keeper", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
-    out = subprocess.run(["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path,
-                         check=True).stdout.splitlines()
-    words = on_slurm(Site(), an_entry(), folder / "runs" / "0001-m-g2-0", timeout_s=9.0,
-                     program=[sys.executable, str(told), ODD])
+    out = subprocess.run(
+        ["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path, check=True
+    ).stdout.splitlines()
+    words = on_slurm(
+        Site(), an_entry(), folder / "runs" / "0001-m-g2-0", timeout_s=9.0, program=[sys.executable, str(told), ODD]
+    )
     assert out[0] == repr([str(folder / "runs" / "0001-m-g2-0"), "--", *words])
     assert out[1] == f"A={ODD}"
     assert not (tmp_path / "X").exists()
@@ -88,8 +98,9 @@ def test_containers_and_hosts(tmp_path: Path) -> None:
     assert "\n" not in second[-1]  # a login shell may be none of bash's kind
 
 
-@pytest.mark.parametrize("host", ["-oProxyCommand=touch /x", "-a", "a b", "a;b", "a\nb", "$(x)", "a@b@c", "@a", "",
-                                  "::g", "fe80::1%$(x)"])
+@pytest.mark.parametrize(
+    "host", ["-oProxyCommand=touch /x", "-a", "a b", "a;b", "a\nb", "$(x)", "a@b@c", "@a", "", "::g", "fe80::1%$(x)"]
+)
 def test_a_host_that_could_be_an_option_or_a_command_is_refused(host: str) -> None:
     with pytest.raises(InputError, match="name or an address"):
         Site(hosts=("ok", host))
@@ -100,19 +111,22 @@ def test_hosts_are_names_and_addresses() -> None:
     assert Site(hosts=hosts).hosts == hosts
 
 
-@pytest.mark.parametrize(("line", "said"), [
-    ('exclusive = "yes"', "exclusive must be true or false"),
-    ("max_running = true", "max_running must be a whole number"),
-    ('cpus_per_node = "4"', "cpus_per_node must be a whole number"),
-    ("env = { A = 1 }", "env.A must be text, in quotes"),
-    ('hosts = "a"', "hosts must be a list"),
-    ('partitoin = "x"', "partitoin is not known (did you mean partition?)"),
-    ('via = "ssh {host.x}"', "the host stands in it as {host}"),
-    ('via = "ssh"', "the host stands in it as {host}"),
-    ("via = \"ssh '{host}\"", "no closing quotation"),
-    ('time = "0"', "which is no limit to Slurm"),
-    ('time = "0-0:00"', "which is no limit to Slurm"),
-])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('exclusive = "yes"', "exclusive must be true or false"),
+        ("max_running = true", "max_running must be a whole number"),
+        ('cpus_per_node = "4"', "cpus_per_node must be a whole number"),
+        ("env = { A = 1 }", "env.A must be text, in quotes"),
+        ('hosts = "a"', "hosts must be a list"),
+        ('partitoin = "x"', "partitoin is not known (did you mean partition?)"),
+        ('via = "ssh {host.x}"', "the host stands in it as {host}"),
+        ('via = "ssh"', "the host stands in it as {host}"),
+        ('via = "ssh \'{host}"', "no closing quotation"),
+        ('time = "0"', "which is no limit to Slurm"),
+        ('time = "0-0:00"', "which is no limit to Slurm"),
+    ],
+)
 def test_a_site_file_has_what_it_says(line: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_text(line + "\n", encoding="utf-8")
@@ -159,11 +173,17 @@ def by_launcher(launcher: str, site: Site, run: Path, program: list[str]) -> sub
     if launcher == "local":
         words = on_this_machine(site, entry, run, timeout_s=9.0, program=program)
     elif launcher == "torchrun":
-        [words] = on_hosts(Site(**{**asked(site), "hosts": ("localhost",)}), entry, run, ("localhost",), timeout_s=9.0,
-                           program=program)
+        [words] = on_hosts(
+            Site(**{**asked(site), "hosts": ("localhost",)}), entry, run, ("localhost",), timeout_s=9.0, program=program
+        )
     else:
-        made = Sweep(folder=folder, name="x", entries=(entry,), launcher="slurm",
-                     options={"timeout_s": 9.0, "program": program, "pack": 1})
+        made = Sweep(
+            folder=folder,
+            name="x",
+            entries=(entry,),
+            launcher="slurm",
+            options={"timeout_s": 9.0, "program": program, "pack": 1},
+        )
         text = script(made, site, [[entry]], name="1.sbatch", job_name="j", on_gpus=False)
         keeper = f"{shlex.quote(interpreter_outside(site))} -m knee.launch.keeper"
         assert keeper in text
@@ -181,22 +201,32 @@ LAUNCHERS = ("local", "torchrun", "slurm")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_set_up_then_variables_then_knee(launcher: str, says: Path, tmp_path: Path,
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_set_up_then_variables_then_knee(
+    launcher: str, says: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same on all launchers: the set-up's words count, --env goes on top, and knee is first on the path."""
     monkeypatch.setenv("PYTHONPATH", "/before")
     run, own, setup = tmp_path / "o ut" / "runs" / "r", tmp_path / "venv" / "bin" / "python3", tmp_path / "set up.sh"
     run.mkdir(parents=True)
     own.parent.mkdir(parents=True)
     own.symlink_to(sys.executable)
-    setup.write_text(f'set -eu\nexport A=setup B=setup SEEN="$*" PYTHONPATH=/setup:$PYTHONPATH\n'
-                     f'export PATH={shlex.quote(str(own.parent))}:$PATH\ncd /\n', encoding="utf-8")
+    setup.write_text(
+        f'set -eu\nexport A=setup B=setup SEEN="$*" PYTHONPATH=/setup:$PYTHONPATH\n'
+        f"export PATH={shlex.quote(str(own.parent))}:$PATH\ncd /\n",
+        encoding="utf-8",
+    )
     write_env(tmp_path / "o ut", {"A": "it's $HOME"})
     done = by_launcher(launcher, Site(setup=str(setup), env={"A": "..."}), run, [str(says)])
     assert done.returncode == 0, done.stderr
     knee = tmp_path / "o ut" / "python"
     assert (run / "said.txt").read_text(encoding="utf-8").splitlines() == [
-        "A=it's $HOME B=setup", f"{knee}:/setup:/before", str(own), "python3", "args=", str(run)]
+        "A=it's $HOME B=setup",
+        f"{knee}:/setup:/before",
+        str(own),
+        "python3",
+        "args=",
+        str(run),
+    ]
     # a set-up that brings no interpreter leaves this one
     setup.write_text("true\n", encoding="utf-8")
     by_launcher(launcher, Site(setup=str(setup)), run, [str(says)])
@@ -207,17 +237,21 @@ def test_the_interpreter_is_that_of_the_set_up(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "r"
     line = on_this_machine(Site(setup="s"), an_entry(), run, timeout_s=5, program=())[2]
     assert 'exec "$KNEE_PYTHON" -m torch.distributed.run' in line
-    assert 'exec "$KNEE_PYTHON" -m torch.distributed.run' in on_slurm(Site(setup="s"), an_entry(), run, timeout_s=5,
-                                                                      program=())[-1]
+    assert (
+        'exec "$KNEE_PYTHON" -m torch.distributed.run'
+        in on_slurm(Site(setup="s"), an_entry(), run, timeout_s=5, program=())[-1]
+    )
     for site in (Site(setup="s", python="/p"), Site(setup="s", container="c")):
         assert "KNEE_PYTHON" not in on_this_machine(site, an_entry(), run, timeout_s=5, program=())[2]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize(("text", "code"), [("return 3", 3), ("exit 4", 4), ("set -e\nfalse\ntrue", 1), ("exit 0", 0),
-                                            ("false", 1)])
-def test_a_set_up_that_fails_ends_the_run_with_a_word(launcher: str, text: str, code: int, says: Path,
-                                                      tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "code"), [("return 3", 3), ("exit 4", 4), ("set -e\nfalse\ntrue", 1), ("exit 0", 0), ("false", 1)]
+)
+def test_a_set_up_that_fails_ends_the_run_with_a_word(
+    launcher: str, text: str, code: int, says: Path, tmp_path: Path
+) -> None:
     run, setup = tmp_path / "out" / "runs" / "r", tmp_path / "set up.sh"
     run.mkdir(parents=True)
     setup.write_text(text + "\n", encoding="utf-8")
@@ -243,13 +277,28 @@ SECRET = "hf_s3cr3t"
 def test_values_of_variables_are_in_one_file_for_its_owner(grid: Path, says: Path, tmp_path: Path) -> None:
     site, out = tmp_path / "site.toml", tmp_path / "out"
     site.write_text(f'env = {{ B = "{SECRET}-b" }}\n', encoding="utf-8")
-    sweep(grid, "--out", out, "--program", shlex.quote(str(says)), "--set", "gpus=1", "--site", site, "--env",
-          f"A={SECRET}-a", f"--env=C={SECRET}")
+    sweep(
+        grid,
+        "--out",
+        out,
+        "--program",
+        shlex.quote(str(says)),
+        "--set",
+        "gpus=1",
+        "--site",
+        site,
+        "--env",
+        f"A={SECRET}-a",
+        f"--env=C={SECRET}",
+    )
     run = run_folder(out, "0001")
     assert (run / "said.txt").read_text(encoding="utf-8").startswith(f"A={SECRET}-a B={SECRET}-b\n")
     (run / "said.txt").unlink()
-    with_it = [path for path in out.rglob("*") if path.is_file() and SECRET in path.read_text(encoding="utf-8")
-               and "python" not in path.relative_to(out).parts]
+    with_it = [
+        path
+        for path in out.rglob("*")
+        if path.is_file() and SECRET in path.read_text(encoding="utf-8") and "python" not in path.relative_to(out).parts
+    ]
     assert with_it == [out / "env.sh"]
     assert stat.S_IMODE((out / "env.sh").stat().st_mode) == 0o600
     command = json.loads((out / "sweep.json").read_text(encoding="utf-8"))["command"]

@@ -12,8 +12,9 @@ from knee.launch.status import Status
 
 
 def swept(launcher: str, *statuses: Status) -> tuple[Sweep, dict[str, Status]]:
-    entries = tuple(Entry(id=f"{i:04d}", name="n", series="s", gpus=1, nodes=1, per_node=1)
-                    for i in range(len(statuses)))
+    entries = tuple(
+        Entry(id=f"{i:04d}", name="n", series="s", gpus=1, nodes=1, per_node=1) for i in range(len(statuses))
+    )
     sweep = Sweep(folder=Path("out"), name="s", entries=entries, launcher=launcher)
     return sweep, {entry.id: status for entry, status in zip(entries, statuses, strict=True)}
 
@@ -21,16 +22,24 @@ def swept(launcher: str, *statuses: Status) -> tuple[Sweep, dict[str, Status]]:
 def test_only_a_nodes_own_faults_are_held_against_it() -> None:
     bad = [Status(state="failed", cause=cause, node="bad") for cause in ("lost_node", "bad_node")]
     others = [Status(state="failed", cause=cause, node="good") for cause in ("error", "comm", "software", "disk")]
-    sweep, statuses = swept("slurm", *bad, *others, Status(state="timeout", cause="hang", node="bad"),
-                            Status(state="oom", cause="memory", node="good"))
+    sweep, statuses = swept(
+        "slurm",
+        *bad,
+        *others,
+        Status(state="timeout", cause="hang", node="bad"),
+        Status(state="oom", cause="memory", node="good"),
+    )
     assert totals(sweep, statuses)["bad_nodes"] == {"bad": 3}
 
 
-@pytest.mark.parametrize(("launcher", "advice"), [
-    ("slurm", "1 run ended because of n1: look at that node, or leave it out (--exclude)\n"),
-    ("torchrun", "1 run ended because of n1: look at that node, or leave it out of --hosts\n"),
-    ("local", "1 run ended because of n1: look at that node\n"),
-])
+@pytest.mark.parametrize(
+    ("launcher", "advice"),
+    [
+        ("slurm", "1 run ended because of n1: look at that node, or leave it out (--exclude)\n"),
+        ("torchrun", "1 run ended because of n1: look at that node, or leave it out of --hosts\n"),
+        ("local", "1 run ended because of n1: look at that node\n"),
+    ],
+)
 def test_a_node_is_left_out_as_its_launcher_can(launcher: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
     print_status(*swept(launcher, Status(state="failed", cause="bad_node", node="n1")))
     assert capsys.readouterr().out.endswith(advice)

@@ -67,13 +67,23 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
     rounds = draw(st.integers(1, most_microbatches))
     microbatches = rounds if schedule != "interleaved" else pp * max(1, rounds // pp)
     plan = Plan(
-        dp_shard=shard, dp_replicate=copies, tp=tp, pp=pp, cp=draw(st.sampled_from((1, 1, 2, 4))),
-        sharding=sharding, sequence_parallel=draw(st.booleans()),
-        tp_overlap_frac=draw(st.sampled_from((None, 0.0, 0.5, 1.0))), schedule=schedule, virtual_stages=virtual,
-        cp_method=draw(st.sampled_from(CP_METHODS)), micro_batch=draw(st.sampled_from((1, 2, 4))),
-        recompute=draw(st.sampled_from(RECOMPUTES)), prefetch=draw(st.integers(0, 3)),
+        dp_shard=shard,
+        dp_replicate=copies,
+        tp=tp,
+        pp=pp,
+        cp=draw(st.sampled_from((1, 1, 2, 4))),
+        sharding=sharding,
+        sequence_parallel=draw(st.booleans()),
+        tp_overlap_frac=draw(st.sampled_from((None, 0.0, 0.5, 1.0))),
+        schedule=schedule,
+        virtual_stages=virtual,
+        cp_method=draw(st.sampled_from(CP_METHODS)),
+        micro_batch=draw(st.sampled_from((1, 2, 4))),
+        recompute=draw(st.sampled_from(RECOMPUTES)),
+        prefetch=draw(st.integers(0, 3)),
         reduce_dtype=draw(st.sampled_from(REDUCE_DTYPES)),
-        state_dtype=draw(st.sampled_from(STATE_DTYPES)), placement=placement,
+        state_dtype=draw(st.sampled_from(STATE_DTYPES)),
+        placement=placement,
         sync_every=draw(st.sampled_from((1, 1, 2, 500))) if copies > 1 else 1,
     )
     return plan, microbatches, draw(st.sampled_from((256,) if of.layers < 16 else (1024, 4096)))
@@ -96,5 +106,12 @@ def job_tables(draw: st.DrawFn) -> list[Job]:
 
 def job_of(of: Model, where: Cluster, stack: Profile, cut: tuple[Plan, int, int]) -> Job:
     plan, microbatches, seq_len = cut
-    return Job(model=of, cluster=where, profile=stack, plan=plan, gpus=plan.gpus, seq_len=seq_len,
-               global_batch=plan.dp * plan.micro_batch * microbatches)
+    return Job(
+        model=of,
+        cluster=where,
+        profile=stack,
+        plan=plan,
+        gpus=plan.gpus,
+        seq_len=seq_len,
+        global_batch=plan.dp * plan.micro_batch * microbatches,
+    )

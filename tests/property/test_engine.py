@@ -63,8 +63,18 @@ def test_one_gpu_communicates_with_nobody(data: st.DataObject) -> None:
     of, where, stack, placement = data.draw(settings_of())
     plan, microbatches, seq_len = data.draw(plans(of, placement))
     sharding = "fsdp_no_reshard" if plan.sharding == "hsdp" else plan.sharding
-    alone = replace(plan, dp_shard=1, dp_replicate=1, tp=1, pp=1, cp=1, virtual_stages=1, schedule="1f1b",
-                    sharding=sharding, sync_every=1)
+    alone = replace(
+        plan,
+        dp_shard=1,
+        dp_replicate=1,
+        tp=1,
+        pp=1,
+        cp=1,
+        virtual_stages=1,
+        schedule="1f1b",
+        sharding=sharding,
+        sync_every=1,
+    )
     r = results(job_of(of, where, stack, (alone, microbatches, seq_len)))
     assert r["comm_s"] == 0
     assert r["comm_load_s"] == 0
@@ -77,23 +87,30 @@ Change = Callable[[Cluster, Profile, float], tuple[Cluster, Profile]]
 
 
 def _fabric(**scale: float) -> Change:
-    return lambda c, p, k: (replace(c, fabric=replace(
-        c.fabric, **{name: getattr(c.fabric, name) * k**power for name, power in scale.items()})), p)
+    return lambda c, p, k: (
+        replace(
+            c, fabric=replace(c.fabric, **{name: getattr(c.fabric, name) * k**power for name, power in scale.items()})
+        ),
+        p,
+    )
 
 
 def _node(**scale: float) -> Change:
-    return lambda c, p, k: (replace(c, node=replace(
-        c.node, **{name: getattr(c.node, name) * k**power for name, power in scale.items()})), p)
+    return lambda c, p, k: (
+        replace(c, node=replace(c.node, **{name: getattr(c.node, name) * k**power for name, power in scale.items()})),
+        p,
+    )
 
 
 def _gpu(**scale: float) -> Change:
-    return lambda c, p, k: (replace(c, gpu=replace(
-        c.gpu, **{name: getattr(c.gpu, name) * k**power for name, power in scale.items()})), p)
+    return lambda c, p, k: (
+        replace(c, gpu=replace(c.gpu, **{name: getattr(c.gpu, name) * k**power for name, power in scale.items()})),
+        p,
+    )
 
 
 def _profile(**scale: float) -> Change:
-    return lambda c, p, k: (c, replace(
-        p, **{name: getattr(p, name) * k**power for name, power in scale.items()}))
+    return lambda c, p, k: (c, replace(p, **{name: getattr(p, name) * k**power for name, power in scale.items()}))
 
 
 IMPROVEMENTS: dict[str, Change] = {
@@ -136,8 +153,12 @@ def _faster(job: Job, k: float) -> Job:
         return rates | {n: v / k for n, v in named.items() if n.endswith("_s") and n not in rates and v is not None}
 
     tiers = tuple(replace(t, **scaled(t)) for t in fabric.tiers)
-    cluster = replace(job.cluster, gpu=replace(gpu, **scaled(gpu)), node=replace(node, **scaled(node)),
-                      fabric=replace(fabric, tiers=tiers, **scaled(fabric)))
+    cluster = replace(
+        job.cluster,
+        gpu=replace(gpu, **scaled(gpu)),
+        node=replace(node, **scaled(node)),
+        fabric=replace(fabric, tiers=tiers, **scaled(fabric)),
+    )
     return replace(job, cluster=cluster, profile=replace(stack, **scaled(stack)))
 
 
@@ -170,8 +191,13 @@ def test_all_rates_times_k_is_time_over_k(job: Job, k: float) -> None:
 # one engine
 
 
-FROM_EVENTS = {"compute_s": "compute_s", "comm_load_s": "comm_load_s", "comm_s": "comm_s",
-               "exposed_comm_s": "exposed_comm_s", "overlapped_comm_s": "overlapped_comm_s"}
+FROM_EVENTS = {
+    "compute_s": "compute_s",
+    "comm_load_s": "comm_load_s",
+    "comm_s": "comm_s",
+    "exposed_comm_s": "exposed_comm_s",
+    "overlapped_comm_s": "overlapped_comm_s",
+}
 
 
 def check_events(job: Job) -> None:
@@ -198,8 +224,15 @@ def test_events_of_zero_3_with_deep_prefetch() -> None:
 
 
 def test_events_of_gathers_that_fill_the_prefetch_window() -> None:
-    plan = Plan(dp_shard=3, tp=16, pp=3, sequence_parallel=False, micro_batch=2, prefetch=3,
-                placement=("tp", "pp", "dp_replicate", "dp_shard", "cp"))
+    plan = Plan(
+        dp_shard=3,
+        tp=16,
+        pp=3,
+        sequence_parallel=False,
+        micro_batch=2,
+        prefetch=3,
+        placement=("tp", "pp", "dp_replicate", "dp_shard", "cp"),
+    )
     slowed = replace(profile("fused"), comm_slowdown=1.3)
     check_events(job_of(model("llama3-405b"), cluster("dgx-h100"), slowed, (plan, 4, 4096)))
 
@@ -223,16 +256,40 @@ def test_folding_gpipe_with_uneven_stages() -> None:
 
 
 def test_folding_interleaved_with_uneven_chunks() -> None:
-    plan = Plan(dp_shard=8, dp_replicate=2, tp=16, pp=4, sharding="hsdp", sequence_parallel=False, tp_overlap_frac=1.0,
-                schedule="interleaved", virtual_stages=2, micro_batch=4, recompute="full", prefetch=0,
-                reduce_dtype="bf16", placement=("pp", "dp_replicate", "tp", "dp_shard", "cp"))
+    plan = Plan(
+        dp_shard=8,
+        dp_replicate=2,
+        tp=16,
+        pp=4,
+        sharding="hsdp",
+        sequence_parallel=False,
+        tp_overlap_frac=1.0,
+        schedule="interleaved",
+        virtual_stages=2,
+        micro_batch=4,
+        recompute="full",
+        prefetch=0,
+        reduce_dtype="bf16",
+        placement=("pp", "dp_replicate", "tp", "dp_shard", "cp"),
+    )
     check_folding(job_of(model("llama3-405b"), cluster("dgx-a100"), profile("eager"), (plan, 44, 1024)))
 
 
 def test_folding_1f1b_with_uneven_stages() -> None:
     """A rare one, about 1 job in 500 of this file's strategy: 11, 11 and 10 layers, the loss on the last stage."""
-    plan = Plan(dp_shard=2, dp_replicate=2, tp=2, pp=3, cp=4, sharding="hsdp", sequence_parallel=False,
-                tp_overlap_frac=0.5, cp_method="ring", micro_batch=4, prefetch=2)
+    plan = Plan(
+        dp_shard=2,
+        dp_replicate=2,
+        tp=2,
+        pp=3,
+        cp=4,
+        sharding="hsdp",
+        sequence_parallel=False,
+        tp_overlap_frac=0.5,
+        cp_method="ring",
+        micro_batch=4,
+        prefetch=2,
+    )
     stack = replace(profile("eager"), reduces_in_flight=2, comm_slowdown=1.3, p2p_overlap_frac=1.0)
     check_folding(job_of(model("llama3-8b"), cluster("gb200-nvl72"), stack, (plan, 13, 1024)))
 

@@ -23,7 +23,8 @@ from knee.workload.stages import chunk_layers, stage_layers
 steady = settings(deadline=None, derandomize=True, max_examples=100)
 
 models = st.sampled_from(("llama-tiny", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b", "gpt3-175b")).map(
-    lambda name: load_model(name).spec)
+    lambda name: load_model(name).spec
+)
 
 
 def one(value: int) -> np.ndarray:

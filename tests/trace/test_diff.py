@@ -30,7 +30,12 @@ def test_a_longer_gather_is_found(tmp_path: Path) -> None:
     assert found.times["compute_s"].change == 0
     first = found.collectives[0]
     assert (first.collective, first.group, first.message_bytes, first.calls.a, first.calls.b) == (
-        "all_gather", "dp_shard", 4000.0, 1.0, 1.0)
+        "all_gather",
+        "dp_shard",
+        4000.0,
+        1.0,
+        1.0,
+    )
     assert first.exposed_s.change == pytest.approx(100e-6)
     assert found.kernels[0].name == GATHER
     assert found.classes[0].name == "nccl"
@@ -42,8 +47,10 @@ def test_the_finding_names_the_cause(tmp_path: Path) -> None:
         return write(tmp_path / name, kernels, steps=[(1, -2000, 4000)])
 
     a, b = (analyse(one(*args), cache=False) for args in (("a.json", 100_000, 50_000), ("b.json", 160_000, 70_000)))
-    assert diff(a, b).finding == ("step +80.0 µs (+51.6%): exposed communication +60.0 µs, mostly all_gather over "
-                                  "dp_shard; compute +20.0 µs, mostly product")
+    assert diff(a, b).finding == (
+        "step +80.0 µs (+51.6%): exposed communication +60.0 µs, mostly all_gather over "
+        "dp_shard; compute +20.0 µs, mostly product"
+    )
     assert diff(b, a).finding.startswith("step -80.0 µs (-34.0%): exposed communication -60.0 µs, mostly all_gather")
     assert diff(a, a).finding == "nothing changed"
 
@@ -54,10 +61,15 @@ def test_kernels_appear_and_vanish(tmp_path: Path) -> None:
     b = write(tmp_path / "b.json", [("nvjet_hsh_128x256", 7, 0, 4000), (ADD, 7, 6000, 1500)], steps=steps)
     found = diff(analyse(a, cache=False), analyse(b, cache=False))
     assert {status: [k.name for k in found.kernels_that(status)] for status in ("appeared", "vanished", "changed")} == {
-        "appeared": ["nvjet_hsh_128x256"], "vanished": [GEMM], "changed": [ADD]}
+        "appeared": ["nvjet_hsh_128x256"],
+        "vanished": [GEMM],
+        "changed": [ADD],
+    }
     assert found.kernels_that("appeared")[0].load_s.relative_frac is None
     assert [(k.name, k.load_s.change) for k in found.classes] == [
-        ("product", pytest.approx(-1e-6)), ("elementwise", pytest.approx(0.5e-6))]
+        ("product", pytest.approx(-1e-6)),
+        ("elementwise", pytest.approx(0.5e-6)),
+    ]
 
 
 def test_ranks_and_steps_may_differ_in_number(tmp_path: Path) -> None:

@@ -46,8 +46,11 @@ def test_of_a_folder_only_what_begins_like_a_trace_is_read(tmp_path: Path) -> No
         (tmp_path / name).write_text(content)
     found = analyse(tmp_path, cache=False)
     assert {one.path.name: one.why for one in found.left_out} == {
-        "job.json": "it does not begin like a trace", "list.json": "it does not begin like a trace",
-        ".b_rank1.json": "it is hidden, or not yet written", "none.json": "it is empty"}
+        "job.json": "it does not begin like a trace",
+        "list.json": "it does not begin like a trace",
+        ".b_rank1.json": "it is hidden, or not yet written",
+        "none.json": "it is empty",
+    }
     assert found.is_whole
     (tmp_path / "rank1.json").write_bytes(b"\x1f\x8b\x08damaged")
     assert not analyse(tmp_path, cache=False).is_whole
@@ -156,8 +159,13 @@ def test_an_interrupt_ends_at_once_and_in_silence(tmp_path: Path) -> None:
     events = ",\n".join([dumps(event(0, 5))] * 100_000)
     for i in range(2):
         write(tmp_path / f"rank{i}.json", f"[{events}]")
-    run = subprocess.Popen([sys.executable, "-m", "knee", "trace", "--no-cache", str(tmp_path)], start_new_session=True,
-                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(SOURCE)})
+    run = subprocess.Popen(
+        [sys.executable, "-m", "knee", "trace", "--no-cache", str(tmp_path)],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+    )
     time.sleep(0.7)
     os.killpg(run.pid, signal.SIGINT)
     begun = time.monotonic()

@@ -59,25 +59,55 @@ def tried(path: Path) -> Analysis | None:
 
 
 def device_trace() -> str:
-    group = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "Group size": 2,
-             "dtype": "BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg",
-             "Process Group Ranks": "[0, 1]", "Seq": 3}
-    events = [step(0, 0, 1000), step(1, 1000, 1000), launch(10, 1), launch(20, 2), launch(1100, 3), launch(1200, 4),
-              event(100, 300, correlation=1), comm(350, 200, correlation=2, **group), event(1150, 400, correlation=3),
-              comm(1300, 700, correlation=4, **group), event(1600, 50, category="gpu_memcpy", correlation=9)]
-    return document(events, distributedInfo={"rank": 0, "world_size": 2, "pg_config": [
-        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]}, deviceProperties=[{"name": "H100"}])
+    group = {
+        "Collective name": "allreduce",
+        "In msg nelems": 64,
+        "Out msg nelems": 64,
+        "Group size": 2,
+        "dtype": "BFloat16",
+        "Process Group Name": "0",
+        "Process Group Description": "default_pg",
+        "Process Group Ranks": "[0, 1]",
+        "Seq": 3,
+    }
+    events = [
+        step(0, 0, 1000),
+        step(1, 1000, 1000),
+        launch(10, 1),
+        launch(20, 2),
+        launch(1100, 3),
+        launch(1200, 4),
+        event(100, 300, correlation=1),
+        comm(350, 200, correlation=2, **group),
+        event(1150, 400, correlation=3),
+        comm(1300, 700, correlation=4, **group),
+        event(1600, 50, category="gpu_memcpy", correlation=9),
+    ]
+    return document(
+        events,
+        distributedInfo={
+            "rank": 0,
+            "world_size": 2,
+            "pg_config": [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}],
+        },
+        deviceProperties=[{"name": "H100"}],
+    )
 
 
 def host_trace() -> str:
     sizes = {"Input Dims": [[64], [32]], "Input type": ["float", "float"]}
-    kinds = [("ProfilerStep#1", "user_annotation", 0, 900, {}), ("c10d::_allgather_base_", "cpu_op", 10, 20, sizes),
-             ("gloo:all_gather", "user_annotation", 15, 200, {"Input Dims": [[32]], "Input type": ["float"]}),
-             ("aten::mm", "cpu_op", 50, 100, {}), ("c10d::send", "cpu_op", 300, 5, {"Input Dims": [[[3]]],
-                                                   "Input type": ["TensorList"]}),
-             ("gloo:send", "user_annotation", 302, 30, {"Input Dims": [[3]], "Input type": ["float"]})]
-    events = [event(start, length, name=name, category=kind, stream=i % 2) | {"args": args}
-              for i, (name, kind, start, length, args) in enumerate(kinds)]
+    kinds = [
+        ("ProfilerStep#1", "user_annotation", 0, 900, {}),
+        ("c10d::_allgather_base_", "cpu_op", 10, 20, sizes),
+        ("gloo:all_gather", "user_annotation", 15, 200, {"Input Dims": [[32]], "Input type": ["float"]}),
+        ("aten::mm", "cpu_op", 50, 100, {}),
+        ("c10d::send", "cpu_op", 300, 5, {"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
+        ("gloo:send", "user_annotation", 302, 30, {"Input Dims": [[3]], "Input type": ["float"]}),
+    ]
+    events = [
+        event(start, length, name=name, category=kind, stream=i % 2) | {"args": args}
+        for i, (name, kind, start, length, args) in enumerate(kinds)
+    ]
     return document(events, distributedInfo={"rank": 1, "world_size": 2, "backend": "gloo"})
 
 
@@ -155,8 +185,38 @@ def test_packed_in_parts_and_padded(tmp_path: Path) -> None:
         assert found.ranks[0].audit.kernels == 4
 
 
-VALUES = (None, True, -1, 0, 3, 2**31, 2**63, 2**64, 10**30, 1.5, -0.0, 1e-300, "", "x", "7", "nan", "\ud800", [], [1],
-          ["a"], [[]], [None], {}, {"a": 1}, {"stream": 3}, [{"ranks": [1]}], "[0, 1]", "ProfilerStep#5", "kernel", "X")
+VALUES = (
+    None,
+    True,
+    -1,
+    0,
+    3,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    1.5,
+    -0.0,
+    1e-300,
+    "",
+    "x",
+    "7",
+    "nan",
+    "\ud800",
+    [],
+    [1],
+    ["a"],
+    [[]],
+    [None],
+    {},
+    {"a": 1},
+    {"stream": 3},
+    [{"ranks": [1]}],
+    "[0, 1]",
+    "ProfilerStep#5",
+    "kernel",
+    "X",
+)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -266,8 +326,9 @@ def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no profiler step in common"):
         analyse([one, rank(tmp_path / "e.json", 1, 2, steps=9)], cache=False)
     with pytest.raises(InputError, match="some of processors"):
-        analyse([one, write(tmp_path / "f.json", WHOLE["host"].replace("ProfilerStep#1", "ProfilerStep#0"))],
-                cache=False)
+        analyse(
+            [one, write(tmp_path / "f.json", WHOLE["host"].replace("ProfilerStep#1", "ProfilerStep#0"))], cache=False
+        )
     assert len(analyse([one, one], cache=False).ranks) == 1
 
 

@@ -13,26 +13,60 @@ from knee.trace import Analysis, analyse
 from knee.trace.answer import record
 
 
-def call(start: int, length: int, collective: str = "allreduce", *, stream: int = 20, ranks: str | None = "[0, 1]",
-         name: str | None = "0", size: int = 2, elements: int = 1000, **args: Any) -> dict[str, Any]:
+def call(
+    start: int,
+    length: int,
+    collective: str = "allreduce",
+    *,
+    stream: int = 20,
+    ranks: str | None = "[0, 1]",
+    name: str | None = "0",
+    size: int = 2,
+    elements: int = 1000,
+    **args: Any,
+) -> dict[str, Any]:
     kernel = "ncclDevKernel_SendRecv" if collective.startswith(("send", "all_to_all")) else "ncclDevKernel_Generic"
-    told = {"Process Group Name": name, "Process Group Description": "default_pg" if name else None,
-            "Process Group Ranks": ranks}
-    return event(start, length, name=kernel, stream=stream, **{
-        "Collective name": collective, "In msg nelems": elements, "Out msg nelems": elements, "dtype": "BFloat16",
-        "Group size": size, **{key: value for key, value in told.items() if value is not None}, **args})
+    told = {
+        "Process Group Name": name,
+        "Process Group Description": "default_pg" if name else None,
+        "Process Group Ranks": ranks,
+    }
+    return event(
+        start,
+        length,
+        name=kernel,
+        stream=stream,
+        **{
+            "Collective name": collective,
+            "In msg nelems": elements,
+            "Out msg nelems": elements,
+            "dtype": "BFloat16",
+            "Group size": size,
+            **{key: value for key, value in told.items() if value is not None},
+            **args,
+        },
+    )
 
 
-def trace(path: Path, rank: int, world: int, *events: dict[str, Any], device: str = "H100",
-          ranks: list[int] | None = None) -> Path:
+def trace(
+    path: Path, rank: int, world: int, *events: dict[str, Any], device: str = "H100", ranks: list[int] | None = None
+) -> Path:
     groups = [{"pg_name": "0", "pg_desc": "default_pg", "ranks": ranks}] if ranks is not None else []
-    return write(path, document([event(0, 100), *events], deviceProperties=[{"name": device}], distributedInfo={
-        "rank": rank, "world_size": world, "pg_config": groups}))
+    return write(
+        path,
+        document(
+            [event(0, 100), *events],
+            deviceProperties=[{"name": device}],
+            distributedInfo={"rank": rank, "world_size": world, "pg_config": groups},
+        ),
+    )
 
 
 def job(folder: Path, *of_ranks: list[dict[str, Any]], world: int | None = None) -> Analysis:
-    return analyse([trace(folder / f"rank{i}.json", i, world or len(of_ranks), *events)
-                    for i, events in enumerate(of_ranks)], cache=False)
+    return analyse(
+        [trace(folder / f"rank{i}.json", i, world or len(of_ranks), *events) for i, events in enumerate(of_ranks)],
+        cache=False,
+    )
 
 
 def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
@@ -74,15 +108,22 @@ def test_sizes_of_an_all_to_all_differ_by_rank(tmp_path: Path) -> None:
 
 
 def test_calls_of_one_number_are_told_apart_by_order(tmp_path: Path) -> None:
-    found = job(tmp_path, *([call(200 * k, 100 + 50 * i, "allgather_into_tensor_coalesced", Seq=7) for k in range(1, 4)]
-                            for i in range(2)))
+    found = job(
+        tmp_path,
+        *(
+            [call(200 * k, 100 + 50 * i, "allgather_into_tensor_coalesced", Seq=7) for k in range(1, 4)]
+            for i in range(2)
+        ),
+    )
     assert [(rank.matched, round(rank.waiting_s * 1e9)) for rank in found.across.ranks] == [(3, 0), (3, 150)]
 
 
 def test_a_bubble_is_a_union(tmp_path: Path) -> None:
     """Three transfers wait at the same time, on streams of their own."""
-    sends = [call(at, length, "send", stream=stream)
-             for at, length, stream in ((100, 10, 20), (200, 500, 20), (200, 500, 21), (200, 500, 22))]
+    sends = [
+        call(at, length, "send", stream=stream)
+        for at, length, stream in ((100, 10, 20), (200, 500, 20), (200, 500, 21), (200, 500, 22))
+    ]
     found = job(tmp_path, sends, world=2)
     times = found.ranks[0].times
     assert (round(times.exposed_comm_s * 1e9), round((times.bubble_s or 0) * 1e9)) == (510, 490)
@@ -91,8 +132,11 @@ def test_a_bubble_is_a_union(tmp_path: Path) -> None:
 
 def steps_from(first: int) -> list[dict[str, Any]]:
     """Steps up to 7; the gemm of step n lasts 10 n."""
-    return [one for n in range(first, 8) for one in (
-        step(n, 1000 * n, 1000), launch(1000 * n + 10, n), event(1000 * n + 20, 10 * n, correlation=n))]
+    return [
+        one
+        for n in range(first, 8)
+        for one in (step(n, 1000 * n, 1000), launch(1000 * n + 10, n), event(1000 * n + 20, 10 * n, correlation=n))
+    ]
 
 
 def test_steps_are_chosen_by_their_numbers(tmp_path: Path) -> None:
@@ -116,15 +160,23 @@ def test_collectives_are_named(tmp_path: Path) -> None:
     names = ("reduce", "gather", "scatter", "barrier", "_reduce_oop", "reduce_scatter_tensor_coalesced")
     found = job(tmp_path, [call(100 * i, 10, name) for i, name in enumerate(names, 1)], world=2)
     assert {load.collective for load in found.ranks[0].collectives} == {
-        "reduce", "gather", "scatter", "barrier", "reduce_scatter"}
+        "reduce",
+        "gather",
+        "scatter",
+        "barrier",
+        "reduce_scatter",
+    }
     gathers = call(200, 10, "coalesced") | {"name": "ncclDevKernel_AllGather_RING_LL"}
     assert job(tmp_path, [gathers], world=2).ranks[0].collectives[0].collective == "all_gather"
 
 
 def test_loud_kernels_that_sound_like_collectives_are_named(tmp_path: Path) -> None:
-    events = [event(0, 100), event(200, 50, name="flux::cutlass_allgather_gemm", stream=30),
-              event(300, 50, name="quickreduce::allreduce_prototype_twoshot", stream=31),
-              event(400, 50, name="oneccl_allreduce", stream=7)]
+    events = [
+        event(0, 100),
+        event(200, 50, name="flux::cutlass_allgather_gemm", stream=30),
+        event(300, 50, name="quickreduce::allreduce_prototype_twoshot", stream=31),
+        event(400, 50, name="oneccl_allreduce", stream=7),
+    ]
     rank = analyse(write(tmp_path / "t.json", document(events)), cache=False).ranks[0]
     assert [load.collective for load in rank.collectives] == ["all_reduce"]
     said = " ".join(rank.audit.sentences())

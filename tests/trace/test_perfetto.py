@@ -20,8 +20,13 @@ from knee.trace import Analysis, analyse
 from knee.trace.perfetto import MARGIN_NS, write_small
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
-REAL = ("hta_128rank_sampled_rank0", "hta_a100_2rank_rank0_nccl_args", "hta_a100_8rank_rank3_dlrm",
-        "hta_v100_2rank_rank1_large", "tracelens_b200_8rank_rank0")
+REAL = (
+    "hta_128rank_sampled_rank0",
+    "hta_a100_2rank_rank0_nccl_args",
+    "hta_a100_8rank_rank3_dlrm",
+    "hta_v100_2rank_rank1_large",
+    "tracelens_b200_8rank_rank0",
+)
 
 
 def small(path: Path) -> list[dict[str, Any]]:
@@ -63,8 +68,11 @@ def test_steps_and_exposed_time_are_those_of_the_whole(tmp_path: Path, name: str
 
 def test_a_chosen_window_comes_back_cut(tmp_path: Path) -> None:
     # the gather reaches over the end of step 5
-    path = write(tmp_path / "t.json", [(GEMM, 7, 1000, 5000), (GATHER, 20, 4000, 20_000), (GEMM, 7, 15_000, 3001)],
-                 steps=[(5, -2000, 10_000), (6, 10_000, 20_000)])
+    path = write(
+        tmp_path / "t.json",
+        [(GEMM, 7, 1000, 5000), (GATHER, 20, 4000, 20_000), (GEMM, 7, 15_000, 3001)],
+        steps=[(5, -2000, 10_000), (6, 10_000, 20_000)],
+    )
     whole = analyse(path, steps=1, cache=False)
     assert whole.times.exposed_comm_s == pytest.approx(9e-6)
     write_small(whole, tmp_path / "s.json")
@@ -84,8 +92,14 @@ def test_times_are_written_exactly(tmp_path: Path) -> None:
 def test_hidden_communication_stays_hidden(tmp_path: Path) -> None:
     # exposed only at its end; the compute that hides the rest lies far beyond the margin
     length = 40 * MARGIN_NS
-    path = write(tmp_path / "t.json", [*((GEMM, 7, i * MARGIN_NS, MARGIN_NS) for i in range(1, 39)),
-                                       (GATHER, 20, MARGIN_NS, length), (ADD, 7, 60 * MARGIN_NS, 10)])
+    path = write(
+        tmp_path / "t.json",
+        [
+            *((GEMM, 7, i * MARGIN_NS, MARGIN_NS) for i in range(1, 39)),
+            (GATHER, 20, MARGIN_NS, length),
+            (ADD, 7, 60 * MARGIN_NS, 10),
+        ],
+    )
     whole = analyse(path, cache=False)
     write_small(whole, tmp_path / "s.json")
     again = analyse(tmp_path / "s.json", cache=False)
@@ -94,8 +108,15 @@ def test_hidden_communication_stays_hidden(tmp_path: Path) -> None:
 
 
 def test_compute_for_its_streams_sake_stays_compute(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.json", [("cross_device_reduce_1stage", 7, 1000, 5000), (GATHER, 20, 2000, 8000),
-                                       (ADD, 7, 10 * MARGIN_NS, 10), (ADD, 8, 20 * MARGIN_NS, 10)])
+    path = write(
+        tmp_path / "t.json",
+        [
+            ("cross_device_reduce_1stage", 7, 1000, 5000),
+            (GATHER, 20, 2000, 8000),
+            (ADD, 7, 10 * MARGIN_NS, 10),
+            (ADD, 8, 20 * MARGIN_NS, 10),
+        ],
+    )
     whole = analyse(path, cache=False)
     assert whole.times.exposed_comm_s == pytest.approx(4e-6)
     write_small(whole, tmp_path / "s.json")
@@ -154,16 +175,24 @@ def test_ranks_are_processes_and_the_first_is_read_back(tmp_path: Path) -> None:
     whole = analyse(paths, cache=False)
     assert not write_small(whole, tmp_path / "s.json").aligned
     same_exposure(whole, analyse(tmp_path / "s.json", cache=False))
-    rows = ask(tmp_path / "s.json", """select p.name, t.name, count(*), sum(dur) from slice s
+    rows = ask(
+        tmp_path / "s.json",
+        """select p.name, t.name, count(*), sum(dur) from slice s
                join thread_track tt on s.track_id = tt.id join thread t using (utid) join process p using (upid)
-               group by 1, 2 order by 1, 2""", tmp_path)
+               group by 1, 2 order by 1, 2""",
+        tmp_path,
+    )
     # kernels other than the gather: a product a step, and the copy
-    assert rows == [[f"rank {i} NVIDIA H200", name, count, length] for i in range(2) for name, count, length in (
-        ("exposed communication", 3, 3 * (199_998 + 1000 * i)),
-        ("steps", 3, 5_730_000),
-        ("stream 20", 3, 3 * (300_001 + 1000 * i)),
-        ("stream 7", 4, 3 * 200_003 + 30_000),
-    )]
+    assert rows == [
+        [f"rank {i} NVIDIA H200", name, count, length]
+        for i in range(2)
+        for name, count, length in (
+            ("exposed communication", 3, 3 * (199_998 + 1000 * i)),
+            ("steps", 3, 5_730_000),
+            ("stream 20", 3, 3 * (300_001 + 1000 * i)),
+            ("stream 7", 4, 3 * 200_003 + 30_000),
+        )
+    ]
 
 
 def test_ranks_without_a_common_clock_begin_together(tmp_path: Path) -> None:
@@ -173,14 +202,22 @@ def test_ranks_without_a_common_clock_begin_together(tmp_path: Path) -> None:
 
 
 def test_perfetto_keeps_kernels_that_touch_and_that_overlap(tmp_path: Path) -> None:
-    kernels = [(GATHER, 20, 0, 900_007), *((ADD, 7, 3 + i * 1001, 1001) for i in range(300)),  # each touches the next
-               *((GEMM, 8, 400_000 + i * 500, 700) for i in range(200)), (GEMM, 8, 400_100, 50)]
+    kernels = [
+        (GATHER, 20, 0, 900_007),
+        *((ADD, 7, 3 + i * 1001, 1001) for i in range(300)),  # each touches the next
+        *((GEMM, 8, 400_000 + i * 500, 700) for i in range(200)),
+        (GEMM, 8, 400_100, 50),
+    ]
     whole = analyse(write(tmp_path / "t.json", kernels), cache=False)
     written = write_small(whole, tmp_path / "s.json.gz")
     assert written.kernels == len(kernels)
     assert ask(written.path, "select name from stats where value > 0 and severity != 'info'", tmp_path) == []
-    rows = ask(written.path, """select category, t.name, utid, ts, ts + dur from slice s
-               join thread_track tt on s.track_id = tt.id join thread t using (utid) order by ts, dur""", tmp_path)
+    rows = ask(
+        written.path,
+        """select category, t.name, utid, ts, ts + dur from slice s
+               join thread_track tt on s.track_id = tt.id join thread t using (utid) order by ts, dur""",
+        tmp_path,
+    )
     zero = rows[0][3]
     found = [(start - zero, end - zero) for category, _, _, start, end in rows if category == "kernel"]
     assert found == sorted((start, start + length) for _, _, start, length in kernels)

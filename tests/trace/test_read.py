@@ -29,8 +29,14 @@ from knee.train.trace import axes_of, coordinates, keeps_trace, read_trace
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp_replicate": 2, "sharding": "hsdp"}])
 def test_a_simulated_step_comes_back(tmp_path: Path, plan: dict[str, Any]) -> None:
-    job, _ = make_job(load_model("llama-1b").spec, load_cluster("dgx-h100").spec, load_profile("paper").spec, gpus=16,
-                      local_batch=2, plan_options=plan)
+    job, _ = make_job(
+        load_model("llama-1b").spec,
+        load_cluster("dgx-h100").spec,
+        load_profile("paper").spec,
+        gpus=16,
+        local_batch=2,
+        plan_options=plan,
+    )
     written = events_of(job)
     paths = write_kineto(written, tmp_path / "step.json.gz")
     for events, path in zip(written, paths, strict=True):
@@ -55,8 +61,14 @@ def test_a_simulated_step_comes_back(tmp_path: Path, plan: dict[str, Any]) -> No
 @pytest.mark.parametrize("plan", [{"pp": 2}, {"pp": 2, "tp": 2}])
 def test_a_simulated_pipelines_record_is_the_simulators(tmp_path: Path, plan: dict[str, Any]) -> None:
     """A stage waits without a kernel: the bubble is not told from idle, and together they are what was simulated."""
-    job, _ = make_job(load_model("llama-1b").spec, load_cluster("dgx-h100").spec, load_profile("paper").spec, gpus=16,
-                      local_batch=4, plan_options=plan | {"micro_batch": 1})
+    job, _ = make_job(
+        load_model("llama-1b").spec,
+        load_cluster("dgx-h100").spec,
+        load_profile("paper").spec,
+        gpus=16,
+        local_batch=4,
+        plan_options=plan | {"micro_batch": 1},
+    )
     simulated = evaluate(job.model, job.cluster, job.profile, table_of([job])).results
     found = analyse(write_kineto(events_of(job), tmp_path / "step.json"), cache=False)
     read = record(found)
@@ -72,11 +84,13 @@ def test_steps_and_copies_of_old_torch(tmp_path: Path) -> None:
     """torch 1.8 to 1.11: Kernel, Memcpy, Memset, Runtime, and steps that are operators."""
     events = []
     for i in range(2):
-        events += [span(f"ProfilerStep#{i}", 1000 * i, 900, category="Operator"),
-                   span("cudaLaunchKernel", 1000 * i + 10, 5, category="Runtime", correlation=i),
-                   span("gemm", 1000 * i + 50, 100, category="Kernel", correlation=i, stream=7, device=0),
-                   span("Memcpy HtoD", 1000 * i + 200, 30, category="Memcpy", stream=7, device=0),
-                   span("Memset (Device)", 1000 * i + 250, 20, category="Memset", stream=7, device=0)]
+        events += [
+            span(f"ProfilerStep#{i}", 1000 * i, 900, category="Operator"),
+            span("cudaLaunchKernel", 1000 * i + 10, 5, category="Runtime", correlation=i),
+            span("gemm", 1000 * i + 50, 100, category="Kernel", correlation=i, stream=7, device=0),
+            span("Memcpy HtoD", 1000 * i + 200, 30, category="Memcpy", stream=7, device=0),
+            span("Memset (Device)", 1000 * i + 250, 20, category="Memset", stream=7, device=0),
+        ]
     (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
     rank = analyse(tmp_path / "t.json", cache=False).ranks[0]
     assert [part.step for part in rank.steps] == [0, 1]
@@ -84,14 +98,24 @@ def test_steps_and_copies_of_old_torch(tmp_path: Path) -> None:
     assert (rank.times.copy_load_s, rank.times.fill_load_s) == (pytest.approx(60e-6), pytest.approx(40e-6))
 
 
-def span(name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op",
-         **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 9, "tid": thread, "ts": 4458676416788.066 + start,
-            "dur": duration, "args": args}
+def span(
+    name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op", **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 9,
+        "tid": thread,
+        "ts": 4458676416788.066 + start,
+        "dur": duration,
+        "args": args,
+    }
 
 
 def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
     """One step on a processor: FSDP's gather and scatter, a tensor-parallel gather, a pipeline's send, the norm."""
+
     def tensors(*sizes: int) -> dict[str, Any]:
         return {"Input Dims": [[size] for size in sizes], "Input type": ["float"] * len(sizes)}
 
@@ -110,19 +134,31 @@ def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
         span("gloo:all_reduce", 330, 100, **annotation, **tensors(64)),
         span("aten::add", 500, 80),  # a DTensor's: it gathers inside
         span("Redistribute", 505, 30, category="user_annotation"),
-        span("c10d::allgather_into_tensor_coalesced_", 510, 10, **{"Input Dims": [[[8]], [[4]]],
-                                                                   "Input type": ["TensorList", "TensorList"]}),
+        span(
+            "c10d::allgather_into_tensor_coalesced_",
+            510,
+            10,
+            **{"Input Dims": [[[8]], [[4]]], "Input type": ["TensorList", "TensorList"]},
+        ),
         span("gloo:all_gather", 515, 20, thread=3, category="user_annotation", **tensors(4)),
         span("aten::add", 550, 20),
         span("c10d::send", 600, 5, **{"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
         span("gloo:send", 602, 30, category="user_annotation", **tensors(3)),
         span("c10d::allreduce_", 700, 10, **{"Input Dims": [[[]]], "Input type": ["TensorList"]}),
-        span("gloo:all_reduce", 705, 40, thread=4, category="user_annotation",
-             **{"Input Dims": [[]], "Input type": ["float"]}),
+        span(
+            "gloo:all_reduce",
+            705,
+            40,
+            thread=4,
+            category="user_annotation",
+            **{"Input Dims": [[]], "Input type": ["float"]},
+        ),
     ]
-    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
-              {"pg_name": "1", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [0, 2]},
-              {"pg_name": "2", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": [0, 1]}]
+    groups = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
+        {"pg_name": "1", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [0, 2]},
+        {"pg_name": "2", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": [0, 1]},
+    ]
     info = {"backend": backend, "rank": 0, "world_size": 4, "pg_config": groups}
     path.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
     return path
@@ -183,8 +219,10 @@ def test_ranks_that_keep_a_trace() -> None:
     assert keeps_trace(Plan(tp=2, dp_shard=2), 3, 4)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("4458676416788.066", 4458676416788066), ("12", 12000),
-                                                ("0.0005", 0), ("1.5e3", 1500000), ("3.25", 3250)])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("4458676416788.066", 4458676416788066), ("12", 12000), ("0.0005", 0), ("1.5e3", 1500000), ("3.25", 3250)],
+)
 def test_times_are_whole_nanoseconds(text: str, expected: int) -> None:
     assert nanoseconds(text) == expected
 

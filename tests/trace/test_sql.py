@@ -41,18 +41,38 @@ def test_kernels(two: Analysis) -> None:
     # times count from the first event, which is step 5's annotation
     assert rows == [
         (1, 6, start, end, 200_003, GEMM, "product", "kernel", False, 7, 0, start - 2000, None, None, None, None, None),
-        (1, 6, start + 100_000, start + 400_001, 300_001, GATHER, "nccl", "kernel", True, 20, 0, start + 98_000,
-         "all_gather", "dp_shard", 2, 4000.0, start + 400_001 - end),
+        (
+            1,
+            6,
+            start + 100_000,
+            start + 400_001,
+            300_001,
+            GATHER,
+            "nccl",
+            "kernel",
+            True,
+            20,
+            0,
+            start + 98_000,
+            "all_gather",
+            "dp_shard",
+            2,
+            4000.0,
+            start + 400_001 - end,
+        ),
     ]
     _, kinds = query(two, "select kind, class, count(*) from kernels where kind <> 'kernel' group by all")
     assert kinds == [("memcpy", None, 6)]
 
 
 def test_sums_are_those_of_the_analysis(two: Analysis) -> None:
-    _, rows = query(two, """select r.rank, r.exposed_comm_s, sum(s.exposed_comm_s),
+    _, rows = query(
+        two,
+        """select r.rank, r.exposed_comm_s, sum(s.exposed_comm_s),
                             (select sum(exposed_ns) / 1e9 from kernels k where k.rank = r.rank),
                             (select sum(exposed_s) from collectives c where c.rank = r.rank)
-                            from ranks r join steps s using (rank) group by all order by 1""")
+                            from ranks r join steps s using (rank) group by all order by 1""",
+    )
     for row, rank in zip(rows, two.ranks, strict=True):
         assert row == (rank.rank, *[pytest.approx(rank.times.exposed_comm_s)] * 4)
 

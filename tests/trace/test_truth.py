@@ -67,8 +67,19 @@ def test_steps_add_up_to_the_whole(path: Path) -> None:
         pytest.skip("no profiler steps")
     assert rank.steps[0].window.start_ns == rank.window.start_ns
     assert rank.steps[-1].window.end_ns == rank.window.end_ns
-    for name in ("window_s", "compute_load_s", "comm_load_s", "copy_load_s", "fill_load_s", "compute_s", "comm_s",
-                 "exposed_comm_s", "overlapped_comm_s", "exposed_copies_s", "idle_s"):
+    for name in (
+        "window_s",
+        "compute_load_s",
+        "comm_load_s",
+        "copy_load_s",
+        "fill_load_s",
+        "compute_s",
+        "comm_s",
+        "exposed_comm_s",
+        "overlapped_comm_s",
+        "exposed_copies_s",
+        "idle_s",
+    ):
         assert sum(ns(getattr(part.times, name)) for part in rank.steps) == ns(getattr(rank.times, name)), name
 
 

@@ -35,13 +35,26 @@ def dumps(value: Any, colon: str = ": ") -> str:
 
 
 def event(
-    start: int, length: int | None, *, name: str = "gemm", category: str = "kernel", stream: int = 7,
-    base: int = BASE_US * 1000, **args: Any,
+    start: int,
+    length: int | None,
+    *,
+    name: str = "gemm",
+    category: str = "kernel",
+    stream: int = 7,
+    base: int = BASE_US * 1000,
+    **args: Any,
 ) -> dict[str, Any]:
     """A complete event; times are nanoseconds from ``base`` on."""
     times = {"ts": Number(us(base + start))} | ({} if length is None else {"dur": Number(us(length))})
-    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": stream, **times,
-            "args": {"stream": stream, "device": 0, **args}}
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        **times,
+        "args": {"stream": stream, "device": 0, **args},
+    }
 
 
 def comm(start: int, length: int, *, stream: int = 20, **options: Any) -> dict[str, Any]:
@@ -86,7 +99,14 @@ def slow_times(
     c, n, m = map(cells, kinds)
     whole = window[1] - window[0]
     return {
-        "window_s": whole, "compute_load_s": sums[0], "comm_load_s": sums[1], "copy_load_s": sums[2],
-        "compute_s": len(c), "comm_s": len(n), "exposed_comm_s": len(n - c), "overlapped_comm_s": len(n & c),
-        "exposed_copies_s": len(m - n - c), "idle_s": whole - len(c | n | m),
+        "window_s": whole,
+        "compute_load_s": sums[0],
+        "comm_load_s": sums[1],
+        "copy_load_s": sums[2],
+        "compute_s": len(c),
+        "comm_s": len(n),
+        "exposed_comm_s": len(n - c),
+        "overlapped_comm_s": len(n & c),
+        "exposed_copies_s": len(m - n - c),
+        "idle_s": whole - len(c | n | m),
     }

@@ -38,8 +38,13 @@ def fake(jobs: dict[str, dict], part: int, folder: Path) -> None:
 
 def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
     """The same log over real ranks."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), WORKERS), rank=rank,
-                            world_size=WORKERS, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(folder / "store"), WORKERS),
+        rank=rank,
+        world_size=WORKERS,
+        timeout=timedelta(seconds=60),
+    )
     found = {}
     for name, plain in jobs.items():
         job = TrainJob.from_json(plain)
@@ -47,8 +52,13 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
         trainer, log = Trainer(job, mesh), Log(group_names(mesh))
         trainer.step(local_rows(job, mesh, synthetic_tokens(job, 0)))
         heard_step(trainer, log, local_rows(job, mesh, synthetic_tokens(job, 1)))
-        found[name] = StageWork(stage=mesh.index("pp"), rank=rank, product_flop=log.product_flop,
-                                attention_flop=log.attention_flop, collectives=dict(log.collectives)).as_json()
+        found[name] = StageWork(
+            stage=mesh.index("pp"),
+            rank=rank,
+            product_flop=log.product_flop,
+            attention_flop=log.attention_flop,
+            collectives=dict(log.collectives),
+        ).as_json()
     (folder / f"real.{rank}.json").write_text(json.dumps(found))
 
 

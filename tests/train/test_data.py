@@ -35,8 +35,10 @@ needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 
 SENTENCES = [
-    "The quick brown fox jumps over the lazy dog.", "Größe, naïve café, ελληνικά, 中文 and 🙂 are text too.",
-    "Training on many GPUs waits for the network.", "A shard is nothing but tokens, one after another.",
+    "The quick brown fox jumps over the lazy dog.",
+    "Größe, naïve café, ελληνικά, 中文 and 🙂 are text too.",
+    "Training on many GPUs waits for the network.",
+    "A shard is nothing but tokens, one after another.",
 ]
 
 
@@ -49,9 +51,15 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = library.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
-    made.train_from_iterator(SENTENCES, trainers.BpeTrainer(
-        vocab_size=320, special_tokens=["<|end_of_text|>"], show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    made.train_from_iterator(
+        SENTENCES,
+        trainers.BpeTrainer(
+            vocab_size=320,
+            special_tokens=["<|end_of_text|>"],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
     made.enable_truncation(max_length=8)
     made.enable_padding(length=8)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -118,16 +126,21 @@ def test_blocks_lose_nothing_whatever_their_size(tmp_path: Path, monkeypatch: py
 
 def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_bytes(b'{"text": "good"}\n\nnot json\n[1]\n{"other": 1, "x": 2}\n{"text": null}\n{"text": "\xff"}\n'
-                     b'{"text": "\\ud83d"}\n{"text": ""}\n{"text": "last"}')
+    path.write_bytes(
+        b'{"text": "good"}\n\nnot json\n[1]\n{"other": 1, "x": 2}\n{"text": null}\n{"text": "\xff"}\n'
+        b'{"text": "\\ud83d"}\n{"text": ""}\n{"text": "last"}'
+    )
     (block,) = blocks(path)
     found = documents(block)
     assert found.texts == ["good", "last"]
     assert (found.records, found.empty) == (9, 1)
     assert [place.removeprefix(f"{path}, ") for place in found.bad] == [
-        "line 3: it is not JSON", "line 4: it is not a JSON object",
-        "line 5: it has no field 'text', but 'other', 'x'", "line 6: 'text' is null, not text",
-        "line 7: it is not UTF-8 text", "line 8: 'text' has half of a surrogate pair, which is no text",
+        "line 3: it is not JSON",
+        "line 4: it is not a JSON object",
+        "line 5: it has no field 'text', but 'other', 'x'",
+        "line 6: 'text' is null, not text",
+        "line 7: it is not UTF-8 text",
+        "line 8: 'text' has half of a surrogate pair, which is no text",
     ]
 
 
@@ -182,8 +195,11 @@ def test_folders_globs_and_files(tmp_path: Path) -> None:
     names = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
     assert names == ["a.jsonl", "b.txt", "deep/c.jsonl.gz"]
     assert find_files([tmp_path / "b.txt", f"{tmp_path}/*.txt"]) == [tmp_path / "b.txt"]
-    for wrong, words in (("nothing.txt", "no such file"), ("README.md", "not a file that can be read"),
-                         ("deep/../.hidden/*.jsonl", "no such file")):
+    for wrong, words in (
+        ("nothing.txt", "no such file"),
+        ("README.md", "not a file that can be read"),
+        ("deep/../.hidden/*.jsonl", "no such file"),
+    ):
         with pytest.raises(InputError, match=words):
             find_files([tmp_path / wrong])
     (tmp_path / "empty").mkdir()
@@ -209,23 +225,30 @@ def test_documents_come_back_as_they_were(tmp_path: Path, corpus: Path, tokenize
 
 @needs_tokenizers
 @pytest.mark.parametrize("kind", ["plain", "block"])
-def test_plain_text_comes_back_as_it_was(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch,
-                                         kind: str) -> None:
+def test_plain_text_comes_back_as_it_was(
+    tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 100)
     path, text = tmp_path / "a.txt", "\n".join(SENTENCES * 10)
     path.write_text(text, encoding="utf-8")
     (tmp_path / "b.txt").write_text("short", encoding="utf-8")
     (tmp_path / "empty.txt").touch()
-    made = write_shards([tmp_path / n for n in ("a.txt", "b.txt", "empty.txt")], tokenizer, tmp_path / "out",
-                        split="block" if kind == "block" else "file", shard_tokens=100)
+    made = write_shards(
+        [tmp_path / n for n in ("a.txt", "b.txt", "empty.txt")],
+        tokenizer,
+        tmp_path / "out",
+        split="block" if kind == "block" else "file",
+        shard_tokens=100,
+    )
     assert len(made.index.shards) > (1 if kind == "plain" else 0)
     assert decoded(tmp_path / "out") == [text, "short"]
     assert made.index.left_out.empty == 1
 
 
 @needs_tokenizers
-def test_shards_do_not_depend_on_jobs(tmp_path: Path, corpus: Path, tokenizer: Path,
-                                      monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_do_not_depend_on_jobs(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 4096)
     one = write_shards([corpus], tokenizer, tmp_path / "one", shard_tokens=3000)
     two = write_shards([corpus], tokenizer, tmp_path / "two", shard_tokens=3000, jobs=2)
@@ -256,8 +279,9 @@ class Interrupted(Exception):
 
 @needs_tokenizers
 @pytest.mark.parametrize("damage", ["none", "torn journal", "damaged shard", "missing shard"])
-def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, tokenizer: Path, damage: str,
-                                            monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_preparation_goes_on(
+    tmp_path: Path, corpus: Path, tokenizer: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
     corpus.write_text(corpus.read_text(encoding="utf-8") + "bad\n", encoding="utf-8")
     second = tmp_path / "second.jsonl"
@@ -298,11 +322,14 @@ def test_an_interrupted_preparation_goes_on(tmp_path: Path, corpus: Path, tokeni
 @needs_tokenizers
 def test_a_killed_preparation_leaves_nothing_half_read_and_no_processes(tmp_path: Path, tokenizer: Path) -> None:
     corpus = tmp_path / "big.jsonl"
-    corpus.write_text("".join(json.dumps({"text": f"{n} " + " ".join(SENTENCES * 40)}) + "\n" for n in range(1500)),
-                      encoding="utf-8")
-    code = ("import sys; from pathlib import Path; from knee.train.shards import write_shards\n"
-            "if __name__ == '__main__': write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, "
-            "shard_tokens=200_000)")
+    corpus.write_text(
+        "".join(json.dumps({"text": f"{n} " + " ".join(SENTENCES * 40)}) + "\n" for n in range(1500)), encoding="utf-8"
+    )
+    code = (
+        "import sys; from pathlib import Path; from knee.train.shards import write_shards\n"
+        "if __name__ == '__main__': write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, "
+        "shard_tokens=200_000)"
+    )
     script, out = tmp_path / "go.py", tmp_path / "out"
     script.write_text(code, encoding="utf-8")
     process = subprocess.Popen([sys.executable, script, corpus, tokenizer, out])
@@ -364,8 +391,9 @@ def test_two_preparations_do_not_mix(tmp_path: Path, corpus: Path, tokenizer: Pa
 
 
 @needs_tokenizers
-def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(tmp_path: Path, corpus: Path, tokenizer: Path,
-                                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
     out, real, calls = tmp_path / "out", os.fsync, []
 
@@ -386,11 +414,19 @@ def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(tmp_path: Path, 
 
 @needs_tokenizers
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_disk_that_really_is_full(tmp_path: Path, corpus: Path, tokenizer: Path,
-                                    monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_really_is_full(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = Path.open
-    monkeypatch.setattr(Path, "open", lambda self, *a, **k: open("/dev/full", *a, **k)  # noqa: SIM115
-                        if self.name.endswith(".bin.part") else real(self, *a, **k))
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda self, *a, **k: (
+            open("/dev/full", *a, **k)  # noqa: SIM115
+            if self.name.endswith(".bin.part")
+            else real(self, *a, **k)
+        ),
+    )
     monkeypatch.setattr(shards_module.os, "unlink", lambda _: None)
     with pytest.raises(InputError, match="shard-00000 cannot be written: No space left on device"):
         write_shards([corpus], tokenizer, tmp_path / "out")
@@ -474,8 +510,9 @@ def test_an_epoch_reads_every_sequence_once(folder: Path) -> None:
     stream = np.concatenate([np.fromfile(folder / s.file, "<u2") for s in data.index.shards]).astype(np.int64)
     assert data.sequences == (len(stream) - 1) // 64 > 100
     expected = {tuple(stream[64 * n : 64 * n + 65]) for n in range(data.sequences)}
-    epochs = [[tuple(data.batch(step)[0]) for step in range(n * data.sequences, (n + 1) * data.sequences)]
-              for n in (0, 1)]
+    epochs = [
+        [tuple(data.batch(step)[0]) for step in range(n * data.sequences, (n + 1) * data.sequences)] for n in (0, 1)
+    ]
     for epoch in epochs:
         assert set(epoch) == expected
     assert epochs[0] != epochs[1]
@@ -487,8 +524,10 @@ def test_the_global_batch_does_not_depend_on_the_ranks(folder: Path, kind: str) 
     source = {"kind": kind} | ({"path": str(folder)} if kind == "shards" else {})
     for step in (0, 1, 17, 1000):
         shares = [[replace(SHARE, dp_rank=rank, dp_size=size) for rank in range(size)] for size in (1, 2, 4, 8)]
-        batches = [np.concatenate([open_data(source, share, vocab_size=320).batch(step) for share in ranks])
-                   for ranks in shares]
+        batches = [
+            np.concatenate([open_data(source, share, vocab_size=320).batch(step) for share in ranks])
+            for ranks in shares
+        ]
         assert batches[0].shape == (8, 65)
         assert batches[0].dtype == np.int64
         for batch in batches[1:]:
@@ -624,9 +663,11 @@ def test_what_was_read_is_described(folder: Path) -> None:
 
 def test_training_reads_without_the_extras(folder: Path) -> None:
     """Workers have torch and NumPy, and nothing that prepared the text."""
-    code = ("import sys\nfor name in ('tokenizers', 'pyarrow', 'click', 'pydantic', 'rich'): sys.modules[name] = None\n"
-            "from pathlib import Path\nfrom knee.train.tokens import *\n"
-            f"print(Shards(Path({str(folder)!r}), Share(seq_len=8, global_batch=2), vocab_size=320).batch(0).shape)")
+    code = (
+        "import sys\nfor name in ('tokenizers', 'pyarrow', 'click', 'pydantic', 'rich'): sys.modules[name] = None\n"
+        "from pathlib import Path\nfrom knee.train.tokens import *\n"
+        f"print(Shards(Path({str(folder)!r}), Share(seq_len=8, global_batch=2), vocab_size=320).batch(0).shape)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "(2, 9)\n", done.stderr
 
@@ -707,4 +748,3 @@ def test_it_stops_wherever_it_is() -> None:
             batches.next()
     failed = Prefetcher(Slow(fails_at=0))
     failed.close()
-

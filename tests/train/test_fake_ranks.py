@@ -96,8 +96,15 @@ def job_of(plan: dict) -> Job:
     model = replace(TINY, layers=2 * chosen.pp if chosen.virtual_stages < 4 else 8)
     # one node holds all of it, so that no message shows in two pieces
     cluster, profile = load_cluster("dgx-h100").spec, load_profile("eager").spec
-    return Job(model=model, cluster=cluster, profile=profile, plan=chosen, gpus=chosen.gpus, global_batch=BATCH,
-               seq_len=SEQ_LEN)
+    return Job(
+        model=model,
+        cluster=cluster,
+        profile=profile,
+        plan=chosen,
+        gpus=chosen.gpus,
+        global_batch=BATCH,
+        seq_len=SEQ_LEN,
+    )
 
 
 def in_fp32(plan: dict) -> TrainJob:
@@ -194,8 +201,17 @@ def test_stages_alike_do_the_same(seen: dict[str, dict[str, StageWork]]) -> None
     assert differences(one, two) == []
 
 
-COUNTED = ("fsdp", "hsdp", "hsdp, accumulation", "fsdp x pp", "tp", "tp without sp", "1f1b", "interleaved",
-           "fsdp x tp x pp")
+COUNTED = (
+    "fsdp",
+    "hsdp",
+    "hsdp, accumulation",
+    "fsdp x pp",
+    "tp",
+    "tp without sp",
+    "1f1b",
+    "interleaved",
+    "fsdp x tp x pp",
+)
 
 
 @pytest.mark.parametrize("name", COUNTED)

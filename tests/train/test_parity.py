@@ -62,7 +62,11 @@ CASES = {
         "fsdp x pp": {"dp_shard": 2, **PP},
         "fsdp reshard x pp": {"dp_shard": 2, "sharding": "fsdp", **PP},
         "fsdp reshard x pp interleaved": {
-            "dp_shard": 2, "sharding": "fsdp", **PP, "schedule": "interleaved", "virtual_stages": 2,
+            "dp_shard": 2,
+            "sharding": "fsdp",
+            **PP,
+            "schedule": "interleaved",
+            "virtual_stages": 2,
         },
         "fsdp x pp interleaved": {"dp_shard": 2, **PP, "schedule": "interleaved", "virtual_stages": 2},
         "fsdp x pp zero_bubble": {"dp_shard": 2, **PP, "schedule": "zero_bubble"},

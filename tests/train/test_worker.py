@@ -116,8 +116,9 @@ def test_out_of_memory_is_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert record["losses"] == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_a_failure_is_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                               capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def act(step: int) -> None:
         raise ValueError(f"no luck at {step}\nmore")
 
@@ -128,8 +129,9 @@ def test_a_failure_is_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert "rank 0: ValueError: no luck at 1" in capsys.readouterr().err
 
 
-def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_said_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from knee import files
 
     def full(*_: Any) -> None:
@@ -158,8 +160,14 @@ worker.build = lambda _: test_worker.Stub(stuck)
 sys.exit(worker.work(job, Place()))
 """
     began_s = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, timeout=60,
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 1, done.stderr
     assert time.monotonic() - began_s < 40
     record = record_of(tmp_path)
@@ -175,8 +183,9 @@ for name in ("click", "pydantic", "rich", "scipy", "pandas"):
     sys.modules[name] = None  # an import of it fails
 import knee.train.worker, knee.train.step, knee.train.mesh, knee.train.tokens, knee.probe.inventory, knee.probe.machine
 """
-    subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, timeout=60,
-                   check=True)
+    subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, timeout=60, check=True
+    )
 
 
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
@@ -203,15 +212,40 @@ def test_the_rank_that_died_is_named(tmp_path: Path) -> None:
 def test_means_over_ranks(tmp_path: Path) -> None:
     job = a_job(tmp_path, gpus=2)
     load = {"collective": "all_gather", "group": "dp_shard", "group_size": 2, "calls": 5.0, "message_bytes": 8.0}
-    times = dict.fromkeys(("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s",
-                           "overlapped_comm_s", "bubble_s", "idle_s", "copies_s"), 0.5)
+    times = dict.fromkeys(
+        (
+            "compute_load_s",
+            "comm_load_s",
+            "compute_s",
+            "comm_s",
+            "exposed_comm_s",
+            "overlapped_comm_s",
+            "bubble_s",
+            "idle_s",
+            "copies_s",
+        ),
+        0.5,
+    )
     power = {"counter_w": 100.0, "draw_w": 90.0, "energy_j": 400.0, "sm_hz": None, "power_limit_w": 700.0}
     pieces = [
-        {"rank": rank, "host": "a", "status": "done", "error": None, "step": 6, "window_s": 4.0 + rank,
-         "window_steps": 4, "window_times_s": [1.0] * 4, "power": {**power, "counter_w": 100.0 * (rank + 1)},
-         "memory": {"memory_bytes": 10.0 + rank, "peak_allocated_bytes": 1.0, "peak_reserved_bytes": 2.0,
-                    "peak_rss_bytes": 3.0},
-         "trace": {**times, "step_s": 1.0, "steps": 3, "notes": [], "comm_loads": [{**load, "load_s": 0.1 * rank}]}}
+        {
+            "rank": rank,
+            "host": "a",
+            "status": "done",
+            "error": None,
+            "step": 6,
+            "window_s": 4.0 + rank,
+            "window_steps": 4,
+            "window_times_s": [1.0] * 4,
+            "power": {**power, "counter_w": 100.0 * (rank + 1)},
+            "memory": {
+                "memory_bytes": 10.0 + rank,
+                "peak_allocated_bytes": 1.0,
+                "peak_reserved_bytes": 2.0,
+                "peak_rss_bytes": 3.0,
+            },
+            "trace": {**times, "step_s": 1.0, "steps": 3, "notes": [], "comm_loads": [{**load, "load_s": 0.1 * rank}]},
+        }
         for rank in range(2)
     ]
     record = compose(job, pieces)
@@ -233,8 +267,10 @@ def test_the_peak_is_the_catalogues_or_none() -> None:
     assert "H200" in peak_of(h200, "bf16", known)["peak_source"].upper()
     assert peak_of(h200, "fp32", known)["peak_flop_per_s"] is None
     pcie = {"name": "NVIDIA H100 PCIe", "sms": 114, "memory_bytes": 80e9}
-    assert peak_of(pcie, "bf16", known) == {"peak_flop_per_s": None,
-                                            "peak_source": "the catalogue does not know NVIDIA H100 PCIe"}
+    assert peak_of(pcie, "bf16", known) == {
+        "peak_flop_per_s": None,
+        "peak_source": "the catalogue does not know NVIDIA H100 PCIe",
+    }
 
 
 class Board:

@@ -11,12 +11,26 @@ LLAMA_7B = load_model("llama2-7b").spec
 EAGER = load_profile("eager").spec
 
 
-def job(*, model: Model = LLAMA_7B, cluster: Cluster = H100, profile: Profile = EAGER, microbatches: int = 1,
-        seq_len: int = 4096, **plan: object) -> Job:
+def job(
+    *,
+    model: Model = LLAMA_7B,
+    cluster: Cluster = H100,
+    profile: Profile = EAGER,
+    microbatches: int = 1,
+    seq_len: int = 4096,
+    **plan: object,
+) -> Job:
     """A job of one plan, as large as the plan is."""
     cut = Plan(**plan)  # type: ignore[arg-type]
-    return Job(model=model, cluster=cluster, profile=profile, plan=cut, gpus=cut.gpus, seq_len=seq_len,
-               global_batch=cut.dp * cut.micro_batch * microbatches)
+    return Job(
+        model=model,
+        cluster=cluster,
+        profile=profile,
+        plan=cut,
+        gpus=cut.gpus,
+        seq_len=seq_len,
+        global_batch=cut.dp * cut.micro_batch * microbatches,
+    )
 
 
 def table(*jobs: Job) -> PlanTable:

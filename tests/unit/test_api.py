@@ -10,9 +10,26 @@ import pytest
 import knee
 
 EXPORTED = {
-    "Cluster", "Job", "KneeError", "Measurement", "Model", "Plan", "PlanTable", "Profile", "Results", "__version__",
-    "events_of", "load_cluster", "load_job", "load_model", "load_profile", "make_job", "simulate", "simulate_table",
-    "simulate_tables", "table_of",
+    "Cluster",
+    "Job",
+    "KneeError",
+    "Measurement",
+    "Model",
+    "Plan",
+    "PlanTable",
+    "Profile",
+    "Results",
+    "__version__",
+    "events_of",
+    "load_cluster",
+    "load_job",
+    "load_model",
+    "load_profile",
+    "make_job",
+    "simulate",
+    "simulate_table",
+    "simulate_tables",
+    "table_of",
 }
 
 
@@ -49,8 +66,14 @@ def test_the_example_of_the_docstring() -> None:
 
 
 def test_a_table_of_any_length_equals_its_jobs() -> None:
-    model, cluster, profile = (load(name).spec for load, name in (
-        (knee.load_model, "llama2-7b"), (knee.load_cluster, "dgx-h100"), (knee.load_profile, "eager")))
+    model, cluster, profile = (
+        load(name).spec
+        for load, name in (
+            (knee.load_model, "llama2-7b"),
+            (knee.load_cluster, "dgx-h100"),
+            (knee.load_profile, "eager"),
+        )
+    )
     jobs = [knee.make_job(model, cluster, profile, gpus=n, local_batch=2)[0] for n in (8, 64, 512)]
     table = knee.table_of(jobs)
     found = knee.simulate_table(model, cluster, profile, table)
@@ -62,6 +85,12 @@ def test_a_table_of_any_length_equals_its_jobs() -> None:
 
 
 def test_an_empty_table_has_empty_results() -> None:
-    model, cluster, profile = (load(name).spec for load, name in (
-        (knee.load_model, "llama2-7b"), (knee.load_cluster, "dgx-h100"), (knee.load_profile, "eager")))
+    model, cluster, profile = (
+        load(name).spec
+        for load, name in (
+            (knee.load_model, "llama2-7b"),
+            (knee.load_cluster, "dgx-h100"),
+            (knee.load_profile, "eager"),
+        )
+    )
     assert len(knee.simulate_table(model, cluster, profile, knee.table_of([]))) == 0

@@ -24,7 +24,12 @@ from knee.fidelity.bandwidths import (
 from knee.specs.load import load_cluster
 
 ROW: dict[str, Any] = {
-    "source": "A", "gpu": "H100-80GB", "nodes": 1, "n_gpus": 8, "collective": "all_reduce", "bytes": 2**30,
+    "source": "A",
+    "gpu": "H100-80GB",
+    "nodes": 1,
+    "n_gpus": 8,
+    "collective": "all_reduce",
+    "bytes": 2**30,
     "busbw_GBps": 470,
 }
 MIB = 2**20
@@ -62,9 +67,18 @@ def test_a_row(tmp_path: Path) -> None:
     row = read(tmp_path, ROW).rows[0]
     assert row.bus_bytes_per_s == 470e9
     assert row.operation == "all_reduce"
-    assert row.setting == BandwidthSetting(source="A", gpu="h100-80gb", nodes=1, n_gpus=8, operation="all_reduce",
-                           message_bytes=2.0**30, algorithm=None, gpus_per_node=None, node_bytes_per_s=None,
-                           fabric=None)
+    assert row.setting == BandwidthSetting(
+        source="A",
+        gpu="h100-80gb",
+        nodes=1,
+        n_gpus=8,
+        operation="all_reduce",
+        message_bytes=2.0**30,
+        algorithm=None,
+        gpus_per_node=None,
+        node_bytes_per_s=None,
+        fabric=None,
+    )
 
 
 @pytest.mark.parametrize("word", ["all_reduce", "AllReduce", "all-reduce", "all_reduce_perf", "ALLREDUCE"])
@@ -74,8 +88,10 @@ def test_words_for_an_operation(tmp_path: Path, word: str) -> None:
 
 def test_algorithm_bandwidth_or_time_stand_for_bus_bandwidth(tmp_path: Path) -> None:
     bare = {name: value for name, value in ROW.items() if name != "busbw_GBps"}
-    algorithm, time = (read(tmp_path, {**bare, **x}).rows[0].bus_bytes_per_s
-                       for x in ({"algbw_GBps": 100}, {"time_us": 2**30 / 100e9 * 1e6}))
+    algorithm, time = (
+        read(tmp_path, {**bare, **x}).rows[0].bus_bytes_per_s
+        for x in ({"algbw_GBps": 100}, {"time_us": 2**30 / 100e9 * 1e6})
+    )
     assert algorithm == pytest.approx(175e9)
     assert time == pytest.approx(175e9)
 
@@ -189,8 +205,15 @@ def test_repeats_are_one_test(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("gpu", "same"),
-    [("H100", "dgx-h100"), ("h100-80gb (4/node)", "dgx-h100"), ("GB200", "gb200-nvl72"), ("MI300X", "mi300x-8"),
-     ("A100-40GB", "dgx-a100"), ("B200", "dgx-b200"), ("NVIDIA H100 80GB HBM3", "dgx-h100")],
+    [
+        ("H100", "dgx-h100"),
+        ("h100-80gb (4/node)", "dgx-h100"),
+        ("GB200", "gb200-nvl72"),
+        ("MI300X", "mi300x-8"),
+        ("A100-40GB", "dgx-a100"),
+        ("B200", "dgx-b200"),
+        ("NVIDIA H100 80GB HBM3", "dgx-h100"),
+    ],
 )
 def test_gpus(tmp_path: Path, gpu: str, same: str) -> None:
     assert cluster_of(one(tmp_path, gpu=gpu)).node == load_cluster(same).spec.node
@@ -217,8 +240,12 @@ def test_nodes_that_are_not_given_are_as_few_as_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "words"), [({"gpu": "tpu-v9"}, "no GPU"), ({"n_gpus": 9}, "do not fit 1 nodes of 8"),
-                         ({"gpus_per_node": 16}, "gpus_per_node is 16")]
+    ("values", "words"),
+    [
+        ({"gpu": "tpu-v9"}, "no GPU"),
+        ({"n_gpus": 9}, "do not fit 1 nodes of 8"),
+        ({"gpus_per_node": 16}, "gpus_per_node is 16"),
+    ],
 )
 def test_tests_that_cannot_be_asked(tmp_path: Path, values: dict[str, Any], words: str) -> None:
     found, refused = predict(read(tmp_path, {**ROW, **values}).readings)

@@ -46,8 +46,19 @@ def answer_of(
     run = Run(model=model, params=parameter_count(model), counted=problem.law.counted(model), rate=rate, tokens=tokens,
               loss=2.3, binding="days", time_s=time_s, energy_j=tokens / 200.0 * 1.56, batch_tokens=768 * 4096.0,
               cost_usd=None if price is None else time_s / 3600 * price * gpus, critical_batch_tokens=4e6)  # fmt: skip
-    flop = FlopChoice(mfu_frac=0.4, flop=1e20, params=counted_params, tokens=1e10, loss=2.25, gpus=gpus,
-                      time_s=time_s, energy_j=1e9, cost_usd=run.cost_usd, run=replace(run, loss=2.31), why_not="")
+    flop = FlopChoice(
+        mfu_frac=0.4,
+        flop=1e20,
+        params=counted_params,
+        tokens=1e10,
+        loss=2.25,
+        gpus=gpus,
+        time_s=time_s,
+        energy_j=1e9,
+        cost_usd=run.cost_usd,
+        run=replace(run, loss=2.31),
+        why_not="",
+    )
     return Answer(
         options={"mfu": None}, limits=Limits(gpus=gpus, days=days), problem=problem, grid=grid("world"), best=run,
         by_count={gpus: run}, sizes=(run,), between=float(run.params), even=(300_000_000, 450_000_000), flop=flop,
@@ -75,7 +86,8 @@ def test_levels_of_bands_that_are_joined_are_said() -> None:
     data = as_data(answer_of())["best"]["bands"]
     assert (data["law_covers_frac"], data["engine_covers_frac"]) == (0.8, 0.9)
     assert sure_rows(answer_of(bands=replace(BOTH, law=None, both=None)))[2][1] == (
-        "unknown: the law published no errors")
+        "unknown: the law published no errors"
+    )
 
 
 def test_mfu_of_all_columns_is_of_6nd() -> None:

@@ -55,8 +55,9 @@ def test_a_broken_device_ends_the_probe(tmp_path: Path, monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    cuda = SimpleNamespace(is_available=lambda: True, synchronize=broken, memory_reserved=lambda: 0,
-                           mem_get_info=lambda: (1, 1))
+    cuda = SimpleNamespace(
+        is_available=lambda: True, synchronize=broken, memory_reserved=lambda: 0, mem_get_info=lambda: (1, 1)
+    )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, rand=lambda *_, **__: None))
     path = tmp_path / "mine.kernels.jsonl"
     with pytest.raises(KneeError, match="cannot be used any more") as caught:

@@ -32,7 +32,12 @@ def test_the_log_freezes_into_columns_sorted_by_start() -> None:
     assert events.end_s.tolist() == [4.0, 6.0, 8.0, 10.0, 10.0]
     assert events.stream.tolist() == [COMPUTE_STREAM, COMM_STREAM, COMPUTE_STREAM, 21, COMM_STREAM]
     assert [events.names[i] for i in events.name_id] == [
-        "forward", "all_gather", "backward", "reduce_scatter", "all_gather"]
+        "forward",
+        "all_gather",
+        "backward",
+        "reduce_scatter",
+        "all_gather",
+    ]
     gather, scatter = COLLECTIVES.index("all_gather"), COLLECTIVES.index("reduce_scatter")
     assert events.collective.tolist() == [-1, gather, -1, scatter, gather]
     assert events.group_id.tolist() == [-1, 0, -1, 0, 0]

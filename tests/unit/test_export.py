@@ -27,11 +27,25 @@ from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
 GOLDEN = Path(__file__).parent / "exports"
 
 
-def made(model: str = "llama3-8b", cluster: str = "dgx-h100", profile: str = "compiled", *, gpus: int = 64,
-         batch: int = 128, seq_len: int = 8192, sets: dict[str, Any] | None = None, **plan: Any) -> Job:
+def made(
+    model: str = "llama3-8b",
+    cluster: str = "dgx-h100",
+    profile: str = "compiled",
+    *,
+    gpus: int = 64,
+    batch: int = 128,
+    seq_len: int = 8192,
+    sets: dict[str, Any] | None = None,
+    **plan: Any,
+) -> Job:
     """A job; ``sets`` are overrides of its model, cluster and profile by dotted path."""
-    changes = [(kind, [(key.removeprefix(kind + "."), text) for key, text in (sets or {}).items()
-                       if key.startswith(kind + ".")]) for kind in ("model", "cluster", "profile")]
+    changes = [
+        (
+            kind,
+            [(key.removeprefix(kind + "."), text) for key, text in (sets or {}).items() if key.startswith(kind + ".")],
+        )
+        for kind in ("model", "cluster", "profile")
+    ]
     loaders = {"model": load_model, "cluster": load_cluster, "profile": load_profile}
     names = {"model": model, "cluster": cluster, "profile": profile}
     parts = [loaders[kind](names[kind], pairs).spec for kind, pairs in changes]
@@ -52,12 +66,33 @@ def grid() -> list[Job]:
     """Valid jobs with many kinds of plans."""
     jobs = []
     for sharding, tp, cp, (pp, schedule, v), recompute, overlap, method in itertools.product(
-        SHARDINGS, (1, 4), (1, 2), ((1, "1f1b", 1), (4, "gpipe", 1), (4, "1f1b", 1), (4, "interleaved", 2),
-                                    (2, "interleaved", 3), (4, "zero_bubble", 1)),
-        RECOMPUTES, (None, 0.5), CP_METHODS,
+        SHARDINGS,
+        (1, 4),
+        (1, 2),
+        (
+            (1, "1f1b", 1),
+            (4, "gpipe", 1),
+            (4, "1f1b", 1),
+            (4, "interleaved", 2),
+            (2, "interleaved", 3),
+            (4, "zero_bubble", 1),
+        ),
+        RECOMPUTES,
+        (None, 0.5),
+        CP_METHODS,
     ):
-        options = {"sharding": sharding, "tp": tp, "cp": cp, "pp": pp, "schedule": schedule, "virtual_stages": v,
-                   "recompute": recompute, "tp_overlap_frac": overlap, "cp_method": method, "micro_batch": 1}
+        options = {
+            "sharding": sharding,
+            "tp": tp,
+            "cp": cp,
+            "pp": pp,
+            "schedule": schedule,
+            "virtual_stages": v,
+            "recompute": recompute,
+            "tp_overlap_frac": overlap,
+            "cp_method": method,
+            "micro_batch": 1,
+        }
         options |= {"dp_shard": 2} if sharding == "hsdp" else {}
         try:
             jobs.append(made(**options))
@@ -81,11 +116,17 @@ def test_any_plan_comes_back(data: st.DataObject, tmp_path: Path) -> None:
     job = draw(st.sampled_from(grid()))
     placement = tuple(draw(st.permutations(AXES)))
     frac = draw(st.floats(0.01, 1)) if job.plan.recompute == "full" else 1.0
-    plan = replace(job.plan, placement=placement, recompute_frac=frac, prefetch=draw(st.integers(0, 8)),
-                   sequence_parallel=draw(st.booleans()), state_dtype=draw(st.sampled_from(("fp32", "bf16"))),
-                   reduce_dtype=draw(st.sampled_from(("fp32", "bf16"))),
-                   tp_overlap_frac=draw(st.none() | st.floats(0, 1)),
-                   sync_every=draw(st.integers(1, 1000)) if job.plan.dp_replicate > 1 else 1)
+    plan = replace(
+        job.plan,
+        placement=placement,
+        recompute_frac=frac,
+        prefetch=draw(st.integers(0, 8)),
+        sequence_parallel=draw(st.booleans()),
+        state_dtype=draw(st.sampled_from(("fp32", "bf16"))),
+        reduce_dtype=draw(st.sampled_from(("fp32", "bf16"))),
+        tp_overlap_frac=draw(st.none() | st.floats(0, 1)),
+        sync_every=draw(st.integers(1, 1000)) if job.plan.dp_replicate > 1 else 1,
+    )
     drawn = replace(job, plan=plan)
     assert read_back(drawn, tmp_path) == drawn
 
@@ -107,8 +148,12 @@ def test_what_was_set_comes_back(sets: dict[str, str], tmp_path: Path) -> None:
 
 def test_specs_that_are_nobodys_come_back(tmp_path: Path) -> None:
     job = made("gpt3-175b", "dgx-a100", "fused", batch=64, seq_len=2048, tp=8, sharding="zero1")
-    own = replace(job, model=replace(job.model, name='my "own" model'), profile=replace(job.profile, name="mine"),
-                  cluster=replace(job.cluster, name="ours", usd_per_gpu_h=None))
+    own = replace(
+        job,
+        model=replace(job.model, name='my "own" model'),
+        profile=replace(job.profile, name="mine"),
+        cluster=replace(job.cluster, name="ours", usd_per_gpu_h=None),
+    )
     assert read_back(own, tmp_path) == own
 
 
@@ -136,19 +181,35 @@ def options_of(script: str) -> set[str]:
 
 def scripts(to: str) -> dict[str, str]:
     found = {}
-    more = [made("llama3-405b", gpus=512, tp=8, pp=16, schedule="interleaved", virtual_stages=v, precision=p, batch=512,
-                 micro_batch=1) for v in (2, 4) for p in ("bf16", "fp8")]
+    more = [
+        made(
+            "llama3-405b",
+            gpus=512,
+            tp=8,
+            pp=16,
+            schedule="interleaved",
+            virtual_stages=v,
+            precision=p,
+            batch=512,
+            micro_batch=1,
+        )
+        for v in (2, 4)
+        for p in ("bf16", "fp8")
+    ]
     more += [made(precision="fp8", sharding="fsdp"), made(sharding="hsdp", dp_shard=8), made(state_dtype="bf16")]
-    more += [made("gpt3-175b", "dgx-a100", "fused", tp=8, pp=8, seq_len=2048, sharding="zero1"),
-             made("llama3-70b", tp=2, pp=6, gpus=96, batch=128 * 3, sharding="zero1"),
-             made("llama2-7b", precision="fp16", sharding="zero1", batch=64, dp_replicate=2, seq_len=4096),
-             made(recompute="full", recompute_frac=0.5, sharding="zero1"), made(sharding="zero1", reduce_dtype="bf16"),
-             made(sharding="zero1", pp=4, placement=["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
-             made(sharding="fsdp_no_reshard", reduce_dtype="bf16"),
-             made(sharding="zero1", tp=2, sequence_parallel=False),
-             made(profile="eager", tp=2, sequence_parallel=False),
-             made("llama3-405b", gpus=512, tp=8, pp=16, sharding="zero1", batch=512),
-             made(sharding="zero1", sets={"model.head_size": "64", "model.mlp": "relu2"})]
+    more += [
+        made("gpt3-175b", "dgx-a100", "fused", tp=8, pp=8, seq_len=2048, sharding="zero1"),
+        made("llama3-70b", tp=2, pp=6, gpus=96, batch=128 * 3, sharding="zero1"),
+        made("llama2-7b", precision="fp16", sharding="zero1", batch=64, dp_replicate=2, seq_len=4096),
+        made(recompute="full", recompute_frac=0.5, sharding="zero1"),
+        made(sharding="zero1", reduce_dtype="bf16"),
+        made(sharding="zero1", pp=4, placement=["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
+        made(sharding="fsdp_no_reshard", reduce_dtype="bf16"),
+        made(sharding="zero1", tp=2, sequence_parallel=False),
+        made(profile="eager", tp=2, sequence_parallel=False),
+        made("llama3-405b", gpus=512, tp=8, pp=16, sharding="zero1", batch=512),
+        made(sharding="zero1", sets={"model.head_size": "64", "model.mlp": "relu2"}),
+    ]
     for job in (*grid(), *more):
         try:
             found[repr(job)] = export(job, to)
@@ -258,8 +319,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("megatron", {"sharding": "zero1", "state_dtype": "bf16"}, "fp32", "--state-dtype fp32"),
     ("megatron", {"sharding": "fsdp", "prefetch": 0}, "0 layers ahead", "--prefetch 1"),
     ("megatron", {"model": "mpt-7b", "seq_len": 2048, "sharding": "zero1"}, "alibi", "knee"),
-    ("megatron", {"sharding": "zero1", "tp": 2, "pp": 2, "placement": ["pp", "tp", "cp", "dp_shard", "dp_replicate"]},
-     "places axes", "--placement tp-cp"),
+    (
+        "megatron",
+        {"sharding": "zero1", "tp": 2, "pp": 2, "placement": ["pp", "tp", "cp", "dp_shard", "dp_replicate"]},
+        "places axes",
+        "--placement tp-cp",
+    ),
     ("megatron", {"sharding": "zero1", "pp": 4, "recompute": "full", "recompute_frac": 0.3}, "0.3 of 8", "without"),
     ("megatron", {"sharding": "zero1", "sets": {"model.rope_base": "10000.5"}}, "whole number", "rope_base=10000"),
 ]

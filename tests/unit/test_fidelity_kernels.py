@@ -21,13 +21,41 @@ from knee.workload.operations import Attention
 
 BASE = load_cluster("dgx-h100").spec.gpu
 EAGER = load_profile("eager").spec
-RATE = AttentionRate(forward_frac=0.5, backward_frac=0.4, half_seq_len=300, backward_half_seq_len=700, half_rows=2e4,
-                     head64_frac=0.7, j_per_flop=BASE.attention["flash2"].j_per_flop)
-TRUE = replace(BASE, gemm_frac=0.6, gemm_half_k=200.0, gemm_half_intensity=8.0, kernel_s=4e-6,
-               hbm_frac=0.7, attention=BASE.attention | {"flash2": RATE})
-MACHINE = Machine(probe="kernels", date="2026-01-01", device="made up", kind="cuda", devices=1, sms=BASE.sms,
-                  memory_bytes=BASE.hbm_bytes, power_limit_w=None, host="host", knee="0", python="3", torch="2",
-                  cuda="13", driver="1", nccl=None)
+RATE = AttentionRate(
+    forward_frac=0.5,
+    backward_frac=0.4,
+    half_seq_len=300,
+    backward_half_seq_len=700,
+    half_rows=2e4,
+    head64_frac=0.7,
+    j_per_flop=BASE.attention["flash2"].j_per_flop,
+)
+TRUE = replace(
+    BASE,
+    gemm_frac=0.6,
+    gemm_half_k=200.0,
+    gemm_half_intensity=8.0,
+    kernel_s=4e-6,
+    hbm_frac=0.7,
+    attention=BASE.attention | {"flash2": RATE},
+)
+MACHINE = Machine(
+    probe="kernels",
+    date="2026-01-01",
+    device="made up",
+    kind="cuda",
+    devices=1,
+    sms=BASE.sms,
+    memory_bytes=BASE.hbm_bytes,
+    power_limit_w=None,
+    host="host",
+    knee="0",
+    python="3",
+    torch="2",
+    cuda="13",
+    driver="1",
+    nccl=None,
+)
 
 
 def gemm_reading(gpu: Gpu, p: GemmPoint) -> float:
@@ -36,8 +64,14 @@ def gemm_reading(gpu: Gpu, p: GemmPoint) -> float:
 
 
 def attention_reading(gpu: Gpu, p: AttentionPoint) -> float:
-    op = Attention(name="attention", flop=np.array([p.flop]), seq_len=np.array([float(p.seq_len)]),
-                   rows=np.array([float(p.batch * p.heads * p.seq_len)]), head_dim=p.head_dim, forward=p.forward)
+    op = Attention(
+        name="attention",
+        flop=np.array([p.flop]),
+        seq_len=np.array([float(p.seq_len)]),
+        rows=np.array([float(p.batch * p.heads * p.seq_len)]),
+        head_dim=p.head_dim,
+        forward=p.forward,
+    )
     return float(attention_s(gpu, "flash2", op)[0])
 
 
@@ -83,4 +117,4 @@ def test_whole_settings_are_held_back() -> None:
     away = held_back(settings)
     assert away.sum() == 30
     for start in range(0, 100, 5):
-        assert len(set(away[start:start + 5])) == 1
+        assert len(set(away[start : start + 5])) == 1

@@ -64,23 +64,47 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
         vega.to_svg({})
 
 
-@pytest.mark.parametrize(("column", "value", "words"), [
-    ("mfu_frac", 0.4077, "40.8"), ("memory_bytes", 2.0**30, "1.0"), ("tokens_per_s", 10795934.2, "10,795,934"),
-    ("gpus", 2048, "2,048"), ("step_s", 0.96, "0.9600"), ("bubble_s", 0.0, "0"), ("fits", True, "yes"),
-    ("plan", "TP 2", "TP 2"), ("message_bytes", 2.0**26, "64 MiB"), ("nic_bytes_per_s", 50e9, "400"),
-    ("bus_bytes_per_s", 352e9, "352"), ("power_w_per_gpu", 620.4, "620"), ("peak_flop_per_s", 989e12, "989"),
-])
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
+        ("mfu_frac", 0.4077, "40.8"),
+        ("memory_bytes", 2.0**30, "1.0"),
+        ("tokens_per_s", 10795934.2, "10,795,934"),
+        ("gpus", 2048, "2,048"),
+        ("step_s", 0.96, "0.9600"),
+        ("bubble_s", 0.0, "0"),
+        ("fits", True, "yes"),
+        ("plan", "TP 2", "TP 2"),
+        ("message_bytes", 2.0**26, "64 MiB"),
+        ("nic_bytes_per_s", 50e9, "400"),
+        ("bus_bytes_per_s", 352e9, "352"),
+        ("power_w_per_gpu", 620.4, "620"),
+        ("peak_flop_per_s", 989e12, "989"),
+    ],
+)
 def test_values_as_people_read_them(column: str, value: object, words: str) -> None:
     assert shown(column, value) == words
 
 
-@pytest.mark.parametrize(("column", "words"), [
-    ("gpus", "GPUs"), ("exposed_comm_s", "exposed communication (s)"), ("tokens_per_s_per_gpu", "tokens/s per GPU"),
-    ("plan", "plan"), ("tokens_per_s", "tokens/s"), ("power_w_per_gpu", "power per GPU (W)"),
-    ("tokens_per_j", "tokens per joule"), ("mfu_frac", "MFU (%)"), ("memory_bytes", "memory per GPU (GiB)"),
-    ("nic_bytes_per_s", "network per GPU (Gbit/s)"), ("bus_bytes_per_s", "bus bandwidth (GB/s)"),
-    ("message_bytes", "message"), ("new_thing_s", "new thing (s)"), ("some_frac", "some (%)"),
-])
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("gpus", "GPUs"),
+        ("exposed_comm_s", "exposed communication (s)"),
+        ("tokens_per_s_per_gpu", "tokens/s per GPU"),
+        ("plan", "plan"),
+        ("tokens_per_s", "tokens/s"),
+        ("power_w_per_gpu", "power per GPU (W)"),
+        ("tokens_per_j", "tokens per joule"),
+        ("mfu_frac", "MFU (%)"),
+        ("memory_bytes", "memory per GPU (GiB)"),
+        ("nic_bytes_per_s", "network per GPU (Gbit/s)"),
+        ("bus_bytes_per_s", "bus bandwidth (GB/s)"),
+        ("message_bytes", "message"),
+        ("new_thing_s", "new thing (s)"),
+        ("some_frac", "some (%)"),
+    ],
+)
 def test_headings_carry_units(column: str, words: str) -> None:
     assert heading(column) == words
 

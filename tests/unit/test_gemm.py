@@ -68,8 +68,14 @@ def test_attention_counts_work_kernel_length_and_rows() -> None:
     flash2 = GPU.attention["flash2"]
 
     def rate(length: float, head_dim: int = 128, forward: bool = True, rows: float = 2**19) -> float:
-        op = Attention(name="attention", flop=np.array([1e12]), seq_len=np.array([length]), rows=np.array([rows]),
-                       head_dim=head_dim, forward=forward)
+        op = Attention(
+            name="attention",
+            flop=np.array([1e12]),
+            seq_len=np.array([length]),
+            rows=np.array([rows]),
+            head_dim=head_dim,
+            forward=forward,
+        )
         return 1e12 / float(attention_s(GPU, "flash2", op)[0])
 
     assert rate(4096) == pytest.approx(319e12, rel=0.06)  # FlashAttention-3's paper, FA2 causal at 4k, 16 heads

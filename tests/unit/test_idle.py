@@ -93,6 +93,10 @@ def test_every_cluster_has_every_operation(name: str) -> None:
 def test_more_bytes_never_take_less(operation: Operation) -> None:
     sizes = 2.0 ** np.arange(4, 36)
     for ranks, nodes in ((4, 1), (8, 1), (16, 2), (256, 32)):
-        g = GroupPlacement(**{f: np.full(len(sizes), getattr(group(ranks, nodes), f)[0])
-                              for f in ("ranks", "per_node", "nodes", "span")})
+        g = GroupPlacement(
+            **{
+                f: np.full(len(sizes), getattr(group(ranks, nodes), f)[0])
+                for f in ("ranks", "per_node", "nodes", "span")
+            }
+        )
         assert (np.diff(idle_s(H100, g, operation, sizes)) > 0).all()

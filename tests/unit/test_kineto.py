@@ -76,8 +76,13 @@ def test_header(tmp_path: Path) -> None:
     assert trace["deviceProperties"] == [{"id": 0, "name": "H100"}]
     info = trace["distributedInfo"]
     assert (info["backend"], info["rank"], info["world_size"], info["pg_count"]) == ("nccl", 3, 128, 2)
-    assert info["pg_config"][1] == {"pg_name": "2", "pg_desc": "pp", "backend_config": "cuda:nccl",
-                                    "pg_size": 2, "ranks": [3, 67]}
+    assert info["pg_config"][1] == {
+        "pg_name": "2",
+        "pg_desc": "pp",
+        "backend_config": "cuda:nccl",
+        "pg_size": 2,
+        "ranks": [3, 67],
+    }
     assert trace["baseTimeNanoseconds"] > 0
     # HolisticTraceAnalysis looks for the rank line by line, with a space.
     assert any('"rank": 3' in line and len(line) < 2000 for line in path.read_text().splitlines())
@@ -118,8 +123,7 @@ def test_communication_kernels_carry_nccl_names_and_arguments(tmp_path: Path) ->
     assert (args["In msg nelems"], args["Out msg nelems"]) == (32, 2048)
     assert (scatter["args"]["In msg nelems"], scatter["args"]["Out msg nelems"]) == (2048, 32)
     assert (send["args"]["In msg nelems"], send["args"]["Out msg nelems"]) == (512, 512)
-    assert (args["Group size"], args["Process Group Name"], args["Process Group Description"]) == (
-        64, "1", "dp_shard")
+    assert (args["Group size"], args["Process Group Name"], args["Process Group Description"]) == (64, "1", "dp_shard")
     assert (args["Global rank start"], args["Global rank stride"], args["Rank"]) == (1, 2, 3)
     assert args["Process Group Ranks"].startswith("[1, 3, 5,")
     assert args["Process Group Ranks"].endswith("59, ...]")

@@ -32,8 +32,21 @@ AGAIN = [read_readings(DATA / f"again-{processes}.jsonl") for processes in (2, 4
 """A second launch, minutes later."""
 HELD_OUT_FRAC = 0.25
 MACHINE = Machine(
-    probe="collectives", date="2026-01-01", device="NVIDIA H100", kind="cuda", devices=8, sms=132, memory_bytes=8e10,
-    power_limit_w=700.0, host="host", knee="0", python="3", torch="2.13", cuda="13", driver="580", nccl="2.30",
+    probe="collectives",
+    date="2026-01-01",
+    device="NVIDIA H100",
+    kind="cuda",
+    devices=8,
+    sms=132,
+    memory_bytes=8e10,
+    power_limit_w=700.0,
+    host="host",
+    knee="0",
+    python="3",
+    torch="2.13",
+    cuda="13",
+    driver="580",
+    nccl="2.30",
 )
 BASE_S = constant("collectives", "base_s")
 
@@ -44,8 +57,9 @@ def synthetic(points: list[tuple[CollectivePoint, float]]) -> Readings:
     return Readings(MACHINE, tuple(records))
 
 
-def ring(collective: str, group: int, nodes: int, stride: int, latency_s: float, rate: float
-         ) -> list[tuple[CollectivePoint, float]]:
+def ring(
+    collective: str, group: int, nodes: int, stride: int, latency_s: float, rate: float
+) -> list[tuple[CollectivePoint, float]]:
     axis = {"axis": "world", "group": group, "stride": stride, "groups": 1, "nodes": nodes}
     points = [CollectivePoint(collective=collective, size_bytes=size, **axis) for size in sizes(4, 1 << 30)]
     return [(p, latency_s + p.size_bytes * bus_factor(collective, group) / rate) for p in points]
@@ -86,10 +100,17 @@ def test_too_few_sizes_are_not_fitted() -> None:
     assert fit_links(synthetic(ring("all_gather", 8, 1, 1, 30e-6, 370e9)[:3])) == []
 
 
-@pytest.mark.parametrize(("collective", "factor", "steps"), [
-    ("all_reduce", 1.75, 14), ("all_gather", 0.875, 7), ("reduce_scatter", 0.875, 7), ("all_to_all", 0.875, 7),
-    ("broadcast", 1.0, 7), ("send_receive", 1.0, 1),
-])
+@pytest.mark.parametrize(
+    ("collective", "factor", "steps"),
+    [
+        ("all_reduce", 1.75, 14),
+        ("all_gather", 0.875, 7),
+        ("reduce_scatter", 0.875, 7),
+        ("all_to_all", 0.875, 7),
+        ("broadcast", 1.0, 7),
+        ("send_receive", 1.0, 1),
+    ],
+)
 def test_bytes_and_hops_count_as_nccl_tests_do(collective: str, factor: float, steps: int) -> None:
     assert bus_factor(collective, 8) == factor
     assert hops(collective, 8) == steps
@@ -153,8 +174,16 @@ def test_sizes_end_where_they_are_told_to() -> None:
 
 def test_contention_is_never_a_gain() -> None:
     point = replace(ring("all_gather", 8, 1, 1, 1e-5, 1e9)[0][0], beside="gemm")
-    record = {"key": key_of(point), **asdict(point), "time_s": 1.0, "spread_frac": 0.1, "gemm_s": 1.0,
-              "gemm_beside_s": 1.2, "gather_s": 1.0, "gather_beside_s": 0.9}
+    record = {
+        "key": key_of(point),
+        **asdict(point),
+        "time_s": 1.0,
+        "spread_frac": 0.1,
+        "gemm_s": 1.0,
+        "gemm_beside_s": 1.2,
+        "gather_s": 1.0,
+        "gather_beside_s": 0.9,
+    }
     (one,) = contention(Readings(MACHINE, (record,)))
     assert one.compute_slowdown_frac == pytest.approx(0.2)
     assert one.comm_slowdown == 1.0

@@ -20,8 +20,9 @@ def write(folder: Path, text: str, name: str = "job.toml") -> Path:
     return path
 
 
-def job(gpus: int = 8, cluster: str = "dgx-h100", profile: str = "eager", model: str = "llama2-7b",
-        **sizes: Any) -> tuple[Job, tuple[str, ...]]:
+def job(
+    gpus: int = 8, cluster: str = "dgx-h100", profile: str = "eager", model: str = "llama2-7b", **sizes: Any
+) -> tuple[Job, tuple[str, ...]]:
     specs = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
     return make_job(*specs, gpus=gpus, **sizes)
 
@@ -132,8 +133,15 @@ backward_frac = 0.6
     first, *lines = caught.value.message.splitlines()
     assert first.endswith(f"c.toml has {len(lines)} mistakes:")
     places = {line.strip().partition(": ")[0] for line in lines}
-    assert places == {"usd_per_gpu_h", "fabric.nic_bytes_per_s", "fabric.nic_fraction", "fabric.kind",
-                      "node.gpus", "gpu.gemm_frac", "gpu.attention.flash4"}
+    assert places == {
+        "usd_per_gpu_h",
+        "fabric.nic_bytes_per_s",
+        "fabric.nic_fraction",
+        "fabric.kind",
+        "node.gpus",
+        "gpu.gemm_frac",
+        "gpu.attention.flash4",
+    }
     assert "  fabric.nic_fraction: is not a field; did you mean nic_frac?" in lines
     assert "  node.gpus: should be a whole number, not 'eight'" in lines
 
@@ -192,13 +200,30 @@ def test_a_misspelt_kind_of_source(tmp_path: Path) -> None:
 
 # Hugging Face configs.
 
-LLAMA = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "hidden_act": "silu",
-         "max_position_embeddings": 131072, "tie_word_embeddings": False}
-GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
-        "vocab_size": 50257}
-MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "expansion_ratio": 4,
-       "no_bias": True, "vocab_size": 50432, "max_seq_len": 2048, "attn_config": {"alibi": True}}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024, "vocab_size": 50257}
+MPT = {
+    "model_type": "mpt",
+    "d_model": 4096,
+    "n_heads": 32,
+    "n_layers": 32,
+    "expansion_ratio": 4,
+    "no_bias": True,
+    "vocab_size": 50432,
+    "max_seq_len": 2048,
+    "attn_config": {"alibi": True},
+}
 
 
 def config(folder: Path, values: dict[str, Any]) -> str:
@@ -260,8 +285,16 @@ def test_a_config_without_a_field(tmp_path: Path) -> None:
 
 
 def test_overrides_by_path_and_by_suffix() -> None:
-    loaded = load_cluster("dgx-h100", [("fabric.nic_bytes_per_s", "200 Gbit/s"), ("gemm_frac", "50%"),
-                                       ("nvls", "false"), ("node.gpus", "4"), ("usd_per_gpu_h", "2 USD/h")])
+    loaded = load_cluster(
+        "dgx-h100",
+        [
+            ("fabric.nic_bytes_per_s", "200 Gbit/s"),
+            ("gemm_frac", "50%"),
+            ("nvls", "false"),
+            ("node.gpus", "4"),
+            ("usd_per_gpu_h", "2 USD/h"),
+        ],
+    )
     spec = loaded.spec
     assert (spec.fabric.nic_bytes_per_s, spec.gpu.gemm_frac) == (25e9, 0.5)
     assert (spec.node.nvls, spec.node.gpus) == (False, 4)
@@ -278,14 +311,17 @@ def test_an_override_inside_a_list(key: str) -> None:
     assert split_overrides([(key, "4")])[1] == (("fabric.tiers.0.oversubscription", "4"),)
 
 
-@pytest.mark.parametrize(("key", "words"), [
-    ("fabric.tiers.7.hop_s", r"there is no number 7 among \d, counted from 0"),
-    ("fabric.tiers.0.hops", "no such field"),
-    ("fabric.tiers.*.hop_s", "no such field"),
-    ("oversubscription", "no such field"),
-    ("fabric.tiers.-1.hop_s", "no such field"),
-    ("fabric.0.tiers", "no such field"),
-])
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("fabric.tiers.7.hop_s", r"there is no number 7 among \d, counted from 0"),
+        ("fabric.tiers.0.hops", "no such field"),
+        ("fabric.tiers.*.hop_s", "no such field"),
+        ("oversubscription", "no such field"),
+        ("fabric.tiers.-1.hop_s", "no such field"),
+        ("fabric.0.tiers", "no such field"),
+    ],
+)
 def test_overrides_inside_a_list_that_are_refused(key: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as caught:
         load_cluster("dgx-h100", [(key, "4")])
@@ -324,8 +360,14 @@ def test_overrides_that_are_refused() -> None:
 
 def test_split_overrides() -> None:
     model, cluster, profile, plan = split_overrides(
-        [("layers", "3"), ("gpu.gemm_frac", "0.5"), ("profile.hop_scale", "2"),
-         ("plan.tp_overlap_frac", "0.1"), ("tp", "2")])
+        [
+            ("layers", "3"),
+            ("gpu.gemm_frac", "0.5"),
+            ("profile.hop_scale", "2"),
+            ("plan.tp_overlap_frac", "0.1"),
+            ("tp", "2"),
+        ]
+    )
     assert model == (("layers", "3"),)
     assert cluster == (("gpu.gemm_frac", "0.5"),)
     assert profile == (("hop_scale", "2"),)
@@ -388,8 +430,10 @@ def test_placement_in_one_word() -> None:
 @pytest.mark.parametrize(
     ("sizes", "words"),
     [
-        ({"global_batch": 16, "plan_options": {"tp": 3}},
-         r"dp_replicate\(1\) \* tp\(3\) \* pp\(1\) \* cp\(1\) does not divide gpus\(8\)"),
+        (
+            {"global_batch": 16, "plan_options": {"tp": 3}},
+            r"dp_replicate\(1\) \* tp\(3\) \* pp\(1\) \* cp\(1\) does not divide gpus\(8\)",
+        ),
         ({"local_batch": 0.3}, "= 2.4 is not a whole number"),
         ({"local_batch": float("nan")}, "local_batch is nan"),
         ({"local_batch": -1}, "local_batch is -1; it must be above 0"),
@@ -416,7 +460,9 @@ def test_jobs_that_are_refused(sizes: dict[str, Any], words: str) -> None:
 
 def test_a_job_file(tmp_path: Path) -> None:
     write(tmp_path, TINY, "mine.toml")
-    path = write(tmp_path, """
+    path = write(
+        tmp_path,
+        """
 model = "mine.toml"
 cluster = { base = "dgx-h100", fabric = { nic_bytes_per_s = "100 Gbit/s" } }
 profile = "paper"
@@ -424,7 +470,8 @@ gpus = 16
 local_batch = 0.5
 [plan]
 tp = 2
-""")
+""",
+    )
     loaded = load_job(path, [("hop_scale", "3"), ("plan.recompute", "full")])
     made = loaded.spec
     assert (made.model.layers, made.profile.hop_scale) == (2, 3.0)
@@ -438,7 +485,9 @@ tp = 2
 
 
 def test_a_job_file_with_many_mistakes(tmp_path: Path) -> None:
-    path = write(tmp_path, """
+    path = write(
+        tmp_path,
+        """
 model = "llama2-8b"
 gpus = "x"
 seqlen = 5
@@ -448,13 +497,20 @@ base = "dgx-h100"
 fabric.nic_bytes_per_s = "400 GB"
 [plan]
 tp = "q"
-""")
+""",
+    )
     with pytest.raises(SpecError) as caught:
         load_job(path)
     first, *lines = caught.value.message.splitlines()
     assert first == "job.toml has 6 mistakes:"
     assert [line.strip().partition(":")[0] for line in lines] == [
-        "seqlen", "tp", "model", "cluster.fabric.nic_bytes_per_s", "gpus", "plan.tp"]
+        "seqlen",
+        "tp",
+        "model",
+        "cluster.fabric.nic_bytes_per_s",
+        "gpus",
+        "plan.tp",
+    ]
     assert "did you mean plan.tp?" in lines[1]
     assert "did you mean llama" in lines[2]
 

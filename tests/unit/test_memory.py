@@ -40,8 +40,15 @@ def check(m: MemoryColumns, **expected: float) -> None:
 def test_ddp() -> None:
     """18 bytes a parameter: fp32 master, bf16 copy, fp32 gradient, two fp32 moments."""
     m = memory(job(sharding="ddp", dp_replicate=8))
-    check(m, weights=6 * N, gradients=4 * N, optimizer=8 * N, activations=32 * SAVED, logits=10 * TOKENS * 32000,
-          comm_buffers=0)
+    check(
+        m,
+        weights=6 * N,
+        gradients=4 * N,
+        optimizer=8 * N,
+        activations=32 * SAVED,
+        logits=10 * TOKENS * 32000,
+        comm_buffers=0,
+    )
     allocated = 18 * N + 32 * SAVED + 10 * TOKENS * 32000
     check(m, context=EAGER.context_bytes + EAGER.allocator_frac * allocated)
     check(m, total=allocated + EAGER.context_bytes + EAGER.allocator_frac * allocated)
@@ -51,8 +58,14 @@ def test_fsdp() -> None:
     """Everything over 64; three gathered layers, the ends, and a layer's gradient in two types. Gradients come as
     activations go, and are fewer."""
     m = memory(job(sharding="fsdp", dp_shard=64))
-    check(m, weights=4 * N / 64, gradients=0, optimizer=8 * N / 64, activations=32 * SAVED,
-          comm_buffers=2 * LAYER * 3 + 2 * ENDS + 6 * LAYER)
+    check(
+        m,
+        weights=4 * N / 64,
+        gradients=0,
+        optimizer=8 * N / 64,
+        activations=32 * SAVED,
+        comm_buffers=2 * LAYER * 3 + 2 * ENDS + 6 * LAYER,
+    )
 
 
 def test_fsdp_without_resharding_keeps_the_weights() -> None:
@@ -84,8 +97,12 @@ def test_zero_1_shards_master_and_moments_only() -> None:
 
 
 def test_shardings_in_order_of_what_they_shard() -> None:
-    plans = [{"sharding": "ddp", "dp_replicate": 64}, {"sharding": "zero1", "dp_shard": 64},
-             {"sharding": "fsdp_no_reshard", "dp_shard": 64}, {"sharding": "fsdp", "dp_shard": 64}]
+    plans = [
+        {"sharding": "ddp", "dp_replicate": 64},
+        {"sharding": "zero1", "dp_shard": 64},
+        {"sharding": "fsdp_no_reshard", "dp_shard": 64},
+        {"sharding": "fsdp", "dp_shard": 64},
+    ]
     totals = [float(memory(job(**plan)).total_bytes[0]) for plan in plans]
     assert totals == sorted(totals, reverse=True)
 
@@ -210,13 +227,32 @@ def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
     for layers_of, profile in product(("llama2-7b", "llama3-405b"), (EAGER, replace(EAGER, deals_by_cost=True))):
         for pp in (3, 4, 16):
             virtual = 2 if schedule == "interleaved" else 1
-            j = job(model=load_model(layers_of).spec, profile=profile, pp=pp, tp=8, dp_shard=2, sharding="zero1",
-                    schedule=schedule, virtual_stages=virtual, microbatches=2 * pp)
+            j = job(
+                model=load_model(layers_of).spec,
+                profile=profile,
+                pp=pp,
+                tp=8,
+                dp_shard=2,
+                sharding="zero1",
+                schedule=schedule,
+                virtual_stages=virtual,
+                microbatches=2 * pp,
+            )
             plans = table(j)
             modes, shapes = Modes.of(plans), shapes_of(plans)
             traffic = traffic_of(j.model, plans, modes)
-            stages = [_stage_memory(j.model, j.profile, plans, shapes, modes, traffic,
-                                    _stage(j.model, j.profile, plans, np.array([rank]))) for rank in range(pp)]
+            stages = [
+                _stage_memory(
+                    j.model,
+                    j.profile,
+                    plans,
+                    shapes,
+                    modes,
+                    traffic,
+                    _stage(j.model, j.profile, plans, np.array([rank])),
+                )
+                for rank in range(pp)
+            ]
             most = max(float(s.total_bytes[0]) for s in stages)
             assert float(memory(j).total_bytes[0]) == pytest.approx(most, rel=1e-12)
 

@@ -21,21 +21,38 @@ FIGURE_BYTES = 2.0 ** np.arange(24, 35)
 def searched(channels: int, gigabytes_per_s: float, pattern_frac: float = 1.0) -> nccl.Graph:
     """A graph as NCCL logs it: channels x GB/s, the same inside and between nodes."""
     rate = gigabytes_per_s * 1e9
-    return nccl.Graph(arch="hopper", channels=channels, intra_bytes_per_s=rate, inter_bytes_per_s=rate,
-                      pattern_frac=pattern_frac)
+    return nccl.Graph(
+        arch="hopper", channels=channels, intra_bytes_per_s=rate, inter_bytes_per_s=rate, pattern_frac=pattern_frac
+    )
 
 
 def seconds(algorithm, protocol, collective, size, ranks, nodes, version="2.20", arch="hopper", **more):
     graph = nccl.graph(arch=arch, algorithm=algorithm, ranks=ranks, nodes=nodes)
-    return nccl.collective_s(version=version, graph=graph, collective=collective, algorithm=algorithm,
-                             protocol=protocol, message_bytes=size, ranks=ranks, nodes=nodes, **more)
+    return nccl.collective_s(
+        version=version,
+        graph=graph,
+        collective=collective,
+        algorithm=algorithm,
+        protocol=protocol,
+        message_bytes=size,
+        ranks=ranks,
+        nodes=nodes,
+        **more,
+    )
 
 
 def best_bus(collective, message_bytes, nodes, version="2.20", **more):
     """The choice's bus bandwidth on full nodes of 8 H100."""
     ranks = 8 * np.asarray(nodes)
-    time, _, _ = nccl.best(version=version, arch="hopper", collective=collective, message_bytes=message_bytes,
-                           ranks=ranks, nodes=nodes, **more)
+    time, _, _ = nccl.best(
+        version=version,
+        arch="hopper",
+        collective=collective,
+        message_bytes=message_bytes,
+        ranks=ranks,
+        nodes=nodes,
+        **more,
+    )
     return nccl.bus_bandwidth_bytes_per_s(collective, message_bytes, ranks, time)
 
 
@@ -44,22 +61,44 @@ def best_bus(collective, message_bytes, nodes, version="2.20", **more):
 
 def test_ring_all_reduce_equals_the_time_nccl_printed():
     """NVIDIA/nccl#1453 logs 86069.968750, in single precision."""
-    time = nccl.collective_s(version="2.20", graph=searched(8, 24), collective="all_reduce", algorithm="ring",
-                             protocol="simple", message_bytes=8_589_934_592, ranks=24, nodes=3)
+    time = nccl.collective_s(
+        version="2.20",
+        graph=searched(8, 24),
+        collective="all_reduce",
+        algorithm="ring",
+        protocol="simple",
+        message_bytes=8_589_934_592,
+        ranks=24,
+        nodes=3,
+    )
     assert time * 1e6 == pytest.approx(86_069.97, abs=0.01)
 
 
 def test_tree_bandwidth_equals_the_value_nccl_printed():
     """NVIDIA/nccl#1154, an H800 cluster: 68.8 GB/s."""
-    case = nccl.Case.of(version="2.20", graph=searched(8, 22, pattern_frac=0.85), collective="all_reduce",
-                        algorithm="tree", protocol="simple", ranks=32, nodes=4)
+    case = nccl.Case.of(
+        version="2.20",
+        graph=searched(8, 22, pattern_frac=0.85),
+        collective="all_reduce",
+        algorithm="tree",
+        protocol="simple",
+        ranks=32,
+        nodes=4,
+    )
     assert nccl.bandwidth_bytes_per_s(case) / 1e9 == pytest.approx(68.8, abs=0.05)
 
 
 def test_nvls_all_reduce_on_one_node():
     size = 2.0**34
-    case = nccl.Case.of(version="2.30", graph=nccl.graph(arch="hopper", algorithm="nvls", ranks=8, nodes=1),
-                        collective="all_reduce", algorithm="nvls", protocol="simple", ranks=8, nodes=1)
+    case = nccl.Case.of(
+        version="2.30",
+        graph=nccl.graph(arch="hopper", algorithm="nvls", ranks=8, nodes=1),
+        collective="all_reduce",
+        algorithm="nvls",
+        protocol="simple",
+        ranks=8,
+        nodes=1,
+    )
     assert nccl.bandwidth_bytes_per_s(case) * 14 / 8 / 1e9 == pytest.approx(476, abs=0.5)
     assert 473 * 0.99 < best_bus("all_reduce", size, 1, version="2.30") / 1e9 < 482  # measured 473 to 482
 
@@ -99,8 +138,9 @@ def test_gathering_one_layer(collective, row):
     def rounds(value):  # the table has two decimals below 15 ms, three digits above
         return pytest.approx(value, abs=0.0061 if value < 15 else value * 0.004)
 
-    time, a, p = nccl.best(version="2.20", arch="hopper", collective=collective, message_bytes=LAYER_BYTES,
-                           ranks=ranks, nodes=nodes)
+    time, a, p = nccl.best(
+        version="2.20", arch="hopper", collective=collective, message_bytes=LAYER_BYTES, ranks=ranks, nodes=nodes
+    )
     assert time * 1e3 == rounds(tuner)
     assert f"{nccl.ALGORITHMS[a]}/{nccl.PROTOCOLS[p]}" == choice
     assert seconds("ring", "simple", collective, LAYER_BYTES, ranks, nodes) * 1e3 == rounds(simple)
@@ -110,31 +150,43 @@ def test_gathering_one_layer(collective, row):
 
 def test_reducing_one_layer_over_all_ranks():
     ranks, expected = np.array([row[0] for row in LAYER_TABLE]), np.array([row[5] for row in LAYER_TABLE])
-    time, a, _ = nccl.best(version="2.20", arch="hopper", collective="all_reduce", message_bytes=LAYER_BYTES,
-                           ranks=ranks, nodes=ranks // 8)
+    time, a, _ = nccl.best(
+        version="2.20", arch="hopper", collective="all_reduce", message_bytes=LAYER_BYTES, ranks=ranks, nodes=ranks // 8
+    )
     np.testing.assert_allclose(time * 1e3, expected, atol=0.0061)
     assert [nccl.ALGORITHMS[i] for i in a] == ["nvls"] + ["nvls_tree"] * (len(ranks) - 1)
 
 
 def test_gathers_are_the_same_in_both_versions_on_full_nodes():
     ranks = np.array([8, 64, 256, 2048])
-    times = [nccl.best(version=version, arch="hopper", collective="all_gather", message_bytes=LAYER_BYTES,
-                       ranks=ranks, nodes=ranks // 8)[0] for version in nccl.VERSIONS]
+    times = [
+        nccl.best(
+            version=version,
+            arch="hopper",
+            collective="all_gather",
+            message_bytes=LAYER_BYTES,
+            ranks=ranks,
+            nodes=ranks // 8,
+        )[0]
+        for version in nccl.VERSIONS
+    ]
     np.testing.assert_allclose(*times)
 
 
 def test_a100_gathers():
     ranks = np.array([8, 64, 256, 2048])
-    time, _, _ = nccl.best(version="2.20", arch="ampere", collective="all_gather", message_bytes=LAYER_BYTES,
-                           ranks=ranks, nodes=ranks // 8)
+    time, _, _ = nccl.best(
+        version="2.20", arch="ampere", collective="all_gather", message_bytes=LAYER_BYTES, ranks=ranks, nodes=ranks // 8
+    )
     np.testing.assert_allclose(time * 1e3, [1.51, 2.37, 3.08, 6.97], atol=0.006)
 
 
 @pytest.mark.parametrize(("arch", "expected_us"), [("hopper", [202, 308, 275]), ("ampere", [295, 448, 545])])
 def test_tensor_parallel_all_reduce_inside_a_node(arch, expected_us):
     batch_bytes = 2 * 4096 * 4096 * 2
-    time, _, _ = nccl.best(version="2.20", arch=arch, collective="all_reduce", message_bytes=batch_bytes,
-                           ranks=[2, 4, 8], nodes=1)
+    time, _, _ = nccl.best(
+        version="2.20", arch=arch, collective="all_reduce", message_bytes=batch_bytes, ranks=[2, 4, 8], nodes=1
+    )
     np.testing.assert_allclose(time * 1e6, expected_us, atol=0.5)
 
 
@@ -185,8 +237,9 @@ def test_all_reduce_matches_figure_2a_for_large_messages(version, mean_error):
 def test_more_bytes_take_longer(version, collective, nodes):
     """At powers of two: between them the tree's correction table makes NCCL's own estimate step down."""
     size = 2.0 ** np.arange(6, 36)
-    time, _, _ = nccl.best(version=version, arch="hopper", collective=collective, message_bytes=size,
-                           ranks=8 * nodes, nodes=nodes)
+    time, _, _ = nccl.best(
+        version=version, arch="hopper", collective=collective, message_bytes=size, ranks=8 * nodes, nodes=nodes
+    )
     assert np.all(np.diff(time) > 0)
     fine = seconds("ring", "simple", collective, np.geomspace(2**20, 2**34, 500), 8 * nodes, nodes, version)
     assert np.all(np.diff(fine) > 0)
@@ -194,8 +247,15 @@ def test_more_bytes_take_longer(version, collective, nodes):
 
 def chosen(collective, ranks, nodes, version="2.30", arch="hopper", **more):
     """Every algorithm that the tuner chooses somewhere between 64 B and 16 GiB."""
-    _, a, _ = nccl.best(version=version, arch=arch, collective=collective, ranks=ranks, nodes=nodes,
-                        message_bytes=2.0 ** np.arange(6, 35), **more)
+    _, a, _ = nccl.best(
+        version=version,
+        arch=arch,
+        collective=collective,
+        ranks=ranks,
+        nodes=nodes,
+        message_bytes=2.0 ** np.arange(6, 35),
+        **more,
+    )
     return {nccl.ALGORITHMS[i] for i in a}
 
 
@@ -253,32 +313,55 @@ def test_an_amd_host_posts_slower():
 
 
 def test_restricting_the_choice_to_ring_and_simple():
-    time, a, p = nccl.best(version="2.20", arch="hopper", collective="all_gather", message_bytes=LAYER_BYTES,
-                           ranks=2048, nodes=256, algorithms=("ring",), protocols=("simple",))
+    time, a, p = nccl.best(
+        version="2.20",
+        arch="hopper",
+        collective="all_gather",
+        message_bytes=LAYER_BYTES,
+        ranks=2048,
+        nodes=256,
+        algorithms=("ring",),
+        protocols=("simple",),
+    )
     assert (nccl.ALGORITHMS[a], nccl.PROTOCOLS[p]) == ("ring", "simple")
     assert time == seconds("ring", "simple", "all_gather", LAYER_BYTES, 2048, 256)
 
 
 def test_one_rank_takes_no_time_and_arrays_broadcast():
-    time, a, p = nccl.best(version="2.30", arch="blackwell", collective="all_gather",
-                           message_bytes=np.array([[1e6], [1e9]]), ranks=[1, 8, 32], nodes=[1, 1, 4])
+    time, a, p = nccl.best(
+        version="2.30",
+        arch="blackwell",
+        collective="all_gather",
+        message_bytes=np.array([[1e6], [1e9]]),
+        ranks=[1, 8, 32],
+        nodes=[1, 1, 4],
+    )
     assert time.shape == a.shape == p.shape == (2, 3)
     assert np.all(time[:, 0] == 0)
     assert np.all(np.isfinite(time))
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"version": "1.0"}, "no constants for NCCL"),
-    ({"arch": "tpu"}, "no NCCL graphs"),
-    ({"arch": "blackwell"}, "2.20 has no constants for blackwell"),
-    ({"collective": "all_to_all"}, "unknown to NCCL"),
-    ({"cpu": "sparc"}, "unknown to NCCL"),
-    ({"ranks": 64}, "64 ranks per node"),
-    ({"nodes": 16}, "one rank on each node"),
-    ({"message_bytes": -1}, "cannot be negative"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"version": "1.0"}, "no constants for NCCL"),
+        ({"arch": "tpu"}, "no NCCL graphs"),
+        ({"arch": "blackwell"}, "2.20 has no constants for blackwell"),
+        ({"collective": "all_to_all"}, "unknown to NCCL"),
+        ({"cpu": "sparc"}, "unknown to NCCL"),
+        ({"ranks": 64}, "64 ranks per node"),
+        ({"nodes": 16}, "one rank on each node"),
+        ({"message_bytes": -1}, "cannot be negative"),
+    ],
+)
 def test_a_wrong_question_is_refused(wrong, message):
-    question = {"version": "2.20", "arch": "hopper", "collective": "all_reduce", "message_bytes": 1e6,
-                "ranks": 8, "nodes": 1}
+    question = {
+        "version": "2.20",
+        "arch": "hopper",
+        "collective": "all_reduce",
+        "message_bytes": 1e6,
+        "ranks": 8,
+        "nodes": 1,
+    }
     with pytest.raises(InputError, match=message):
         nccl.best(**(question | wrong))

@@ -22,8 +22,15 @@ LOADS = list(zip(WINDOWS.load, WINDOWS.duty_frac.tolist(), strict=True))
 def watts(*, duty: float = 0.0, moved_bytes: float = 0.0, comm_frac: float = 0.0, gpu: Gpu = H200) -> float:
     """One second, of which a share runs bf16 matmuls of 8192^3 at three quarters of the peak."""
     flop = duty * 0.75 * 989e12
-    return float(power_w(gpu, step_s=np.ones(1), flop=np.array([flop]), moved_bytes=np.array([moved_bytes]),
-                         comm_s=np.array([comm_frac]))[0])
+    return float(
+        power_w(
+            gpu,
+            step_s=np.ones(1),
+            flop=np.array([flop]),
+            moved_bytes=np.array([moved_bytes]),
+            comm_s=np.array([comm_frac]),
+        )[0]
+    )
 
 
 def test_nothing_runs() -> None:

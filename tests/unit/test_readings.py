@@ -12,8 +12,23 @@ from knee.errors import InputError
 from knee.record.points import GemmPoint, key_of, point_of
 from knee.record.readings import Machine, ReadingsFile, read_readings
 
-MACHINE = Machine(probe="kernels", date="2026-01-01", device="chip", kind="cuda", devices=1, sms=100, memory_bytes=1e9,
-                  power_limit_w=None, host="host", knee="0", python="3", torch="2", cuda="13", driver="1", nccl=None)
+MACHINE = Machine(
+    probe="kernels",
+    date="2026-01-01",
+    device="chip",
+    kind="cuda",
+    devices=1,
+    sms=100,
+    memory_bytes=1e9,
+    power_limit_w=None,
+    host="host",
+    knee="0",
+    python="3",
+    torch="2",
+    cuda="13",
+    driver="1",
+    nccl=None,
+)
 POINT = GemmPoint(m=1, n=2, k=3, layout="wgrad")
 
 
@@ -50,9 +65,20 @@ def test_errors_are_readings_too(tmp_path: Path) -> None:
     assert ReadingsFile(path, MACHINE).done == set()  # tried again
 
 
-@pytest.mark.parametrize("change", [{"median_s": 0.0}, {"median_s": -1.0}, {"median_s": float("nan")},
-                                    {"median_s": "1"}, {"median_s": None}, {"m": "8"}, {"m": True}, {"layout": 3},
-                                    {"key": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"median_s": 0.0},
+        {"median_s": -1.0},
+        {"median_s": float("nan")},
+        {"median_s": "1"},
+        {"median_s": None},
+        {"m": "8"},
+        {"m": True},
+        {"layout": 3},
+        {"key": 1},
+    ],
+)
 def test_a_reading_that_is_none_is_refused_with_its_line(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "mine.kernels.jsonl"
     record = {"key": key_of(POINT)} | asdict(POINT) | {"median_s": 1.0, "spread_frac": 0.0} | change
@@ -69,8 +95,9 @@ def test_a_machine_that_is_none_is_refused(tmp_path: Path, change: dict[str, obj
         read_readings(path)
 
 
-@pytest.mark.parametrize(("change", "word"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"),
-                                              ({"driver": "2"}, "driver")])
+@pytest.mark.parametrize(
+    ("change", "word"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"), ({"driver": "2"}, "driver")]
+)
 def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word: str) -> None:
     path = tmp_path / "mine.kernels.jsonl"
     ReadingsFile(path, MACHINE)
@@ -79,8 +106,18 @@ def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word
     assert "--fresh" in str(caught.value.hint)
 
 
-@pytest.mark.parametrize("text", ["", "[]\n", '{"a": 1}\n', '{"probe": "kernels"}\n', "not json\nnot json\n",
-                                  json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n', "\xff\xfe"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]\n",
+        '{"a": 1}\n',
+        '{"probe": "kernels"}\n',
+        "not json\nnot json\n",
+        json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n',
+        "\xff\xfe",
+    ],
+)
 def test_other_files_are_refused_in_words(tmp_path: Path, text: str) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_bytes(text.encode("latin-1"))

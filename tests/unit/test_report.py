@@ -34,11 +34,19 @@ NASTY = '<script>alert("1 & 2")</script>'
 def _page(word: str = "plain") -> str:
     records = [{"plan": word, "gpus": 8, "step_s": 0.12345678901234, "idle_s": None}]
     chart = Chart(id="c", title=word, caption=word, svg=SVG, tables=(table(word, tuple(records[0]), records),))
-    return render(Page(
-        title=word, question=word, command=f"knee study --out {word}", keys=(Key(value=word, says=word, paper=word),),
-        found=(word,), sections=(Section(id="s", title=word, says=word, charts=(chart,)),),
-        assumptions=(word,), sources=((word, "https://example.org/paper"),), version="0",
-    ))
+    return render(
+        Page(
+            title=word,
+            question=word,
+            command=f"knee study --out {word}",
+            keys=(Key(value=word, says=word, paper=word),),
+            found=(word,),
+            sections=(Section(id="s", title=word, says=word, charts=(chart,)),),
+            assumptions=(word,),
+            sources=((word, "https://example.org/paper"),),
+            version="0",
+        )
+    )
 
 
 class Structure(HTMLParser):
@@ -166,19 +174,46 @@ def test_a_link_is_followed_and_a_pipe_is_not_replaced(tmp_path: Path) -> None:
 
 
 def source(name: str, median: float) -> SourceFidelity:
-    return SourceFidelity(source=name, stacks="Megatron", gpus="A100, up to 8", runs=4, median_frac=median,
-                          p90_frac=0.2, bias_frac=0.0, size_out_frac=0.05, source_out_frac=None,
-                          memory_median_frac=None, reference="a paper")
+    return SourceFidelity(
+        source=name,
+        stacks="Megatron",
+        gpus="A100, up to 8",
+        runs=4,
+        median_frac=median,
+        p90_frac=0.2,
+        bias_frac=0.0,
+        size_out_frac=0.05,
+        source_out_frac=None,
+        memory_median_frac=None,
+        reference="a paper",
+    )
 
 
-FIDELITY = CarriedFidelity(sources=(source("good", 0.01), source("bad", 0.09)), headline_frac=0.05, size_out_frac=0.06,
-                           source_out_frac=None, all_reduce=None, all_gather=None, gathered_runs=850)
+FIDELITY = CarriedFidelity(
+    sources=(source("good", 0.01), source("bad", 0.09)),
+    headline_frac=0.05,
+    size_out_frac=0.06,
+    source_out_frac=None,
+    all_reduce=None,
+    all_gather=None,
+    gathered_runs=850,
+)
 
 
 def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
-    values: dict[str, object] = {"id": "T01", "study": "fig3", "says": "falls", "paper": "-1%", "bar": "within 1",
-                                 "found": "-1.2%", "verdict": outcome, "off": "", "kind": "simulated", "fitted": "",
-                                 "why": ""}
+    values: dict[str, object] = {
+        "id": "T01",
+        "study": "fig3",
+        "says": "falls",
+        "paper": "-1%",
+        "bar": "within 1",
+        "found": "-1.2%",
+        "verdict": outcome,
+        "off": "",
+        "kind": "simulated",
+        "fitted": "",
+        "why": "",
+    }
     return Verdict(**(values | changes))  # type: ignore[arg-type]
 
 
@@ -229,8 +264,10 @@ def test_landmarks_and_labels_for_those_who_do_not_see(page: str) -> None:
 
 
 def test_the_summary_comes_first_with_the_knee_and_the_worst_row(page: str) -> None:
-    order = [page.index(f'id="{name}"') for name in ("summary", "paper", "fig1", "fig2b", "fig3", "claims", "fidelity",
-                                                     "about")]
+    order = [
+        page.index(f'id="{name}"')
+        for name in ("summary", "paper", "fig1", "fig2b", "fig3", "claims", "fidelity", "about")
+    ]
     assert order == sorted(order)
     assert page.index('<section id="summary"') < page.index("<nav")
     first = page[: page.index("<nav")]
@@ -243,8 +280,16 @@ def test_the_summary_comes_first_with_the_knee_and_the_worst_row(page: str) -> N
 
 def test_values_on_the_page_are_the_rows(ran: list[Ran], page: str) -> None:
     shown = {float(value) for value in re.findall(r'<data value="([^"]+)">', page)}
-    columns = ("tokens_per_s", "tokens_per_s_per_gpu", "step_s", "compute_s", "exposed_comm_s", "overlapped_comm_s",
-               "power_w_per_gpu", "tokens_per_j")
+    columns = (
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+        "step_s",
+        "compute_s",
+        "exposed_comm_s",
+        "overlapped_comm_s",
+        "power_w_per_gpu",
+        "tokens_per_j",
+    )
     weak = next(one for one in ran if one.study.name == "fig3")
     assert {row[column] for row in weak.rows for column in columns} <= shown
     sheets = next(one for one in ran if one.study.name == "table1")
@@ -284,8 +329,13 @@ def test_part_of_the_studies_is_a_page_of_those(ran: list[Ran]) -> None:
 def test_hostile_text_stays_text(ran: list[Ran]) -> None:
     bad = replace(ran[-1].study, title=NASTY, question=NASTY, paper=NASTY, assumptions=(NASTY,), place=NASTY)
     rows = tuple({**row, "gpu": NASTY} for row in ran[-1].rows)
-    hostile = replace(ran[-1], study=bad, rows=rows, finding=NASTY, verdicts=(verdict(study="table1", says=NASTY,
-                      found=NASTY, why=NASTY, fitted=NASTY, verdict="off", off=NASTY),))
+    hostile = replace(
+        ran[-1],
+        study=bad,
+        rows=rows,
+        finding=NASTY,
+        verdicts=(verdict(study="table1", says=NASTY, found=NASTY, why=NASTY, fitted=NASTY, verdict="off", off=NASTY),),
+    )
     page = study_page([hostile], FIDELITY, command=NASTY, beside=[])
     assert "<script>alert" not in page
     assert page.count("<script") == 1
@@ -362,13 +412,31 @@ def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
 def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    path.write_text(page.replace("</body>", """<script>
+    path.write_text(
+        page.replace(
+            "</body>",
+            """<script>
         const plot = document.querySelectorAll(".plot")[1];
         for (const key of ["n", "+"]) plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-        </script></body>"""), encoding="utf-8")
+        </script></body>""",
+        ),
+        encoding="utf-8",
+    )
     run = subprocess.run(
-        ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
-         "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+        [
+            "chromium",
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            path.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
     said = re.findall(r"<output[^>]*>(.*?)</output>", run.stdout)
     assert said[0].startswith("Point at a stretch")
     assert re.match(r"1 of \d+: exposed, [\d.]+ ms at [\d,.]+ ms. communication without compute", said[1])

@@ -43,8 +43,18 @@ def asked(**values: Any) -> RunJob:
 def test_a_row(tmp_path: Path) -> None:
     file = read(
         tmp_path,
-        ROW | {"id": "a-1", "source": "A", "micro_batch": "2.0", "node_gbit_per_s": 800, "compile": 1, "colour": "red",
-               "tokens_per_s_per_gpu": 9000, "memory_gib": 40, "status": "ok"},
+        ROW
+        | {
+            "id": "a-1",
+            "source": "A",
+            "micro_batch": "2.0",
+            "node_gbit_per_s": 800,
+            "compile": 1,
+            "colour": "red",
+            "tokens_per_s_per_gpu": 9000,
+            "memory_gib": 40,
+            "status": "ok",
+        },
     )
     (run,) = file.runs
     assert file.ignored == ("colour",)
@@ -249,8 +259,16 @@ def test_sharding(values: dict[str, Any], sharding: str, shard: int, replicate: 
 
 
 def test_the_rest_of_a_plan() -> None:
-    values = {"pp": 4, "virtual_pp": 2, "tp": 2, "micro_batch": 1, "sequence_parallel": False, "async_tp": True,
-              "precision": "fp8", "recompute": "op"}
+    values = {
+        "pp": 4,
+        "virtual_pp": 2,
+        "tp": 2,
+        "micro_batch": 1,
+        "sequence_parallel": False,
+        "async_tp": True,
+        "precision": "fp8",
+        "recompute": "op",
+    }
     found = asked(**values)
     plan = found.job.plan
     assert (plan.schedule, plan.virtual_stages, plan.pp, plan.dp) == ("interleaved", 2, 4, 2)
@@ -286,8 +304,14 @@ def test_gpus_as_drivers_and_clouds_write_them(name: str, key: str | None) -> No
 
 @pytest.mark.parametrize(
     ("word", "sharding", "said"),
-    [("zero3", "fsdp", True), ("ZeRO-1", "zero1", False), ("fsdp2", "fsdp", True), ("fully_shard", "fsdp", True),
-     ("fsdp-no-reshard", "fsdp_no_reshard", False), ("hybrid_shard", "hsdp", True)],
+    [
+        ("zero3", "fsdp", True),
+        ("ZeRO-1", "zero1", False),
+        ("fsdp2", "fsdp", True),
+        ("fully_shard", "fsdp", True),
+        ("fsdp-no-reshard", "fsdp_no_reshard", False),
+        ("hybrid_shard", "hsdp", True),
+    ],
 )
 def test_others_words_for_sharding(word: str, sharding: str, said: bool) -> None:
     found = asked(sharding=word.lower())

@@ -16,9 +16,13 @@ from knee.workload import memory
 from .tables import job, table
 
 CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES}
-SHAPES = [(schedule, ranks, chunks, microbatches)
-          for schedule in SCHEDULES for ranks in (2, 3, 4, 8) for chunks in CHUNKS[schedule]
-          for microbatches in (ranks, 2 * ranks, 4 * ranks)]
+SHAPES = [
+    (schedule, ranks, chunks, microbatches)
+    for schedule in SCHEDULES
+    for ranks in (2, 3, 4, 8)
+    for chunks in CHUNKS[schedule]
+    for microbatches in (ranks, 2 * ranks, 4 * ranks)
+]
 FEW = [(s, r, 1, m) for s in SCHEDULES if s != "interleaved" for r in (2, 4, 8) for m in (1, 2, 3)]
 
 F, B, W = 1.0, 1.25, 0.75
@@ -52,8 +56,9 @@ def span(schedule: str, ranks: int, chunks: int, microbatches: int) -> float:
     return ends(schedule, ranks, chunks, microbatches, durations)
 
 
-def ends(schedule: str, ranks: int, chunks: int, microbatches: int, durations: np.ndarray,
-         drains: np.ndarray | None = None) -> float:
+def ends(
+    schedule: str, ranks: int, chunks: int, microbatches: int, durations: np.ndarray, drains: np.ndarray | None = None
+) -> float:
     """When the last action ends, all ranks ready from the start."""
     graph = pipeline.graph(schedule, ranks, chunks, microbatches)
     drains = np.zeros_like(durations) if drains is None else drains

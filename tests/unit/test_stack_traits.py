@@ -57,8 +57,10 @@ def test_no_layer_is_lost_whichever_way_they_are_dealt(layers: int, ranks: int, 
 
 def test_inputs_that_stay_gathered_are_not_gathered_again() -> None:
     keeps, cuts = (with_profile(job(tp=8, gpus=8, batch=16), keeps_gathered=k) for k in (True, False))
-    calls = [sum(c.calls for c in simulate(j).comm_loads if (c.collective, c.group) == ("all_gather", "tp"))
-             for j in (keeps, cuts)]
+    calls = [
+        sum(c.calls for c in simulate(j).comm_loads if (c.collective, c.group) == ("all_gather", "tp"))
+        for j in (keeps, cuts)
+    ]
     layers = keeps.model.layers * keeps.microbatches
     assert calls[1] - calls[0] == pytest.approx(2 * layers)
     assert simulate(keeps).step_s < simulate(cuts).step_s

@@ -44,9 +44,11 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
     store.engine.cache_clear()
     before = budgets.key_of(SMALL)
     assert budgets.key_of(replace(SMALL, days=1.0)) != before
-    script = ("import sys; from knee.study.budgets import budget_rows; from knee.study.files import Budgets\n"
-              f"list(budget_rows('mine', {SMALL!r}))\n"
-              "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')")
+    script = (
+        "import sys; from knee.study.budgets import budget_rows; from knee.study.files import Budgets\n"
+        f"list(budget_rows('mine', {SMALL!r}))\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
                             capture_output=True, check=True).stdout.split()  # fmt: skip
     used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}

@@ -21,9 +21,22 @@ HEAT = Draw(title="Heat", mark="heat", x="tp", y="pp", shows="tokens_per_s_per_g
 
 
 def row(series: str = "FSDP", gpus: int = 8, per_gpu: float | None = 9000.0, **more: Any) -> dict[str, Any]:
-    return {"study": "x", "series": series, "kind": "simulated", "model": "m", "gpus": gpus, "plan": f"{series} plan",
-            "tokens_per_s_per_gpu": per_gpu, "fits": True, "compute_s": 0.8, "exposed_comm_s": 0.1, "bubble_s": 0.0,
-            "idle_s": 0.1, "overlapped_comm_s": 0.3, "step_s": 1.0} | more
+    return {
+        "study": "x",
+        "series": series,
+        "kind": "simulated",
+        "model": "m",
+        "gpus": gpus,
+        "plan": f"{series} plan",
+        "tokens_per_s_per_gpu": per_gpu,
+        "fits": True,
+        "compute_s": 0.8,
+        "exposed_comm_s": 0.1,
+        "bubble_s": 0.0,
+        "idle_s": 0.1,
+        "overlapped_comm_s": 0.3,
+        "step_s": 1.0,
+    } | more
 
 
 def curve(series: str = "FSDP", **more: Any) -> list[dict[str, Any]]:
@@ -96,8 +109,16 @@ def test_a_change_of_a_run_that_is_not_there_is_not_drawn() -> None:
 
 def test_readings_beside_rows_are_diamonds_of_their_series() -> None:
     draw = Draw(title="Bus", mark="line", x="nodes", y="bus_bytes_per_s")
-    rows = [{"series": "1 GiB", "kind": "simulated", "nodes": n, "bus_bytes_per_s": 3e11,
-             "published_bus_bytes_per_s": 2.9e11 if n == 4 else None} for n in (4, 8)]
+    rows = [
+        {
+            "series": "1 GiB",
+            "kind": "simulated",
+            "nodes": n,
+            "bus_bytes_per_s": 3e11,
+            "published_bus_bytes_per_s": 2.9e11 if n == 4 else None,
+        }
+        for n in (4, 8)
+    ]
     figure = one(draw, rows)
     points = [v for n in layers(figure.spec, "point") for v in values(n) if v["k"] == "published"]
     assert [(v["c"], v["x"], v["y"]) for v in points] == [("1 GiB", 4, pytest.approx(290))]
@@ -218,7 +239,7 @@ def test_data_sheets_grow_over_the_first() -> None:
 
 def test_files_stand_alone() -> None:
     pytest.importorskip("vl_convert")
-    (name, spec), = figure_files(results(["table1"], [])[0])
+    ((name, spec),) = figure_files(results(["table1"], [])[0])
     assert name == "table1-1-growth-over-v100"
     assert spec["background"] == "#ffffff"
     assert spec["title"]["text"] == "Growth over V100"
@@ -232,8 +253,9 @@ def test_svg_is_made_offline_with_every_label_and_known_colours_only() -> None:
     impossible = [{"study": "x", "series": "s", "kind": "impossible", "why": "<no>", "tp": 2, "pp": 2}]
     draws = [LINE, HEAT, Draw(title="P", mark="parts", x="gpus"), Draw(title="B", mark="bar", x="gpus", y="step_s")]
     known = {*palette.dark_of(), "none", "transparent"}
-    for figure in drawn("x", draws, [row(tp=1, pp=1), row(gpus=16, tp=2, pp=1), row("TP 2", gpus=16, tp=2, pp=1)],
-                        impossible):
+    for figure in drawn(
+        "x", draws, [row(tp=1, pp=1), row(gpus=16, tp=2, pp=1), row("TP 2", gpus=16, tp=2, pp=1)], impossible
+    ):
         assert figure.spec is not None
         svg = squeezed(vega.to_svg(figure.spec))
         assert {f"{n:,}" for n in (8, 16)} <= set(re.findall(r">([^<>]+)</text>", svg)) or figure.title == "Heat"

@@ -148,10 +148,11 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, w
 
 
 def test_an_empty_test_is_refused(tmp_path: Path) -> None:
-    text = MINE[:MINE.index("test = [")]
+    text = MINE[: MINE.index("test = [")]
     assert "claim.0: test is empty" in refused(tmp_path, text + "test = []\n")
     assert "equals, or above and below, is needed" in refused(
-        tmp_path, text + 'test = [{ test = "number", of = { metric = "step_s" } }]\n')
+        tmp_path, text + 'test = [{ test = "number", of = { metric = "step_s" } }]\n'
+    )
 
 
 def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def test_a_grid_is_enough(tmp_path: Path) -> None:
 
 
 def test_one_grid_in_single_brackets(tmp_path: Path) -> None:
-    text = MINE[:MINE.index("[[grid]]\nseries = \"large\"")].replace("[[grid]]", "[grid]")
+    text = MINE[: MINE.index('[[grid]]\nseries = "large"')].replace("[[grid]]", "[grid]")
     assert "grid should be a list: [[grid]]" in refused(tmp_path, text)
 
 

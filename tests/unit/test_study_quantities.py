@@ -63,7 +63,8 @@ def test_what_is_not_there_is_said() -> None:
     assert why(metric="model", at=ONE) == "model is not known of FSDP on 8 GPUs"
     assert why(metric="zero", at={"study": "theirs"}, base={"study": "theirs"}, how="ratio") == "zero of the base is 0"
     assert why(at={"gpus": 16}, base={"gpus": 8, "series": "TP"}, how="change", same=("model",)) == (
-        "no base has model a")
+        "no base has model a"
+    )
     with pytest.raises(NotTestable, match="there are no runs"):
         chosen({}, "mine", {})
 

@@ -82,9 +82,7 @@ def train(monkeypatch: pytest.MonkeyPatch, folder: Path, said: list[str], stub: 
 DONE = {"status": "done", "step_s": 1.0}
 
 
-def test_a_run_is_started_as_people_start_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_a_run_is_started_as_people_start_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     stub = Stub(DONE)
     assert train(monkeypatch, tmp_path, said, stub, steps=4) == [(point(), DONE)]
     [command] = stub.commands
@@ -153,9 +151,7 @@ def test_a_run_that_did_not_end_well_is_said_and_left_out(
     assert len(better.commands) == 1
 
 
-def test_one_failure_does_not_stop_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
+def test_one_failure_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:
     never, good = point(plans=((("tp", 3),),)), point(gpus=1)
     assert train(monkeypatch, tmp_path, said, Stub(DONE), never, good) == [(never, None), (good, DONE)]
     assert said == []  # the simulator says why it cannot be

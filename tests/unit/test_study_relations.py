@@ -128,12 +128,15 @@ def test_a_trend(goes: str, values: tuple[float, ...], holds: bool) -> None:
     assert (finding.holds, finding.off) == (holds, "")
 
 
-@pytest.mark.parametrize(("values", "holds"), [
-    ((100, 99.5, 99.4, 90), True),  # steps may stand still
-    ((100, 100.9, 95, 90), True),
-    ((100, 101.1, 95, 90), False),  # one goes the other way
-    ((100, 99.8, 99.5, 99.2), False),  # the whole is within the noise
-])
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        ((100, 99.5, 99.4, 90), True),  # steps may stand still
+        ((100, 100.9, 95, 90), True),
+        ((100, 101.1, 95, 90), False),  # one goes the other way
+        ((100, 99.8, 99.5, 99.2), False),  # the whole is within the noise
+    ],
+)
 def test_a_trend_from_end_to_end(values: tuple[float, ...], holds: bool) -> None:
     text = {"test": "trend", "metric": "v", "over": "gpus", "goes": "falls", "ends": True}
     assert find(text, rows(*values)).holds is holds
@@ -178,21 +181,27 @@ def test_diminishing(goes: str, values: tuple[float, ...], holds: bool) -> None:
     assert find({"test": "diminishes", "metric": "v", "over": "gpus", "goes": goes}, rows(*values)).holds is holds
 
 
-@pytest.mark.parametrize(("values", "holds"), [
-    ((1, 2, 1), True),
-    ((1, 2, 1.99), False),  # hardly below it
-    ((1, 2, 3), False),
-    ((3, 2, 1), False),
-])
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        ((1, 2, 1), True),
+        ((1, 2, 1.99), False),  # hardly below it
+        ((1, 2, 3), False),
+        ((3, 2, 1), False),
+    ],
+)
 def test_a_peak(values: tuple[float, ...], holds: bool) -> None:
     assert find({"test": "peaks", "metric": "v", "over": "gpus"}, rows(*values)).holds is holds
 
 
-@pytest.mark.parametrize(("values", "holds"), [
-    ((100, 99, 90, 80), True),  # 1% up to 16, then 9% and 11%
-    ((100, 95, 90, 80), False),  # 5% and 5.3%: within a point
-    ((100, 99, 90, 89), False),  # one step beyond is not
-])
+@pytest.mark.parametrize(
+    ("values", "holds"),
+    [
+        ((100, 99, 90, 80), True),  # 1% up to 16, then 9% and 11%
+        ((100, 95, 90, 80), False),  # 5% and 5.3%: within a point
+        ((100, 99, 90, 89), False),  # one step beyond is not
+    ],
+)
 def test_a_loss_that_becomes_steeper(values: tuple[float, ...], holds: bool) -> None:
     assert find({"test": "steeper", "metric": "v", "over": "gpus", "beyond": 16}, rows(*values)).holds is holds
 
@@ -253,7 +262,8 @@ def test_each_group_has_a_base_of_its_own() -> None:
     assert not find(text, found).holds
     assert not find(text | {"which": "any"}, found).holds  # in every group
     assert why(text, {"mine": [*pair(1, 2, cluster="a"), pair(1, 2, cluster="b")[1]]}) == (
-        "0 runs to compare with where one is meant (b)")
+        "0 runs to compare with where one is meant (b)"
+    )
     assert "2 runs to compare with" in why(compares(("v", "more")), found)
 
 
@@ -384,7 +394,8 @@ def test_a_claim_without_a_test_is_refused() -> None:
 def test_counts() -> None:
     some = [verdict_of(rows(*values), TREND) for values in ((1, 2), (2, 1), (1,), (1, 3))]
     assert str(Tally.of([*some, *not_testable([claim(TREND)], "mine", "no")])) == (
-        "2 reproduced, 1 failed, 2 not testable")
+        "2 reproduced, 1 failed, 2 not testable"
+    )
     assert [v.found for v in not_testable([claim(TREND)], "mine", "no")] == ["no"]
 
 

@@ -128,7 +128,7 @@ def test_a_run_that_did_not_end_is_left_out(mine: str) -> None:
 
 
 def test_one_record_is_of_every_series_and_study_that_has_its_point(tmp_path: Path) -> None:
-    two = MINE + MINE[MINE.index("[[grid]]"):MINE.index("[value")].replace('"FSDP"', '"again"')
+    two = MINE + MINE[MINE.index("[[grid]]") : MINE.index("[value")].replace('"FSDP"', '"again"')
     names = [write(tmp_path, two.replace("at = { gpus = 4 }", 'at = { gpus = 4, series = "FSDP" }'), "a.toml"),
              write(tmp_path, MINE, "b.toml")]  # fmt: skip
     first, second = run(*names, measured=[(None, real(names[1]))])

@@ -88,9 +88,11 @@ def test_the_engine_is_every_file_that_an_answer_rests_on(monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "read_bytes", lambda path: read.append(path) or real(path))
     store.engine.cache_clear()
     assert store.engine() == before
-    script = ("import sys; from knee.study.answers import answer; from knee.study.questions import Question\n"
-              f"answer({SMALL!r})\n"
-              "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')")
+    script = (
+        "import sys; from knee.study.answers import answer; from knee.study.questions import Question\n"
+        f"answer({SMALL!r})\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
+    )
     loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
                             capture_output=True, check=True).stdout.split()  # fmt: skip
     used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}
@@ -129,6 +131,7 @@ gpus = [1, 2]
 local_batch = 2
 seq_len = 64
 """
+
     def ask(text: str) -> tuple[int, int]:
         (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
         load_study.cache_clear()

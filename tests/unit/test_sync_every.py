@@ -58,15 +58,20 @@ def test_communication_is_cut_as_often_as_it_is_left_out(way: dict[str, object],
 def test_the_mean_of_four_steps_is_three_alone_and_one_that_ends_in_the_exchange() -> None:
     alone, four = job(**HSDP, sync_every=2**20), job(**HSDP, sync_every=4)
     w = evaluate(four.model, four.cluster, four.profile, table_of([four]))
-    group = GroupPlacement(**{name: np.array([value]) for name, value in
-                              {"ranks": 8.0, "per_node": 1.0, "nodes": 8.0, "span": 57.0}.items()})
+    group = GroupPlacement(
+        **{
+            name: np.array([value])
+            for name, value in {"ranks": 8.0, "per_node": 1.0, "nodes": 8.0, "span": 57.0}.items()
+        }
+    )
     message = 4.0 * np.array([parameter_count(LLAMA_7B) / 64])
     exchange = float(all_reduce_s(Links.in_training(H100, EAGER), group, message)[0])
     assert float(w.exchange.all_reduce_s[0]) == pytest.approx(exchange, rel=1e-3)
     whole = of_results(alone, "step_s") * 4 + exchange + float(w.exchange.optimizer.time_s[0])
     assert of_results(four, "step_s") * 4 == pytest.approx(whole, rel=1e-5)
     assert of_results(four, "exposed_comm_s") - of_results(alone, "exposed_comm_s") == pytest.approx(
-        exchange / 4, rel=1e-3)
+        exchange / 4, rel=1e-3
+    )
 
 
 def test_the_outer_optimizer_keeps_two_fp32_states_of_its_shard() -> None:
@@ -87,7 +92,8 @@ def test_the_outer_optimizers_time_is_its_traffic() -> None:
     one = job(sharding="ddp", dp_replicate=16, tp=8, sync_every=10)
     w = evaluate(one.model, one.cluster, one.profile, table_of([one]))
     passes = 16 * 4.0 * w.traffic.layer.elements[0] * 32 + 16 * 4.0 * (
-        w.traffic.embedding.elements[0] + w.traffic.head.elements[0])
+        w.traffic.embedding.elements[0] + w.traffic.head.elements[0]
+    )
     assert w.exchange.optimizer.moved_bytes[0] == pytest.approx(passes)
     rate = H100.gpu.hbm_bytes_per_s * H100.gpu.hbm_frac / EAGER.stream_scale
     assert w.exchange.optimizer.time_s[0] == pytest.approx(passes / rate, rel=1e-2)
@@ -112,8 +118,11 @@ def test_steps_alone_are_those_of_one_replica() -> None:
 
 def test_context_parallel_ranks_of_ddp_still_add_their_gradients() -> None:
     """They hold parts of one sequence: what they leave out would be wrong, not rare."""
-    loads = {load.group: load for load in answer(sharding="ddp", dp_replicate=8, cp=2, tp=4, sync_every=100).comm_loads
-             if load.collective == "all_reduce" and load.message_bytes > 1e6}
+    loads = {
+        load.group: load
+        for load in answer(sharding="ddp", dp_replicate=8, cp=2, tp=4, sync_every=100).comm_loads
+        if load.collective == "all_reduce" and load.message_bytes > 1e6
+    }
     assert (loads["cp"].group_size, loads["dp_replicate"].group_size) == (2, 8)
     assert loads["dp_replicate"].calls == pytest.approx(0.01)
 
@@ -139,11 +148,14 @@ def test_no_published_run_did_it() -> None:
     assert any("every 500 steps" in reason for reason in trust.reasons)
 
 
-@pytest.mark.parametrize(("plan", "words"), [
-    ({"dp_shard": 8, "sync_every": 10}, "no replicas"),
-    ({"sharding": "fsdp", "dp_shard": 8, "sync_every": 10}, "no replicas"),
-    ({"sync_every": 0}, "sync_every is 0; it must be at least 1"),
-])
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        ({"dp_shard": 8, "sync_every": 10}, "no replicas"),
+        ({"sharding": "fsdp", "dp_shard": 8, "sync_every": 10}, "no replicas"),
+        ({"sync_every": 0}, "sync_every is 0; it must be at least 1"),
+    ],
+)
 def test_refused(plan: dict[str, object], words: str) -> None:
     with pytest.raises(SpecError, match=words):
         Plan(**plan)  # type: ignore[arg-type]

@@ -21,10 +21,30 @@ from knee.specs.load import catalog_entries, describe, load_cluster, load_model,
 from knee.specs.plan import SHARDINGS
 
 ROW: dict[str, Any] = {
-    "source": "a", "profile": "llm-foundry", "kernels": "eager", "gpu": "h100-sxm", "fabric": "infiniband",
-    "sharding": "fsdp", "schedule": "1f1b", "precision": "bf16", "n_gpus": 64, "layers": 32, "hidden": 4096, "tp": 1,
-    "pp": 1, "cp": 1, "dp": 64, "error_frac": 0.0, "memory_error_frac": "", "unseen_error_frac": 0.0,
-    "stack": "s", "nodes": 8, "seq_len": 4096, "recompute": "none", "nic_bytes_per_s": 50e9, "micro_tokens": 4096,
+    "source": "a",
+    "profile": "llm-foundry",
+    "kernels": "eager",
+    "gpu": "h100-sxm",
+    "fabric": "infiniband",
+    "sharding": "fsdp",
+    "schedule": "1f1b",
+    "precision": "bf16",
+    "n_gpus": 64,
+    "layers": 32,
+    "hidden": 4096,
+    "tp": 1,
+    "pp": 1,
+    "cp": 1,
+    "dp": 64,
+    "error_frac": 0.0,
+    "memory_error_frac": "",
+    "unseen_error_frac": 0.0,
+    "stack": "s",
+    "nodes": 8,
+    "seq_len": 4096,
+    "recompute": "none",
+    "nic_bytes_per_s": 50e9,
+    "micro_tokens": 4096,
     "tokens_per_gpu": 8192,
 }
 
@@ -32,8 +52,15 @@ ROW: dict[str, Any] = {
 def job(cluster: str = "dgx-h100", profile: str = "eager", gpus: int = 64, **plan: Any) -> Job:
     plan = {"sharding": "fsdp", "micro_batch": 1, **plan}
     seq_len = plan.pop("seq_len", None)
-    made, _ = make_job(load_model("llama2-7b").spec, load_cluster(cluster).spec, load_profile(profile).spec, gpus=gpus,
-                       global_batch=2 * gpus, seq_len=seq_len, plan_options=plan)
+    made, _ = make_job(
+        load_model("llama2-7b").spec,
+        load_cluster(cluster).spec,
+        load_profile(profile).spec,
+        gpus=gpus,
+        global_batch=2 * gpus,
+        seq_len=seq_len,
+        plan_options=plan,
+    )
     return made
 
 
@@ -139,20 +166,37 @@ def test_other_gpus_count_with_the_errors_of_a_profile_that_had_not_seen_them(tm
     assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows)).low_frac == -0.5
 
 
-@pytest.mark.parametrize("change", [
-    {"tp": 2, "dp": 32}, {"sharding": "zero1"}, {"gpu": "a100-sxm-80"}, {"profile": "nanotron"}, {"pp": 2, "dp": 32},
-    {"cp": 2, "dp": 32},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tp": 2, "dp": 32},
+        {"sharding": "zero1"},
+        {"gpu": "a100-sxm-80"},
+        {"profile": "nanotron"},
+        {"pp": 2, "dp": 32},
+        {"cp": 2, "dp": 32},
+    ],
+)
 def test_what_makes_a_run_of_another_kind(tmp_path: Path, change: dict[str, Any]) -> None:
     errors = table(tmp_path, *some(20), *[row | change for row in some(20)])
     found = likeness_of(job(profile="llm-foundry"), (), errors)
     assert np.flatnonzero(found.kind.chosen).tolist() == list(range(20))
 
 
-@pytest.mark.parametrize("change", [
-    {"n_gpus": 8}, {"layers": 200}, {"hidden": 1024}, {"seq_len": 512}, {"nic_bytes_per_s": 1e9}, {"recompute": "full"},
-    {"tokens_per_gpu": 512}, {"nodes": 1}, {"micro_tokens": 128},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_gpus": 8},
+        {"layers": 200},
+        {"hidden": 1024},
+        {"seq_len": 512},
+        {"nic_bytes_per_s": 1e9},
+        {"recompute": "full"},
+        {"tokens_per_gpu": 512},
+        {"nodes": 1},
+        {"micro_tokens": 128},
+    ],
+)
 def test_what_makes_a_run_of_its_kind_unlike(tmp_path: Path, change: dict[str, Any]) -> None:
     errors = table(tmp_path, *some(20), *[row | change for row in some(20)])
     found = likeness_of(job(profile="llm-foundry"), (), errors)
@@ -167,11 +211,22 @@ def test_too_few_alike_say_in_what(tmp_path: Path) -> None:
     assert found.reasons == ("none of 22 published runs of its kind are like it in tokens a sequence",)
 
 
-@pytest.mark.parametrize(("hidden", "label"), [(4096, "validated"), (8192, "validated"), (16384, "near"),
-                                               (16512, "extrapolated"), (1024, "near"), (768, "extrapolated")])
+@pytest.mark.parametrize(
+    ("hidden", "label"),
+    [
+        (4096, "validated"),
+        (8192, "validated"),
+        (16384, "near"),
+        (16512, "extrapolated"),
+        (1024, "near"),
+        (768, "extrapolated"),
+    ],
+)
 def test_a_size_out_of_range_is_near_up_to_four_times(tmp_path: Path, hidden: int, label: str) -> None:
-    found = trust_of(replace(sized(hidden=hidden, heads=32), profile=load_profile("llm-foundry").spec),
-                     errors=table(tmp_path, *some(20)))
+    found = trust_of(
+        replace(sized(hidden=hidden, heads=32), profile=load_profile("llm-foundry").spec),
+        errors=table(tmp_path, *some(20)),
+    )
     assert found.label == label
     if label != "validated":
         assert f"{hidden:,} hidden size: published runs of its kind had 4,096" in found.reasons
@@ -182,7 +237,10 @@ def test_sizes_out_of_range_multiply(tmp_path: Path) -> None:
     found = trust_of(asked, errors=table(tmp_path, *some(20)))
     assert found.label == "extrapolated"
     assert [words.partition(":")[0] for words in found.reasons] == [
-        "192 GPUs", "16,384 tokens a sequence", "16,384 tokens a GPU and step"]
+        "192 GPUs",
+        "16,384 tokens a sequence",
+        "16,384 tokens a GPU and step",
+    ]
 
 
 def test_columns_that_a_file_has_not_are_not_compared(tmp_path: Path) -> None:
@@ -217,19 +275,22 @@ def test_fsdp_on_h100_is_validated() -> None:
     assert found.reasons == ()
 
 
-@pytest.mark.parametrize(("asked", "reason"), [
-    (job(gpus=102_400), "102,400 GPUs: published runs of its kind had"),
-    (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
-    (job(gpus=512), "512 GPUs: published runs of its kind had"),
-    (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "64 hidden size: published runs of its kind had"),
-    (job("dgx-b200"), "no published run used b200-sxm"),
-    (job("dgx-h200"), "no published run used h200-sxm"),
-    (job(precision="fp8"), "no published run computed in fp8"),
-    (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run had the zero_bubble schedule"),
-    (job(tp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + TP"),
-    (job(cp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + CP"),
-    (job(gpus=1), "no published run is of its kind: h100-sxm, eager kernels, one GPU alone"),
-])
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (job(gpus=102_400), "102,400 GPUs: published runs of its kind had"),
+        (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
+        (job(gpus=512), "512 GPUs: published runs of its kind had"),
+        (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "64 hidden size: published runs of its kind had"),
+        (job("dgx-b200"), "no published run used b200-sxm"),
+        (job("dgx-h200"), "no published run used h200-sxm"),
+        (job(precision="fp8"), "no published run computed in fp8"),
+        (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run had the zero_bubble schedule"),
+        (job(tp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + TP"),
+        (job(cp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + CP"),
+        (job(gpus=1), "no published run is of its kind: h100-sxm, eager kernels, one GPU alone"),
+    ],
+)
 def test_what_no_run_had_is_extrapolated(asked: Job, reason: str) -> None:
     found = trust_of(asked)
     assert (found.label, found.runs) == ("extrapolated", 0)
@@ -274,8 +335,14 @@ def test_bands_do_not_get_narrower_as_labels_get_weaker() -> None:
 
 
 def test_host_bound_runs_of_one_other_stack_do_not_judge_a_large_model() -> None:
-    made, _ = make_job(load_model("llama3-405b").spec, load_cluster("dgx-h100").spec, load_profile("eager").spec,
-                       gpus=128, global_batch=128, plan_options={"tp": 8, "pp": 16})
+    made, _ = make_job(
+        load_model("llama3-405b").spec,
+        load_cluster("dgx-h100").spec,
+        load_profile("eager").spec,
+        gpus=128,
+        global_batch=128,
+        plan_options={"tp": 8, "pp": 16},
+    )
     found = trust_of(made)
     assert found.label == "extrapolated"
     assert ends(found)[0] > -0.4
@@ -308,8 +375,10 @@ def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
     asked = job()
     cluster = replace(changed(asked, hop_s=1e-5).cluster, name="mine")
     profile = replace(asked.profile, name="mine", hop_scale=9.0)
-    for kind, mine, path in (("cluster", replace(asked, cluster=cluster), "fabric.hop_s"),
-                             ("profile", replace(asked, profile=profile), "hop_scale")):
+    for kind, mine, path in (
+        ("cluster", replace(asked, cluster=cluster), "fabric.hop_s"),
+        ("profile", replace(asked, profile=profile), "hop_scale"),
+    ):
         found = trust_of(mine)
         assert found.label == "near"
         assert found.reasons == (f"values of your own in {kind} mine: {path}",)
@@ -359,8 +428,17 @@ def test_no_reading_of_memory_is_no_band(tmp_path: Path) -> None:
 
 
 def test_rows_are_rounded_and_keep_what_was_measured() -> None:
-    setting = Setting(source="a, \"b\"", layers=32, hidden=4096, heads=32, gpu="h100-80gb", n_gpus=16, seq_len=4096,
-                      global_batch=32, kernel="llm_foundry")
+    setting = Setting(
+        source='a, "b"',
+        layers=32,
+        hidden=4096,
+        heads=32,
+        gpu="h100-80gb",
+        n_gpus=16,
+        seq_len=4096,
+        global_batch=32,
+        kernel="llm_foundry",
+    )
     run = PublishedRun(setting=setting, lines=(2,), status="ok", tokens_per_s_per_gpu=1.0, memory_bytes=None)
     asked = job_of(setting)
     (row,) = error_rows([(run, asked, 0.123456, float("nan"), None), (run, asked, None, None, None)])

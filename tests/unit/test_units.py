@@ -30,9 +30,7 @@ def test_parse(text: str | float, unit: str, value: float) -> None:
     assert units.parse(text, unit) == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("text", "unit"), [("80 GB/s", "bytes"), ("fast", "bytes_per_s"), ("", "s"), ("1 2 s", "s")]
-)
+@pytest.mark.parametrize(("text", "unit"), [("80 GB/s", "bytes"), ("fast", "bytes_per_s"), ("", "s"), ("1 2 s", "s")])
 def test_parse_refuses_and_shows_an_example(text: str, unit: str) -> None:
     with pytest.raises(ValueError, match="for example"):
         units.parse(text, unit)

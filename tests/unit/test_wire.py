@@ -16,8 +16,15 @@ from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.table import table_of
 
 
-def job(cluster: str = "dgx-h100", profile: str = "eager", model: str = "llama2-7b", *, gpus: int, batch: int,
-        **plan: object) -> Job:
+def job(
+    cluster: str = "dgx-h100",
+    profile: str = "eager",
+    model: str = "llama2-7b",
+    *,
+    gpus: int,
+    batch: int,
+    **plan: object,
+) -> Job:
     parts = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
     return make_job(*parts, gpus=gpus, global_batch=batch, seq_len=4096, plan_options=plan)[0]
 
@@ -67,8 +74,17 @@ def test_virtual_stages_reduce_every_gradient_once(sharding: str) -> None:
     loads = []
     for virtual in (1, 2, 3, 5):
         plan = {"schedule": "interleaved", "virtual_stages": virtual} if virtual > 1 else {}
-        j = job(profile="fused", model="llama2-70b", gpus=1024, batch=512, tp=8, pp=8, micro_batch=1, sharding=sharding,
-                **plan)
+        j = job(
+            profile="fused",
+            model="llama2-70b",
+            gpus=1024,
+            batch=512,
+            tp=8,
+            pp=8,
+            micro_batch=1,
+            sharding=sharding,
+            **plan,
+        )
         w = evaluate(j.model, j.cluster, j.profile, table_of([j]))
         per_layer = float(w.comm.reduce_layer[0]) * 80 / 8
         loads.append(float(w.step.reduce_load_s[0]) / per_layer)

@@ -35,18 +35,24 @@ def print_answer(job: Job, measurement: Measurement, trust: Trust, why: Sequence
 
 def _print_question(job: Job, trust: Trust) -> None:
     plan = job.plan
-    print_heading(f"{job.model.name} on {job.gpus:,} x {job.cluster.gpu.name} ({job.cluster.name}), "
-                  f"profile {job.profile.name}")
-    degrees = [f"{axis} {getattr(plan, axis):,}" for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp")
-               if getattr(plan, axis) > 1]
+    print_heading(
+        f"{job.model.name} on {job.gpus:,} x {job.cluster.gpu.name} ({job.cluster.name}), profile {job.profile.name}"
+    )
+    degrees = [
+        f"{axis} {getattr(plan, axis):,}"
+        for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp")
+        if getattr(plan, axis) > 1
+    ]
     words = [plan.sharding, *degrees]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     words += [f"recompute {plan.recompute}{share}", plan.precision]
-    batch = (f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
-             f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}")
+    batch = (
+        f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
+        f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}"
+    )
     reasons = [["", reason] for reason in trust.reasons]
     print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
 
@@ -61,10 +67,9 @@ def trust_words(trust: Trust) -> str:
     runs = f"{trust.basis_runs:,} published runs"
     words = {
         "validated": f"true throughput {where} in {share} of {runs} of its kind ({trust.like}; {sources}), "
-                     f"{trust.runs:,} of them like it in every size",
+        f"{trust.runs:,} of them like it in every size",
         "near": f"true throughput {where} in {share} of {runs} most like it ({trust.like}; {sources})",
-        "extrapolated": f"true throughput at least {where}, as in {share} of {_all(runs, trust.like)}; "
-                        "none is like it",
+        "extrapolated": f"true throughput at least {where}, as in {share} of {_all(runs, trust.like)}; none is like it",
     }
     return f"{trust.label}: {words[trust.label]}"
 
@@ -75,12 +80,14 @@ def _all(runs: str, like: str) -> str:
 
 def _print_throughput(m: Measurement) -> None:
     print_heading("throughput")
-    print_rows([
-        ["step time", _time(m.step_s)],
-        ["tokens/s", _number(m.tokens_per_s)],
-        ["tokens/s per GPU", _number(m.tokens_per_s_per_gpu)],
-        ["MFU", f"{units.show(m.mfu_frac, 'frac')} ({m.flop_convention} FLOP convention)"],
-    ])
+    print_rows(
+        [
+            ["step time", _time(m.step_s)],
+            ["tokens/s", _number(m.tokens_per_s)],
+            ["tokens/s per GPU", _number(m.tokens_per_s_per_gpu)],
+            ["MFU", f"{units.show(m.mfu_frac, 'frac')} ({m.flop_convention} FLOP convention)"],
+        ]
+    )
 
 
 def _print_time(m: Measurement) -> None:
@@ -93,8 +100,11 @@ def _print_time(m: Measurement) -> None:
         ("overlapped communication", m.overlapped_comm_s, "beside compute, so inside its time"),
     ]
     print_heading("time (mean over GPUs, share of the step)")
-    print_rows([[name, _time(time_s), f"{time_s / m.step_s:.1%}", note] for name, time_s, note in parts],
-               right=(1, 2), dim=(3,))
+    print_rows(
+        [[name, _time(time_s), f"{time_s / m.step_s:.1%}", note] for name, time_s, note in parts],
+        right=(1, 2),
+        dim=(3,),
+    )
 
 
 def _print_communication(m: Measurement) -> None:
@@ -103,8 +113,17 @@ def _print_communication(m: Measurement) -> None:
         print_rows([["none"]])
         return
     rows = [["collective", "group", "GPUs", "calls", "message", "kernel time"]]
-    rows += [[load.collective, load.group, f"{load.group_size:,}", f"{load.calls:,.6g}",
-              units.show(load.message_bytes, "bytes"), _time(load.load_s)] for load in m.comm_loads]
+    rows += [
+        [
+            load.collective,
+            load.group,
+            f"{load.group_size:,}",
+            f"{load.calls:,.6g}",
+            units.show(load.message_bytes, "bytes"),
+            _time(load.load_s),
+        ]
+        for load in m.comm_loads
+    ]
     print_rows(rows, right=(2, 3, 4, 5))
 
 
@@ -122,8 +141,10 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
     verdict = "fits" if m.fits else "does NOT fit"
     if trust.fits(m.memory_bytes, job.cluster.gpu.hbm_bytes) == "unsure":
         low, high = trust.memory_low_frac or 0.0, trust.memory_high_frac or 0.0
-        verdict += (f", but within the error of the memory model ({_change(low)} to {_change(high)} in 4 of 5 of "
-                    f"{trust.memory_runs:,} published readings: {trust.memory_like})")
+        verdict += (
+            f", but within the error of the memory model ({_change(low)} to {_change(high)} in 4 of 5 of "
+            f"{trust.memory_runs:,} published readings: {trust.memory_like})"
+        )
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
     print_rows(rows, right=(1,))
 
@@ -133,18 +154,26 @@ def _print_power(m: Measurement) -> None:
     power = None if m.power_w_per_gpu is None else units.show(m.power_w_per_gpu, "w")
     tokens = None if m.tokens_per_j is None else _number(m.tokens_per_j)
     price = None if m.usd_per_mtoken is None else f"{_number(m.usd_per_mtoken)} USD"
-    print_rows([
-        ["power per GPU", power or UNKNOWN],
-        ["tokens per joule", tokens or UNKNOWN],
-        ["per million tokens", price or UNKNOWN],
-    ])
+    print_rows(
+        [
+            ["power per GPU", power or UNKNOWN],
+            ["tokens per joule", tokens or UNKNOWN],
+            ["per million tokens", price or UNKNOWN],
+        ]
+    )
 
 
 def _print_why(lines: Sequence[WhyLine]) -> None:
     if lines:
         print_heading("why")
-        print_rows([["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]
-                    for line in lines], right=(1,), dim=(2,))
+        print_rows(
+            [
+                ["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]
+                for line in lines
+            ],
+            right=(1,),
+            dim=(2,),
+        )
 
 
 def _time(time_s: float) -> str:

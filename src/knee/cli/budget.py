@@ -34,46 +34,119 @@ EVERY_S = 2.0
 
 @click.command("budget", cls=Sectioned)
 @option("--cluster", section="What", metavar="NAME", help="Cluster: a name of `knee catalog`, or a TOML file.")
-@option("--gpus", section="Limits", type=int, metavar="N",
-        help="The most GPUs; fewer are used where that is better. 16,384 if left out.")
+@option(
+    "--gpus",
+    section="Limits",
+    type=int,
+    metavar="N",
+    help="The most GPUs; fewer are used where that is better. 16,384 if left out.",
+)
 @option("--days", section="Limits", type=float, metavar="D", help="The most days.")
-@option("--usd", section="Limits", metavar="U",
-        help="The most dollars of rent, at the cluster's price: 2M, 1,000,000, 2e6.")
+@option(
+    "--usd", section="Limits", metavar="U", help="The most dollars of rent, at the cluster's price: 2M, 1,000,000, 2e6."
+)
 @option("--mwh", section="Limits", metavar="E", help="The most energy of GPUs and site, in MWh.")
 @option("--tokens-max", section="Limits", metavar="T", help="The most tokens there are: 15T, 300B, 1.4e12.")
-@option("--batch-max", section="Limits", metavar="T",
-        help="The most tokens a step: 16M. The critical batch size if left out.")
-@option("--family", section="What", metavar="NAME", default="llama", show_default=True,
-        help="Family whose shapes are tried, about four sizes to a doubling.")
+@option(
+    "--batch-max",
+    section="Limits",
+    metavar="T",
+    help="The most tokens a step: 16M. The critical batch size if left out.",
+)
+@option(
+    "--family",
+    section="What",
+    metavar="NAME",
+    default="llama",
+    show_default=True,
+    help="Family whose shapes are tried, about four sizes to a doubling.",
+)
 @option("--model", section="What", metavar="NAME", help="One model only: for those who will serve it.")
 @option("--params", section="What", metavar="N", help="One size of the family only: 8B, 350M.")
-@option("--tokens-per-param", section="What", type=float, metavar="R",
-        help="Train every size on so many tokens a parameter (20 is Chinchilla's, 1,875 Llama-3 8B's).")
-@option("--law", section="What", metavar="NAME", default="besiroglu-2024", show_default=True,
-        help="Scaling law: besiroglu-2024, hoffmann-2022 or kaplan-2020.")
-@option("--batch-law", section="What", metavar="NAME", default="kaplan-2020", show_default=True,
-        help="Law of the critical batch: kaplan-2020 or merrill-2025.")
-@option("--mfu", section="What", type=float, metavar="FRAC",
-        help="What counting FLOP assumes of the peak; 0.4, as Llama 3 reports, if left out.")
+@option(
+    "--tokens-per-param",
+    section="What",
+    type=float,
+    metavar="R",
+    help="Train every size on so many tokens a parameter (20 is Chinchilla's, 1,875 Llama-3 8B's).",
+)
+@option(
+    "--law",
+    section="What",
+    metavar="NAME",
+    default="besiroglu-2024",
+    show_default=True,
+    help="Scaling law: besiroglu-2024, hoffmann-2022 or kaplan-2020.",
+)
+@option(
+    "--batch-law",
+    section="What",
+    metavar="NAME",
+    default="kaplan-2020",
+    show_default=True,
+    help="Law of the critical batch: kaplan-2020 or merrill-2025.",
+)
+@option(
+    "--mfu",
+    section="What",
+    type=float,
+    metavar="FRAC",
+    help="What counting FLOP assumes of the peak; 0.4, as Llama 3 reports, if left out.",
+)
 @option("--seq-len", section="What", type=int, metavar="S", default=4096, show_default=True, help="Tokens a sequence.")
-@option("--profile", section="What", metavar="NAME",
-        help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the cluster or profile. May be repeated.")
-@option("--grid", section="Site", metavar="NAME", default="world", show_default=True,
-        help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.")
-@option("--pue", section="Site", type=float, metavar="X",
-        help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.")
-@option("--frontier", section="Output", is_flag=True,
-        help="Also, in about a minute: loss against days, dollars, MWh and CO2e with knees; curves of equal loss.")
-@option("--check", section="Output", is_flag=True,
-        help="Only hold knee against training runs whose cost was published, and say how far off it is.")
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the cluster or profile. May be repeated.",
+)
+@option(
+    "--grid",
+    section="Site",
+    metavar="NAME",
+    default="world",
+    show_default=True,
+    help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+)
+@option(
+    "--pue",
+    section="Site",
+    type=float,
+    metavar="X",
+    help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+)
+@option(
+    "--frontier",
+    section="Output",
+    is_flag=True,
+    help="Also, in about a minute: loss against days, dollars, MWh and CO2e with knees; curves of equal loss.",
+)
+@option(
+    "--check",
+    section="Output",
+    is_flag=True,
+    help="Only hold knee against training runs whose cost was published, and say how far off it is.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 @option("--plot", section="Output", metavar="FILE", help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite).")
 @option("--html", section="Output", metavar="FILE", help="Also write a page with every chart and its values.")
 @click.pass_context
 def command(
-    ctx: click.Context, /, as_json: bool, check: bool, plot: str | None, html: str | None, frontier: bool,
+    ctx: click.Context,
+    /,
+    as_json: bool,
+    check: bool,
+    plot: str | None,
+    html: str | None,
+    frontier: bool,
     **options: Any,
 ) -> None:
     """Find the model that loses least within a budget, with communication counted.
@@ -179,8 +252,10 @@ def _specs(options: Mapping[str, Any]) -> tuple[Loaded[Cluster], Loaded[Profile]
     for pair in pairs:
         for_model, _, _, for_plan = split_overrides([pair])
         if for_model or for_plan:
-            raise InputError(f"--set {pair[0]}: shapes and plans are what is searched",
-                             hint="set values of the cluster or the profile; --model and --params fix the size")
+            raise InputError(
+                f"--set {pair[0]}: shapes and plans are what is searched",
+                hint="set values of the cluster or the profile; --model and --params fix the size",
+            )
     _, for_cluster, for_profile, _ = split_overrides(pairs)
     return load_cluster(options["cluster"], for_cluster), load_profile(options["profile"] or "eager", for_profile)
 
@@ -191,8 +266,13 @@ def _limits(options: Mapping[str, Any], cluster: Cluster) -> Limits:
     from knee.search.limits import check_limits
 
     gpus = min(MOST_GPUS, cluster.max_gpus) if options["gpus"] is None else options["gpus"]
-    limits = Limits(gpus=gpus, days=options["days"], usd=amount_of("--usd", options["usd"]),
-                    mwh=amount_of("--mwh", options["mwh"]), tokens_max=count_of("--tokens-max", options["tokens_max"]))
+    limits = Limits(
+        gpus=gpus,
+        days=options["days"],
+        usd=amount_of("--usd", options["usd"]),
+        mwh=amount_of("--mwh", options["mwh"]),
+        tokens_max=count_of("--tokens-max", options["tokens_max"]),
+    )
     check_limits(limits, priced=bool(cluster.usd_per_gpu_h), max_gpus=cluster.max_gpus, cluster=cluster.name)
     return limits
 
@@ -202,8 +282,15 @@ def _trust(best: Run, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_le
     from knee.specs.job import Job
 
     rate = best.rate
-    job = Job(model=best.model, cluster=cluster.spec, profile=profile.spec, plan=rate.plan, gpus=rate.gpus,
-              global_batch=rate.global_batch, seq_len=seq_len)
+    job = Job(
+        model=best.model,
+        cluster=cluster.spec,
+        profile=profile.spec,
+        plan=rate.plan,
+        gpus=rate.gpus,
+        global_batch=rate.global_batch,
+        seq_len=seq_len,
+    )
     sources = {"cluster": cluster.sources, "profile": profile.sources}
     given = [f"{kind}.{path}" for kind, own in sources.items() for path, one in own.items() if one.kind == "user"]
     return trust_of(job, given)
@@ -223,8 +310,9 @@ def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> 
     ratio = options["tokens_per_param"]
     # also false for nan
     if ratio is not None and not 0 < ratio < 1e9:
-        raise InputError(f"--tokens-per-param is {ratio:g}; it must be above 0 and below 1e9",
-                         hint="20 is Chinchilla's")
+        raise InputError(
+            f"--tokens-per-param is {ratio:g}; it must be above 0 and below 1e9", hint="20 is Chinchilla's"
+        )
     first = model or family.ladder()[0]
     # a job that every model has, to refuse what cannot be simulated in words
     fixed = make_job(first, cluster, profile, gpus=1, global_batch=1, seq_len=options["seq_len"])[0].plan
@@ -256,8 +344,10 @@ def _model(options: Mapping[str, Any], family: Any) -> Model | None:
     if params is None:
         return None
     if not LEAST_PARAMS <= params <= MOST_PARAMS:
-        raise InputError(f"--params is {options['params']}; the family has {short(LEAST_PARAMS)} to "
-                         f"{short(MOST_PARAMS)}", hint="for example --params 8B")
+        raise InputError(
+            f"--params is {options['params']}; the family has {short(LEAST_PARAMS)} to {short(MOST_PARAMS)}",
+            hint="for example --params 8B",
+        )
     shape: Model = family.shape(params)
     return shape
 

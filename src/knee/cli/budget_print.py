@@ -39,8 +39,10 @@ def print_answer(answer: Answer) -> None:
     for line in sentences(answer):
         print_heading(line)
     sys.stdout.write("\n")
-    print_heading(f"{limits_words(answer.limits)} of {problem.rates.cluster.name}: {problem.rates.profile.name}, "
-                  f"{problem.rates.seq_len:,} tokens a sequence, law {problem.law.name}")
+    print_heading(
+        f"{limits_words(answer.limits)} of {problem.rates.cluster.name}: {problem.rates.profile.name}, "
+        f"{problem.rates.seq_len:,} tokens a sequence, law {problem.law.name}"
+    )
     _print_sides(answer)
     print_heading("fewer GPUs: the best run of each count")
     print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10))
@@ -106,8 +108,11 @@ def _print_sides(answer: Answer) -> None:
 
 def _print_frontier(limits: Limits, one: Frontier) -> None:
     unit = AXIS_WORDS[one.axis]
-    knee = "no doubling pays" if one.knee is None else (
-        f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
+    knee = (
+        "no doubling pays"
+        if one.knee is None
+        else (f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
+    )
     print_heading(f"loss against {unit}: {knee}")
     rows = [[unit, "loss", "the doubling bought", "GPUs", "parameters", "tokens", "ends by"]]
     for value, run, worth in zip(one.values, one.runs, one.worth, strict=True):

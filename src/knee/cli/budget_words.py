@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from knee.cli.budget_answer import Answer
     from knee.search.budget import Limits, Run
 
-LIMIT_WORDS = {"days": "the days", "usd": "the dollars", "mwh": "the energy", "tokens_max": "the data",
-               "tokens_per_param": "the tokens a parameter that were asked for"}
+LIMIT_WORDS = {
+    "days": "the days",
+    "usd": "the dollars",
+    "mwh": "the energy",
+    "tokens_max": "the data",
+    "tokens_per_param": "the tokens a parameter that were asked for",
+}
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 FRONTIER_SIZES = (
     f"shapes that are priced for a frontier are {COARSE} sizes of the ladder apart, about a factor of two; those "
@@ -114,10 +119,15 @@ def sure_rows(answer: Answer) -> list[list[str]]:
     bands, trust = answer.bands, answer.trust
     speed, both = "unknown: no published run is of this vendor", "unknown"
     if bands.engine is not None and trust.low_frac is not None and trust.high_frac is not None:
-        speed = (f"{_ends(bands.engine)}: throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} in "
-                 f"{trust.covered_frac:.0%} of the published runs most like it ({trust.label})")
-    law = answer.problem.law.spread if bands.law is None else (
-        f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} draws of its coefficients")
+        speed = (
+            f"{_ends(bands.engine)}: throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} in "
+            f"{trust.covered_frac:.0%} of the published runs most like it ({trust.label})"
+        )
+    law = (
+        answer.problem.law.spread
+        if bands.law is None
+        else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} draws of its coefficients")
+    )
     if bands.both is not None:
         both = (f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} and the simulator's {trust.covered_frac:.0%}, added "
                 "in squares as independent errors")  # fmt: skip
@@ -200,8 +210,11 @@ def assumptions(answer: Answer) -> list[str]:
 def _batch_lines(answer: Answer) -> list[str]:
     problem, batch = answer.problem, answer.problem.batch_law
     most = problem.batch_max_tokens
-    rule = (f"a step has at most {short(most)} tokens, as given" if most is not None else
-            f"a step has at most the critical batch by {batch.name}, {batch.formula} ({batch.source})")
+    rule = (
+        f"a step has at most {short(most)} tokens, as given"
+        if most is not None
+        else f"a step has at most the critical batch by {batch.name}, {batch.formula} ({batch.source})"
+    )
     charge = "no loss is charged for the size of a batch, and the loss is of the scaling law's data"
     if batch.form == "loss":
         charge += ("; by Kaplan's own definition a run at the critical batch takes up to twice the tokens of one with "
@@ -231,8 +244,11 @@ def _ladder_words(answer: Answer) -> str:
 
 def _site_lines(answer: Answer) -> list[str]:
     price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
-    rent = ("rent of a GPU is unknown" if price is None or answer.price is None else
-            f"rent of a GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}")
+    rent = (
+        "rent of a GPU is unknown"
+        if price is None or answer.price is None
+        else f"rent of a GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
+    )
     return [
         rent,
         "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",

@@ -23,24 +23,59 @@ KEPT_FRAC = 0.5
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, metavar="RUNS...", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("-o", "--out", metavar="PROFILE.toml", type=click.Path(path_type=Path),
-              help="Write the profile here; if left out it is only shown.")
-@click.option("--profile", metavar="NAME",
-              help="Profile to start from, a name of `knee catalog` or a TOML file; what the runs tell if left out.")
-@click.option("--cluster", metavar="NAME",
-              help="Cluster of all runs, a name of `knee catalog` or a TOML file, such as one of `knee probe`; what "
-                   "the runs tell if left out. Nodes and rates that a row states stay its own.")
-@click.option("--only", metavar="NAMES", multiple=True, help="Fit only these parameters, for example "
-              "launch_s,gemm_scale. May be repeated.")
-@click.option("--fix", "fixed", metavar="NAMES", multiple=True, help="Leave these parameters as they are. May be "
-              "repeated.")
-@click.option("--hold-out", "held_frac", metavar="FRAC", type=float, default=0.25, show_default=True,
-              help="Share of the runs that a first fit does not see and is tried on; 0 is none.")
-@click.option("--anyway", is_flag=True,
-              help="Take the fitted values even where runs that were held back are predicted no better with them.")
+@click.option(
+    "-o",
+    "--out",
+    metavar="PROFILE.toml",
+    type=click.Path(path_type=Path),
+    help="Write the profile here; if left out it is only shown.",
+)
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="Profile to start from, a name of `knee catalog` or a TOML file; what the runs tell if left out.",
+)
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    help="Cluster of all runs, a name of `knee catalog` or a TOML file, such as one of `knee probe`; what "
+    "the runs tell if left out. Nodes and rates that a row states stay its own.",
+)
+@click.option(
+    "--only",
+    metavar="NAMES",
+    multiple=True,
+    help="Fit only these parameters, for example launch_s,gemm_scale. May be repeated.",
+)
+@click.option(
+    "--fix", "fixed", metavar="NAMES", multiple=True, help="Leave these parameters as they are. May be repeated."
+)
+@click.option(
+    "--hold-out",
+    "held_frac",
+    metavar="FRAC",
+    type=float,
+    default=0.25,
+    show_default=True,
+    help="Share of the runs that a first fit does not see and is tried on; 0 is none.",
+)
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Take the fitted values even where runs that were held back are predicted no better with them.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
-def command(files: tuple[Path, ...], out: Path | None, profile: str | None, cluster: str | None,
-            only: tuple[str, ...], fixed: tuple[str, ...], held_frac: float, anyway: bool, as_json: bool) -> None:
+def command(
+    files: tuple[Path, ...],
+    out: Path | None,
+    profile: str | None,
+    cluster: str | None,
+    only: tuple[str, ...],
+    fixed: tuple[str, ...],
+    held_frac: float,
+    anyway: bool,
+    as_json: bool,
+) -> None:
     """Fit a software profile on your own measured RUNS, and say what they can and cannot tell.
 
     RUNS are files of three kinds, in any mix: CSV as for `knee validate`, one training run a row; records of knee's
@@ -65,8 +100,9 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     from knee.specs.load import load_cluster, load_profile
 
     if not files:
-        raise InputError("a file of runs is needed", hint="knee calibrate runs.csv -o mine.toml; --help says of what "
-                                                          "form")
+        raise InputError(
+            "a file of runs is needed", hint="knee calibrate runs.csv -o mine.toml; --help says of what form"
+        )
     if not 0 <= held_frac <= KEPT_FRAC:
         raise InputError(f"--hold-out is {held_frac:g}; it must be between 0 and {KEPT_FRAC:g}")
     parameters = chosen(_names(only), _names(fixed))
@@ -85,10 +121,14 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
     base = given or load_profile(name)
     if runs.ignored:
         click.echo(f"ignored columns: {', '.join(runs.ignored)}", err=True)
-    click.echo(f"{len(parameters)} parameters, {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}, starting "
-               f"from {name}", err=True)
-    found = fit_profile(runs, parameters, held_frac, anyway=anyway, say=lambda stage: click.echo(f"{stage} ...",
-                                                                                                 err=True))
+    click.echo(
+        f"{len(parameters)} parameters, {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}, starting "
+        f"from {name}",
+        err=True,
+    )
+    found = fit_profile(
+        runs, parameters, held_frac, anyway=anyway, say=lambda stage: click.echo(f"{stage} ...", err=True)
+    )
     if out is not None:
         _write(out, name, base, found, runs, files)
     if as_json:
@@ -98,8 +138,10 @@ def command(files: tuple[Path, ...], out: Path | None, profile: str | None, clus
         if out is not None:
             from shlex import quote
 
-            click.echo(f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile "
-                       f"{quote(str(out))}", err=True)
+            click.echo(
+                f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile {quote(str(out))}",
+                err=True,
+            )
 
 
 def _names(texts: tuple[str, ...]) -> list[str]:
@@ -132,13 +174,16 @@ def _profile_of(runs: UserRuns) -> str:
     """The one profile that all runs are of."""
     if len(runs.profiles) > 1:
         counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
-        raise InputError(f"the runs are of several software stacks: {counted}",
-                         hint="calibrate each by itself, or name the one that all are of with --profile")
+        raise InputError(
+            f"the runs are of several software stacks: {counted}",
+            hint="calibrate each by itself, or name the one that all are of with --profile",
+        )
     return next(iter(runs.profiles))
 
 
-def _write(out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs: UserRuns,
-           files: tuple[Path, ...]) -> None:
+def _write(
+    out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs: UserRuns, files: tuple[Path, ...]
+) -> None:
     from datetime import date
 
     from knee.fidelity.profile_file import profile_text

@@ -30,14 +30,25 @@ def as_data(name: str, base: Profile, runs: UserRuns, found: OwnProfile, out: Pa
         "checked": found.held_out is not None,
         "kept_base": sorted(set(found.kept_base.values())),
         "parameters": [
-            {"name": row.field, "meaning": row.meaning, "before": row.before, "after": row.after,
-             "fitted": row.fitted, "determined": not row.why, "uncertainty_left_frac": row.left,
-             "uncertainty_left_all_free_frac": row.marginal, "confounded_with": row.partner,
-             "why_left": row.why or None}
+            {
+                "name": row.field,
+                "meaning": row.meaning,
+                "before": row.before,
+                "after": row.after,
+                "fitted": row.fitted,
+                "determined": not row.why,
+                "uncertainty_left_frac": row.left,
+                "uncertainty_left_all_free_frac": row.marginal,
+                "confounded_with": row.partner,
+                "why_left": row.why or None,
+            }
             for row in _parameters(base, found)
         ],
-        **{f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
-           for what in ("throughput", "memory") for when in ("before", "after")},
+        **{
+            f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
+            for what in ("throughput", "memory")
+            for when in ("before", "after")
+        },
         "held_out": None if found.held_out is None else asdict(found.held_out),
         "skipped": runs.skipped,
         "assumptions": runs.notes,
@@ -50,17 +61,42 @@ def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -
     """Tables on stdout."""
     rows = _parameters(base, found)
     fitted = [row for row in rows if not row.why]
-    print_heading(f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
-                  f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
-                  f"parameters {'taken' if found.kept_base else 'determined'}")
-    print_table("determined, and written", [
-        ["parameter", "before", "after", "uncertainty left", "all others free", "not told from", "meaning"],
-        *([row.field, _shown(row.field, row.before), _shown(row.field, row.after), _share(row.left),
-           _share(row.marginal), row.partner or "", row.meaning] for row in fitted)], right=range(1, 5))
-    print_table("left as they were", [
-        ["parameter", "value", "uncertainty left", "why", "meaning"],
-        *([row.field, _shown(row.field, row.before), _share(row.left), row.why, row.meaning]
-          for row in rows if row.why)], right=(1, 2))
+    print_heading(
+        f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
+        f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
+        f"parameters {'taken' if found.kept_base else 'determined'}"
+    )
+    print_table(
+        "determined, and written",
+        [
+            ["parameter", "before", "after", "uncertainty left", "all others free", "not told from", "meaning"],
+            *(
+                [
+                    row.field,
+                    _shown(row.field, row.before),
+                    _shown(row.field, row.after),
+                    _share(row.left),
+                    _share(row.marginal),
+                    row.partner or "",
+                    row.meaning,
+                ]
+                for row in fitted
+            ),
+        ],
+        right=range(1, 5),
+    )
+    print_table(
+        "left as they were",
+        [
+            ["parameter", "value", "uncertainty left", "why", "meaning"],
+            *(
+                [row.field, _shown(row.field, row.before), _share(row.left), row.why, row.meaning]
+                for row in rows
+                if row.why
+            ),
+        ],
+        right=(1, 2),
+    )
     _print_errors(found)
     print_counts("skipped", runs.skipped)
     print_counts("assumptions", runs.notes)
@@ -111,17 +147,19 @@ def _parameters(base: Profile, found: OwnProfile) -> list[_Row]:
         field, e = p.path.removeprefix("profile."), estimates.get(p.path)
         before = float(getattr(base, field))
         partner = None if e is None or e.confounded_with is None else e.confounded_with.removeprefix("profile.")
-        rows.append(_Row(
-            field=field,
-            meaning=p.meaning,
-            before=before,
-            after=found.values.get(p.path, before),
-            fitted=found.fit.values.get(p.path),
-            left=None if e is None else e.uncertainty,
-            marginal=None if e is None else e.marginal,
-            partner=partner,
-            why=found.left.get(p.path, ""),
-        ))
+        rows.append(
+            _Row(
+                field=field,
+                meaning=p.meaning,
+                before=before,
+                after=found.values.get(p.path, before),
+                fitted=found.fit.values.get(p.path),
+                left=None if e is None else e.uncertainty,
+                marginal=None if e is None else e.marginal,
+                partner=partner,
+                why=found.left.get(p.path, ""),
+            )
+        )
     return rows
 
 
@@ -132,12 +170,22 @@ def _print_errors(found: OwnProfile) -> None:
         ("memory", fit.memory_before, fit.memory_after),
     ]
     if held is not None:
-        lines += [("tokens/s, held out", held.throughput_before, held.throughput_after),
-                  ("memory, held out", held.memory_before, held.memory_after)]
+        lines += [
+            ("tokens/s, held out", held.throughput_before, held.throughput_after),
+            ("memory, held out", held.memory_before, held.memory_after),
+        ]
     cells = [["error of", "runs", "median", "p90", "bias"]]
-    cells += [[what, f"{before.points:,}", _arrow(before.median_frac, after.median_frac),
-               _arrow(before.p90_frac, after.p90_frac), f"{before.bias_frac:+.1%} -> {after.bias_frac:+.1%}"]
-              for what, before, after in lines if before is not None and after is not None]
+    cells += [
+        [
+            what,
+            f"{before.points:,}",
+            _arrow(before.median_frac, after.median_frac),
+            _arrow(before.p90_frac, after.p90_frac),
+            f"{before.bias_frac:+.1%} -> {after.bias_frac:+.1%}",
+        ]
+        for what, before, after in lines
+        if before is not None and after is not None
+    ]
     print_table("before -> after the fit" + _not_taken(found), cells)
     if held is not None:
         print_rows([[f"held out: {held.runs:,} runs, predicted by a fit to the other {held.fitted_runs:,}"]])

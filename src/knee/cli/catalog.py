@@ -52,8 +52,9 @@ def _print_all(as_json: bool) -> None:
         print_heading(WORDS[other])
         print_rows([[name, entry_line(other, name)] for name in entries], dim=(1,))
     print_heading(CONSTANTS)
-    print_rows([[CONSTANTS, f"{len(_constants())} values of the cost model that belong to none of the above"]],
-               dim=(1,))
+    print_rows(
+        [[CONSTANTS, f"{len(_constants())} values of the cost model that belong to none of the above"]], dim=(1,)
+    )
 
 
 def _print_entry(name: str, as_json: bool) -> None:
@@ -62,12 +63,16 @@ def _print_entry(name: str, as_json: bool) -> None:
     from knee.specs.catalog import KINDS, entry_names
 
     others = budget_entries()
-    found = [*(_entry(kind, name) for kind in KINDS if name in entry_names(kind)),
-             *(_budget_entry(kind, name) for kind, entries in others.items() if name in entries)]
+    found = [
+        *(_entry(kind, name) for kind in KINDS if name in entry_names(kind)),
+        *(_budget_entry(kind, name) for kind, entries in others.items() if name in entries),
+    ]
     if not found:
         known = [*(entry for kind in KINDS for entry in entry_names(kind)), *(n for e in others.values() for n in e)]
-        raise InputError(f"nothing named {name!r} is in the catalogue",
-                         hint=nearest(name, [*known, CONSTANTS]) or "`knee catalog` lists all")
+        raise InputError(
+            f"nothing named {name!r} is in the catalogue",
+            hint=nearest(name, [*known, CONSTANTS]) or "`knee catalog` lists all",
+        )
     if as_json:
         entries = [{key: value for key, value in entry.items() if key != "heading"} for entry in found]
         click.echo(json.dumps(entries[0] if len(entries) == 1 else entries, indent=2))
@@ -78,8 +83,12 @@ def _print_entry(name: str, as_json: bool) -> None:
 
 
 def _entry(kind: Kind, name: str) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "values": _values(kind, name),
-            "heading": f"{kind} {name}: {_LINES[kind](_spec(kind, name))}"}
+    return {
+        "name": name,
+        "kind": kind,
+        "values": _values(kind, name),
+        "heading": f"{kind} {name}: {_LINES[kind](_spec(kind, name))}",
+    }
 
 
 def _budget_entry(kind: str, name: str) -> dict[str, Any]:
@@ -102,16 +111,20 @@ def _print_constants(as_json: bool) -> None:
 def _constants() -> list[dict[str, Any]]:
     from knee.specs.constants import constant, constant_rows
 
-    return [{"field": name, "value": constant(*name.split(".", 1)), "shown": shown, "kind": kind, "source": source}
-            for name, shown, kind, source in constant_rows()]
+    return [
+        {"field": name, "value": constant(*name.split(".", 1)), "shown": shown, "kind": kind, "source": source}
+        for name, shown, kind, source in constant_rows()
+    ]
 
 
 def _values(kind: Kind, name: str) -> list[dict[str, Any]]:
     from knee.specs.load import describe
 
     spec = _spec(kind, name)
-    return [{"field": path, "value": _at(spec, path), "shown": shown, "kind": source_kind, "source": source}
-            for path, shown, source_kind, source in describe(kind, name)]
+    return [
+        {"field": path, "value": _at(spec, path), "shown": shown, "kind": source_kind, "source": source}
+        for path, shown, source_kind, source in describe(kind, name)
+    ]
 
 
 def _spec(kind: Kind, name: str) -> Any:
@@ -143,24 +156,30 @@ def _model_line(model: Any) -> str:
     count = parameter_count(model)
     factor, letter = next((f, x) for f, x in ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, "")) if count >= f)
     size = f"{count / factor:.3g} {letter}"
-    return (f"{size} parameters: {model.layers} layers, {model.hidden:,} wide, {model.heads} heads, "
-            f"vocabulary of {model.vocab:,}")
+    return (
+        f"{size} parameters: {model.layers} layers, {model.hidden:,} wide, {model.heads} heads, "
+        f"vocabulary of {model.vocab:,}"
+    )
 
 
 def _gpu_line(gpu: Any) -> str:
     from knee.units import show
 
     name, peak = ("bf16", gpu.bf16_flop_per_s) if gpu.bf16_flop_per_s else ("fp16", gpu.fp16_flop_per_s)
-    return (f"{gpu.vendor} {gpu.arch}, {show(peak, 'flop_per_s')} {name}, {show(gpu.hbm_bytes, 'bytes')} at "
-            f"{show(gpu.hbm_bytes_per_s, 'bytes_per_s')}, {show(gpu.tdp_w, 'w')}")
+    return (
+        f"{gpu.vendor} {gpu.arch}, {show(peak, 'flop_per_s')} {name}, {show(gpu.hbm_bytes, 'bytes')} at "
+        f"{show(gpu.hbm_bytes_per_s, 'bytes_per_s')}, {show(gpu.tdp_w, 'w')}"
+    )
 
 
 def _cluster_line(cluster: Any) -> str:
     from knee.units import show
 
     node, fabric = cluster.node, cluster.fabric
-    return (f"nodes of {node.gpus} x {cluster.gpu.name}, {node.link} {show(node.link_bytes_per_s, 'bytes_per_s')}, "
-            f"{fabric.kind} {show(fabric.nic_bytes_per_s, 'bytes_per_s')} a GPU")
+    return (
+        f"nodes of {node.gpus} x {cluster.gpu.name}, {node.link} {show(node.link_bytes_per_s, 'bytes_per_s')}, "
+        f"{fabric.kind} {show(fabric.nic_bytes_per_s, 'bytes_per_s')} a GPU"
+    )
 
 
 def _profile_line(profile: Any) -> str:
@@ -168,5 +187,8 @@ def _profile_line(profile: Any) -> str:
 
 
 _LINES: dict[str, Callable[[Any], str]] = {
-    "model": _model_line, "gpu": _gpu_line, "cluster": _cluster_line, "profile": _profile_line,
+    "model": _model_line,
+    "gpu": _gpu_line,
+    "cluster": _cluster_line,
+    "profile": _profile_line,
 }

@@ -34,19 +34,43 @@ def command(records: tuple[Path, ...], as_json: bool) -> None:
     refuse_mixed(names, found)
     table, notes = compared(found), differences(found)
     if as_json:
-        click.echo(json.dumps({
-            "records": [_head(name, record) for name, record in zip(names, found, strict=True)],
-            "rows": [{"name": row.title, "key": row.key, "share_of": row.over, "values": values,
-                      "difference_frac": apart} for row, values, apart in table],
-            "notes": notes,
-        }, indent=2, allow_nan=False))
+        click.echo(
+            json.dumps(
+                {
+                    "records": [_head(name, record) for name, record in zip(names, found, strict=True)],
+                    "rows": [
+                        {
+                            "name": row.title,
+                            "key": row.key,
+                            "share_of": row.over,
+                            "values": values,
+                            "difference_frac": apart,
+                        }
+                        for row, values, apart in table
+                    ],
+                    "notes": notes,
+                },
+                indent=2,
+                allow_nan=False,
+            )
+        )
         return
     from knee.cli.table import print_heading, print_rows
 
     print_heading("records")
-    print_rows([[str(number), name, record.get("kind", "measured"), str(record.get("model") or ""),
-                 f"{record.get('gpus', '?')} x {record.get('cluster') or 'unknown'}", str(record.get("profile") or "")]
-                for number, (name, record) in enumerate(zip(names, found, strict=True), start=1)])
+    print_rows(
+        [
+            [
+                str(number),
+                name,
+                record.get("kind", "measured"),
+                str(record.get("model") or ""),
+                f"{record.get('gpus', '?')} x {record.get('cluster') or 'unknown'}",
+                str(record.get("profile") or ""),
+            ]
+            for number, (name, record) in enumerate(zip(names, found, strict=True), start=1)
+        ]
+    )
     print_heading("values (difference to the first)")
     rows = [["", *(f"{number} {record.get('kind', 'measured')}" for number, record in enumerate(found, start=1))]]
     for row, values, apart in table:

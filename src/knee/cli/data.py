@@ -31,19 +31,47 @@ def command(ctx: click.Context) -> None:
 
 @command.command("prepare")
 @click.argument("files", nargs=-1, required=True)
-@click.option("--tokenizer", "tokenizer_file", type=click.Path(path_type=Path), required=True, metavar="FILE",
-              help="The model's tokenizer.json (Hugging Face tokenizers).")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True, metavar="DIR",
-              help="Folder of the shards.")
+@click.option(
+    "--tokenizer",
+    "tokenizer_file",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="The model's tokenizer.json (Hugging Face tokenizers).",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="Folder of the shards.",
+)
 @click.option("--field", default="text", show_default=True, help="Field or column of the text (JSON lines, Parquet).")
-@click.option("--split", type=click.Choice(["file", "block"]), default="file", show_default=True,
-              help="A document of plain text is a file, or a block of lines between blank lines.")
+@click.option(
+    "--split",
+    type=click.Choice(["file", "block"]),
+    default="file",
+    show_default=True,
+    help="A document of plain text is a file, or a block of lines between blank lines.",
+)
 @click.option("--eos", metavar="TOKEN", help="Token that ends a document; by default the one tokenizers in use have.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; as many as there are CPUs.")
-@click.option("--shard-tokens", type=click.IntRange(min=1), metavar="N", default=1 << 26, show_default=True,
-              help="Tokens of a shard, about.")
-@click.option("--max-bad", type=click.FloatRange(0, 1), default=0.01, show_default=True, metavar="FRAC",
-              help="Share of a file's lines that may be left out because they cannot be used.")
+@click.option(
+    "--shard-tokens",
+    type=click.IntRange(min=1),
+    metavar="N",
+    default=1 << 26,
+    show_default=True,
+    help="Tokens of a shard, about.",
+)
+@click.option(
+    "--max-bad",
+    type=click.FloatRange(0, 1),
+    default=0.01,
+    show_default=True,
+    metavar="FRAC",
+    help="Share of a file's lines that may be left out because they cannot be used.",
+)
 @click.option("--fresh", is_flag=True, help="Remove the shards that are in the folder first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def prepare(files: tuple[str, ...], **given: Any) -> None:
@@ -94,8 +122,16 @@ def show(folder: Path, verify: bool, as_json: bool) -> None:
 def _print(folder: Path, index: Index, as_json: bool, **more: Any) -> None:
     tokens, text = _beginning(folder, index)
     if as_json:
-        answer = {"folder": str(folder), "tokens": index.tokens, "documents": index.documents,
-                  "sha256": index.identity, **more, **asdict(index), "first_tokens": tokens, "first_text": text}
+        answer = {
+            "folder": str(folder),
+            "tokens": index.tokens,
+            "documents": index.documents,
+            "sha256": index.identity,
+            **more,
+            **asdict(index),
+            "first_tokens": tokens,
+            "first_text": text,
+        }
         click.echo(json.dumps(answer, indent=2))
         return
     from knee.cli.table import print_heading, print_rows
@@ -107,8 +143,11 @@ def _print(folder: Path, index: Index, as_json: bool, **more: Any) -> None:
         ["tokens", f"{index.tokens:,} ({index.dtype}), {per_token:.2f} bytes of text each"],
         ["documents", f"{index.documents:,}"],
         ["shards", f"{len(index.shards):,}" + (", all as they were written" if more.get("verified") else "")],
-        ["tokenizer", f"{tokenizer.path}: {tokenizer.vocab_size:,} tokens, {tokenizer.eos} ({tokenizer.eos_id}) ends a "
-                      f"document, sha256 {tokenizer.sha256[:12]}"],
+        [
+            "tokenizer",
+            f"{tokenizer.path}: {tokenizer.vocab_size:,} tokens, {tokenizer.eos} ({tokenizer.eos_id}) ends a "
+            f"document, sha256 {tokenizer.sha256[:12]}",
+        ],
         ["files", f"{len(sources):,} ({units.show(size, 'bytes')}): {_few([source.path for source in sources])}"],
         ["left out", f"{index.left_out.records:,} bad records, {index.left_out.empty:,} empty documents"],
         ["begins", json.dumps(text, ensure_ascii=False) if text is not None else " ".join(map(str, tokens[:16]))],
@@ -182,8 +221,9 @@ class _Progress:
         """A block is done."""
         self.tokens = told.made_tokens
         if self.bar is not None:
-            self.bar.update(self.task, completed=told.done_bytes, description=f"{Path(told.path).name[:40]}: "
-                                                                             f"{told.tokens:,} tokens")
+            self.bar.update(
+                self.task, completed=told.done_bytes, description=f"{Path(told.path).name[:40]}: {told.tokens:,} tokens"
+            )
         elif (tenth := told.done_bytes * 10 // self.total) > self.tenth:
             self.tenth = tenth
             click.echo(f"{tenth * 10}% of the files, {told.tokens:,} tokens", err=True)

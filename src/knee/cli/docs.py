@@ -35,8 +35,14 @@ def commands_page() -> str:
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
     # Both widths are fixed, so that the page does not depend on the terminal it is made in.
-    return click.Context(command, info_name=name, parent=parent, terminal_width=WIDTH, max_content_width=WIDTH,
-                         help_option_names=["-h", "--help"])
+    return click.Context(
+        command,
+        info_name=name,
+        parent=parent,
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        help_option_names=["-h", "--help"],
+    )
 
 
 def _block(title: str, text: str) -> str:

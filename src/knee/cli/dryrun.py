@@ -26,21 +26,47 @@ PLACEHOLDER = "dgx-h100"
 
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
-@option("--gpus", section="What", type=int, metavar="N",
-        help="Ranks in all; as many as the plan's degrees ask for if left out.")
-@option("--local-batch", section="What", type=float, metavar="B",
-        help="Sequences a step over all GPUs, divided by all GPUs; 2 if left out.")
+@option(
+    "--gpus",
+    section="What",
+    type=int,
+    metavar="N",
+    help="Ranks in all; as many as the plan's degrees ask for if left out.",
+)
+@option(
+    "--local-batch",
+    section="What",
+    type=float,
+    metavar="B",
+    help="Sequences a step over all GPUs, divided by all GPUs; 2 if left out.",
+)
 @option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
-@option("--seq-len", section="What", type=int, metavar="S",
-        help="Tokens a sequence; 4,096 or the model's longest if left out.")
-@option("--profile", section="What", metavar="NAME",
-        help="Software profile of the simulation beside the trace; `eager` if left out.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    help="Tokens a sequence; 4,096 or the model's longest if left out.",
+)
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Software profile of the simulation beside the trace; `eager` if left out.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.",
+)
 @plan_options
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
-def command(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], as_json: bool,
-            **options: Any) -> None:
+def command(
+    model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
     """Trace one step of `knee train MODEL` on fake ranks, without any GPU.
 
     The trainer's own code runs under the plan on tensors that hold nothing. One rank of each pipeline stage is
@@ -82,8 +108,9 @@ def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...
             sizes["gpus"] = prod(plan[axis] or 1 for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate"))
         if sizes["global_batch"] is None and sizes["local_batch"] is None:
             sizes["local_batch"] = LOCAL_BATCH
-    asked = ask(model, cluster=None if in_file else PLACEHOLDER, profile=profile, sizes=sizes, plan=plan,
-                sets=parse_sets(sets))
+    asked = ask(
+        model, cluster=None if in_file else PLACEHOLDER, profile=profile, sizes=sizes, plan=plan, sets=parse_sets(sets)
+    )
     for sentence in asked.assumptions:
         if not sentence.startswith("profile"):
             click.echo(sentence, err=True)
@@ -96,8 +123,16 @@ def train_job(job: Job) -> TrainJob:
 
     from knee.train.job import Dtype, TrainJob
 
-    return TrainJob(model=job.model, plan=job.plan, gpus=job.gpus, global_batch=job.global_batch, seq_len=job.seq_len,
-                    steps=2, warmup=0, dtype=cast("Dtype", job.plan.precision))
+    return TrainJob(
+        model=job.model,
+        plan=job.plan,
+        gpus=job.gpus,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        steps=2,
+        warmup=0,
+        dtype=cast("Dtype", job.plan.precision),
+    )
 
 
 def _traced(job: TrainJob) -> list[StageWork]:
@@ -109,8 +144,9 @@ def _traced(job: TrainJob) -> list[StageWork]:
     return trace(job, say if job.plan.pp > 1 else None)
 
 
-def _as_data(job: Job, program: list[StageWork], simulated: list[StageWork], reasons: list[str],
-             found: list[Difference]) -> dict[str, Any]:
+def _as_data(
+    job: Job, program: list[StageWork], simulated: list[StageWork], reasons: list[str], found: list[Difference]
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
@@ -125,12 +161,15 @@ def _as_data(job: Job, program: list[StageWork], simulated: list[StageWork], rea
     }
 
 
-def _print(job: Job, program: list[StageWork], simulated: list[StageWork], reasons: list[str],
-           found: list[Difference]) -> None:
+def _print(
+    job: Job, program: list[StageWork], simulated: list[StageWork], reasons: list[str], found: list[Difference]
+) -> None:
     from knee.cli.table import print_heading, print_rows
 
-    print_heading(f"{job.model.name} on {job.gpus:,} fake ranks, one step of {job.global_batch:,} sequences of "
-                  f"{job.seq_len:,} tokens")
+    print_heading(
+        f"{job.model.name} on {job.gpus:,} fake ranks, one step of {job.global_batch:,} sequences of "
+        f"{job.seq_len:,} tokens"
+    )
     for same in _alike(program):
         _print_stage(program[same[0]], simulated[same[0]], same, job.plan.pp)
     if reasons:
@@ -138,8 +177,13 @@ def _print(job: Job, program: list[StageWork], simulated: list[StageWork], reaso
         print_rows([[why] for why in reasons])
     if found:
         print_heading("differences without a reason: the trainer or the simulator is wrong")
-        print_rows([["stage", "what", "program", "simulator"],
-                    *([str(d.stage), d.what, f"{d.program:,}", f"{d.simulated:,}"] for d in found)], right=(2, 3))
+        print_rows(
+            [
+                ["stage", "what", "program", "simulator"],
+                *([str(d.stage), d.what, f"{d.program:,}", f"{d.simulated:,}"] for d in found),
+            ],
+            right=(2, 3),
+        )
 
 
 def _alike(program: list[StageWork]) -> list[list[int]]:
@@ -158,14 +202,27 @@ def _print_stage(work: StageWork, simulated: StageWork, same: list[int], stages:
     if stages > 1:
         words = f"stage {same[0]}" if len(same) == 1 else f"stages {', '.join(map(str, same))}"
         print_heading(f"{words} of {stages} (rank {work.rank:,})")
-    print_rows([
-        ["FLOP", "program", "simulator"],
-        ["matrix products", f"{work.product_flop:,}", f"{simulated.product_flop:,}"],
-        ["attention", f"{work.attention_flop:,}", f"{simulated.attention_flop:,}"],
-    ], right=(1, 2))
+    print_rows(
+        [
+            ["FLOP", "program", "simulator"],
+            ["matrix products", f"{work.product_flop:,}", f"{simulated.product_flop:,}"],
+            ["attention", f"{work.attention_flop:,}", f"{simulated.attention_flop:,}"],
+        ],
+        right=(1, 2),
+    )
     rows = [["collective", "group", "ranks", "calls", "simulator", "message bytes", "in all", "type"]]
     for c in dict.fromkeys((*work.collectives, *simulated.collectives)):
         calls = work.collectives.get(c, 0)
-        rows.append([c.collective, c.group, f"{c.group_size:,}", f"{calls:,}", f"{simulated.collectives.get(c, 0):,}",
-                     f"{c.message_bytes:,}", show(calls * c.message_bytes, "bytes"), c.dtype])
+        rows.append(
+            [
+                c.collective,
+                c.group,
+                f"{c.group_size:,}",
+                f"{calls:,}",
+                f"{simulated.collectives.get(c, 0):,}",
+                f"{c.message_bytes:,}",
+                show(calls * c.message_bytes, "bytes"),
+                c.dtype,
+            ]
+        )
     print_rows(rows if len(rows) > 1 else [["no communication"]], right=(2, 3, 4, 5, 6))

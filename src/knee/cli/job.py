@@ -49,13 +49,27 @@ class Asked:
     def with_options(self, **changes: Any) -> Job:
         """The job as if these options of the plan had been given as well."""
         job = self.job
-        changed, _ = make_job(job.model, job.cluster, job.profile, gpus=job.gpus, global_batch=job.global_batch,
-                              seq_len=job.seq_len, plan_options=self.plan_options | changes)
+        changed, _ = make_job(
+            job.model,
+            job.cluster,
+            job.profile,
+            gpus=job.gpus,
+            global_batch=job.global_batch,
+            seq_len=job.seq_len,
+            plan_options=self.plan_options | changes,
+        )
         return changed
 
 
-def ask(model: str, *, cluster: str | None, profile: str | None, sizes: Mapping[str, Any],
-        plan: Mapping[str, Any], sets: Pairs) -> Asked:
+def ask(
+    model: str,
+    *,
+    cluster: str | None,
+    profile: str | None,
+    sizes: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    sets: Pairs,
+) -> Asked:
     """The job that the command line describes. A size or plan option of None was not given."""
     _refuse_sizes_in_sets(sets)
     sizes = {name: value for name, value in sizes.items() if value is not None}
@@ -71,8 +85,9 @@ def parse_sets(texts: Sequence[str]) -> list[tuple[str, str]]:
     for text in texts:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not (key and equals and value):
-            raise InputError(f"--set {text!r} is not key=value",
-                             hint="for example --set fabric.nic_bytes_per_s=200Gbit/s")
+            raise InputError(
+                f"--set {text!r} is not key=value", hint="for example --set fabric.nic_bytes_per_s=200Gbit/s"
+            )
         pairs.append((key, value))
     twice = {key for key, _ in pairs if [k for k, _ in pairs].count(key) > 1}
     if twice:
@@ -85,8 +100,9 @@ def _refuse_sizes_in_sets(sets: Pairs) -> None:
     for key, _ in sets:
         if key in SIZES or key in ("cluster", "profile"):
             other = "; the size of a node is --set node.gpus=..." if key == "gpus" else ""
-            raise InputError(f"--set {key}: the job's {key} is an option of its own",
-                             hint=f"use --{key.replace('_', '-')}{other}")
+            raise InputError(
+                f"--set {key}: the job's {key} is an option of its own", hint=f"use --{key.replace('_', '-')}{other}"
+            )
         if key == "model":
             raise InputError("--set model: the model is the command's argument", hint=f"for example {_EXAMPLE}")
 
@@ -98,8 +114,9 @@ def is_job_file(ref: str) -> bool:
     return any(key in read_toml(Path(ref)) for key in _JOB_KEYS)
 
 
-def _from_names(model: str, cluster: str | None, profile: str | None, sizes: dict[str, Any],
-                plan: dict[str, Any], sets: Pairs) -> Asked:
+def _from_names(
+    model: str, cluster: str | None, profile: str | None, sizes: dict[str, Any], plan: dict[str, Any], sets: Pairs
+) -> Asked:
     if cluster is None or "gpus" not in sizes or not {"global_batch", "local_batch"} & sizes.keys():
         raise _missing(cluster, sizes)
     _refuse_both_batches(sizes)
@@ -113,20 +130,26 @@ def _from_names(model: str, cluster: str | None, profile: str | None, sizes: dic
     job, notes = make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
     sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
     unsaid = [f"profile {DEFAULT_PROFILE} was not given"] if profile is None else []
-    return Asked(job=job, sources=sources | _said(sizes, plan, for_plan), assumptions=(*unsaid, *notes),
-                 plan_options=options)
+    return Asked(
+        job=job, sources=sources | _said(sizes, plan, for_plan), assumptions=(*unsaid, *notes), plan_options=options
+    )
 
 
-def _from_file(path: Path, cluster: str | None, profile: str | None, sizes: dict[str, Any],
-               plan: dict[str, Any], sets: Pairs) -> Asked:
+def _from_file(
+    path: Path, cluster: str | None, profile: str | None, sizes: dict[str, Any], plan: dict[str, Any], sets: Pairs
+) -> Asked:
     """What the command line says replaces or completes what the file says; the whole is checked once."""
     _refuse_both_batches(sizes)
     for_plan = split_overrides(sets)[3]
     changes = _join(plan, for_plan)
     names = {"cluster": cluster, "profile": profile, "plan": plan or None}
     loaded = load_job(path, sets, given=sizes | {key: value for key, value in names.items() if value is not None})
-    return Asked(job=loaded.spec, sources=loaded.sources | _said(sizes, plan, for_plan),
-                 assumptions=loaded.assumptions, plan_options={**read_toml(path).get("plan", {}), **changes})
+    return Asked(
+        job=loaded.spec,
+        sources=loaded.sources | _said(sizes, plan, for_plan),
+        assumptions=loaded.assumptions,
+        plan_options={**read_toml(path).get("plan", {}), **changes},
+    )
 
 
 def _missing(cluster: str | None, sizes: Mapping[str, Any]) -> InputError:
@@ -157,8 +180,9 @@ def model_ref(ref: str) -> str:
 def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:
     for key, value in changes:
         if key in plan:
-            raise InputError(f"{key} is given twice: {flag(key)} {plan[key]} and --set {key}={value}",
-                             hint="give it once")
+            raise InputError(
+                f"{key} is given twice: {flag(key)} {plan[key]} and --set {key}={value}", hint="give it once"
+            )
     return {**plan, **dict(changes)}
 
 

@@ -43,5 +43,7 @@ class Word(click.Choice[str]):
             return str(value)
         name = param.opts[0] if param is not None else "the value"
         command = ctx.command_path if ctx is not None else "knee"
-        raise InputError(f"{name}: {value!r} is not one of {', '.join(words)}",
-                         hint=nearest(str(value), words) or f"`{command} --help` says what each is")
+        raise InputError(
+            f"{name}: {value!r} is not one of {', '.join(words)}",
+            hint=nearest(str(value), words) or f"`{command} --help` says what each is",
+        )

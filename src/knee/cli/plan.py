@@ -27,25 +27,70 @@ TRIED = 500
 
 @click.command("plan", cls=Sectioned)
 @click.argument("model")
-@option("--cluster", section="What", required=True, metavar="NAME",
-        help="Cluster: a name of `knee catalog`, or a TOML file.")
+@option(
+    "--cluster",
+    section="What",
+    required=True,
+    metavar="NAME",
+    help="Cluster: a name of `knee catalog`, or a TOML file.",
+)
 @option("--gpus", section="What", type=int, required=True, metavar="N", help="GPUs in all.")
 @option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
 @option("--local-batch", section="What", type=float, metavar="B", help="The same divided by all GPUs.")
-@option("--seq-len", section="What", type=int, metavar="S",
-        help="Tokens a sequence; 4,096 or the model's longest if left out.")
-@option("--profile", section="What", metavar="NAME",
-        help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the model, cluster or profile. May be repeated.")
-@option("--precision", section="What", type=Word(PRECISIONS), default="bf16", show_default=True,
-        help="Type of the matrix products.")
-@option("--reduce-dtype", section="What", type=Word(REDUCE_DTYPES), default="fp32", show_default=True,
-        help="Type in which gradients are reduced.")
-@option("--state-dtype", section="What", type=Word(STATE_DTYPES), default="fp32", show_default=True,
-        help="Type of the parameters and moments that the optimizer updates.")
-@option("--sync-every", section="What", type=int, default=1, show_default=True, metavar="H",
-        help="Steps between exchanges of the replicas, in plans that have some (local SGD, DiLoCo).")
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    help="Tokens a sequence; 4,096 or the model's longest if left out.",
+)
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the model, cluster or profile. May be repeated.",
+)
+@option(
+    "--precision",
+    section="What",
+    type=Word(PRECISIONS),
+    default="bf16",
+    show_default=True,
+    help="Type of the matrix products.",
+)
+@option(
+    "--reduce-dtype",
+    section="What",
+    type=Word(REDUCE_DTYPES),
+    default="fp32",
+    show_default=True,
+    help="Type in which gradients are reduced.",
+)
+@option(
+    "--state-dtype",
+    section="What",
+    type=Word(STATE_DTYPES),
+    default="fp32",
+    show_default=True,
+    help="Type of the parameters and moments that the optimizer updates.",
+)
+@option(
+    "--sync-every",
+    section="What",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="H",
+    help="Steps between exchanges of the replicas, in plans that have some (local SGD, DiLoCo).",
+)
 @option("--max-tp", section="Limits", type=int, metavar="N", help="Largest tensor-parallel degree.")
 @option("--max-pp", section="Limits", type=int, metavar="N", help="Most pipeline stages.")
 @option("--max-cp", section="Limits", type=int, metavar="N", help="Largest context-parallel degree.")
@@ -53,14 +98,29 @@ TRIED = 500
 @option("--schedule", section="Limits", type=Word(SCHEDULES), multiple=True, help="Only this; may be repeated.")
 @option("--recompute", section="Limits", type=Word(RECOMPUTES), multiple=True, help="Only this; may be repeated.")
 @option("--micro-batch", section="Limits", type=int, multiple=True, metavar="M", help="Only this; may be repeated.")
-@option("--only", section="Limits", metavar="CONDITION",
-        help="Only plans that meet it, for example \"pp == 1 and tp <= 8\" or \"sharding != 'zero1'\".")
-@option("--objective", section="Output", type=Word(OBJECTIVES), default="tokens_per_s", show_default=True,
-        help="What is best: speed, tokens per joule, or dollars per million tokens.")
+@option(
+    "--only",
+    section="Limits",
+    metavar="CONDITION",
+    help='Only plans that meet it, for example "pp == 1 and tp <= 8" or "sharding != \'zero1\'".',
+)
+@option(
+    "--objective",
+    section="Output",
+    type=Word(OBJECTIVES),
+    default="tokens_per_s",
+    show_default=True,
+    help="What is best: speed, tokens per joule, or dollars per million tokens.",
+)
 @option("--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Plans to list.")
-@option("--export", "export_to", section="Output", type=Word(TOOLS),
-        help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
-             "ranking that it can run.")
+@option(
+    "--export",
+    "export_to",
+    section="Output",
+    type=Word(TOOLS),
+    help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
+    "ranking that it can run.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
@@ -111,8 +171,9 @@ def _exported(found: Found, recommended: int, to: str) -> str:
             continue
         if refused is not None:
             slower = 1 - float(found.scores[row] / found.scores[recommended])
-            click.echo(f"{refused.message}; this is plan {row + 1}, {abs(slower):.1%} behind by {found.objective}",
-                       err=True)
+            click.echo(
+                f"{refused.message}; this is plan {row + 1}, {abs(slower):.1%} behind by {found.objective}", err=True
+            )
         return text
     assert refused is not None
     raise refused
@@ -141,8 +202,9 @@ def _search(model: str, options: dict[str, Any]) -> Found:
         gpus=gpus,
         global_batch=_batch(options, gpus),
         seq_len=seq_len,
-        fixed=Plan(precision=options["precision"], reduce_dtype=options["reduce_dtype"],
-                   state_dtype=options["state_dtype"]),
+        fixed=Plan(
+            precision=options["precision"], reduce_dtype=options["reduce_dtype"], state_dtype=options["state_dtype"]
+        ),
         sync_every=options["sync_every"],
         max_tp=options["max_tp"],
         max_pp=options["max_pp"],
@@ -153,15 +215,17 @@ def _search(model: str, options: dict[str, Any]) -> Found:
         micro_batches=options["micro_batch"],
         selective=profile.attention == "unfused",
     )
-    found = search(space, cluster, profile, objective=options["objective"], only=options["only"],
-                   progress=Patience().of())
+    found = search(
+        space, cluster, profile, objective=options["objective"], only=options["only"], progress=Patience().of()
+    )
     if len(found):
         return found
     if found.plans:
         words, hint = nothing_fits(found)
         raise DoesNotFit(words, hint=hint)
-    whole = replace(space, max_tp=None, max_pp=None, max_cp=None, shardings=(), schedules=(), recomputes=(),
-                    micro_batches=())
+    whole = replace(
+        space, max_tp=None, max_pp=None, max_cp=None, shardings=(), schedules=(), recomputes=(), micro_batches=()
+    )
     table = whole_table(whole)
     if len(table):
         raise DoesNotFit(f"the limits leave none of {len(table):,} plans", hint=_values(table, options["only"]))
@@ -172,8 +236,10 @@ def _search(model: str, options: dict[str, Any]) -> Found:
 def _batch(options: dict[str, Any], gpus: int) -> int:
     both = options["global_batch"], options["local_batch"]
     if both == (None, None):
-        raise InputError("missing: --global-batch (or --local-batch)",
-                         hint="for example knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512")
+        raise InputError(
+            "missing: --global-batch (or --local-batch)",
+            hint="for example knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",
+        )
     if None not in both:
         raise InputError("--global-batch and --local-batch are both given", hint="give one of them")
     if both[0] is not None:

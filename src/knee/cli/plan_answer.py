@@ -20,8 +20,20 @@ from knee.units import show
 
 SHOWN_FRONT = 8
 BAR_WIDTH = 24
-METRICS = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "step_s", "compute_s", "exposed_comm_s",
-           "overlapped_comm_s", "bubble_s", "memory_bytes", "power_w_per_gpu", "tokens_per_j", "usd_per_mtoken")
+METRICS = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "step_s",
+    "compute_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "bubble_s",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +79,37 @@ class Answer:
             "global_batch": space.global_batch,
             "seq_len": space.seq_len,
             "objective": found.objective,
-            "counts": {"plans": found.plans, "too_large": found.too_large, "bounded": found.bounded,
-                       "simulated": len(found)},
+            "counts": {
+                "plans": found.plans,
+                "too_large": found.too_large,
+                "bounded": found.bounded,
+                "simulated": len(found),
+            },
             "plans": [self._row(row) for row in range(self.top)],
             "recommended": self._row(drawn.recommended),
             "alike": [row + 1 for row in drawn.alike],
             "why": self.why,
             "baseline": None if self.base is None else self._baseline(self.base),
             "front": [self._row(row) for row in self.front],
-            "robustness": {"draws": drawn.draws, "within_frac": 0.02,
-                           "parameters": [{"path": p.path, "spread": p.spread, "share": p.is_share,
-                                           "meaning": p.meaning} for p in drawn.parameters]},
+            "robustness": {
+                "draws": drawn.draws,
+                "within_frac": 0.02,
+                "parameters": [
+                    {"path": p.path, "spread": p.spread, "share": p.is_share, "meaning": p.meaning}
+                    for p in drawn.parameters
+                ],
+            },
             "sensitivity": [asdict(bar) for bar in self.bars],
             "trust": self.trust.as_json(),
         }
 
     def _row(self, row: int) -> dict[str, Any]:
         values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
-        shares = {"good_frac": self.drawn.good_frac, "fits_frac": self.drawn.fits_frac,
-                  "worst_frac": self.drawn.worst_frac}
+        shares = {
+            "good_frac": self.drawn.good_frac,
+            "fits_frac": self.drawn.fits_frac,
+            "worst_frac": self.drawn.worst_frac,
+        }
         return {
             "rank": row + 1,
             "plan": asdict(self.found.table.plan(row)),
@@ -113,22 +137,29 @@ class Answer:
     def print(self) -> None:
         """The answer as tables."""
         found, drawn, space = self.found, self.drawn, self.found.space
-        print_heading(f"{space.model.name} on {space.gpus:,} x {found.cluster.gpu.name} ({found.cluster.name}), "
-                      f"profile {found.profile.name}, {space.global_batch:,} sequences of {space.seq_len:,} tokens a "
-                      "step")
+        print_heading(
+            f"{space.model.name} on {space.gpus:,} x {found.cluster.gpu.name} ({found.cluster.name}), "
+            f"profile {found.profile.name}, {space.global_batch:,} sequences of {space.seq_len:,} tokens a "
+            "step"
+        )
         large = ", ".join(f"{n:,} by {part}" for part, n in sorted(found.too_large.items(), key=lambda one: -one[1]))
-        counts = (f"{found.plans:,} plans: {sum(found.too_large.values()):,} do not fit"
-                  + (f" ({large})" if large else "") + f", {found.bounded:,} cannot come within an eighth of the best, "
-                  f"{len(found):,} simulated")
+        counts = (
+            f"{found.plans:,} plans: {sum(found.too_large.values()):,} do not fit"
+            + (f" ({large})" if large else "")
+            + f", {found.bounded:,} cannot come within an eighth of the best, "
+            f"{len(found):,} simulated"
+        )
         sys.stdout.write(f"  {counts}\n")
         alike = [row + 1 for row in drawn.alike if row < self.top]
-        print_rows([
-            ["recommended", plan_words(found.table.plan(drawn.recommended))],
-            ["why", self.why],
-            ["robustness", self._robustness()],
-            *([["", f"plans {', '.join(map(str, alike))} cannot be told from it"]] if alike else []),
-            ["trust", trust_words(self.trust)],
-        ])
+        print_rows(
+            [
+                ["recommended", plan_words(found.table.plan(drawn.recommended))],
+                ["why", self.why],
+                ["robustness", self._robustness()],
+                *([["", f"plans {', '.join(map(str, alike))} cannot be told from it"]] if alike else []),
+                ["trust", trust_words(self.trust)],
+            ]
+        )
         rows = {*range(self.top), drawn.recommended}
         rows |= {self.base.row} if self.base is not None and self.base.row is not None else set()
         print_heading(f"best plans by {found.objective}")
@@ -151,13 +182,31 @@ class Answer:
 
     def _cells(self, rows: list[int]) -> list[list[str]]:
         """Some plans, and plain FSDP below them where the search has left it out."""
-        head = ["#", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free", "W/GPU", "tokens/J", "$/Mtoken",
-                "robust", "plan"]
+        head = [
+            "#",
+            "tokens/s",
+            "per GPU",
+            "MFU",
+            "exposed",
+            "bubble",
+            "free",
+            "W/GPU",
+            "tokens/J",
+            "$/Mtoken",
+            "robust",
+            "plan",
+        ]
         base = self.base
         table = [head]
         for row in rows:
-            marks = [word for word, is_it in (("recommended", row == self.drawn.recommended),
-                                              ("plain FSDP", base is not None and row == base.row)) if is_it]
+            marks = [
+                word
+                for word, is_it in (
+                    ("recommended", row == self.drawn.recommended),
+                    ("plain FSDP", base is not None and row == base.row),
+                )
+                if is_it
+            ]
             words = plan_words(self.found.table.plan(row)) + (f"  <- {', '.join(marks)}" if marks else "")
             table.append([*_numbers(self._row(row)), words])
         if base is not None and base.row is None:
@@ -168,10 +217,17 @@ class Answer:
 def _numbers(row: dict[str, Any]) -> list[str]:
     price, good = row["usd_per_mtoken"], row["good_frac"]
     return [
-        "" if row["rank"] is None else f"{row['rank']:,}", f"{row['tokens_per_s']:,.0f}",
-        f"{row['tokens_per_s_per_gpu']:,.0f}", f"{row['mfu_frac']:.1%}", f"{row['exposed_frac']:.1%}",
-        f"{row['bubble_frac']:.1%}", show(row["headroom_bytes"], "bytes"), f"{row['power_w_per_gpu']:.0f}",
-        f"{row['tokens_per_j']:.2f}", "?" if price is None else f"{price:.3f}", "" if good is None else f"{good:.0%}",
+        "" if row["rank"] is None else f"{row['rank']:,}",
+        f"{row['tokens_per_s']:,.0f}",
+        f"{row['tokens_per_s_per_gpu']:,.0f}",
+        f"{row['mfu_frac']:.1%}",
+        f"{row['exposed_frac']:.1%}",
+        f"{row['bubble_frac']:.1%}",
+        show(row["headroom_bytes"], "bytes"),
+        f"{row['power_w_per_gpu']:.0f}",
+        f"{row['tokens_per_j']:.2f}",
+        "?" if price is None else f"{price:.3f}",
+        "" if good is None else f"{good:.0%}",
     ]
 
 
@@ -185,5 +241,12 @@ def _spread(front: list[int]) -> list[int]:
 
 def _bar_rows(bars: list[Bar]) -> list[list[str]]:
     most = max((abs(bar.better_frac) for bar in bars), default=0.0) or 1.0
-    return [[bar.title, f"{bar.better_frac:+.1%}", "#" * round(BAR_WIDTH * max(0.0, bar.better_frac) / most),
-             f"({bar.worse_frac:+.1%})"] for bar in bars]
+    return [
+        [
+            bar.title,
+            f"{bar.better_frac:+.1%}",
+            "#" * round(BAR_WIDTH * max(0.0, bar.better_frac) / most),
+            f"({bar.worse_frac:+.1%})",
+        ]
+        for bar in bars
+    ]

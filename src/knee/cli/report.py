@@ -20,16 +20,28 @@ DEFAULT = "report.html"
 
 @click.command("report")
 @click.argument("records", nargs=-1, type=click.Path(path_type=Path), metavar="RECORDS...")
-@click.option("-o", "--out", metavar="FILE", default=DEFAULT, show_default=True, type=click.Path(path_type=Path),
-              help="The page: one HTML file that needs no network.")
+@click.option(
+    "-o",
+    "--out",
+    metavar="FILE",
+    default=DEFAULT,
+    show_default=True,
+    type=click.Path(path_type=Path),
+    help="The page: one HTML file that needs no network.",
+)
 @click.option("--title", metavar="TEXT", default="Training runs", show_default=True, help="Of the page.")
 @click.option("--by", metavar="COLUMN", help="Column that names the curves, such as profile; by default what differs.")
-@click.option("--simulate", "predict", is_flag=True,
-              help="Add knee's prediction of every measured record that has none beside it.")
+@click.option(
+    "--simulate",
+    "predict",
+    is_flag=True,
+    help="Add knee's prediction of every measured record that has none beside it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and write no page, unless -o is given.")
 @click.pass_context
-def command(ctx: click.Context, records: tuple[Path, ...], out: Path, title: str, by: str | None, predict: bool,
-            as_json: bool) -> None:
+def command(
+    ctx: click.Context, records: tuple[Path, ...], out: Path, title: str, by: str | None, predict: bool, as_json: bool
+) -> None:
     """Make one page of your own records: measured beside simulated, with every value behind its chart.
 
     RECORDS are files or folders: what `knee simulate --json` printed, the folder of a `knee train` run or its
@@ -81,8 +93,18 @@ def _print(rows: Sequence[Row]) -> None:
     from knee.cli.table import print_rows
     from knee.figures.columns import heading, shown
 
-    columns = ("series", "kind", "gpus", "tokens_per_s_per_gpu", "step_s", "mfu_frac", "exposed_frac", "memory_bytes",
-               "power_w_per_gpu", "tokens_per_j")
+    columns = (
+        "series",
+        "kind",
+        "gpus",
+        "tokens_per_s_per_gpu",
+        "step_s",
+        "mfu_frac",
+        "exposed_frac",
+        "memory_bytes",
+        "power_w_per_gpu",
+        "tokens_per_j",
+    )
 
     def cell(name: str, value: Any) -> str:
         return "unknown" if value is None else shown(name, value)

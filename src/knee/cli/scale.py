@@ -32,42 +32,131 @@ FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_
 
 @click.command("scale", cls=Sectioned)
 @click.argument("models", metavar="MODEL...", nargs=-1, required=True)
-@option("--cluster", "clusters", section="What", metavar="NAME", multiple=True,
-        help="Cluster: a name of `knee catalog`, or a TOML file. May be repeated, or be a list: dgx-a100,dgx-h100.")
-@option("--gpus", section="What", metavar="COUNTS",
-        help="Counts of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both.")
-@option("--local-batch", section="What", type=float, metavar="B",
-        help="Weak scaling: sequences a step over all GPUs, divided by all GPUs; may be a fraction.")
-@option("--global-batch", section="What", type=int, metavar="G",
-        help="Strong scaling: sequences a step over all GPUs, at every count.")
-@option("--seq-len", section="What", type=int, metavar="S",
-        help="Tokens a sequence; 4,096 or the model's longest if left out.")
-@option("--profile", section="What", metavar="NAME",
-        help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the model, cluster, profile or plan. May be repeated.")
-@option("--best", section="What", is_flag=True,
-        help="The best plan at every count, of the whole space; options of the plan that are given stay as they are.")
-@option("--objective", section="What", type=Word(OBJECTIVES), default=OBJECTIVES[0], show_default=True,
-        help="What the best plan is best at (with --best).")
-@option("--threshold", section="Knee", type=float, metavar="X", default=1.5, show_default=True,
-        help="Speed-up from which a doubling pays, above 1 and at most 2.")
-@option("--keep", section="Knee", type=float, metavar="FRAC", default=0.9, show_default=True,
-        help="Share of the best tokens per joule, and per dollar, that is kept up to their knees.")
-@option("--tokens", section="Training", metavar="T",
-        help="Also say what training on so many tokens takes: 2T, 300B, 1.4e12.")
-@option("--grid", section="Training", metavar="NAME", default="world", show_default=True,
-        help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.")
-@option("--pue", section="Training", type=float, metavar="X",
-        help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.")
+@option(
+    "--cluster",
+    "clusters",
+    section="What",
+    metavar="NAME",
+    multiple=True,
+    help="Cluster: a name of `knee catalog`, or a TOML file. May be repeated, or be a list: dgx-a100,dgx-h100.",
+)
+@option(
+    "--gpus", section="What", metavar="COUNTS", help="Counts of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
+)
+@option(
+    "--local-batch",
+    section="What",
+    type=float,
+    metavar="B",
+    help="Weak scaling: sequences a step over all GPUs, divided by all GPUs; may be a fraction.",
+)
+@option(
+    "--global-batch",
+    section="What",
+    type=int,
+    metavar="G",
+    help="Strong scaling: sequences a step over all GPUs, at every count.",
+)
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    help="Tokens a sequence; 4,096 or the model's longest if left out.",
+)
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the model, cluster, profile or plan. May be repeated.",
+)
+@option(
+    "--best",
+    section="What",
+    is_flag=True,
+    help="The best plan at every count, of the whole space; options of the plan that are given stay as they are.",
+)
+@option(
+    "--objective",
+    section="What",
+    type=Word(OBJECTIVES),
+    default=OBJECTIVES[0],
+    show_default=True,
+    help="What the best plan is best at (with --best).",
+)
+@option(
+    "--threshold",
+    section="Knee",
+    type=float,
+    metavar="X",
+    default=1.5,
+    show_default=True,
+    help="Speed-up from which a doubling pays, above 1 and at most 2.",
+)
+@option(
+    "--keep",
+    section="Knee",
+    type=float,
+    metavar="FRAC",
+    default=0.9,
+    show_default=True,
+    help="Share of the best tokens per joule, and per dollar, that is kept up to their knees.",
+)
+@option(
+    "--tokens",
+    section="Training",
+    metavar="T",
+    help="Also say what training on so many tokens takes: 2T, 300B, 1.4e12.",
+)
+@option(
+    "--grid",
+    section="Training",
+    metavar="NAME",
+    default="world",
+    show_default=True,
+    help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+)
+@option(
+    "--pue",
+    section="Training",
+    type=float,
+    metavar="X",
+    help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+)
 @plan_options
-@option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
-        help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
+@option(
+    "--flop-convention",
+    section="Output",
+    metavar="NAME",
+    default="palm",
+    show_default=True,
+    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
-@option("--plot", section="Output", metavar="FILE",
-        help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite), or - for the terminal.")
-def command(models: tuple[str, ...], clusters: tuple[str, ...], gpus: str | None, sets: tuple[str, ...], best: bool,
-            as_json: bool, plot: str | None, **options: Any) -> None:
+@option(
+    "--plot",
+    section="Output",
+    metavar="FILE",
+    help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite), or - for the terminal.",
+)
+def command(
+    models: tuple[str, ...],
+    clusters: tuple[str, ...],
+    gpus: str | None,
+    sets: tuple[str, ...],
+    best: bool,
+    as_json: bool,
+    plot: str | None,
+    **options: Any,
+) -> None:
     """Say what more GPUs buy, and where they stop to pay.
 
     MODEL is what `knee simulate` takes; several models or clusters are compared. With --local-batch the batch grows
@@ -95,8 +184,11 @@ def command(models: tuple[str, ...], clusters: tuple[str, ...], gpus: str | None
     counts, pairs = _checked(gpus, best, options), parse_sets(sets)
     # a job file names its own cluster
     places: list[str | None] = [*_listed(clusters)] or [None]
-    scaled = [_scaled(model, place, counts, best=best, options=options, sets=pairs)
-              for model in _listed(models) for place in places]
+    scaled = [
+        _scaled(model, place, counts, best=best, options=options, sets=pairs)
+        for model in _listed(models)
+        for place in places
+    ]
     answer = _answer(scaled, options)
     if all(point.job is None for one in scaled for point in one.curve.points):
         _refuse_what_never_is([point for one in scaled for point in one.curve.points])
@@ -123,14 +215,18 @@ def _checked(gpus: str | None, best: bool, options: Mapping[str, Any]) -> list[i
 
     batches = [name for name in ("local_batch", "global_batch") if options[name] is not None]
     if len(batches) == 2:
-        raise InputError("--local-batch and --global-batch are both given",
-                         hint="--local-batch grows the batch with the GPUs, --global-batch keeps it: give one")
+        raise InputError(
+            "--local-batch and --global-batch are both given",
+            hint="--local-batch grows the batch with the GPUs, --global-batch keeps it: give one",
+        )
     if gpus is None or not batches:
         missing = [*(["--gpus"] if gpus is None else []), *([] if batches else ["--local-batch (or --global-batch)"])]
         raise InputError(f"missing: {', '.join(missing)}", hint=f"for example {_EXAMPLE}")
     if not 1 < options["threshold"] <= 2:
-        raise InputError(f"--threshold is {options['threshold']:g}; a doubling buys more than 1 and at most 2",
-                         hint="1.5 asks each added GPU for half of a first one's work, 1.9 for nine tenths")
+        raise InputError(
+            f"--threshold is {options['threshold']:g}; a doubling buys more than 1 and at most 2",
+            hint="1.5 asks each added GPU for half of a first one's work, 1.9 for nine tenths",
+        )
     if not 0 < options["keep"] <= 1:
         raise InputError(f"--keep is {options['keep']:g}; it is a share above 0, at most 1", hint="for example 0.9")
     if not best and options["objective"] != OBJECTIVES[0]:
@@ -142,8 +238,9 @@ def _checked(gpus: str | None, best: bool, options: Mapping[str, Any]) -> list[i
     return counts
 
 
-def _scaled(model: str, cluster: str | None, counts: Sequence[int], *, best: bool, options: Mapping[str, Any],
-            sets: Pairs) -> Scaled:
+def _scaled(
+    model: str, cluster: str | None, counts: Sequence[int], *, best: bool, options: Mapping[str, Any], sets: Pairs
+) -> Scaled:
     """One model on one cluster."""
     from knee.cli.job import ask, is_job_file
     from knee.cli.scale_answer import Scaled
@@ -171,19 +268,35 @@ def _scaled(model: str, cluster: str | None, counts: Sequence[int], *, best: boo
     for_plan = split_overrides(sets)[3]
     of_plan = [key for key, _ in for_plan if key in plan]
     if of_plan or (best and for_plan):
-        raise InputError(f"--set {(of_plan or [key for key, _ in for_plan])[0]} is an option of the plan",
-                         hint="give it once, as that option")
+        raise InputError(
+            f"--set {(of_plan or [key for key, _ in for_plan])[0]} is an option of the plan",
+            hint="give it once, as that option",
+        )
     # a job that every model has, to load and check the specs once
-    base = ask(model, **names, sizes={"gpus": 1, "global_batch": 1, "seq_len": sizes["seq_len"]}, plan={},
-               sets=[pair for pair in sets if pair not in for_plan])
+    base = ask(
+        model,
+        **names,
+        sizes={"gpus": 1, "global_batch": 1, "seq_len": sizes["seq_len"]},
+        plan={},
+        sets=[pair for pair in sets if pair not in for_plan],
+    )
     spec = base.job
 
     def of_names(gpus: int) -> Job:
-        return make_job(spec.model, spec.cluster, spec.profile, gpus=gpus, **(sizes | {"seq_len": spec.seq_len}),
-                        plan_options=plan | dict(for_plan))[0]
+        return make_job(
+            spec.model,
+            spec.cluster,
+            spec.profile,
+            gpus=gpus,
+            **(sizes | {"seq_len": spec.seq_len}),
+            plan_options=plan | dict(for_plan),
+        )[0]
 
-    curve = _best_curve(base, counts, plan, options) if best else curve_of(
-        counts, of_names, cut="micro_batch" not in plan | dict(for_plan), convention=convention)
+    curve = (
+        _best_curve(base, counts, plan, options)
+        if best
+        else curve_of(counts, of_names, cut="micro_batch" not in plan | dict(for_plan), convention=convention)
+    )
     return Scaled(asked=base, curve=curve, best=best, names=(spec.model.name, spec.cluster.name))
 
 
@@ -200,9 +313,18 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
         except SpecError as error:
             points.append(Point(gpus=gpus, reason=error.message, hint=error.hint))
             continue
-        points.append(best_point(space, base.job.cluster, base.job.profile, objective=options["objective"], only=only,
-                                 convention=options["flop_convention"], progress=progress.of(f"{gpus:,} GPUs: "),
-                                 grows=options["global_batch"] is None))
+        points.append(
+            best_point(
+                space,
+                base.job.cluster,
+                base.job.profile,
+                objective=options["objective"],
+                only=only,
+                convention=options["flop_convention"],
+                progress=progress.of(f"{gpus:,} GPUs: "),
+                grows=options["global_batch"] is None,
+            )
+        )
     return Curve(points=tuple(points))
 
 
@@ -213,8 +335,9 @@ def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple
 
     job = base.job
     every = {name: plan[name] for name in EVERYWHERE if name in plan}
-    fixed = make_job(job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len,
-                     plan_options=every)[0].plan
+    fixed = make_job(
+        job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len, plan_options=every
+    )[0].plan
     words = {"cp_method": "cp == 1 or cp_method == {!r}", "sequence_parallel": "tp == 1 or sequence_parallel == {:d}"}
     numbers = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages")
     only = [f"({name} == {plan[name]})" for name in numbers if name in plan]
@@ -223,11 +346,22 @@ def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple
     def limit(name: str) -> tuple[Any, ...]:
         return (plan[name],) if name in plan else ()
 
-    space = Space(model=job.model, gpus=gpus, global_batch=batch, seq_len=job.seq_len, fixed=fixed,
-                  max_tp=plan.get("tp"), max_pp=plan.get("pp"), max_cp=plan.get("cp"), shardings=limit("sharding"),
-                  schedules=limit("schedule"), recomputes=limit("recompute"), micro_batches=limit("micro_batch"),
-                  sync_every=plan.get("sync_every", 1),
-                  selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective")
+    space = Space(
+        model=job.model,
+        gpus=gpus,
+        global_batch=batch,
+        seq_len=job.seq_len,
+        fixed=fixed,
+        max_tp=plan.get("tp"),
+        max_pp=plan.get("pp"),
+        max_cp=plan.get("cp"),
+        shardings=limit("sharding"),
+        schedules=limit("schedule"),
+        recomputes=limit("recompute"),
+        micro_batches=limit("micro_batch"),
+        sync_every=plan.get("sync_every", 1),
+        selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective",
+    )
     return space, " and ".join(only) or None
 
 
@@ -252,8 +386,9 @@ def _answer(scaled: Sequence[Scaled], options: Mapping[str, Any]) -> Answer:
             low, high = trusts[gpus].low_frac, trusts[gpus].high_frac
             ends = None if low is None or high is None else (low, high)
             bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=pue, band=ends)
-        knees = knees_of(one.curve, threshold=options["threshold"], keep_frac=options["keep"],
-                         band=band if known else None)
+        knees = knees_of(
+            one.curve, threshold=options["threshold"], keep_frac=options["keep"], band=band if known else None
+        )
         done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=band if known else None))
     return Answer(scaled=tuple(done), options=dict(options), tokens=tokens, grid=site, pue=pue)
 
@@ -290,16 +425,26 @@ def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
                 hints.append(_whole_batch(options["local_batch"]))
                 continue
             space, only = _space(asked, point.gpus, batch, kept)
-            found = best_point(space, asked.job.cluster, asked.job.profile, only=only,
-                               progress=progress.of(f"{point.gpus:,} GPUs: "), grows=options["global_batch"] is None)
+            found = best_point(
+                space,
+                asked.job.cluster,
+                asked.job.profile,
+                only=only,
+                progress=progress.of(f"{point.gpus:,} GPUs: "),
+                grows=options["global_batch"] is None,
+            )
             if found.usable and found.job is not None:
-                return DoesNotFit("the plan is of no use at any of these counts",
-                                  hint=f"on {point.gpus:,} GPUs it would be with {options_of(found.job)}; "
-                                       "--best finds the best plan at every count")
+                return DoesNotFit(
+                    "the plan is of no use at any of these counts",
+                    hint=f"on {point.gpus:,} GPUs it would be with {options_of(found.job)}; "
+                    "--best finds the best plan at every count",
+                )
             hints += [found.hint] if found.hint else []
             break
-    return DoesNotFit("the plan is of no use at any of these counts",
-                      hint=hints[-1] if hints else "use more GPUs, or shorter sequences")
+    return DoesNotFit(
+        "the plan is of no use at any of these counts",
+        hint=hints[-1] if hints else "use more GPUs, or shorter sequences",
+    )
 
 
 def _whole_batch(local_batch: float) -> str:
@@ -315,12 +460,21 @@ def _check_plot(plot: str, as_json: bool) -> None:
     if plot == "-" and as_json:
         raise InputError("--plot - draws on stdout, where --json is", hint="give --plot a file, or leave one out")
     if plot != "-" and not plot.endswith(ENDINGS):
-        raise InputError(f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
-                         hint="for example --plot scale.svg, or --plot - for the terminal")
+        raise InputError(
+            f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
+            hint="for example --plot scale.svg, or --plot - for the terminal",
+        )
     if plot != "-":
         path = Path(plot)
-        why = ("it is a folder" if path.is_dir() else f"there is no folder {path.parent}" if not path.parent.is_dir()
-               else None if os.access(path if path.exists() else path.parent, os.W_OK) else "permission denied")
+        why = (
+            "it is a folder"
+            if path.is_dir()
+            else f"there is no folder {path.parent}"
+            if not path.parent.is_dir()
+            else None
+            if os.access(path if path.exists() else path.parent, os.W_OK)
+            else "permission denied"
+        )
         if why is not None:
             raise InputError(f"{plot} cannot be written: {why}", hint="give --plot another path")
 

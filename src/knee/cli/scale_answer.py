@@ -114,8 +114,10 @@ def print_answer(answer: Answer) -> None:
         print_heading(_question(one, answer))
         _print_points(one)
         if answer.tokens is not None and one.bills:
-            print_heading(f"to train on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
-                          f"{answer.grid.g_per_kwh:.0f} g CO2e/kWh)")
+            print_heading(
+                f"to train on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
+                f"{answer.grid.g_per_kwh:.0f} g CO2e/kWh)"
+            )
             _print_bills(one)
         if one.knees:
             print_heading("the knee")

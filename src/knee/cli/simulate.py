@@ -29,25 +29,65 @@ TRACED_PASSES = 2**16
 @click.argument("model")
 @option("--cluster", section="What", metavar="NAME", help="Cluster: a name of `knee catalog`, or a TOML file.")
 @option("--gpus", section="What", type=int, metavar="N", help="GPUs in all.")
-@option("--local-batch", section="What", type=float, metavar="B",
-        help="Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction.")
+@option(
+    "--local-batch",
+    section="What",
+    type=float,
+    metavar="B",
+    help="Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction.",
+)
 @option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
-@option("--seq-len", section="What", type=int, metavar="S",
-        help="Tokens a sequence; 4,096 or the model's longest if left out.")
-@option("--profile", section="What", metavar="NAME",
-        help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the model, cluster, profile or plan, for example "
-             "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.")
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    help="Tokens a sequence; 4,096 or the model's longest if left out.",
+)
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the model, cluster, profile or plan, for example "
+    "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.",
+)
 @plan_options
-@option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
-        help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
+@option(
+    "--flop-convention",
+    section="Output",
+    metavar="NAME",
+    default="palm",
+    show_default=True,
+    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
-@option("--trace", section="Output", metavar="FILE", type=click.Path(dir_okay=False),
-        help="Also write the step as Kineto traces (.json or .json.gz), one per pipeline stage.")
+@option(
+    "--trace",
+    section="Output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False),
+    help="Also write the step as Kineto traces (.json or .json.gz), one per pipeline stage.",
+)
 @option("--why", section="Output", is_flag=True, help="Also print the formulas, constants and sources behind it.")
-def command(model: str, cluster: str | None, profile: str | None, sets: tuple[str, ...], flop_convention: str,
-            as_json: bool, trace: str | None, why: bool, **options: Any) -> None:
+def command(
+    model: str,
+    cluster: str | None,
+    profile: str | None,
+    sets: tuple[str, ...],
+    flop_convention: str,
+    as_json: bool,
+    trace: str | None,
+    why: bool,
+    **options: Any,
+) -> None:
     """Simulate one training step of MODEL under a parallel plan.
 
     MODEL is a name of `knee catalog`, a model's TOML file, a Hugging Face config.json or the folder that holds
@@ -86,8 +126,9 @@ def command(model: str, cluster: str | None, profile: str | None, sets: tuple[st
         if sets:
             data["set"] = [list(pair) for pair in parse_sets(sets)]
         if why:
-            data["why"] = [{key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")}
-                           for line in lines]
+            data["why"] = [
+                {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in lines
+            ]
         click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
         print_answer(job, measurement, trust, lines)
@@ -125,9 +166,11 @@ def _write_trace(job: Job, path: str) -> None:
 
     passes = job.microbatches * job.model.layers
     if passes > TRACED_PASSES:
-        raise InputError(f"--trace: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace that "
-                         "no viewer opens",
-                         hint="trace a smaller batch: the microbatches in the middle repeat each other")
+        raise InputError(
+            f"--trace: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace that "
+            "no viewer opens",
+            hint="trace a smaller batch: the microbatches in the middle repeat each other",
+        )
     for written in write_kineto(events_of(job), path, device=job.cluster.gpu.name):
         click.echo(f"wrote {written}", err=True)
 
@@ -166,7 +209,7 @@ def _changes(job: Job) -> Iterator[list[dict[str, Any]]]:
     """Changes of the plan that save memory: first within its degrees, then with more tp, then with more pp."""
     plan = job.plan
     micro: list[dict[str, Any]] = [{}, {"micro_batch": 1}] if plan.micro_batch > 1 else [{}]
-    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1:])]
+    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1 :])]
     shard: list[dict[str, Any]] = [{}, {"sharding": "fsdp"}] if plan.sharding != "fsdp" else [{}]
     within = [{**a, **b, **c} for a in shard for b in micro for c in again]
     yield within[1:]

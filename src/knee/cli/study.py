@@ -35,15 +35,22 @@ class Studies(click.Group):
 
         if args[0] not in self.commands and not args[0].startswith("-"):
             known = list(self.commands)
-            raise InputError(f"there is no `knee study {args[0]}`",
-                             hint=nearest(args[0], known) or f"`knee study run {args[0]}` runs a study; "
-                             "`knee study list` has all")
+            raise InputError(
+                f"there is no `knee study {args[0]}`",
+                hint=nearest(args[0], known) or f"`knee study run {args[0]}` runs a study; `knee study list` has all",
+            )
         return super().resolve_command(ctx, args)
 
 
 def _out(command: Any) -> Any:
-    option = click.option("--out", metavar="DIR", default=DEFAULT_OUT, show_default=True,
-                          type=click.Path(path_type=Path), help="Folder for the page, figures, tables and records.")
+    option = click.option(
+        "--out",
+        metavar="DIR",
+        default=DEFAULT_OUT,
+        show_default=True,
+        type=click.Path(path_type=Path),
+        help="Folder for the page, figures, tables and records.",
+    )
     return option(command)
 
 
@@ -61,8 +68,10 @@ def study(ctx: click.Context, out: Path, as_json: bool) -> None:
     if ctx.invoked_subcommand is None:
         _run((), out=out, as_json=as_json)
     elif str(out) != DEFAULT_OUT or as_json:
-        raise InputError("--out and --json belong behind the command",
-                         hint=f"for example `knee study {ctx.invoked_subcommand} --json`")
+        raise InputError(
+            "--out and --json belong behind the command",
+            hint=f"for example `knee study {ctx.invoked_subcommand} --json`",
+        )
 
 
 command = study
@@ -78,13 +87,24 @@ def list_studies(as_json: bool) -> None:
 
     found = [load_study(name) for name in study_names()]
     if as_json:
-        data = [{"name": s.name, "kind": s.kind, "place": s.place, "title": s.title, "points": len(points_of(s)),
-                 "claims": [c.id for c in s.claim]} for s in found]
+        data = [
+            {
+                "name": s.name,
+                "kind": s.kind,
+                "place": s.place,
+                "title": s.title,
+                "points": len(points_of(s)),
+                "claims": [c.id for c in s.claim],
+            }
+            for s in found
+        ]
         click.echo(json.dumps(data, indent=2))
         return
     rows = [["study", "where", "about", "runs", "claims"]]
-    rows += [[s.name, s.place or "beyond the paper", s.title, str(len(points_of(s)) or ""), str(len(s.claim) or "")]
-             for s in found]
+    rows += [
+        [s.name, s.place or "beyond the paper", s.title, str(len(points_of(s)) or ""), str(len(s.claim) or "")]
+        for s in found
+    ]
     print_rows(rows, right=(3, 4))
 
 
@@ -104,20 +124,40 @@ def show_study(name: str, as_json: bool) -> None:
         click.echo(json.dumps(data, indent=2, default=str))
         return
     print_heading(f"{found.name}: {found.title}")
-    print_rows([["where", found.place or "beyond the paper"], ["question", found.question],
-                *([["paper", found.paper]] if found.paper else []),
-                ["charts", "; ".join(draw.title for draw in found.draw)],
-                ["run it", f"knee study run {shlex.quote(name)}"]])
+    print_rows(
+        [
+            ["where", found.place or "beyond the paper"],
+            ["question", found.question],
+            *([["paper", found.paper]] if found.paper else []),
+            ["charts", "; ".join(draw.title for draw in found.draw)],
+            ["run it", f"knee study run {shlex.quote(name)}"],
+        ]
+    )
     if points:
         print_heading(f"{len(points)} runs")
         rows = [["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]]
-        rows += [[p.series, p.question.model, p.question.cluster, p.question.profile, f"{p.question.gpus:,}",
-                  f"{p.question.global_batch:,}", f"{p.question.seq_len:,}", _plan(p)] for p in points]
+        rows += [
+            [
+                p.series,
+                p.question.model,
+                p.question.cluster,
+                p.question.profile,
+                f"{p.question.gpus:,}",
+                f"{p.question.global_batch:,}",
+                f"{p.question.seq_len:,}",
+                _plan(p),
+            ]
+            for p in points
+        ]
         print_rows(rows, right=(4, 5, 6))
     if found.claim:
         print_heading(f"{len(found.claim)} claims")
-        print_rows([["id", "says", "paper", "reproduced if", "fitted on it"],
-                    *([c.id, c.says, c.paper, c.bar, c.fitted or "nothing"] for c in found.claim)])
+        print_rows(
+            [
+                ["id", "says", "paper", "reproduced if", "fitted on it"],
+                *([c.id, c.says, c.paper, c.bar, c.fitted or "nothing"] for c in found.claim),
+            ]
+        )
     if found.assumptions:
         print_heading("assumptions:")
         for sentence in found.assumptions:
@@ -137,14 +177,29 @@ def _plan(point: Point) -> str:
 @study.command("run")
 @click.argument("names", nargs=-1, metavar="[STUDY]...")
 @_out
-@click.option("--launcher", type=Word(LAUNCHERS), default="simulate", show_default=True,
-              help="local: train for real the points that this machine can run; the others are simulated.")
-@click.option("--records", multiple=True, type=click.Path(path_type=Path), metavar="PATH",
-              help="Measured records (a run's folder, its record.json, or a folder of such); they stand in for the "
-                   "simulated points they are of. May be repeated.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUES",
-              help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by "
-                   "commas. Claims are then not tested. May be repeated.")
+@click.option(
+    "--launcher",
+    type=Word(LAUNCHERS),
+    default="simulate",
+    show_default=True,
+    help="local: train for real the points that this machine can run; the others are simulated.",
+)
+@click.option(
+    "--records",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Measured records (a run's folder, its record.json, or a folder of such); they stand in for the "
+    "simulated points they are of. May be repeated.",
+)
+@click.option(
+    "--set",
+    "sets",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by "
+    "commas. Claims are then not tested. May be repeated.",
+)
 @click.option("--steps", type=int, metavar="N", help="Steps of each real run, if other than `knee train`'s own.")
 @click.option("--no-page", is_flag=True, help="Records, tables and verdicts only: no figures, no page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
@@ -160,8 +215,17 @@ def run(names: tuple[str, ...], out: Path, **options: Any) -> None:
     _run(names, out=out, **options)
 
 
-def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "simulate", records: Sequence[Path] = (),
-         sets: Sequence[str] = (), steps: int | None = None, no_page: bool = False) -> None:
+def _run(
+    names: Sequence[str],
+    *,
+    out: Path,
+    as_json: bool,
+    launcher: str = "simulate",
+    records: Sequence[Path] = (),
+    sets: Sequence[str] = (),
+    steps: int | None = None,
+    no_page: bool = False,
+) -> None:
     from knee.files import make_folder
     from knee.study.files import study_names
     from knee.study.run import points_to_run, results, strangers
@@ -187,9 +251,12 @@ def _run(names: Sequence[str], *, out: Path, as_json: bool, launcher: str = "sim
         _warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
     ran = results(names, found, measured, changes, kept=out / ".kept")
     impossible = sum(len(one.impossible) for one in ran)
-    click.echo(f"{len(found):,} points: {store.made:,} simulated, {store.reused:,} kept from before"
-               + (f", {impossible:,} cannot be" if impossible else "")
-               + (f", {len(measured):,} measured" if measured else ""), err=True)
+    click.echo(
+        f"{len(found):,} points: {store.made:,} simulated, {store.reused:,} kept from before"
+        + (f", {impossible:,} cannot be" if impossible else "")
+        + (f", {len(measured):,} measured" if measured else ""),
+        err=True,
+    )
     _write(ran, out, names, as_json=as_json, no_page=no_page, given=_given(names, out, launcher, records, sets))
 
 
@@ -222,9 +289,11 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
     for why, count in Counter(why for why in refused.values() if why).items():
         click.echo(f"{count:,} points are simulated only: {why}", err=True)
     if not able:
-        raise InputError("none of these points can be trained here",
-                         hint="make them smaller, for example --set cluster=cpu --set model=llama-tiny "
-                              "--set profile=eager --set gpus=4 --set seq_len=64")
+        raise InputError(
+            "none of these points can be trained here",
+            hint="make them smaller, for example --set cluster=cpu --set model=llama-tiny "
+            "--set profile=eager --set gpus=4 --set seq_len=64",
+        )
     runs = progress(trained(able, folder, steps=steps, warn=_warn), "training", len(able))
     # a run that is going on ends with this command, however that is ended
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -267,8 +336,10 @@ def changes_of(sets: Sequence[str]) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     for key, text in parse_sets(list(sets)):
         if key not in CHANGES:
-            raise InputError(f"--set {key}: a grid has {', '.join(CHANGES)}",
-                             hint=nearest(key, CHANGES) or "other values are changed in a study file")
+            raise InputError(
+                f"--set {key}: a grid has {', '.join(CHANGES)}",
+                hint=nearest(key, CHANGES) or "other values are changed in a study file",
+            )
         values = [part.strip() for part in text.split(",")]
         changes[key] = tuple(values if key in ("model", "cluster", "profile") else (_number(key, v) for v in values))
     if {"local_batch", "global_batch"} <= changes.keys():
@@ -295,13 +366,16 @@ def _records(path: Path) -> Iterator[Mapping[str, Any]]:
     for file in records_in([path]):
         record = read_record(file)
         if record.get("kind", "measured") != "measured":
-            raise InputError(f"{file} is a {record['kind']} record, not a measured one",
-                             hint="simulated points need not be given")
+            raise InputError(
+                f"{file} is a {record['kind']} record, not a measured one", hint="simulated points need not be given"
+            )
         try:
             step_row(record, study="", series="")
         except (KeyError, TypeError, ValueError, ArithmeticError):
-            raise InputError(f"{file} does not say which model, plan and sizes it was measured with",
-                             hint="`knee train` leaves records that do") from None
+            raise InputError(
+                f"{file} does not say which model, plan and sizes it was measured with",
+                hint="`knee train` leaves records that do",
+            ) from None
         yield record
 
 

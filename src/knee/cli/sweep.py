@@ -57,65 +57,169 @@ def command(ctx: click.Context) -> None:
 
 @command.command(RUN, cls=Sectioned)
 @click.argument("grid", metavar="STUDY|GRID.toml")
-@option("--out", section="Sweep", type=click.Path(path_type=Path), metavar="DIR", required=True,
-        help="The sweep's folder; one that has this sweep already goes on with what is missing.")
-@option("--launcher", section="Sweep", type=Word(LAUNCHERS), default="local", show_default=True,
-        help="local: one run after another on this machine. torchrun: on --hosts. slurm: jobs for sbatch, each with "
-             "srun and torchrun a node.")
-@option("--set", "sets", section="Sweep", multiple=True, metavar="KEY=VALUES",
-        help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
-             "May be repeated.")
-@option("--max-gpu-hours", section="Sweep", type=float, metavar="H",
-        help="Refuse a sweep whose runs that are still to be started are estimated to take more.")
-@option("--until-knee", section="Sweep", is_flag=True,
-        help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.")
-@option("--anyway", section="Sweep", is_flag=True,
-        help="Start also what does not fit by simulation: runs out of memory are evidence for the memory model.")
-@option("--pack", section="Sweep", type=int, default=1, show_default=True, metavar="N",
-        help="With Slurm: runs a job; they share an allocation, one after another.")
-@option("--wait", section="Sweep", is_flag=True, help="With Slurm: stay until all runs have ended, and submit what the "
-                                                      "queue did not take at first.")
+@option(
+    "--out",
+    section="Sweep",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    required=True,
+    help="The sweep's folder; one that has this sweep already goes on with what is missing.",
+)
+@option(
+    "--launcher",
+    section="Sweep",
+    type=Word(LAUNCHERS),
+    default="local",
+    show_default=True,
+    help="local: one run after another on this machine. torchrun: on --hosts. slurm: jobs for sbatch, each with "
+    "srun and torchrun a node.",
+)
+@option(
+    "--set",
+    "sets",
+    section="Sweep",
+    multiple=True,
+    metavar="KEY=VALUES",
+    help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
+    "May be repeated.",
+)
+@option(
+    "--max-gpu-hours",
+    section="Sweep",
+    type=float,
+    metavar="H",
+    help="Refuse a sweep whose runs that are still to be started are estimated to take more.",
+)
+@option(
+    "--until-knee",
+    section="Sweep",
+    is_flag=True,
+    help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.",
+)
+@option(
+    "--anyway",
+    section="Sweep",
+    is_flag=True,
+    help="Start also what does not fit by simulation: runs out of memory are evidence for the memory model.",
+)
+@option(
+    "--pack",
+    section="Sweep",
+    type=int,
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With Slurm: runs a job; they share an allocation, one after another.",
+)
+@option(
+    "--wait",
+    section="Sweep",
+    is_flag=True,
+    help="With Slurm: stay until all runs have ended, and submit what the queue did not take at first.",
+)
 @option("--dry-run", section="Sweep", is_flag=True, help="Check and estimate; start and write nothing.")
 @option("--steps", section="Runs", type=int, metavar="N", help="Steps of each run, if other than `knee train`'s own.")
 @option("--warmup", section="Runs", type=int, metavar="N", help="First steps that are not measured.")
-@option("--trace-steps", section="Runs", type=int, default=3, show_default=True, metavar="N",
-        help="Steps under the profiler after the measured ones; 0 for none.")
-@option("--device", section="Runs", type=Word(("cuda", "cpu")),
-        help="The processor where the cluster is one, the GPUs elsewhere, if left out.")
-@option("--timeout", "timeout_s", section="Runs", type=float, default=600.0, show_default=True, metavar="SECONDS",
-        help="A run of which nothing moves for so long is ended.")
-@option("--program", section="Runs", metavar="COMMAND",
-        help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
-             "record.json there. Files that it names are looked up where this command is given.")
-@option("--site", "site_file", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.toml",
-        help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.")
+@option(
+    "--trace-steps",
+    section="Runs",
+    type=int,
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Steps under the profiler after the measured ones; 0 for none.",
+)
+@option(
+    "--device",
+    section="Runs",
+    type=Word(("cuda", "cpu")),
+    help="The processor where the cluster is one, the GPUs elsewhere, if left out.",
+)
+@option(
+    "--timeout",
+    "timeout_s",
+    section="Runs",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A run of which nothing moves for so long is ended.",
+)
+@option(
+    "--program",
+    section="Runs",
+    metavar="COMMAND",
+    help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
+    "record.json there. Files that it names are looked up where this command is given.",
+)
+@option(
+    "--site",
+    "site_file",
+    section="Site",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.toml",
+    help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.",
+)
 @option("--partition", section="Site", metavar="NAME", help="Of Slurm.")
 @option("--account", section="Site", metavar="NAME", help="Of Slurm.")
 @option("--qos", section="Site", metavar="NAME", help="Of Slurm.")
-@option("--time", "time", section="Site", metavar="TIME", help="Wall clock of a job, as Slurm takes it; of a run "
-                                                                   "without Slurm.")
+@option(
+    "--time",
+    "time",
+    section="Site",
+    metavar="TIME",
+    help="Wall clock of a job, as Slurm takes it; of a run without Slurm.",
+)
 @option("--exclusive", section="Site", is_flag=True, help="Whole nodes.")
 @option("--exclude", section="Site", metavar="NODES", help="Nodes not to use.")
-@option("--gpus-per-node", section="Site", type=int, metavar="N",
-        help="Processes a node; as many as the cluster's nodes have GPUs if left out.")
+@option(
+    "--gpus-per-node",
+    section="Site",
+    type=int,
+    metavar="N",
+    help="Processes a node; as many as the cluster's nodes have GPUs if left out.",
+)
 @option("--cpus-per-node", section="Site", type=int, metavar="N", help="Cores to ask Slurm for.")
-@option("--max-queued", section="Site", type=int, metavar="N", help="Jobs in the queue at once; the rest waits for the "
-                                                                    "next call, or for --wait.")
+@option(
+    "--max-queued",
+    section="Site",
+    type=int,
+    metavar="N",
+    help="Jobs in the queue at once; the rest waits for the next call, or for --wait.",
+)
 @option("--max-running", section="Site", type=int, metavar="N", help="Jobs of this sweep that run at once.")
 @option("--hosts", section="Site", metavar="A,B,...", help="For torchrun: names or addresses; ranks meet on the first.")
-@option("--via", section="Site", metavar="COMMAND",
-        help='What runs a command on a host, "ssh {host}" if left out.')
+@option("--via", section="Site", metavar="COMMAND", help='What runs a command on a host, "ssh {host}" if left out.')
 @option("--container", section="Site", metavar="IMAGE", help="Ranks run inside of it.")
-@option("--container-runtime", section="Site", type=Word(("apptainer", "singularity", "pyxis")),
-        help="What opens the image; apptainer if left out. pyxis is Slurm's.")
-@option("--setup", section="Site", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="Shell commands before each run: modules, limits, a virtual environment. --env goes on top. A run whose "
-             "set-up fails does not start.")
-@option("--env", "env", section="Site", multiple=True, metavar="NAME=VALUE",
-        help="Of all ranks. Values are kept in DIR/env.sh alone, which only its owner can read. May be repeated.")
-@option("--python", section="Site", metavar="PATH",
-        help="The nodes' interpreter, with knee's requirements. If left out: the python3 that --setup puts into the "
-             "PATH, if it does; this one. In a container: its own, python3 if left out.")
+@option(
+    "--container-runtime",
+    section="Site",
+    type=Word(("apptainer", "singularity", "pyxis")),
+    help="What opens the image; apptainer if left out. pyxis is Slurm's.",
+)
+@option(
+    "--setup",
+    section="Site",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Shell commands before each run: modules, limits, a virtual environment. --env goes on top. A run whose "
+    "set-up fails does not start.",
+)
+@option(
+    "--env",
+    "env",
+    section="Site",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Of all ranks. Values are kept in DIR/env.sh alone, which only its owner can read. May be repeated.",
+)
+@option(
+    "--python",
+    section="Site",
+    metavar="PATH",
+    help="The nodes' interpreter, with knee's requirements. If left out: the python3 that --setup puts into the "
+    "PATH, if it does; this one. In a container: its own, python3 if left out.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start what is missing.
@@ -206,8 +310,14 @@ def cancel(folder: Path) -> None:
 
 @command.command("retry")
 @DIR
-@click.option("--status", "states", default="failed", show_default=True, metavar="STATES",
-              help="Of which runs, by commas: failed, oom, timeout, cancelled, done.")
+@click.option(
+    "--status",
+    "states",
+    default="failed",
+    show_default=True,
+    metavar="STATES",
+    help="Of which runs, by commas: failed, oom, timeout, cancelled, done.",
+)
 @click.option("--run", "ids", multiple=True, metavar="ID", help="Only this run. May be repeated.")
 @click.option("--wait", is_flag=True, help="With Slurm: stay until all runs have ended.")
 @JSON
@@ -223,8 +333,9 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
     if unknown:
         from knee.cli import nearest
 
-        raise InputError(f"the sweep has no run {unknown[0]!r}",
-                         hint=nearest(unknown[0], [entry.id for entry in sweep.entries]))
+        raise InputError(
+            f"the sweep has no run {unknown[0]!r}", hint=nearest(unknown[0], [entry.id for entry in sweep.entries])
+        )
     site = site_kept(sweep.folder, sweep.options.get("site", {}))
     with held(sweep.folder):
         count = put_back(sweep, names, ids)
@@ -242,13 +353,15 @@ def _states(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name in STATES and name not in able:
-            raise InputError(f"--status {name}: such runs have not ended, and are not to be tried again",
-                             hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends "
-                                  "what runs")
+            raise InputError(
+                f"--status {name}: such runs have not ended, and are not to be tried again",
+                hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends what runs",
+            )
     wrong = [name for name in names if name not in able]
     if wrong or not names:
-        raise InputError(f"--status {text!r} is not one of {', '.join(able)}",
-                         hint=nearest(wrong[0], able) if wrong else None)
+        raise InputError(
+            f"--status {text!r} is not one of {', '.join(able)}", hint=nearest(wrong[0], able) if wrong else None
+        )
     return names
 
 
@@ -270,8 +383,15 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
     else:
         from knee.launch.here import go_on
 
-        whole = go_on(sweep, site, timeout_s=options["timeout_s"], program=options["program"],
-                      until_knee=options["until_knee"], tell=tell, only=only)
+        whole = go_on(
+            sweep,
+            site,
+            timeout_s=options["timeout_s"],
+            program=options["program"],
+            until_knee=options["until_knee"],
+            tell=tell,
+            only=only,
+        )
     statuses = statuses_now(sweep)
     if as_json:
         click.echo(json.dumps(as_data(sweep, statuses), indent=2))
@@ -281,10 +401,15 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
         click.echo("interrupted: the same command goes on", err=True)
         sys.exit(130)
     refused = {entry.id for entry in sweep.entries if entry.refused}
-    bad = [status for name, status in statuses.items()
-           if status.over and status.state != "done" and status.cause != "knee" and name not in refused]
+    bad = [
+        status
+        for name, status in statuses.items()
+        if status.over and status.state != "done" and status.cause != "knee" and name not in refused
+    ]
     if bad:
         states = ",".join(sorted({status.state for status in bad}))
-        raise Incomplete(f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
-                         hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))} --status "
-                              f"{states}` starts them again")
+        raise Incomplete(
+            f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
+            hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))} --status "
+            f"{states}` starts them again",
+        )

@@ -49,8 +49,9 @@ def _check_launcher(options: dict[str, Any]) -> None:
     if given and launcher != "torchrun":
         raise InputError(f"--{given[0]} is torchrun's", hint="add --launcher torchrun")
     if options["gpus_per_node"] and launcher == "local":
-        raise InputError("--gpus-per-node is for nodes: all processes of --launcher local are on this machine",
-                         hint="leave it out")
+        raise InputError(
+            "--gpus-per-node is for nodes: all processes of --launcher local are on this machine", hint="leave it out"
+        )
 
 
 def program_of(text: str | None) -> list[str]:
@@ -62,8 +63,9 @@ def program_of(text: str | None) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise InputError(f"--program {text!r} cannot be taken apart: {str(error).lower()}",
-                         hint="quote it as a shell wants it") from None
+        raise InputError(
+            f"--program {text!r} cannot be taken apart: {str(error).lower()}", hint="quote it as a shell wants it"
+        ) from None
     if not words:
         raise InputError("--program is empty", hint="name a command, or leave it out")
     return [in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(words)]
@@ -80,12 +82,29 @@ def site_from(options: dict[str, Any]) -> Site:
             raise InputError(f"--env {text!r} is not NAME=VALUE")
         env[key] = value
     hosts = tuple(host.strip() for host in (options["hosts"] or "").split(",") if host.strip())
-    names = ("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node",
-             "max_queued", "max_running", "via", "container", "container_runtime", "setup", "python")
+    names = (
+        "partition",
+        "account",
+        "qos",
+        "time",
+        "exclusive",
+        "exclude",
+        "gpus_per_node",
+        "cpus_per_node",
+        "max_queued",
+        "max_running",
+        "via",
+        "container",
+        "container_runtime",
+        "setup",
+        "python",
+    )
     site = load_site(options["site_file"], {name: options[name] for name in names} | {"env": env, "hosts": hosts})
     if site.container_runtime == "pyxis" and options["launcher"] != "slurm":
-        raise InputError(f"pyxis is a part of Slurm: --launcher {options['launcher']} starts no containers with it",
-                         hint="--container-runtime apptainer, or --launcher slurm")
+        raise InputError(
+            f"pyxis is a part of Slurm: --launcher {options['launcher']} starts no containers with it",
+            hint="--container-runtime apptainer, or --launcher slurm",
+        )
     return site
 
 
@@ -143,8 +162,10 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
         question = point.question
         asked = {"study": point.study, "series": point.series, **asdict(question)}
         batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
-        series = (f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
-                  f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})")
+        series = (
+            f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
+            f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})"
+        )
         one = Wanted(name=point.name, series=series, model=question.model, gpus=question.gpus, asked=asked)
         try:
             found.append(replace(one, job=job_of(question)))
@@ -159,8 +180,13 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
     from knee.launch.plan import plan_runs
     from knee.launch.training import Length
 
-    length = Length(steps=options["steps"], warmup=options["warmup"], trace_steps=options["trace_steps"],
-                    device=options["device"], timeout_s=options["timeout_s"])
+    length = Length(
+        steps=options["steps"],
+        warmup=options["warmup"],
+        trace_steps=options["trace_steps"],
+        device=options["device"],
+        timeout_s=options["timeout_s"],
+    )
     per_node, launcher = site.gpus_per_node, options["launcher"]
     refuses: Callable[[Job], str | None] = _nothing
     if launcher == "local":
@@ -182,8 +208,10 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
         def refuses(job: Job) -> str | None:
             nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
             return None if there is None or nodes <= there else f"it needs {nodes} nodes, and Slurm has {there}"
-    planned = plan_runs(wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line(),
-                        refuses=refuses)
+
+    planned = plan_runs(
+        wanted, length, gpus_per_node=per_node, anyway=options["anyway"], command=command_line(), refuses=refuses
+    )
     same = len(wanted) - len(planned)
     if same:
         click.echo(f"{same:,} point{'s are' if same > 1 else ' is'} the same run as another", err=True)
@@ -208,8 +236,15 @@ def sweep_of(grid: str, out: Path, planned: Sequence[Planned], site: Site, optio
 
     kept = {name: options[name] for name in ("until_knee", "pack", "timeout_s")}
     kept |= {"site": site.plain(), "program": options["program"]}
-    return Sweep(folder=out, name=grid, entries=tuple(one.entry for one in planned), launcher=options["launcher"],
-                 options=kept, made=datetime.now(UTC).isoformat(timespec="seconds"), command=tuple(command_line()))
+    return Sweep(
+        folder=out,
+        name=grid,
+        entries=tuple(one.entry for one in planned),
+        launcher=options["launcher"],
+        options=kept,
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command_line()),
+    )
 
 
 def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
@@ -224,18 +259,25 @@ def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
         print_plan(sweep, whole=options["dry_run"])
     most, total = options["max_gpu_hours"], _gpu_h_to_start(sweep)
     if most is not None and total > most:
-        raise InputError(f"what is to be started is estimated to take {total:,.2f} GPU-hours, and --max-gpu-hours is "
-                         f"{most:g}", hint="make the grid or --steps smaller, or allow more")
+        raise InputError(
+            f"what is to be started is estimated to take {total:,.2f} GPU-hours, and --max-gpu-hours is {most:g}",
+            hint="make the grid or --steps smaller, or allow more",
+        )
     if all(entry.refused for entry in sweep.entries) and not options["dry_run"]:
-        raise DoesNotFit("none of the runs can be started: " + sweep.entries[0].refused,
-                         hint="--dry-run lists the reason of each")
+        raise DoesNotFit(
+            "none of the runs can be started: " + sweep.entries[0].refused, hint="--dry-run lists the reason of each"
+        )
 
 
 def _gpu_h_to_start(sweep: Sweep) -> float:
     """Of runs that are not there yet, or go on; what the folder has finished is not counted again."""
     statuses = sweep.statuses()
-    left = [entry for entry in sweep.entries if not entry.refused
-            and ((status := statuses[entry.id]).missing or (status.cause == "spec" and not status.attempts))]
+    left = [
+        entry
+        for entry in sweep.entries
+        if not entry.refused
+        and ((status := statuses[entry.id]).missing or (status.cause == "spec" and not status.attempts))
+    ]
     return sum(entry.gpu_h or 0.0 for entry in left)
 
 
@@ -271,5 +313,7 @@ def check_same(sweep: Sweep) -> None:
     mine, theirs = [entry.id for entry in sweep.entries], [entry.id for entry in before.entries]
     if mine != theirs:
         differ = len(set(mine) ^ set(theirs))
-        raise InputError(f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs "
-                         "are not in both", hint="give another --out, or the grid and --steps that it was made with")
+        raise InputError(
+            f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs are not in both",
+            hint="give another --out, or the grid and --steps that it was made with",
+        )

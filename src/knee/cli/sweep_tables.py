@@ -49,10 +49,12 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
     """On stderr unless it is all that was asked for: how many runs, what they take, and what is not started."""
     total = estimate(sweep)
     cost = "no price is known" if total["cost_usd"] is None else f"{total['cost_usd']:,.2f} USD"
-    lines = [f"{total['runs_to_start']:,} runs on up to {total['most_gpus']:,} GPUs, estimated: "
-             f"{total['gpu_h']:,.2f} GPU-hours, {total['energy_j'] / J_PER_KWH:,.2f} kWh, {cost}; "
-             f"{show(total['wall_clock_s'], 's')} one after another",
-             "  by simulation, with 60 s to start each run; failures and repeats are not in it"]
+    lines = [
+        f"{total['runs_to_start']:,} runs on up to {total['most_gpus']:,} GPUs, estimated: "
+        f"{total['gpu_h']:,.2f} GPU-hours, {total['energy_j'] / J_PER_KWH:,.2f} kWh, {cost}; "
+        f"{show(total['wall_clock_s'], 's')} one after another",
+        "  by simulation, with 60 s to start each run; failures and repeats are not in it",
+    ]
     reasons = Counter(entry.refused for entry in sweep.entries if entry.refused)
     if reasons:
         lines.append(f"{total['runs_refused']:,} runs are not started:")
@@ -63,9 +65,17 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
         click.echo(line, err=not whole)
     if whole:
         rows = [["run", "GPUs", "nodes", "time", "GPU-hours", "not started because"]]
-        rows += [[entry.id, f"{entry.gpus:,}", f"{entry.nodes:,}", show(entry.seconds, "s") if entry.seconds else "",
-                  f"{entry.gpu_h:.3f}" if entry.gpu_h is not None else "", entry.refused]
-                 for entry in sweep.entries[: SHOWN * 5]]
+        rows += [
+            [
+                entry.id,
+                f"{entry.gpus:,}",
+                f"{entry.nodes:,}",
+                show(entry.seconds, "s") if entry.seconds else "",
+                f"{entry.gpu_h:.3f}" if entry.gpu_h is not None else "",
+                entry.refused,
+            ]
+            for entry in sweep.entries[: SHOWN * 5]
+        ]
         print_rows(rows, right=(1, 2, 3, 4), dim=(5,))
         if len(sweep.entries) > SHOWN * 5:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
@@ -77,15 +87,24 @@ def said(sweep: Sweep, entry: Entry, status: Status) -> str:
     elapsed = status.elapsed_s()
     took = f" after {show(elapsed, 's')}" if status.over and elapsed is not None and status.cause != "knee" else ""
     return f"[{number}/{len(sweep.entries)}] {entry.id}: {status.state}{took}" + (
-        f": {seen(status.words)}" if status.words else "")
+        f": {seen(status.words)}" if status.words else ""
+    )
 
 
 def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
     """For JSON."""
-    runs = [asdict(entry) | {"status": asdict(statuses[entry.id]), "folder": str(sweep.run(entry))}
-            for entry in sweep.entries]
-    return {"sweep": sweep.name, "folder": str(sweep.folder), "launcher": sweep.launcher,
-            "totals": totals(sweep, statuses), "estimate": estimate(sweep), "runs": runs}
+    runs = [
+        asdict(entry) | {"status": asdict(statuses[entry.id]), "folder": str(sweep.run(entry))}
+        for entry in sweep.entries
+    ]
+    return {
+        "sweep": sweep.name,
+        "folder": str(sweep.folder),
+        "launcher": sweep.launcher,
+        "totals": totals(sweep, statuses),
+        "estimate": estimate(sweep),
+        "runs": runs,
+    }
 
 
 def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
@@ -100,10 +119,14 @@ def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
         if status.state == "running" and (elapsed := status.elapsed_s()) is not None:
             spent += entry.gpus * elapsed / 3600
     bad = Counter(status.node for status in statuses.values() if status.node and status.cause in NODES_OWN)
-    return {"counts": {state: counts[state] for state in STATES}, "gpu_h": spent,
-            "energy_j": sum(energies) if energies else None, "energy_runs": len(energies),
-            "runs_begun": sum(status.attempts > 0 for status in statuses.values()),
-            "bad_nodes": dict(bad.most_common())}
+    return {
+        "counts": {state: counts[state] for state in STATES},
+        "gpu_h": spent,
+        "energy_j": sum(energies) if energies else None,
+        "energy_runs": len(energies),
+        "runs_begun": sum(status.attempts > 0 for status in statuses.values()),
+        "bad_nodes": dict(bad.most_common()),
+    }
 
 
 def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
@@ -115,9 +138,19 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
     for entry in shown:
         status = statuses[entry.id]
         elapsed = status.elapsed_s()
-        rows.append([entry.id, f"{entry.gpus:,}", status.state, status.cause, str(status.attempts or ""),
-                     show(elapsed, "s") if elapsed is not None and status.state != "pending" else "",
-                     f"{status.gpu_h:.4f}" if status.gpu_h else "", status.node, status.words[:160]])
+        rows.append(
+            [
+                entry.id,
+                f"{entry.gpus:,}",
+                status.state,
+                status.cause,
+                str(status.attempts or ""),
+                show(elapsed, "s") if elapsed is not None and status.state != "pending" else "",
+                f"{status.gpu_h:.4f}" if status.gpu_h else "",
+                status.node,
+                status.words[:160],
+            ]
+        )
     print_rows(rows, right=(1, 4, 5, 6), dim=(8,))
     if len(entries) > SHOWN:
         click.echo(f"  and {len(entries) - SHOWN:,} more; --json has all")
@@ -126,11 +159,15 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
     if 0 < found["energy_runs"] < found["runs_begun"]:
         energy += f" of {found['energy_runs']:,} of {found['runs_begun']:,} runs"
     words = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
-    print_heading(f"{len(entries):,} runs: {words}; {found['gpu_h']:,.3f} of {estimate(sweep)['gpu_h']:,.2f} estimated "
-                  f"GPU-hours, energy {energy}")
+    print_heading(
+        f"{len(entries):,} runs: {words}; {found['gpu_h']:,.3f} of {estimate(sweep)['gpu_h']:,.2f} estimated "
+        f"GPU-hours, energy {energy}"
+    )
     for node, count in found["bad_nodes"].items():
-        click.echo(f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node"
-                   f"{LEAVE_OUT.get(sweep.launcher, '')}")
+        click.echo(
+            f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node"
+            f"{LEAVE_OUT.get(sweep.launcher, '')}"
+        )
 
 
 def watched(sweep: Sweep) -> None:

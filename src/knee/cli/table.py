@@ -58,8 +58,9 @@ def print_rows(rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), dim:
     columns = max(len(row) for row in rows)
     table = Table.grid(padding=(0, 2, 0, 0))
     for column in range(columns):
-        table.add_column(justify="right" if column in right else "left", style="dim" if column in dim else None,
-                         no_wrap=True)
+        table.add_column(
+            justify="right" if column in right else "left", style="dim" if column in dim else None, no_wrap=True
+        )
     for row in rows:
         table.add_row(*(Text(seen(cell)) for cell in row))
     console = _console()

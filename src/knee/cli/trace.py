@@ -27,22 +27,58 @@ NAME_WIDTH = 90
 
 @click.command("trace", cls=Sectioned)
 @click.argument("paths", nargs=-1, required=True, metavar="PATH... | diff A B")
-@option("--skip", section="Which steps", type=int, default=0, show_default=True, metavar="N",
-        help="Profiler steps to leave out at the beginning. Without --skip and --steps all of the trace counts.")
+@option(
+    "--skip",
+    section="Which steps",
+    type=int,
+    default=0,
+    show_default=True,
+    metavar="N",
+    help="Profiler steps to leave out at the beginning. Without --skip and --steps all of the trace counts.",
+)
 @option("--steps", section="Which steps", type=int, metavar="N", help="Profiler steps to take after those.")
-@option("--comm-pattern", section="What communicates", multiple=True, metavar="REGEX",
-        help="Kernels whose name has this in it are communication too. May be repeated.")
-@option("--comm", section="What communicates", multiple=True, metavar="CLASS",
-        help="Kernels of this class are communication on every stream, for example symmetric_memory.")
-@option("--classes", "classes_file", section="What communicates", metavar="FILE",
-        type=click.Path(dir_okay=False, path_type=Path),
-        help="TOML with classes of kernels, asked before knee's own, in the form of knee/catalog/kernel_classes.toml.")
-@option("--html", section="Output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.")
-@option("--perfetto", section="Output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="Write a small trace of the exposed intervals and what surrounds them, for ui.perfetto.dev.")
-@option("--sql", section="Output", metavar="QUERY",
-        help="Ask the events yourself (DuckDB); tables: kernels, steps, collectives, ranks.")
+@option(
+    "--comm-pattern",
+    section="What communicates",
+    multiple=True,
+    metavar="REGEX",
+    help="Kernels whose name has this in it are communication too. May be repeated.",
+)
+@option(
+    "--comm",
+    section="What communicates",
+    multiple=True,
+    metavar="CLASS",
+    help="Kernels of this class are communication on every stream, for example symmetric_memory.",
+)
+@option(
+    "--classes",
+    "classes_file",
+    section="What communicates",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="TOML with classes of kernels, asked before knee's own, in the form of knee/catalog/kernel_classes.toml.",
+)
+@option(
+    "--html",
+    section="Output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.",
+)
+@option(
+    "--perfetto",
+    section="Output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a small trace of the exposed intervals and what surrounds them, for ui.perfetto.dev.",
+)
+@option(
+    "--sql",
+    section="Output",
+    metavar="QUERY",
+    help="Ask the events yourself (DuckDB); tables: kernels, steps, collectives, ranks.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON.")
 @option("--no-cache", section="Output", is_flag=True, help="Read the files even where nothing has changed.")
 def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
@@ -125,20 +161,30 @@ def _analyse(paths: tuple[str, ...], options: dict[str, Any]) -> Analysis:
         if shown and all_ > 1:
             click.echo(f"\rread {done} of {all_} traces" + ("\n" if done == all_ else ""), nl=False, err=True)
 
-    return analyse(paths, skip=options["skip"], steps=options["steps"], classes=classes,
-                   cache=not options["no_cache"], progress=progress)
+    return analyse(
+        paths,
+        skip=options["skip"],
+        steps=options["steps"],
+        classes=classes,
+        cache=not options["no_cache"],
+        progress=progress,
+    )
 
 
 def _end(analyses: list[Analysis]) -> None:
     failed = [one for analysis in analyses for one in analysis.left_out if one.is_trace]
     if failed:
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise Incomplete(f"not every trace could be read: {failed[0].why}{more}",
-                         hint="the answer is about the others; was the job ended while it wrote the trace?")
+        raise Incomplete(
+            f"not every trace could be read: {failed[0].why}{more}",
+            hint="the answer is about the others; was the job ended while it wrote the trace?",
+        )
     cut = [rank for analysis in analyses for rank in analysis.ranks if rank.audit.cut]
     if cut:
-        raise Incomplete(f"{cut[0].path} is not whole: {cut[0].audit.cut}",
-                         hint="the answer is about what could be read; was the job ended while it wrote the trace?")
+        raise Incomplete(
+            f"{cut[0].path} is not whole: {cut[0].audit.cut}",
+            hint="the answer is about what could be read; was the job ended while it wrote the trace?",
+        )
 
 
 def _sql(analysis: Analysis, query: str, as_json: bool) -> None:
@@ -191,8 +237,11 @@ def _times_rows(analysis: Analysis) -> list[list[str]]:
         ["exposed copies and fills", show(t.exposed_copies_s, "s"), f"{t.exposed_copies_s / over:.1%}"],
         ["idle", show(t.idle_s, "s"), f"{t.idle_s / over:.1%}"],
         ["communication", show(t.comm_s, "s"), f"{t.comm_s / over:.1%}"],
-        ["overlapped communication", show(t.overlapped_comm_s, "s"),
-         f"{t.overlapped_comm_s / t.comm_s:.1%} of it" if t.comm_s else ""],
+        [
+            "overlapped communication",
+            show(t.overlapped_comm_s, "s"),
+            f"{t.overlapped_comm_s / t.comm_s:.1%} of it" if t.comm_s else "",
+        ],
         ["compute load", show(t.compute_load_s, "s"), ""],
         ["communication load", show(t.comm_load_s, "s"), ""],
         ["copies, fills (load)", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
@@ -206,10 +255,20 @@ def _times_rows(analysis: Analysis) -> list[list[str]]:
 
 def _step_rows(rank: RankAnalysis) -> list[list[str]]:
     head = ["step", "window", "compute", "communication", "exposed", "idle"]
-    return [head, *(
-        [str(part.step) if part.step is not None else "before", show(part.times.window_s, "s"),
-         show(part.times.compute_s, "s"), show(part.times.comm_s, "s"), show(part.times.exposed_comm_s, "s"),
-         show(part.times.idle_s, "s")] for part in rank.steps)]
+    return [
+        head,
+        *(
+            [
+                str(part.step) if part.step is not None else "before",
+                show(part.times.window_s, "s"),
+                show(part.times.compute_s, "s"),
+                show(part.times.comm_s, "s"),
+                show(part.times.exposed_comm_s, "s"),
+                show(part.times.idle_s, "s"),
+            ]
+            for part in rank.steps
+        ),
+    ]
 
 
 def _rank_rows(analysis: Analysis) -> list[list[str]]:
@@ -218,9 +277,17 @@ def _rank_rows(analysis: Analysis) -> list[list[str]]:
     for rank, waits in zip(analysis.ranks, analysis.across.ranks, strict=True):
         t = rank.times
         told = [show(waits.transfer_s, "s"), show(waits.waiting_s, "s"), show(waits.waited_for_s, "s")]
-        rows.append([str(rank.rank), show(t.window_s, "s"), show(t.compute_s, "s"), show(t.comm_s, "s"),
-                     show(t.exposed_comm_s, "s"), show(t.idle_s, "s"),
-                     *(told if waits.matched else ["unknown"] * 3)])
+        rows.append(
+            [
+                str(rank.rank),
+                show(t.window_s, "s"),
+                show(t.compute_s, "s"),
+                show(t.comm_s, "s"),
+                show(t.exposed_comm_s, "s"),
+                show(t.idle_s, "s"),
+                *(told if waits.matched else ["unknown"] * 3),
+            ]
+        )
     return rows
 
 
@@ -228,17 +295,35 @@ def _collective_rows(rank: RankAnalysis) -> list[list[str]]:
     if not rank.collectives:
         return [["none"]]
     rows = [["collective", "group", "ranks", "message", "calls", "load", "exposed", "median", "bus bandwidth"]]
-    rows += [[
-        load.collective, load.group, str(load.group_size or "?"),
-        show(load.message_bytes, "bytes") if load.message_bytes else "?", f"{load.calls:,}", show(load.load_s, "s"),
-        show(load.exposed_s, "s"), show(load.median_s, "s"),
-        f"{load.bus_bytes_per_s / 1e9:.2f} GB/s" if load.bus_bytes_per_s else "?",
-    ] for load in rank.collectives[:SHOWN]]
+    rows += [
+        [
+            load.collective,
+            load.group,
+            str(load.group_size or "?"),
+            show(load.message_bytes, "bytes") if load.message_bytes else "?",
+            f"{load.calls:,}",
+            show(load.load_s, "s"),
+            show(load.exposed_s, "s"),
+            show(load.median_s, "s"),
+            f"{load.bus_bytes_per_s / 1e9:.2f} GB/s" if load.bus_bytes_per_s else "?",
+        ]
+        for load in rank.collectives[:SHOWN]
+    ]
     rest = rank.collectives[SHOWN:]
     if rest:
-        rows.append([f"{len(rest)} more", "", "", "", f"{sum(load.calls for load in rest):,}",
-                     show(sum(load.load_s for load in rest), "s"), show(sum(load.exposed_s for load in rest), "s"),
-                     "", ""])
+        rows.append(
+            [
+                f"{len(rest)} more",
+                "",
+                "",
+                "",
+                f"{sum(load.calls for load in rest):,}",
+                show(sum(load.load_s for load in rest), "s"),
+                show(sum(load.exposed_s for load in rest), "s"),
+                "",
+                "",
+            ]
+        )
     return rows
 
 
@@ -250,9 +335,20 @@ def _class_rows(rank: RankAnalysis) -> list[list[str]]:
     longest: dict[tuple[str, bool], str] = {}
     for kernel in rank.kernels:
         longest.setdefault((kernel.kernel_class, kernel.communication), kernel.name)
-    return [["class", "", "calls", "load", "share", "longest"], *(
-        [load.name, "communication" if load.communication else "", f"{load.calls:,}", show(load.load_s, "s"),
-         f"{load.load_s / total:.1%}", longest[load.kernel_class, load.communication][:NAME_WIDTH]] for load in loads)]
+    return [
+        ["class", "", "calls", "load", "share", "longest"],
+        *(
+            [
+                load.name,
+                "communication" if load.communication else "",
+                f"{load.calls:,}",
+                show(load.load_s, "s"),
+                f"{load.load_s / total:.1%}",
+                longest[load.kernel_class, load.communication][:NAME_WIDTH],
+            ]
+            for load in loads
+        ),
+    ]
 
 
 def _print_audit(analysis: Analysis) -> None:
@@ -261,20 +357,26 @@ def _print_audit(analysis: Analysis) -> None:
 
     audits = [rank.audit for rank in analysis.ranks]
     lost = sum(a.without_duration + a.clock_anomalies for a in audits)
-    said = [f"{sum(a.events for a in audits):,} events read, {sum(a.kernels for a in audits):,} kernels, "
-            f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} left out or odd; "
-            f"{sum(a.without_launch for a in audits):,} kernels without a launch; "
-            f"{sum(a.same_stream_overlaps for a in audits):,} overlap on their stream"]
+    said = [
+        f"{sum(a.events for a in audits):,} events read, {sum(a.kernels for a in audits):,} kernels, "
+        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} left out or odd; "
+        f"{sum(a.without_launch for a in audits):,} kernels without a launch; "
+        f"{sum(a.same_stream_overlaps for a in audits):,} overlap on their stream"
+    ]
     missing = analysis.across.missing
     if missing:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        said.append(f"no trace was given of rank{'s' if len(missing) > 1 else ''} {named} of the groups "
-                    f"({len(missing):,} missing): waiting "
-                    f"{'is not known' if len(analysis.ranks) == 1 else 'is known between the others alone'}")
+        said.append(
+            f"no trace was given of rank{'s' if len(missing) > 1 else ''} {named} of the groups "
+            f"({len(missing):,} missing): waiting "
+            f"{'is not known' if len(analysis.ranks) == 1 else 'is known between the others alone'}"
+        )
     straggler = analysis.across.straggler
     if straggler is not None:
-        said.append(f"the others waited most for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
-                    f"average, last in {straggler.last_arrivals} of {straggler.matched} collectives")
+        said.append(
+            f"the others waited most for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
+            f"average, last in {straggler.last_arrivals} of {straggler.matched} collectives"
+        )
     for rank in analysis.ranks:
         prefix = f"rank {rank.rank}: " if len(analysis.ranks) > 1 else ""
         said += [prefix + sentence for sentence in rank.audit.sentences()]
@@ -288,8 +390,10 @@ def _diff(paths: tuple[str, ...], as_json: bool, options: dict[str, Any]) -> Non
     from knee.trace.diff import diff
 
     if len(paths) != 2:
-        raise InputError(f"two are held against each other, and {len(paths)} were given",
-                         hint="`knee trace diff A B`: a file or a folder each")
+        raise InputError(
+            f"two are held against each other, and {len(paths)} were given",
+            hint="`knee trace diff A B`: a file or a folder each",
+        )
     for name in ("html", "perfetto", "sql"):
         if options[name] is not None:
             raise InputError(f"--{name} is of one job", hint=f"`knee trace {paths[0]} --{name} ...`")
@@ -307,22 +411,49 @@ def _print_diff(found: Diff, paths: tuple[str, ...]) -> None:
 
     click.echo(seen(found.finding))
     head = ["A", "B", "change", ""]
-    names = {"step_s": "step", "compute_s": "compute", "exposed_comm_s": "exposed communication",
-             "exposed_copies_s": "exposed copies and fills", "idle_s": "idle", "comm_s": "communication",
-             "overlapped_comm_s": "overlapped communication"}
+    names = {
+        "step_s": "step",
+        "compute_s": "compute",
+        "exposed_comm_s": "exposed communication",
+        "exposed_copies_s": "exposed copies and fills",
+        "idle_s": "idle",
+        "comm_s": "communication",
+        "overlapped_comm_s": "overlapped communication",
+    }
     print_heading("a step")
-    print_rows([["", *head], *([name, *_change(found.times[key])] for key, name in names.items()
-                               if key in found.times)], right=(1, 2, 3, 4))
+    print_rows(
+        [["", *head], *([name, *_change(found.times[key])] for key, name in names.items() if key in found.times)],
+        right=(1, 2, 3, 4),
+    )
     if found.collectives:
         print_heading("communication")
-        print_rows([["collective", "group", "message", *head], *(
-            [one.collective, one.group, show(one.message_bytes, "bytes") if one.message_bytes else "?",
-             *_change(one.load_s)] for one in found.collectives[:SHOWN])], right=(2, 3, 4, 5, 6))
+        print_rows(
+            [
+                ["collective", "group", "message", *head],
+                *(
+                    [
+                        one.collective,
+                        one.group,
+                        show(one.message_bytes, "bytes") if one.message_bytes else "?",
+                        *_change(one.load_s),
+                    ]
+                    for one in found.collectives[:SHOWN]
+                ),
+            ],
+            right=(2, 3, 4, 5, 6),
+        )
     for title, kernels in (("kernels by class", found.classes), ("kernels that changed most", found.kernels)):
         print_heading(title)
-        print_rows([["", *head, ""], *(
-            [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
-            for one in kernels[:SHOWN])], right=(1, 2, 3, 4))
+        print_rows(
+            [
+                ["", *head, ""],
+                *(
+                    [one.name[:NAME_WIDTH], *_change(one.load_s), one.status if one.status != "changed" else ""]
+                    for one in kernels[:SHOWN]
+                ),
+            ],
+            right=(1, 2, 3, 4),
+        )
     click.echo(f"A is {paths[0]}, B is {paths[1]}; all of it per step, mean over ranks")
     for note in found.notes:
         click.echo(f"  - {note}")
@@ -331,5 +462,9 @@ def _print_diff(found: Diff, paths: tuple[str, ...]) -> None:
 def _change(one: Change) -> list[str]:
     share = one.relative_frac
     sign = "+" if one.change > 0 else "-" if one.change < 0 else ""
-    return [show(one.a, "s"), show(one.b, "s"), sign + show(abs(one.change), "s"),
-            "" if share is None else f"{share:+.1%}"]
+    return [
+        show(one.a, "s"),
+        show(one.b, "s"),
+        sign + show(abs(one.change), "s"),
+        "" if share is None else f"{share:+.1%}",
+    ]

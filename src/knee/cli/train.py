@@ -31,48 +31,134 @@ PLACEHOLDER = "cpu"
 
 @click.command("train", cls=Sectioned)
 @click.argument("model")
-@option("--nproc", section="Run", type=int, metavar="N",
-        help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
-             "torchrun, which starts them itself.")
+@option(
+    "--nproc",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
+    "torchrun, which starts them itself.",
+)
 @option("--device", section="Run", type=Word(("cuda", "cpu")), help="The GPUs where there are any, if left out.")
-@option("--steps", section="Run", type=int, metavar="N",
-        help="Optimizer steps in all; 60, as in the paper, or 30 on a processor if left out.")
-@option("--warmup", section="Run", type=int, metavar="N",
-        help="First steps that are not measured; 10, or a sixth of fewer than 60, if left out.")
-@option("--trace-steps", section="Run", type=int, default=3, show_default=True, metavar="N",
-        help="Steps under the profiler after the measured ones; 0 for none.")
-@option("--dtype", section="Run", type=Word(("fp32", "bf16", "fp16")),
-        help="Type of the matrix products: fp32 on a processor, the plan's precision on GPUs if left out.")
+@option(
+    "--steps",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="Optimizer steps in all; 60, as in the paper, or 30 on a processor if left out.",
+)
+@option(
+    "--warmup",
+    section="Run",
+    type=int,
+    metavar="N",
+    help="First steps that are not measured; 10, or a sixth of fewer than 60, if left out.",
+)
+@option(
+    "--trace-steps",
+    section="Run",
+    type=int,
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Steps under the profiler after the measured ones; 0 for none.",
+)
+@option(
+    "--dtype",
+    section="Run",
+    type=Word(("fp32", "bf16", "fp16")),
+    help="Type of the matrix products: fp32 on a processor, the plan's precision on GPUs if left out.",
+)
 @option("--compile", "compiles", section="Run", is_flag=True, help="Compile every block and the loss.")
-@option("--attention", section="Run", type=Word(("auto", "flash", "cudnn", "math")), default="auto",
-        show_default=True, help="Which attention kernels may run.")
-@option("--data", section="Run", type=click.Path(path_type=Path), metavar="DIR",
-        help="Shards of `knee data`; synthetic tokens if left out.")
+@option(
+    "--attention",
+    section="Run",
+    type=Word(("auto", "flash", "cudnn", "math")),
+    default="auto",
+    show_default=True,
+    help="Which attention kernels may run.",
+)
+@option(
+    "--data",
+    section="Run",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Shards of `knee data`; synthetic tokens if left out.",
+)
 @option("--seed", section="Run", type=int, default=0, show_default=True, help="Of the weights and the data.")
 @option("--lr", section="Run", type=float, default=3e-4, show_default=True, help="Learning rate.")
-@option("--timeout", "timeout_s", section="Run", type=float, default=600.0, show_default=True, metavar="SECONDS",
-        help="A run that does not move for so long is ended.")
-@option("--out", section="Run", type=click.Path(path_type=Path), metavar="DIR",
-        help="Folder of the record, traces and logs; runs/MODEL-DATE if left out.")
+@option(
+    "--timeout",
+    "timeout_s",
+    section="Run",
+    type=float,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="A run that does not move for so long is ended.",
+)
+@option(
+    "--out",
+    section="Run",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Folder of the record, traces and logs; runs/MODEL-DATE if left out.",
+)
 @option("--force", section="Run", is_flag=True, help="Replace the record of an earlier run in that folder.")
-@option("--job", "job_file", section="Run", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        help="Write the job there instead of running it, for `python -m knee.train.worker FILE` on a machine with "
-             "torch and NumPy alone.")
-@option("--local-batch", section="What", type=float, metavar="B",
-        help="Sequences a step over all processes, divided by all processes; 2 if left out.")
+@option(
+    "--job",
+    "job_file",
+    section="Run",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write the job there instead of running it, for `python -m knee.train.worker FILE` on a machine with "
+    "torch and NumPy alone.",
+)
+@option(
+    "--local-batch",
+    section="What",
+    type=float,
+    metavar="B",
+    help="Sequences a step over all processes, divided by all processes; 2 if left out.",
+)
 @option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all processes.")
-@option("--seq-len", section="What", type=int, metavar="S",
-        help="Tokens a sequence; 4,096 or the model's longest if left out.")
-@option("--cluster", section="What", metavar="NAME",
-        help="Named in the record: the catalogue's cluster with this GPU if left out.")
-@option("--profile", section="What", metavar="NAME",
-        help="Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` on a "
-             "processor.")
-@option("--set", "sets", section="What", multiple=True, metavar="KEY=VALUE",
-        help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    help="Tokens a sequence; 4,096 or the model's longest if left out.",
+)
+@option(
+    "--cluster",
+    section="What",
+    metavar="NAME",
+    help="Named in the record: the catalogue's cluster with this GPU if left out.",
+)
+@option(
+    "--profile",
+    section="What",
+    metavar="NAME",
+    help="Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` on a "
+    "processor.",
+)
+@option(
+    "--set",
+    "sets",
+    section="What",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.",
+)
 @plan_options
-@option("--flop-convention", section="Output", metavar="NAME", default="palm", show_default=True,
-        help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.")
+@option(
+    "--flop-convention",
+    section="Output",
+    metavar="NAME",
+    default="palm",
+    show_default=True,
+    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
+)
 @option("--json", "as_json", section="Output", is_flag=True, help="Print the record as JSON.")
 def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: Path | None, **options: Any) -> None:
     """Train MODEL for real under a parallel plan, and measure it.
@@ -139,8 +225,9 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     if not in_file and sizes["global_batch"] is None and sizes["local_batch"] is None:
         sizes["local_batch"] = LOCAL_BATCH
     cluster = options["cluster"] or (None if in_file else PLACEHOLDER)
-    asked = ask(model, cluster=cluster, profile=options["profile"], sizes=sizes, plan=plan,
-                sets=parse_sets(options["sets"]))
+    asked = ask(
+        model, cluster=cluster, profile=options["profile"], sizes=sizes, plan=plan, sets=parse_sets(options["sets"])
+    )
     job = asked.job
     dtype = dtype or job.plan.precision
     steps = options["steps"] if options["steps"] is not None else STEPS[device]
@@ -191,8 +278,9 @@ def _write_job(job: TrainJob, out: Path | None, path: Path) -> None:
     job = replace(job, out=str(out or f"runs/{job.model.name}"))
     write_text(path, json.dumps(job.as_json(), indent=1) + "\n")
     start = "python" if job.gpus == 1 else f"torchrun --nproc-per-node {job.gpus}"
-    click.echo(f"wrote {path}: run it with `{start} -m knee.train.worker {path}`; its record goes to {job.out}",
-               err=True)
+    click.echo(
+        f"wrote {path}: run it with `{start} -m knee.train.worker {path}`; its record goes to {job.out}", err=True
+    )
 
 
 def _device(wanted: str | None, world: int) -> Any:
@@ -205,12 +293,15 @@ def _device(wanted: str | None, world: int) -> Any:
     usable = bool(count and found.gpus) and (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
     if wanted == "cuda" and not usable:
         why = found.software.driver.trouble or f"torch {found.software.torch} was built for the {'CPU'} alone"
-        raise InputError(f"--device cuda: {why}", hint="`knee doctor` says what is there; --device cpu trains on the "
-                                                       "processor")
+        raise InputError(
+            f"--device cuda: {why}", hint="`knee doctor` says what is there; --device cpu trains on the processor"
+        )
     device = wanted or ("cuda" if usable else "cpu")
     if device == "cuda" and "RANK" not in os.environ and world > count:
-        raise InputError(f"{world} processes need {world} GPUs, and {count} can be seen here",
-                         hint="start several machines with torchrun, or use --device cpu")
+        raise InputError(
+            f"{world} processes need {world} GPUs, and {count} can be seen here",
+            hint="start several machines with torchrun, or use --device cpu",
+        )
     return device
 
 
@@ -222,8 +313,13 @@ def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
     profile = options["profile"]
     if profile is not None:
         load_profile(profile)
-    return facts_of(job, cluster=job.cluster.name if named else None, profile=profile,
-                    convention=options["flop_convention"], command=["knee", *sys.argv[1:]])
+    return facts_of(
+        job,
+        cluster=job.cluster.name if named else None,
+        profile=profile,
+        convention=options["flop_convention"],
+        command=["knee", *sys.argv[1:]],
+    )
 
 
 def _work(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> int:
@@ -254,8 +350,9 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
     from knee.train.launch import launch, prepare
 
     prepare(out, force=force)
-    click.echo(f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {out}/logs",
-               err=True)
+    click.echo(
+        f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {out}/logs", err=True
+    )
     record, number = launch(replace(job, out=str(out.resolve())), out)
     if as_json:
         click.echo(json.dumps(record, indent=1, allow_nan=False))
@@ -267,14 +364,18 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
         raise KneeError(f"{out}/record.json could not be written", hint="--json prints the record all the same")
     click.echo(f"wrote {out}/record.json", err=True)
     if record["status"] == "oom":
-        raise DoesNotFit(f"rank {record['failed_rank']}: {record['error']}",
-                         hint="use a smaller --micro-batch, --recompute full, more tp, or more GPUs")
+        raise DoesNotFit(
+            f"rank {record['failed_rank']}: {record['error']}",
+            hint="use a smaller --micro-batch, --recompute full, more tp, or more GPUs",
+        )
     if number is not None:
         click.echo(f"{record['error']} after {record['steps_done']} steps", err=True)
         sys.exit(128 + number)
     if record["status"] != "done":
-        raise KneeError(f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
-                        hint=f"{out}/logs has what the ranks said")
+        raise KneeError(
+            f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
+            hint=f"{out}/logs has what the ranks said",
+        )
 
 
 def _print(record: dict[str, Any]) -> None:
@@ -282,15 +383,25 @@ def _print(record: dict[str, Any]) -> None:
     from knee.cli.table import print_heading, print_rows
     from knee.fidelity.side_by_side import ROWS, shown
 
-    print_heading(f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
-                  f"{record['window_steps']} steps")
+    print_heading(
+        f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "
+        f"{record['window_steps']} steps"
+    )
     print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
     if record["comm_loads"]:
         from knee.units import show
 
         print_heading("communication (per process and step)")
         rows = [["collective", "group", "ranks", "calls", "message", "time"]]
-        rows += [[load["collective"], load["group"], str(load["group_size"] or "?"), f"{load['calls']:g}",
-                  show(load["message_bytes"], "bytes") if load["message_bytes"] else "?", show(load["load_s"], "s")]
-                 for load in record["comm_loads"]]
+        rows += [
+            [
+                load["collective"],
+                load["group"],
+                str(load["group_size"] or "?"),
+                f"{load['calls']:g}",
+                show(load["message_bytes"], "bytes") if load["message_bytes"] else "?",
+                show(load["load_s"], "s"),
+            ]
+            for load in record["comm_loads"]
+        ]
         print_rows(rows, right=(2, 3, 4, 5))

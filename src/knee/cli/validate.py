@@ -35,18 +35,28 @@ class Answer:
 
 @click.command("validate")
 @click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--profile", metavar="NAME",
-              help="Software profile of all training runs, in place of what the rows tell: a name of `knee catalog` "
-                   "or a TOML file, such as one of `knee calibrate`.")
-@click.option("--cluster", metavar="NAME",
-              help="Cluster of all training runs, in place of what the rows tell: a name of `knee catalog` or a TOML "
-                   "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.")
+@click.option(
+    "--profile",
+    metavar="NAME",
+    help="Software profile of all training runs, in place of what the rows tell: a name of `knee catalog` "
+    "or a TOML file, such as one of `knee calibrate`.",
+)
+@click.option(
+    "--cluster",
+    metavar="NAME",
+    help="Cluster of all training runs, in place of what the rows tell: a name of `knee catalog` or a TOML "
+    "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
-@click.option("--rows", "rows_path", metavar="OUT.csv", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write published, predicted and error of each row, or why it was skipped; without a file, "
-                   "those of bandwidths go to OUT.bandwidths.csv.")
-def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool,
-            rows_path: Path | None) -> None:
+@click.option(
+    "--rows",
+    "rows_path",
+    metavar="OUT.csv",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write published, predicted and error of each row, or why it was skipped; without a file, "
+    "those of bandwidths go to OUT.bandwidths.csv.",
+)
+def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool, rows_path: Path | None) -> None:
     """Predict what others measured, in a CSV FILE (- is standard input), and say how far off knee is. Without a file:
     what knee carries, several hundred published runs and bandwidths with their sources, and the claims of the paper.
     Or what you measured: FILE may be the folder of a `knee sweep` or a `knee train`, or JSON of knee's own records.
@@ -89,8 +99,10 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     else:
         header, _ = read_table(file, REQUIRED, text)
         if is_bandwidths(header) and (profile or cluster):
-            raise InputError(f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
-                             hint="leave them out")
+            raise InputError(
+                f"{file} has bandwidths of collectives; --profile and --cluster are for training runs",
+                hint="leave them out",
+            )
         answer = _bandwidths(file, text) if is_bandwidths(header) else _runs(file, text, profile, cluster)
     if rows_path is not None:
         _write_rows(rows_path, answer.rows)
@@ -99,8 +111,7 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
 
         if as_json:
             click.echo(json.dumps(answer.data, indent=2, allow_nan=False))
-        raise InputError(none_used(f"none of the {len(answer.rows):,} rows of {file} can be predicted",
-                                   answer.skipped))
+        raise InputError(none_used(f"none of the {len(answer.rows):,} rows of {file} can be predicted", answer.skipped))
     if answer.ignored:
         click.echo(f"ignored columns: {', '.join(answer.ignored)}", err=True)
     if as_json:
@@ -128,15 +139,18 @@ def _own(as_json: bool, rows_path: Path | None) -> None:
     found = carried_fidelity(runs, links)
     if rows_path is not None:
         _write_rows(rows_path, of_runs.rows(file, runs))
-        _write_rows(rows_path.with_name(f"{rows_path.stem}.bandwidths{rows_path.suffix}"),
-                    of_bandwidths.rows(other, links))
+        _write_rows(
+            rows_path.with_name(f"{rows_path.stem}.bandwidths{rows_path.suffix}"), of_bandwidths.rows(other, links)
+        )
     names = study_names("paper")
     points = points_to_run(names)
     answered = list(progress(recorded(points, Store().record), "claims of the paper", len(points)))
     verdicts = [verdict for one in results(names, answered) for verdict in one.verdicts]
     if as_json:
         data = as_data(found, verdicts) | {
-            "carried_runs": of_runs.as_data(file, runs), "carried_bandwidths": of_bandwidths.as_data(other, links)}
+            "carried_runs": of_runs.as_data(file, runs),
+            "carried_bandwidths": of_bandwidths.as_data(other, links),
+        }
         click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
         print_own(found, runs, links, verdicts)
@@ -153,15 +167,24 @@ def _runs(path: Path, text: str | None, profile: str | None, cluster: str | None
 
     stack = None if profile is None else load_profile(profile).spec
     where = None if cluster is None else load_cluster(cluster).spec
-    file, ask = records_of(path, text, stack, where) if records else (
-        read_runs(path, text), partial(job_of, profile=stack, cluster=where))
+    file, ask = (
+        records_of(path, text, stack, where)
+        if records
+        else (read_runs(path, text), partial(job_of, profile=stack, cluster=where))
+    )
 
     def watch(cases: list[Case]) -> Iterable[Case]:
         return progress(cases, "predicting", len(cases)) if len(cases) > MANY else cases
 
     found = validate(file, ask, watch)
-    return Answer(data=as_data(file, found), rows=rows(file, found), used=bool(found.predictions),
-                  skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_runs(found))
+    return Answer(
+        data=as_data(file, found),
+        rows=rows(file, found),
+        used=bool(found.predictions),
+        skipped=found.all.skipped,
+        ignored=file.ignored,
+        show=lambda: print_runs(found),
+    )
 
 
 def _bandwidths(path: Path, text: str) -> Answer:
@@ -171,8 +194,14 @@ def _bandwidths(path: Path, text: str) -> Answer:
 
     file = read_bandwidths(path, text)
     found = validate_bandwidths(file)
-    return Answer(data=as_data(file, found), rows=rows(file, found), used=bool(found.predictions),
-                  skipped=found.all.skipped, ignored=file.ignored, show=lambda: print_bandwidths(found))
+    return Answer(
+        data=as_data(file, found),
+        rows=rows(file, found),
+        used=bool(found.predictions),
+        skipped=found.all.skipped,
+        ignored=file.ignored,
+        show=lambda: print_bandwidths(found),
+    )
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

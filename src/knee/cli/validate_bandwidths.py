@@ -29,20 +29,22 @@ def rows(file: BandwidthFile, found: BandwidthValidation) -> list[dict[str, Any]
     records = []
     for row in file.rows:
         p = found.predictions.get(row.line)
-        records.append({
-            "line": row.line,
-            "source": row.source,
-            "collective": row.operation,
-            "skipped": found.reasons.get(row.line),
-            "gpus": row.setting and row.setting.n_gpus,
-            "nodes": p and p.nodes,
-            "message_bytes": row.setting and row.setting.message_bytes,
-            "cluster": p and p.cluster,
-            "measured_bus_bytes_per_s": row.bus_bytes_per_s,
-            "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
-            "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
-            "error_frac": p and p.error_frac,
-        })
+        records.append(
+            {
+                "line": row.line,
+                "source": row.source,
+                "collective": row.operation,
+                "skipped": found.reasons.get(row.line),
+                "gpus": row.setting and row.setting.n_gpus,
+                "nodes": p and p.nodes,
+                "message_bytes": row.setting and row.setting.message_bytes,
+                "cluster": p and p.cluster,
+                "measured_bus_bytes_per_s": row.bus_bytes_per_s,
+                "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
+                "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
+                "error_frac": p and p.error_frac,
+            }
+        )
     return records
 
 
@@ -60,13 +62,20 @@ def print_scores(found: BandwidthValidation) -> None:
     """By source, operation, nodes and message size."""
     scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
     cells = [["source", "rows", "used", "skipped", "tests"]]
-    cells += [[name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
-              for name, s in scores.items()]
+    cells += [
+        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
+        for name, s in scores.items()
+    ]
     print_table("rows of bandwidths (repeats are one test)", cells)
-    print_errors(f"error by source, {LARGE}", {name: s.large for name, s in scores.items()},
-                 of="source", counted="tests")
-    print_errors(f"error by operation, {LARGE}", {name: s.large for name, s in found.operations.items()},
-                 of="operation", counted="tests")
+    print_errors(
+        f"error by source, {LARGE}", {name: s.large for name, s in scores.items()}, of="source", counted="tests"
+    )
+    print_errors(
+        f"error by operation, {LARGE}",
+        {name: s.large for name, s in found.operations.items()},
+        of="operation",
+        counted="tests",
+    )
     print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
     print_errors("error by message size", _flat(found.sizes, ", {}"), of="operation", counted="tests")
     print_skipped({name: s.skipped for name, s in found.sources.items()})

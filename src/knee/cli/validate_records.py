@@ -24,8 +24,10 @@ def records_of(path: Path, text: str | None, profile: Profile | None, cluster: C
     found: list[tuple[str, Recorded]] = []
     for one in [path] if text is not None else records_in([path]):
         name = None if text is not None else str(one.parent.relative_to(path))
-        found += [(name or str(recorded.number), recorded)
-                  for recorded in read_records(one, text_of(one) if text is None else text, profile, cluster)]
+        found += [
+            (name or str(recorded.number), recorded)
+            for recorded in read_records(one, text_of(one) if text is None else text, profile, cluster)
+        ]
     jobs: dict[Setting, RunJob] = {}
     rows = []
     for line, (name, recorded) in enumerate(found, start=1):
@@ -34,10 +36,19 @@ def records_of(path: Path, text: str | None, profile: Profile | None, cluster: C
             run, asked = recorded.pair
             job = asked.job
             # the words of a table do not tell all plans and stacks apart; the job is known, so these are names only
-            setting = replace(run.setting, source=row.source, sharding=repr(job.plan),
-                              kernel=f"{job.profile.name} on {job.cluster.name}")
+            setting = replace(
+                run.setting,
+                source=row.source,
+                sharding=repr(job.plan),
+                kernel=f"{job.profile.name} on {job.cluster.name}",
+            )
             jobs[setting] = asked
-            row = replace(row, setting=setting, status=run.status, memory_bytes=run.memory_bytes,
-                          tokens_per_s_per_gpu=run.tokens_per_s_per_gpu)
+            row = replace(
+                row,
+                setting=setting,
+                status=run.status,
+                memory_bytes=run.memory_bytes,
+                tokens_per_s_per_gpu=run.tokens_per_s_per_gpu,
+            )
         rows.append(row)
     return RunFile(rows=tuple(rows), ignored=()), jobs.__getitem__

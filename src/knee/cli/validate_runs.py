@@ -32,24 +32,26 @@ def rows(runs: RunFile, found: Validation) -> list[dict[str, Any]]:
     records = []
     for row in runs.rows:
         p = found.predictions.get(row.line)
-        records.append({
-            "line": row.line,
-            "id": row.id,
-            "source": row.source,
-            "status": row.status,
-            "skipped": found.reasons.get(row.line),
-            "stack": p and p.stack,
-            "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
-            "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
-            "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
-            "error_frac": p and p.error_frac,
-            "published_memory_bytes": row.memory_bytes,
-            "median_memory_bytes": p and p.run.memory_bytes,
-            "predicted_memory_bytes": p and p.memory_bytes,
-            "memory_error_frac": p and p.memory_error_frac,
-            "fits": p and p.fits,
-            "assumptions": p and "; ".join(p.notes),
-        })
+        records.append(
+            {
+                "line": row.line,
+                "id": row.id,
+                "source": row.source,
+                "status": row.status,
+                "skipped": found.reasons.get(row.line),
+                "stack": p and p.stack,
+                "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+                "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
+                "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
+                "error_frac": p and p.error_frac,
+                "published_memory_bytes": row.memory_bytes,
+                "median_memory_bytes": p and p.run.memory_bytes,
+                "predicted_memory_bytes": p and p.memory_bytes,
+                "memory_error_frac": p and p.memory_error_frac,
+                "fits": p and p.fits,
+                "assumptions": p and "; ".join(p.notes),
+            }
+        )
     return records
 
 
@@ -60,10 +62,16 @@ def print_runs(found: Validation) -> None:
     if found.headline_frac is not None and found.all.throughput is not None:
         points = found.all.throughput.points
         over = "over its only run" if points == 1 else f"over all {points:,} runs"
-        print_heading(f"tokens/s per GPU: error {found.headline_frac:.1%} (median over {_counted(found)} of each one's "
-                      f"median), {found.all.throughput.median_frac:.1%} {over}")
-    print_errors("error of tokens/s per GPU", {name: score.throughput for name, score in _scores(found).items()},
-                 of="source", counted="runs")
+        print_heading(
+            f"tokens/s per GPU: error {found.headline_frac:.1%} (median over {_counted(found)} of each one's "
+            f"median), {found.all.throughput.median_frac:.1%} {over}"
+        )
+    print_errors(
+        "error of tokens/s per GPU",
+        {name: score.throughput for name, score in _scores(found).items()},
+        of="source",
+        counted="runs",
+    )
     print_scores(found)
 
 
@@ -95,8 +103,10 @@ def _counted(found: Validation) -> str:
 
 def _print_used(scores: Mapping[str, Score]) -> None:
     cells = [["source", "rows", "used", "skipped", "runs"]]
-    cells += [[name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.runs:,}"]
-              for name, s in scores.items()]
+    cells += [
+        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.runs:,}"]
+        for name, s in scores.items()
+    ]
     print_table("rows (repeats are one run)", cells)
 
 
@@ -104,8 +114,11 @@ def _print_fitting(scores: Mapping[str, Score]) -> None:
     from knee.fidelity.runs import STATUSES
 
     cells = [["source", *(f"{status}: {word}" for status in STATUSES for word in ("fits", "does not"))]]
-    cells += [[name, *(f"{count:,}" for f in s.fitting.values() for count in (f.fits, f.does_not))]
-              for name, s in scores.items() if s.runs]
+    cells += [
+        [name, *(f"{count:,}" for f in s.fitting.values() for count in (f.fits, f.does_not))]
+        for name, s in scores.items()
+        if s.runs
+    ]
     print_table("runs by status: does knee expect them to fit?", cells)
 
 
@@ -114,9 +127,16 @@ def _print_ranking(scores: Mapping[str, Score]) -> None:
     for name, score in scores.items():
         if (r := score.ranking) is not None:
             order = "" if r.median_spearman is None else f"{r.median_spearman:.2f}"
-            cells.append([name, f"{r.groups:,}", f"{r.plans:,}", f"{r.median_regret_frac:.1%}",
-                          f"{r.mean_regret_frac:.1%}", f"{r.worst_regret_frac:.1%}", f"{r.best_chosen_frac:.0%}",
-                          order])
+            cells.append(
+                [
+                    name,
+                    f"{r.groups:,}",
+                    f"{r.plans:,}",
+                    f"{r.median_regret_frac:.1%}",
+                    f"{r.mean_regret_frac:.1%}",
+                    f"{r.worst_regret_frac:.1%}",
+                    f"{r.best_chosen_frac:.0%}",
+                    order,
+                ]
+            )
     print_table("regret of the plan that knee ranks first", cells)
-
-

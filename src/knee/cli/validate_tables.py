@@ -27,8 +27,11 @@ def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int]
 def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: str, counted: str) -> None:
     """Median, p90 and bias of each; ``of`` heads the names, ``counted`` their number."""
     cells = [[of, counted, "median", "p90", "bias"]]
-    cells += [[name, f"{r.points:,}", f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.bias_frac:+.1%}"]
-              for name, r in residuals.items() if r is not None]
+    cells += [
+        [name, f"{r.points:,}", f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.bias_frac:+.1%}"]
+        for name, r in residuals.items()
+        if r is not None
+    ]
     print_table(title, cells)
 
 
@@ -36,8 +39,14 @@ def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
     """Of each source; reasons that differ in a value only are one."""
     from knee.fidelity.reasons import aggregated
 
-    print_counts("skipped", {f"{name}: {reason}": rows for name, reasons in skipped.items()
-                             for reason, rows in aggregated(reasons).items()})
+    print_counts(
+        "skipped",
+        {
+            f"{name}: {reason}": rows
+            for name, reasons in skipped.items()
+            for reason, rows in aggregated(reasons).items()
+        },
+    )
 
 
 def none_used(what: str, skipped: Mapping[str, int]) -> str:

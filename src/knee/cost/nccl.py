@@ -61,7 +61,6 @@ __all__ = [
 ]
 
 
-
 def enabled(c: Case, *, sharp: bool = False) -> NDArray[np.bool_]:
     """Where NCCL would consider this case.
 

@@ -67,9 +67,7 @@ def references() -> dict[str, str]:
     return {name: str(table["reference"]) for name, table in tomllib.loads(text).items()}
 
 
-def carried_fidelity(
-    found: Validation | None = None, links: BandwidthValidation | None = None
-) -> CarriedFidelity:
+def carried_fidelity(found: Validation | None = None, links: BandwidthValidation | None = None) -> CarriedFidelity:
     """Predict the carried runs and bandwidths; errors of runs left out are those of the last fit."""
     found = found or validate(carried_runs())
     left_out = _left_out()

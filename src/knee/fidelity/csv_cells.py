@@ -29,8 +29,10 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=f"name {what}") from None
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
-                         hint="save it as comma-separated text in UTF-8") from None
+        raise InputError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
+            hint="save it as comma-separated text in UTF-8",
+        ) from None
 
 
 def read_table(
@@ -52,8 +54,11 @@ def read_table(
             else:
                 lines.append((done, cells))
     except csv.Error as error:
-        trouble = f"a quote that opens on line {done + 1} is never closed" if "end of data" in str(error) else (
-            f"line {reader.line_num}: {error}")
+        trouble = (
+            f"a quote that opens on line {done + 1} is never closed"
+            if "end of data" in str(error)
+            else (f"line {reader.line_num}: {error}")
+        )
         raise InputError(f"{path} is no CSV: {trouble}", hint="save it as comma-separated text") from None
     _check_header(path, header, needed)
     return header, lines
@@ -65,8 +70,10 @@ def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> N
     if len(header) == 1:
         for mark, name in _SEPARATORS.items():
             if mark in header[0]:
-                raise InputError(f"{path} is separated by {name}, not by commas",
-                                 hint="save it as comma-separated text, with a point for decimals")
+                raise InputError(
+                    f"{path} is separated by {name}, not by commas",
+                    hint="save it as comma-separated text, with a point for decimals",
+                )
     twice = sorted({name for name in header if name and header.count(name) > 1})
     if twice:
         raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
@@ -78,8 +85,11 @@ def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], meas
     lower = {name.lower(): name for name in header}
     if missing:
         close = [f"{name}, instead of {lower[found]}" for name in missing if (found := did_you_mean(name, lower))]
-        hint = f"is it {'; '.join(close)}?" if close else (
-            f"needed are {', '.join(needed)}, and one of {', '.join(measured)}")
+        hint = (
+            f"is it {'; '.join(close)}?"
+            if close
+            else (f"needed are {', '.join(needed)}, and one of {', '.join(measured)}")
+        )
         if all(name in lower for name in missing):
             hint = f"column names are written in lower case: {', '.join(missing)}"
         raise InputError(f"{path} has no column {', '.join(missing)}", hint=hint)

@@ -12,8 +12,19 @@ from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.profile import Profile
 
-NO_MATTER = ("name", "max_gpus", "usd_per_gpu_h", "tdp_w", "idle_w", "comm_w", "cap_sharpness", "j_per_flop",
-             "j_per_byte", "gemm_j_per_flop", "hbm_j_per_byte")
+NO_MATTER = (
+    "name",
+    "max_gpus",
+    "usd_per_gpu_h",
+    "tdp_w",
+    "idle_w",
+    "comm_w",
+    "cap_sharpness",
+    "j_per_flop",
+    "j_per_byte",
+    "gemm_j_per_flop",
+    "hbm_j_per_byte",
+)
 """Last words of paths that change neither time nor memory."""
 Spec = TypeVar("Spec", Cluster, Profile)
 

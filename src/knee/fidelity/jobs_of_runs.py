@@ -60,8 +60,28 @@ SHARDING_WORDS = {
     "zero2": "fsdp_no_reshard",
 }
 """Others' words, without their marks -> knee's nearest."""
-_MARKETING = {"nvidia", "amd", "instinct", "tesla", "gpu", "tensor", "core", "dgx", "hgx", "oam", "sxm", "sxm2", "sxm3",
-              "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"}
+_MARKETING = {
+    "nvidia",
+    "amd",
+    "instinct",
+    "tesla",
+    "gpu",
+    "tensor",
+    "core",
+    "dgx",
+    "hgx",
+    "oam",
+    "sxm",
+    "sxm2",
+    "sxm3",
+    "sxm4",
+    "sxm5",
+    "sxm6",
+    "hbm2",
+    "hbm2e",
+    "hbm3",
+    "hbm3e",
+}
 """Words of a GPU's full name that tell no two of the catalogue apart."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 """A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""

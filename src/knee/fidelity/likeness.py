@@ -52,8 +52,13 @@ SIZES = (
     Size(column="seq_len", words="tokens a sequence", close=4.0, of=lambda job: job.seq_len),
     Size(column="tokens_per_gpu", words="tokens a GPU and step", close=8.0, of=tokens_per_gpu),
 )
-NETWORK = Size(column="nic_bytes_per_s", words="Gbit/s of network a GPU", close=2.0,
-               of=lambda job: job.cluster.fabric.nic_bytes_per_s, shown=8e-9)
+NETWORK = Size(
+    column="nic_bytes_per_s",
+    words="Gbit/s of network a GPU",
+    close=2.0,
+    of=lambda job: job.cluster.fabric.nic_bytes_per_s,
+    shown=8e-9,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,8 +238,10 @@ class _Comparison:
         if self.stack == kernels or self.stack not in entry_names("profile") or not self.around.any():
             return
         if not self.kind.of_stack:
-            yield (f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
-                   "kernels stand for it")
+            yield (
+                f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
+                "kernels stand for it"
+            )
 
     def _apart(self, like: Bools) -> Iterator[str]:
         """Why too few runs are like it."""
@@ -252,8 +259,10 @@ class _Comparison:
             few = "one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
             yield f"{few} of its kind: {self.kind.like}"
         elif not outside:
-            yield (f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
-                   f"{'is' if runs == 1 else 'are'} like it{self._in_what()}")
+            yield (
+                f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
+                f"{'is' if runs == 1 else 'are'} like it{self._in_what()}"
+            )
 
     def _outside_ranges(self) -> Iterator[str]:
         for size in self._sizes():

@@ -97,17 +97,25 @@ def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, cluster: Cluster
 
 def _widest(readings: Readings, collectives: Sequence[str], fits: Callable[[CollectivePoint], bool]) -> _Ring | None:
     """One line through those collectives over the widest axis that ``fits``."""
-    found = {key: points for key, points in series_of(readings).items()
-             if key[0] in collectives and len(points) >= FEWEST_SIZES and fits(points[0][0])}
+    found = {
+        key: points
+        for key, points in series_of(readings).items()
+        if key[0] in collectives and len(points) >= FEWEST_SIZES and fits(points[0][0])
+    }
     if not found:
         return None
     widest = max(key[1:] for key in found)
     points = [pair for key, series in found.items() if key[1:] == widest for pair in series]
     moved, seconds = columns(points)
     line = fit_line(moved, seconds)
-    return _Ring(point=points[0][0], latency_s=line.latency_s, bytes_per_s=line.bytes_per_s,
-                 sizes=len(np.unique(moved)), spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
-                 residuals=Residuals.of(line.predict(moved), seconds))
+    return _Ring(
+        point=points[0][0],
+        latency_s=line.latency_s,
+        bytes_per_s=line.bytes_per_s,
+        sizes=len(np.unique(moved)),
+        spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
+        residuals=Residuals.of(line.predict(moved), seconds),
+    )
 
 
 def _stated(readings: Readings) -> bool:
@@ -117,8 +125,10 @@ def _stated(readings: Readings) -> bool:
 
 def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:
     machine = readings.machine
-    how = by if isinstance(by, str) else (
-        f"{by.sizes} sizes, spread {by.spread_frac:.0%}, residual median {by.residuals.median_frac:.1%}"
+    how = (
+        by
+        if isinstance(by, str)
+        else (f"{by.sizes} sizes, spread {by.spread_frac:.0%}, residual median {by.residuals.median_frac:.1%}")
     )
     source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {how}"
     return Value(value=value, kind="measured" if isinstance(by, str) else "fitted", source=source)

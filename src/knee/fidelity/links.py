@@ -140,14 +140,25 @@ def fit_links(readings: Readings) -> list[LinkFit]:
         moved, seconds = columns(points)
         line = fit_line(moved, seconds)
         first, last = points[0][0], points[-1][0]
-        fits.append(LinkFit(
-            collective=first.collective, axis=first.axis, group=first.group, stride=first.stride, groups=first.groups,
-            nodes=first.nodes, sizes=len(points), smallest_bytes=first.size_bytes, largest_bytes=last.size_bytes,
-            latency_s=line.latency_s, hop_s=line.latency_s / hops(first.collective, first.group),
-            bus_bytes_per_s=line.bytes_per_s, spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
-            residuals=Residuals.of(line.predict(moved), seconds),
-            held_out=Residuals.of(predict_held_out(moved, seconds), seconds[1:-1]),
-        ))
+        fits.append(
+            LinkFit(
+                collective=first.collective,
+                axis=first.axis,
+                group=first.group,
+                stride=first.stride,
+                groups=first.groups,
+                nodes=first.nodes,
+                sizes=len(points),
+                smallest_bytes=first.size_bytes,
+                largest_bytes=last.size_bytes,
+                latency_s=line.latency_s,
+                hop_s=line.latency_s / hops(first.collective, first.group),
+                bus_bytes_per_s=line.bytes_per_s,
+                spread_frac=float(np.median([r["spread_frac"] for _, r in points])),
+                residuals=Residuals.of(line.predict(moved), seconds),
+                held_out=Residuals.of(predict_held_out(moved, seconds), seconds[1:-1]),
+            )
+        )
     return fits
 
 
@@ -159,7 +170,10 @@ def contention(readings: Readings) -> list[Contention]:
     """
     return [
         Contention(
-            axis=point.axis, group=point.group, nodes=point.nodes, size_bytes=point.size_bytes,
+            axis=point.axis,
+            group=point.group,
+            nodes=point.nodes,
+            size_bytes=point.size_bytes,
             compute_slowdown_frac=max(record["gemm_beside_s"] / record["gemm_s"] - 1.0, 0.0),
             comm_slowdown=max(record["gather_beside_s"] / record["gather_s"], 1.0),
             spread_frac=record["spread_frac"],

@@ -264,10 +264,14 @@ def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
         worth += f"; {UNFITTED} has energies of its own"
     values: dict[str, Value] = {}
     if machine.power_limit_w is not None:
-        values["gpu.tdp_w"] = Value(value=f"{machine.power_limit_w:g} W", kind="measured",
-                                    source=f"{who}: the enforced limit")
-    values["gpu.idle_w"] = Value(value=f"{fit.gpu.idle_w:.1f} W", kind="measured",
-                                 source=f"{who}, by the {fit.windows.by}: a context and no work")
+        values["gpu.tdp_w"] = Value(
+            value=f"{machine.power_limit_w:g} W", kind="measured", source=f"{who}: the enforced limit"
+        )
+    values["gpu.idle_w"] = Value(
+        value=f"{fit.gpu.idle_w:.1f} W",
+        kind="measured",
+        source=f"{who}, by the {fit.windows.by}: a context and no work",
+    )
     fitted: Sequence[tuple[str, str | float]] = (
         ("gemm_j_per_flop", f"{fit.gpu.gemm_j_per_flop * 1e12:.4g} pJ/FLOP"),
         ("hbm_j_per_byte", f"{fit.gpu.hbm_j_per_byte * 1e12:.4g} pJ/B"),
@@ -279,7 +283,8 @@ def values_of(fit: PowerFit, machine: Machine) -> dict[str, Value]:
     for kernel, rate in fit.gpu.attention.items():
         if rate.j_per_flop is not None:
             values[f"gpu.attention.{kernel}.j_per_flop"] = Value(
-                value=f"{rate.j_per_flop * 1e12:.4g} pJ/FLOP", kind="fitted",
+                value=f"{rate.j_per_flop * 1e12:.4g} pJ/FLOP",
+                kind="fitted",
                 source=f"{who}, by the {fit.windows.by}: causal forward attention below the limit",
             )
     return values

@@ -43,17 +43,18 @@ def _under(ref: str, base: Loaded[Profile]) -> tuple[str | None, dict[str, Value
     raw = read_toml(Path(ref))
     own = {path: source for path, source in base.sources.items() if path in raw}
     name = raw.get("base")
-    return name, {
-        path: Value(value=source.value, kind=source.kind, source=source.text) for path, source in own.items()
-    }
+    return name, {path: Value(value=source.value, kind=source.kind, source=source.text) for path, source in own.items()}
 
 
 def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str) -> dict[str, Value]:
     fit, held = found.fit, found.held_out
     rate = _change("tokens/s", fit.throughput_before, fit.throughput_after)
     memory = _change("memory", fit.memory_before, fit.memory_after)
-    tried = "" if held is None or held.throughput_before is None else (
-        "; " + _change("tokens/s held back from the fit", held.throughput_before, held.throughput_after))
+    tried = (
+        ""
+        if held is None or held.throughput_before is None
+        else ("; " + _change("tokens/s held back from the fit", held.throughput_before, held.throughput_after))
+    )
     values = {}
     for path, value in found.values.items():
         field = path.removeprefix("profile.")

@@ -161,9 +161,7 @@ def _setting(found: Mapping[str, str]) -> Setting:
     return Setting(**values)
 
 
-def _measured(
-    found: Mapping[str, str], setting: Setting
-) -> tuple[Status, float | None, float | None, tuple[str, ...]]:
+def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float | None, float | None, tuple[str, ...]]:
     """Status, tokens per second and GPU, bytes, and what is odd; a step's time stands for the rate where that is
     missing."""
     rate, step_s, gib = (
@@ -173,8 +171,10 @@ def _measured(
     if step_s is not None:
         by_step = setting.global_batch * setting.seq_len / step_s / setting.n_gpus
         if rate is not None and not 1.0 - AGREE < rate / by_step < 1.0 + AGREE:
-            raise InputError(f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, in which "
-                             f"global_batch, seq_len and n_gpus are {by_step:,.5g}")
+            raise InputError(
+                f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, in which "
+                f"global_batch, seq_len and n_gpus are {by_step:,.5g}"
+            )
         rate = by_step if rate is None else rate
     memory_bytes = None if gib is None else gib * GIB
     written = found.get("status", "").lower()

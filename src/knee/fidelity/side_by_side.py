@@ -62,8 +62,9 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}",
-                         hint=FORM) from None
+        raise InputError(
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}", hint=FORM
+        ) from None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
@@ -79,8 +80,11 @@ def read_record(path: Path) -> dict[str, Any]:
 
 def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
     """MFU under different FLOP conventions is different quantities under one name."""
-    known = [(name, record.get("flop_convention")) for name, record in zip(names, records, strict=True)
-             if record.get("mfu_frac") is not None]
+    known = [
+        (name, record.get("flop_convention"))
+        for name, record in zip(names, records, strict=True)
+        if record.get("mfu_frac") is not None
+    ]
     other = next(((name, how) for name, how in known if how != known[0][1]), None)
     if other is not None:
         raise InputError(
@@ -97,8 +101,9 @@ def compared(records: Sequence[Record]) -> list[tuple[Row, list[float | None], l
         values = [row.value(record) for record in records]
         if any(value is not None for value in values):
             first = values[0]
-            table.append((row, values, [value / first - 1 if value is not None and first else None
-                                        for value in values]))
+            table.append(
+                (row, values, [value / first - 1 if value is not None and first else None for value in values])
+            )
     return table
 
 
@@ -125,8 +130,11 @@ def differences(records: Sequence[Record]) -> list[str]:
 def _plans(plans: Sequence[Any]) -> list[str]:
     known = [plan for plan in plans if isinstance(plan, dict)]
     names = dict.fromkeys(name for plan in known for name in plan if name != "precision")  # the note on types has it
-    return [f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}" for name in names
-            if len({str(plan.get(name)) for plan in known}) > 1]
+    return [
+        f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}"
+        for name in names
+        if len({str(plan.get(name)) for plan in known}) > 1
+    ]
 
 
 def shown(row: Row, value: float | None) -> str:

@@ -70,9 +70,7 @@ STACKS = (
         memory_read="device",
     ),
     # the benchmarks reduce gradients in bf16 (NeMo-Framework-Launcher, examples/training: optim.grad_sync_dtype=bf16)
-    Stack(
-        name="NeMo", words=("nemo",), profile="nemo", compiled_profile="nemo", reduce_dtype="bf16", cp_method="ring"
-    ),
+    Stack(name="NeMo", words=("nemo",), profile="nemo", compiled_profile="nemo", reduce_dtype="bf16", cp_method="ring"),
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",

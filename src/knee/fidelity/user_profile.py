@@ -67,8 +67,10 @@ def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
         for name in names:
             if name.removeprefix("profile.") not in known:
                 close = did_you_mean(name, known)
-                raise InputError(f"{option} {name}: no such parameter can be fitted",
-                                 hint=f"did you mean {close}?" if close else f"known are {', '.join(known)}")
+                raise InputError(
+                    f"{option} {name}: no such parameter can be fitted",
+                    hint=f"did you mean {close}?" if close else f"known are {', '.join(known)}",
+                )
     wanted = {name.removeprefix("profile.") for name in only} or set(known)
     wanted -= {name.removeprefix("profile.") for name in fixed}
     if not wanted:
@@ -91,8 +93,10 @@ def fit_profile(
         left |= dict.fromkeys(NOT_IN_STEPS, "a probe's steps load no data, log nothing and wait for nobody")
     free = [p for p in parameters if p.path not in left]
     if not free:
-        raise InputError(f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be told by the steps "
-                         "of a probe", hint="name other parameters, or give runs of training")
+        raise InputError(
+            f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be told by the steps of a probe",
+            hint="name other parameters, or give runs of training",
+        )
     held_out = _held_out(runs.pairs, free, held_frac, say)
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
     fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom))
@@ -121,12 +125,18 @@ def _no_better(fit: Calibration, held_out: HeldOut | None) -> dict[str, str]:
     found: dict[str, str] = {}
     for paths, before, after, what in (
         ([p for p in fit.values if p in OF_MEMORY], held_out.memory_before, held_out.memory_after, "memory"),
-        ([p for p in fit.values if p not in OF_MEMORY], held_out.throughput_before, held_out.throughput_after,
-         "tokens/s"),
+        (
+            [p for p in fit.values if p not in OF_MEMORY],
+            held_out.throughput_before,
+            held_out.throughput_after,
+            "tokens/s",
+        ),
     ):
         if before is not None and after is not None and _rank(after) >= _rank(before):
-            why = (f"{what} of runs that were held back is predicted no better after a fit "
-                   f"({before.median_frac:.1%} -> {after.median_frac:.1%})")
+            why = (
+                f"{what} of runs that were held back is predicted no better after a fit "
+                f"({before.median_frac:.1%} -> {after.median_frac:.1%})"
+            )
             found |= dict.fromkeys(paths, why)
     return found
 
@@ -149,8 +159,14 @@ def _held_out(
     say(f"fitting on {len(kept):,} runs, to be tried on the other {len(tried):,}")
     values = calibrate(grouped(kept), parameters).values
     (rate_before, memory_before), (rate_after, memory_after) = _errors(tried, {}), _errors(tried, values)
-    return HeldOut(runs=len(tried), fitted_runs=len(kept), throughput_before=rate_before, throughput_after=rate_after,
-                   memory_before=memory_before, memory_after=memory_after)
+    return HeldOut(
+        runs=len(tried),
+        fitted_runs=len(kept),
+        throughput_before=rate_before,
+        throughput_after=rate_after,
+        memory_before=memory_before,
+        memory_after=memory_after,
+    )
 
 
 def _job_key(pair: Pair) -> Hashable:
@@ -180,15 +196,19 @@ def _errors(pairs: Sequence[Pair], values: Values) -> tuple[Residuals | None, Re
     cases = grouped(pairs)
     answer = predicted(cases, values)
     runs = [run for case in cases for run in case.runs]
-    return (Residuals.of_measured(answer.tokens_per_s_per_gpu, [run.tokens_per_s_per_gpu for run in runs]),
-            Residuals.of_measured(answer.memory_bytes, [run.memory_bytes for run in runs]))
+    return (
+        Residuals.of_measured(answer.tokens_per_s_per_gpu, [run.tokens_per_s_per_gpu for run in runs]),
+        Residuals.of_measured(answer.memory_bytes, [run.memory_bytes for run in runs]),
+    )
 
 
 def _warnings(runs: UserRuns, fit: Calibration, held_out: HeldOut | None, held_frac: float) -> list[str]:
     said = []
     if runs.simulated:
-        said.append(f"{runs.simulated:,} of the records are simulated, not measured: a fit to them finds what knee "
-                    "was told when it made them")
+        said.append(
+            f"{runs.simulated:,} of the records are simulated, not measured: a fit to them finds what knee "
+            "was told when it made them"
+        )
     if runs.differ > DIFFER:
         said.append(f"repeats of one setting differ by up to {runs.differ - 1:.0%}; each counts once, by its median")
     if not fit.values:
@@ -212,8 +232,14 @@ def _of_memory(runs: UserRuns, values: Values) -> list[str]:
     cases = grouped(runs.oom)
     before, after = (int(predicted(cases, v).fits.sum()) for v in ({}, values))
     count = len(runs.oom)
-    return [f"{count} run{'s were' if count > 1 else ' was'} out of memory: knee expected {before} to fit, and expects "
-            f"{after} to after the fit"] if before or after else []
+    return (
+        [
+            f"{count} run{'s were' if count > 1 else ' was'} out of memory: knee expected {before} to fit, and expects "
+            f"{after} to after the fit"
+        ]
+        if before or after
+        else []
+    )
 
 
 def _of_confounded(fit: Calibration) -> list[str]:
@@ -224,21 +250,30 @@ def _of_confounded(fit: Calibration) -> list[str]:
             continue
         pairs.add(pair)
         other = _name(e.confounded_with)
-        assumed = ("both are fitted, and one can stand for the other" if e.confounded_with in fit.values else
-                   f"{_field(e)} is fitted as if {other} were right as it is")
-        said.append(f"{_field(e)} and {other} cannot be told apart by these runs: {assumed}; with both free "
-                    f"{e.marginal:.0%} of the uncertainty of {_field(e)} is left, not {e.uncertainty:.0%}")
+        assumed = (
+            "both are fitted, and one can stand for the other"
+            if e.confounded_with in fit.values
+            else f"{_field(e)} is fitted as if {other} were right as it is"
+        )
+        said.append(
+            f"{_field(e)} and {other} cannot be told apart by these runs: {assumed}; with both free "
+            f"{e.marginal:.0%} of the uncertainty of {_field(e)} is left, not {e.uncertainty:.0%}"
+        )
     return said
 
 
 def _why_off(after: Residuals) -> str:
     """One run, or several that are off alike, contradict nothing."""
     if after.points == 1:
-        return ("the parameters that may be fitted do not explain it; look whether the run was run as its row says, "
-                "and what else knee was told of it")
+        return (
+            "the parameters that may be fitted do not explain it; look whether the run was run as its row says, "
+            "and what else knee was told of it"
+        )
     if abs(after.bias_frac) >= ALIKE * after.median_frac:
-        return ("the runs are off alike, and the parameters that may be fitted do not explain it; look at what else "
-                "knee was told of them (GPU, attention, recompute, precision)")
+        return (
+            "the runs are off alike, and the parameters that may be fitted do not explain it; look at what else "
+            "knee was told of them (GPU, attention, recompute, precision)"
+        )
     return "the runs contradict each other, or were not run as their rows say; `knee validate --rows` shows which"
 
 
@@ -256,8 +291,9 @@ def _of_held_out(runs: int, held_out: HeldOut | None, held_frac: float) -> list[
     if held_frac == 0:
         return ["not checked: no runs were held back, so the error on other runs is not known"]
     few = "1 run is" if runs == 1 else f"{runs} runs are"
-    return [f"not checked: {few} too few to hold some back ({FEWEST} are needed), so the error on other runs is not "
-            "known"]
+    return [
+        f"not checked: {few} too few to hold some back ({FEWEST} are needed), so the error on other runs is not known"
+    ]
 
 
 def _field(estimate: Estimate) -> str:

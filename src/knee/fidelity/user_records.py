@@ -30,8 +30,10 @@ RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
 AGREE = 0.01
 """Rates of one record that differ by more contradict each other."""
 CUT_OFF = "it was cut off while it was written"
-_FORM = "a record has model, cluster, profile, gpus, global_batch, seq_len, plan and what was measured, as " \
-        "`knee simulate --json` prints it"
+_FORM = (
+    "a record has model, cluster, profile, gpus, global_batch, seq_len, plan and what was measured, as "
+    "`knee simulate --json` prints it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +67,17 @@ def merged(pairs: Sequence[Pair]) -> list[Pair]:
     repeats: dict[Hashable, list[Pair]] = {}
     for run, asked in pairs:
         job = asked.job
-        key = (run.setting.source, run.status, job.model, job.cluster.name, job.profile, job.plan, job.gpus,
-               job.global_batch, job.seq_len)
+        key = (
+            run.setting.source,
+            run.status,
+            job.model,
+            job.cluster.name,
+            job.profile,
+            job.plan,
+            job.gpus,
+            job.global_batch,
+            job.seq_len,
+        )
         repeats.setdefault(key, []).append((run, asked))
     return [(_one([run for run, _ in some]), some[0][1]) for some in repeats.values()]
 
@@ -118,10 +129,16 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
         status, rate, memory_bytes = _measured(value, job)
     except InputError as error:
         return Recorded(number=number, reason=error.message)
-    run = PublishedRun(setting=_setting(path.name, job), lines=(number,), status=status, tokens_per_s_per_gpu=rate,
-                       memory_bytes=memory_bytes)
-    return Recorded(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())),
-                    simulated=kind == "simulated")
+    run = PublishedRun(
+        setting=_setting(path.name, job),
+        lines=(number,),
+        status=status,
+        tokens_per_s_per_gpu=rate,
+        memory_bytes=memory_bytes,
+    )
+    return Recorded(
+        number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), simulated=kind == "simulated"
+    )
 
 
 def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | None) -> Job:
@@ -168,8 +185,9 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
         for name, value in found.items()
     ]
     if rates and max(rates) > min(rates) * (1.0 + AGREE):
-        raise SpecError(f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens a step on "
-                        f"{job.gpus:,} GPUs")
+        raise SpecError(
+            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens a step on {job.gpus:,} GPUs"
+        )
     memory_bytes = None if record.get("memory_bytes") is None else _positive(record, "memory_bytes")
     if not rates and memory_bytes is None:
         raise SpecError(f"nothing was measured: none of {', '.join((*RATES, 'memory_bytes'))} is given")
@@ -179,17 +197,31 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
 def _setting(source: str, job: Job) -> Setting:
     """What is said of the run elsewhere."""
     model = job.model
-    return Setting(source=source, model=model.name, layers=model.layers, hidden=model.hidden, heads=model.heads,
-                   gpu=job.cluster.gpu.name, n_gpus=job.gpus, seq_len=job.seq_len, global_batch=job.global_batch,
-                   micro_batch=job.plan.micro_batch, tp=job.plan.tp, pp=job.plan.pp, cp=job.plan.cp)
+    return Setting(
+        source=source,
+        model=model.name,
+        layers=model.layers,
+        hidden=model.hidden,
+        heads=model.heads,
+        gpu=job.cluster.gpu.name,
+        n_gpus=job.gpus,
+        seq_len=job.seq_len,
+        global_batch=job.global_batch,
+        micro_batch=job.plan.micro_batch,
+        tp=job.plan.tp,
+        pp=job.plan.pp,
+        cp=job.plan.cp,
+    )
 
 
 def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Cluster | None) -> list[Recorded]:
     """Memory is left out: a probe reads what tensors take, without what the allocator loses."""
     machine = readings.machine
     if machine.probe != "steps":
-        raise InputError(f"{path} has readings of `knee probe {machine.probe}`, which say nothing of a stack",
-                         hint="give the cluster file that was made from them as --cluster")
+        raise InputError(
+            f"{path} has readings of `knee probe {machine.probe}`, which say nothing of a stack",
+            hint="give the cluster file that was made from them as --cluster",
+        )
     where = cluster or load_cluster(base_of(machine, None)).spec
     found = []
     for number, record in enumerate(readings.records, start=2):
@@ -198,10 +230,16 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
         except InputError as error:
             found.append(Recorded(number=number, reason=error.message, probed=True))
             continue
-        run = PublishedRun(setting=_setting(path.name, job), lines=(number,), status="ok",
-                           tokens_per_s_per_gpu=job.tokens / record["step_s"], memory_bytes=None)
-        found.append(Recorded(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())),
-                              probed=True))
+        run = PublishedRun(
+            setting=_setting(path.name, job),
+            lines=(number,),
+            status="ok",
+            tokens_per_s_per_gpu=job.tokens / record["step_s"],
+            memory_bytes=None,
+        )
+        found.append(
+            Recorded(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), probed=True)
+        )
     return found
 
 

@@ -93,10 +93,13 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         rows=len(rows) + len(records),
         rows_used=sum(len(run.lines) for run, _ in used),
         skipped=dict(skipped.most_common()),
-        notes=dict((
-            Counter(note for run, asked in used for note in asked.notes for _ in run.lines)
-            + Counter(note for row in rows for note in row.remarks) + Counter(defaults)
-        ).most_common()),
+        notes=dict(
+            (
+                Counter(note for run, asked in used for note in asked.notes for _ in run.lines)
+                + Counter(note for row in rows for note in row.remarks)
+                + Counter(defaults)
+            ).most_common()
+        ),
         ignored=tuple(dict.fromkeys(ignored)),
         simulated=sum(record.simulated for record in records),
         probed=any(record.probed and record.pair is not None for record in records),

@@ -54,17 +54,29 @@ def _sizes(data: Data) -> BudgetFigure:
                for run in runs]  # fmt: skip
     columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
     rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
-    caption = (f"Sizes on {counted(data['best']['gpus'], 'GPU')}, and the same sizes at {100 * flop['mfu_frac']:.3g}% "
-               "of the peak by 6 N D. "
-               "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size.")
+    caption = (
+        f"Sizes on {counted(data['best']['gpus'], 'GPU')}, and the same sizes at {100 * flop['mfu_frac']:.3g}% "
+        "of the peak by 6 N D. "
+        "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size."
+    )
     return BudgetFigure(id="sizes", title="Loss against parameters", caption=caption, rows=rows,
                         spec=lines(points, x="params", y="loss", zero=False), columns=columns)  # fmt: skip
 
 
 def _counts(data: Data) -> BudgetFigure:
     runs = data["by_gpus"]
-    rows = tuple({"gpus": run["gpus"], "params": run["params"], "tokens": run["tokens"], "loss": run["loss"],
-                  "days": run["days"], "mfu_frac": run["mfu_frac"], "plan": run["plan_words"]} for run in runs)
+    rows = tuple(
+        {
+            "gpus": run["gpus"],
+            "params": run["params"],
+            "tokens": run["tokens"],
+            "loss": run["loss"],
+            "days": run["days"],
+            "mfu_frac": run["mfu_frac"],
+            "plan": run["plan_words"],
+        }
+        for run in runs
+    )
     points = [Point(series=BEST, x=run["gpus"], y=run["loss"], kind="simulated") for run in runs]
     return BudgetFigure(id="counts", title="Loss of the best run of each count of GPUs", rows=rows,
                         caption="The limits as given, on fewer GPUs.",
@@ -96,8 +108,16 @@ def _frontier(one: Data) -> BudgetFigure | None:
         title=f"Loss against {TITLES[axis]}",
         caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.{remarks}{shaded}",
         spec=spec,
-        columns=(axis, "loss", *(("law_low", "law_high") if bands else ()), "worth_frac", "gpus", "params", "tokens",
-                 "ends_by"),
+        columns=(
+            axis,
+            "loss",
+            *(("law_low", "law_high") if bands else ()),
+            "worth_frac",
+            "gpus",
+            "params",
+            "tokens",
+            "ends_by",
+        ),
         rows=rows,
     )
 

@@ -44,9 +44,7 @@ class Point:
     """Parts of a series are lines of their own, in its colour."""
 
 
-def lines(
-    points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: bool = True, log: bool = False
-) -> Spec:
+def lines(points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: bool = True, log: bool = False) -> Spec:
     """A line for each series, with what stands beside it."""
     ideal_points = ideal_of(points, ideal)
     named = [p for p in points if p.named]

@@ -91,13 +91,29 @@ def spec_of(series: Sequence[Series]) -> Spec:
     return spec | {"config": CONFIG}
 
 
-def _chart(series: Sequence[Series], values: list[dict[str, Any]], column: str, ideal: str, scale: dict[str, Any],
-           axis: dict[str, Any]) -> Any:
+def _chart(
+    series: Sequence[Series],
+    values: list[dict[str, Any]],
+    column: str,
+    ideal: str,
+    scale: dict[str, Any],
+    axis: dict[str, Any],
+) -> Any:
     alt = load("altair")
     counts = sorted({value["gpus"] for value in values})
-    x = alt.X("gpus:Q", scale=alt.Scale(type="log", base=2, domain=[counts[0], counts[-1]], nice=False),
-              axis=alt.Axis(values=counts, title="GPUs", labelExpr=GPU_LABEL, labelOverlap=False, labelFlush=False,
-                            labelBound=False, labelFontSize=11))
+    x = alt.X(
+        "gpus:Q",
+        scale=alt.Scale(type="log", base=2, domain=[counts[0], counts[-1]], nice=False),
+        axis=alt.Axis(
+            values=counts,
+            title="GPUs",
+            labelExpr=GPU_LABEL,
+            labelOverlap=False,
+            labelFlush=False,
+            labelBound=False,
+            labelFontSize=11,
+        ),
+    )
     y = {name: alt.Y(f"{name}:Q", scale=alt.Scale(**scale), axis=alt.Axis(**axis)) for name in (column, ideal)}
     names = [one.name for one in series]
     # nine looks: the second three have the first three's colours, and other dashes

@@ -31,8 +31,10 @@ HIDDEN = "..."
 
 def write_env(folder: Path, env: Mapping[str, str]) -> None:
     """The variables of all ranks, for shells to source; a job that waits in a queue finds the newest."""
-    lines = ["# Variables of this sweep's runs. They may be secret: this file is for its owner alone.",
-             *(f"export {key}={shlex.quote(value)}" for key, value in env.items())]
+    lines = [
+        "# Variables of this sweep's runs. They may be secret: this file is for its owner alone.",
+        *(f"export {key}={shlex.quote(value)}" for key, value in env.items()),
+    ]
     make_folder(folder)
     try:
         handle, name = tempfile.mkstemp(dir=folder, prefix=f".{ENV}.")  # mkstemp's files are for their owner alone
@@ -40,8 +42,10 @@ def write_env(folder: Path, env: Mapping[str, str]) -> None:
             file.write("\n".join(lines) + "\n")
         os.replace(name, folder / ENV)
     except (OSError, UnicodeError) as error:
-        raise InputError(f"{folder / ENV} cannot be written: {getattr(error, 'strerror', None) or error}",
-                         hint="name a folder that can be written to, with space left") from None
+        raise InputError(
+            f"{folder / ENV} cannot be written: {getattr(error, 'strerror', None) or error}",
+            hint="name a folder that can be written to, with space left",
+        ) from None
 
 
 def site_kept(folder: Path, plain: Mapping[str, Any]) -> Site:
@@ -52,8 +56,10 @@ def site_kept(folder: Path, plain: Mapping[str, Any]) -> Site:
     site = replace(site_of({**plain, "env": {}}, "sweep.json"), env=dict.fromkeys(names, HIDDEN))
     if not os.access(folder / ENV, os.R_OK):
         if names:
-            raise InputError(f"{folder / ENV} cannot be read: it has the values of {', '.join(names)}",
-                             hint="give the whole `knee sweep` command again, with --env")
+            raise InputError(
+                f"{folder / ENV} cannot be read: it has the values of {', '.join(names)}",
+                hint="give the whole `knee sweep` command again, with --env",
+            )
         write_env(folder, {})
     return site
 
@@ -84,8 +90,14 @@ def around(site: Site, folder: Path, *, failed: str) -> list[str]:
     """
     return [
         *(_set_up(site.setup, failed) if site.setup else ()),
-        *([f'if [ "$(command -v python3)" = "$knee_was" ]; then export {SETUP_PYTHON}={shlex.quote(sys.executable)}; '
-           f"else export {SETUP_PYTHON}=python3; fi"] if brings_python(site) else ()),
+        *(
+            [
+                f'if [ "$(command -v python3)" = "$knee_was" ]; then export {SETUP_PYTHON}={shlex.quote(sys.executable)}; '
+                f"else export {SETUP_PYTHON}=python3; fi"
+            ]
+            if brings_python(site)
+            else ()
+        ),
         f"source {shlex.quote(str(folder / ENV))} || exit",
         "export PYTHONUNBUFFERED=1",
         path(folder),

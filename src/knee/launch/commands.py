@@ -27,8 +27,15 @@ FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.
 
 def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
     """The words before and after those that say which node it is, and where all meet."""
-    before = [python, "-m", "torch.distributed.run", f"--nnodes={entry.nodes}", f"--nproc-per-node={entry.per_node}",
-              "--max-restarts=0", f"--rdzv-conf=timeout={max(1, int(timeout_s))}"]
+    before = [
+        python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={entry.nodes}",
+        f"--nproc-per-node={entry.per_node}",
+        "--max-restarts=0",
+        f"--rdzv-conf=timeout={max(1, int(timeout_s))}",
+    ]
     return before, ["-m", "knee.launch.rank", str(run)]
 
 
@@ -70,8 +77,15 @@ def is_direct(site: Site, host: str) -> bool:
 
 def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
     """One task a node of the allocation, each a torchrun; quoted where a shell on the node puts in its number."""
-    srun = ["srun", f"--nodes={entry.nodes}", f"--ntasks={entry.nodes}", "--ntasks-per-node=1", "--cpu-bind=none",
-            "--kill-on-bad-exit=1", "--label"]
+    srun = [
+        "srun",
+        f"--nodes={entry.nodes}",
+        f"--ntasks={entry.nodes}",
+        "--ntasks-per-node=1",
+        "--cpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "--label",
+    ]
     if site.container and site.container_runtime == "pyxis":
         srun += [f"--container-image={site.container}", f"--container-mounts={','.join(map(str, _seen_inside(run)))}"]
     if program:
@@ -85,8 +99,11 @@ def _line(site: Site, run: Path, before: Sequence[str], meet: str, after: Sequen
     """What a shell is to start: the program, or torchrun; ``meet`` is quoted already."""
     if program:
         return shlex.join(contained(site, [*program, str(run)], run))
-    first = f'"${SETUP_PYTHON}" {shlex.join(before[1:])}' if brings_python(site) else shlex.join(
-        contained(site, before, run))
+    first = (
+        f'"${SETUP_PYTHON}" {shlex.join(before[1:])}'
+        if brings_python(site)
+        else shlex.join(contained(site, before, run))
+    )
     return f"{first} {meet} {shlex.join(after)}"
 
 
@@ -94,8 +111,15 @@ def contained(site: Site, words: Sequence[str], run: Path) -> list[str]:
     """Inside the site's container."""
     if not site.container or site.container_runtime == "pyxis":
         return list(words)
-    return [site.container_runtime, "exec", "--nv", "--bind", ",".join(map(str, _seen_inside(run))), site.container,
-            *words]
+    return [
+        site.container_runtime,
+        "exec",
+        "--nv",
+        "--bind",
+        ",".join(map(str, _seen_inside(run))),
+        site.container,
+        *words,
+    ]
 
 
 def _seen_inside(run: Path) -> tuple[Path, Path]:
@@ -141,8 +165,9 @@ def free_port_on(site: Site, host: str, run: Path) -> int:
         return free_port()
     words = on_host(site, host, [interpreter_outside(site), "-c", FREE_PORT], run)
     try:
-        text = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S,
-                              check=True).stdout
+        text = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S, check=True
+        ).stdout
         return int(text.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return free_port()

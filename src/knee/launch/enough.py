@@ -56,6 +56,7 @@ class Return:
 
 def in_order(entries: Iterable[Entry], *, until_knee: bool = False) -> list[Entry]:
     """Cheap runs first, by GPU-hours; until the knee, few GPUs first, because they say whether more are worth it."""
+
     def key(entry: Entry) -> tuple[float, ...]:
         cost = math.inf if entry.gpu_h is None else entry.gpu_h
         return (entry.gpus, cost) if until_knee else (cost, entry.gpus)
@@ -102,8 +103,9 @@ def returns_of(series: str, rates: Sequence[Rate]) -> list[Return]:
         doublings = math.log2(two.gpus / one.gpus)
         gain = (two.tokens_per_s / one.tokens_per_s) ** (1 / doublings)
         spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / doublings
-        found.append(Return(series=series, from_gpus=one.gpus, to_gpus=two.gpus, per_doubling=gain,
-                            most=gain * math.exp(spread)))
+        found.append(
+            Return(series=series, from_gpus=one.gpus, to_gpus=two.gpus, per_doubling=gain, most=gain * math.exp(spread))
+        )
     return found
 
 

@@ -38,15 +38,23 @@ class Evidence:
     def of(cls, run: Path) -> Evidence:
         """Read the run's folder."""
         told = dict(files_of_ranks(run / ENVIRONMENT))
-        return cls(record=read_record(run), pieces=read_pieces(run), beats=_beats(run), logs=_tails(run / LOGS),
-                   nodes={rank: str(plain.get("node", "")) for rank, plain in told.items()},
-                   pids={rank: pid for rank, plain in told.items() if isinstance(pid := plain.get("pid"), int)})
+        return cls(
+            record=read_record(run),
+            pieces=read_pieces(run),
+            beats=_beats(run),
+            logs=_tails(run / LOGS),
+            nodes={rank: str(plain.get("node", "")) for rank, plain in told.items()},
+            pids={rank: pid for rank, plain in told.items() if isinstance(pid := plain.get("pid"), int)},
+        )
 
     @property
     def errors(self) -> dict[int, str]:
         """Rank -> why it failed by its own word; not of those that only lost another rank."""
-        return {int(piece["rank"]): str(piece.get("error") or "") for piece in self.pieces
-                if piece.get("status") == "failed" and not piece.get("lost_peer")}
+        return {
+            int(piece["rank"]): str(piece.get("error") or "")
+            for piece in self.pieces
+            if piece.get("status") == "failed" and not piece.get("lost_peer")
+        }
 
     @property
     def complaints(self) -> dict[int, str]:

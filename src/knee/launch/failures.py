@@ -71,8 +71,12 @@ def verdict(
     if gone:
         # a host that lets nobody in does not answer either
         return _by_signs(found, (DENIED,), found.logs) or Verdict(
-            state="failed", cause="lost_node", node=gone[0], words=f"{' and '.join(gone)} "
-            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}")
+            state="failed",
+            cause="lost_node",
+            node=gone[0],
+            words=f"{' and '.join(gone)} "
+            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}",
+        )
     failures = failures_of(found.logs, codes, found.pids)
     by_fault = _memory(found, failures, killed_for_memory) or _fault(found) or _crash(found, failures)
     if by_fault is not None:
@@ -103,8 +107,14 @@ def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -
             line = sign.line(log)
             if line is not None:
                 rank = rank_of(name)
-                return Verdict(state=STATE_OF.get(sign.cause, "failed"), cause=sign.cause, words=sign.says + line,
-                               rank=rank, node=_node(found, rank), memory=sign.memory)
+                return Verdict(
+                    state=STATE_OF.get(sign.cause, "failed"),
+                    cause=sign.cause,
+                    words=sign.says + line,
+                    rank=rank,
+                    node=_node(found, rank),
+                    memory=sign.memory,
+                )
     return None
 
 
@@ -113,8 +123,14 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdi
     record = found.record
     if record.get("status") == "oom":
         rank = record.get("failed_rank")
-        return Verdict(state="oom", cause="memory", words=str(record.get("error") or "out of memory"), rank=rank,
-                       node=_node(found, rank), memory="device")
+        return Verdict(
+            state="oom",
+            cause="memory",
+            words=str(record.get("error") or "out of memory"),
+            rank=rank,
+            node=_node(found, rank),
+            memory="device",
+        )
     # what a rank says itself of its end is believed: what else is in its log was not the end
     logs = {log_of(rank): error for rank, error in found.errors.items()}
     told = _by_signs(found, MEMORY, {**found.logs, **logs})
@@ -124,16 +140,23 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdi
     # another program may share the control group: it counts only where a rank was killed
     dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
     if killed and dead is not None:
-        return Verdict(state="oom", cause="memory", words="the kernel killed it for want of memory", memory="host",
-                       rank=dead.rank, node=_node(found, dead.rank) or dead.node)
+        return Verdict(
+            state="oom",
+            cause="memory",
+            words="the kernel killed it for want of memory",
+            memory="host",
+            rank=dead.rank,
+            node=_node(found, dead.rank) or dead.node,
+        )
     return None
 
 
 def _fault(found: Evidence) -> Verdict | None:
     """A device, a driver, a limit; or a rank that failed by itself. What others say then is a consequence."""
     errors = {log_of(rank): error for rank, error in found.errors.items()}
-    by_sign = (_by_signs(found, FAULTS, errors) or _by_signs(found, FAULTS, found.logs)
-               or _by_signs(found, STARTS, errors))
+    by_sign = (
+        _by_signs(found, FAULTS, errors) or _by_signs(found, FAULTS, found.logs) or _by_signs(found, STARTS, errors)
+    )
     if by_sign is not None:
         return by_sign
     if found.errors:
@@ -164,8 +187,13 @@ def _dead(found: Evidence, failure: Failure) -> Verdict:
     rank, node = failure.rank, _node(found, failure.rank) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
     step = f"; last heard of at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
-    return Verdict(state="failed", cause="error", rank=rank, node=node,
-                   words=f"{who}{f' on {node}' if node else ''} {signal_words(failure.signal)}{step}")
+    return Verdict(
+        state="failed",
+        cause="error",
+        rank=rank,
+        node=node,
+        words=f"{who}{f' on {node}' if node else ''} {signal_words(failure.signal)}{step}",
+    )
 
 
 def _stuck(found: Evidence, waited_s: int) -> Verdict:
@@ -184,18 +212,26 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
                              f"waited for {waited_s} s")  # fmt: skip
     if len(nodes) > 1:
         steps = sorted({step for step, _ in found.beats.values()})
-        return Verdict(state="timeout", cause="comm_timeout", words=f"ranks on {' and '.join(nodes[:4])}"
-                       f"{' and others' if len(nodes) > 4 else ''} waited for each other for {waited_s} s at step "
-                       f"{steps[0] if steps else 0}: the network between them does not carry any more, or collectives "
-                       "do not match")
+        return Verdict(
+            state="timeout",
+            cause="comm_timeout",
+            words=f"ranks on {' and '.join(nodes[:4])}"
+            f"{' and others' if len(nodes) > 4 else ''} waited for each other for {waited_s} s at step "
+            f"{steps[0] if steps else 0}: the network between them does not carry any more, or collectives "
+            "do not match",
+        )
     if not found.beats:
         return Verdict(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s: no rank ever reported")
     steps = sorted({step for step, _ in found.beats.values()})
     alone = len(found.beats) == 1
     who = f"rank {next(iter(found.beats))}" if alone else f"none of {len(found.beats)} ranks"
-    return Verdict(state="timeout", cause="hang", node=nodes[0] if alone and nodes else "",
-                   rank=next(iter(found.beats)) if alone else None,
-                   words=f"{who} has {'not ' if alone else ''}moved for {waited_s} s, since step {steps[0]}")
+    return Verdict(
+        state="timeout",
+        cause="hang",
+        node=nodes[0] if alone and nodes else "",
+        rank=next(iter(found.beats)) if alone else None,
+        words=f"{who} has {'not ' if alone else ''}moved for {waited_s} s, since step {steps[0]}",
+    )
 
 
 def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
@@ -225,8 +261,12 @@ def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
         if broken is not None and first in found.complaints:
             return broken  # torchrun has ended the rest because of it
         where = _node(found, rank)
-        return Verdict(state="failed", cause="preempted", rank=rank,
-                       words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}")
+        return Verdict(
+            state="failed",
+            cause="preempted",
+            rank=rank,
+            words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}",
+        )
     return broken
 
 
@@ -244,8 +284,13 @@ def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | 
         return Verdict(state="failed", cause="error", words="it ended well and left no record of a finished run")
     first = next((failure for failure in failures if failure.rank is not None), None)
     if first is not None:
-        return Verdict(state="failed", cause="error", rank=first.rank, node=_node(found, first.rank) or first.node,
-                       words=f"rank {first.rank} ended with code {first.code} and said nothing")
+        return Verdict(
+            state="failed",
+            cause="error",
+            rank=first.rank,
+            node=_node(found, first.rank) or first.node,
+            words=f"rank {first.rank} ended with code {first.code} and said nothing",
+        )
     told = ", ".join("?" if code is None else str(code) for code in codes)
     return Verdict(state="failed", cause="error", words=f"it ended with code {told or '?'} and said nothing")
 

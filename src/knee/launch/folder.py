@@ -85,14 +85,17 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{folder} has no {SWEEP}: it is no sweep's folder",
-                         hint="`knee sweep STUDY --out DIR` makes one") from None
+        raise InputError(
+            f"{folder} has no {SWEEP}: it is no sweep's folder", hint="`knee sweep STUDY --out DIR` makes one"
+        ) from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
     version = plain.get("schema_version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SCHEMA:
-        raise InputError(f"{path} is of version {version}, and this knee reads up to {SCHEMA}",
-                         hint="use the knee that wrote it, or a newer one")
+        raise InputError(
+            f"{path} is of version {version}, and this knee reads up to {SCHEMA}",
+            hint="use the knee that wrote it, or a newer one",
+        )
     try:
         return _sweep(folder, plain)
     except (TypeError, KeyError, AttributeError, ValueError):
@@ -137,9 +140,10 @@ def held(folder: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             other = os.read(handle, 200).decode(errors="replace").strip()
-            raise InputError(f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
-                             hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` ends it"
-                             ) from None
+            raise InputError(
+                f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
+                hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` ends it",
+            ) from None
         except OSError:  # a file system without locks: what is written there is all that can be done
             pass
         os.ftruncate(handle, 0)

@@ -27,8 +27,16 @@ ANSWER_S = 10.0
 Tell = Callable[[Entry, Status], None]
 
 
-def go_on(sweep: Sweep, site: Site, *, timeout_s: float, program: Sequence[str] = (), until_knee: bool = False,
-          only: Collection[str] | None = None, tell: Tell = lambda _entry, _status: None) -> bool:
+def go_on(
+    sweep: Sweep,
+    site: Site,
+    *,
+    timeout_s: float,
+    program: Sequence[str] = (),
+    until_knee: bool = False,
+    only: Collection[str] | None = None,
+    tell: Tell = lambda _entry, _status: None,
+) -> bool:
     """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock.
 
     ``only``: ids of the runs to start, where not all that are missing are meant.
@@ -74,12 +82,16 @@ def check(sweep_launcher: str, site: Site) -> None:
     """Refuse before anything is planned what could not be started."""
     if sweep_launcher == "torchrun":
         if not site.hosts:
-            raise InputError("--hosts is missing: torchrun needs the names or addresses of the machines",
-                             hint="--hosts node1,node2, or --launcher local for this machine")
+            raise InputError(
+                "--hosts is missing: torchrun needs the names or addresses of the machines",
+                hint="--hosts node1,node2, or --launcher local for this machine",
+            )
         prefix = through(site.via, site.hosts[0], ["true"])
         if shutil.which(prefix[0]) is None:
-            raise InputError(f"--via {site.via!r}: there is no {prefix[0]} here",
-                             hint='give what runs a command on another machine, for example --via "ssh {host}"')
+            raise InputError(
+                f"--via {site.via!r}: there is no {prefix[0]} here",
+                hint='give what runs a command on another machine, for example --via "ssh {host}"',
+            )
 
 
 def settle(sweep: Sweep, timeout_s: float, told: Told) -> None:
@@ -96,11 +108,23 @@ def settle(sweep: Sweep, timeout_s: float, told: Told) -> None:
         status = accounted(status, entry, run)
         if read_record(run):
             found = verdict(run, ())
-            write_status(run, replace(status, state=found.state, cause=found.cause, words=found.words, node=found.node,
-                                      rank=found.rank, pids=()))
+            write_status(
+                run,
+                replace(
+                    status,
+                    state=found.state,
+                    cause=found.cause,
+                    words=found.words,
+                    node=found.node,
+                    rank=found.rank,
+                    pids=(),
+                ),
+            )
         else:
-            write_status(run, replace(status, state="pending", cause="interrupted", pids=(),
-                                      words="what had started it was ended"))
+            write_status(
+                run,
+                replace(status, state="pending", cause="interrupted", pids=(), words="what had started it was ended"),
+            )
 
 
 def living(run: Path, status: Status) -> tuple[Known, ...]:
@@ -124,8 +148,9 @@ def end_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Sig
 def _code(words: Sequence[str]) -> int:
     """What a command ends with; -1 where it takes too long or cannot be started."""
     try:
-        return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S,
-                              check=False).returncode
+        return subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_S, check=False
+        ).returncode
     except (OSError, subprocess.TimeoutExpired):
         return -1
 
@@ -141,8 +166,9 @@ def missing(
             continue
         (run / CANCEL).unlink(missing_ok=True)
         if status.over:
-            statuses[entry.id] = write_status(run, replace(status, state="pending", cause="", words="",
-                                                              put_back_s=time.time()))
+            statuses[entry.id] = write_status(
+                run, replace(status, state="pending", cause="", words="", put_back_s=time.time())
+            )
         found.append(entry)
     return found
 

@@ -117,10 +117,18 @@ class _Keeper:
             if before.state == "running":  # its keeper was killed, with its node or by hand
                 before = accounted(before, what.entry, what.run)
             new_attempt(what.run, before.attempts)
-            status = replace(Status(), state="running", attempts=before.attempts + 1, started_s=time.time(),
-                             gpu_h=before.gpu_h, energy_j=before.energy_j, nodes=what.nodes, job=what.job,
-                             host=socket.gethostname(),
-                             command=tuple(word for words in what.commands for word in words))
+            status = replace(
+                Status(),
+                state="running",
+                attempts=before.attempts + 1,
+                started_s=time.time(),
+                gpu_h=before.gpu_h,
+                energy_j=before.energy_j,
+                nodes=what.nodes,
+                job=what.job,
+                host=socket.gethostname(),
+                command=tuple(word for words in what.commands for word in words),
+            )
             write_status(what.run, status)
         trouble = None if what.adopted else self._start()
         status = write_status(what.run, replace(status, pids=tuple(self.pids)))
@@ -135,8 +143,15 @@ class _Keeper:
         for number, words in enumerate(what.commands):
             with (what.run / LOGS / f"start{number}.log").open("ab") as log:
                 try:
-                    child = subprocess.Popen(words, cwd=what.run, env=os.environ | dict(what.environment),
-                                             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+                    child = subprocess.Popen(
+                        words,
+                        cwd=what.run,
+                        env=os.environ | dict(what.environment),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        start_new_session=True,
+                    )
                 except OSError as error:
                     self._end("")
                     return f"{words[0]} could not be started: {error.strerror}"
@@ -226,15 +241,30 @@ class _Keeper:
         else:
             # nodes are asked only where something went wrong: it takes a while
             lost = what.lost() if read_record(what.run).get("status") != "done" and not self.ended else []
-            found = verdict(what.run, codes, ended=self.ended, lost=lost,
-                            killed_for_memory=_memory_kills() > self.killed_before,
-                            waited_s=self.waited_s)
+            found = verdict(
+                what.run,
+                codes,
+                ended=self.ended,
+                lost=lost,
+                killed_for_memory=_memory_kills() > self.killed_before,
+                waited_s=self.waited_s,
+            )
         if found.state == "oom":
             _record_memory(what.run, found)
         status = accounted(status, what.entry, what.run, ended_s=time.time())
-        return write_status(what.run, replace(
-            status, state=found.state, cause=found.cause, words=found.words, node=found.node, rank=found.rank,
-            codes=tuple(codes), pids=()))
+        return write_status(
+            what.run,
+            replace(
+                status,
+                state=found.state,
+                cause=found.cause,
+                words=found.words,
+                node=found.node,
+                rank=found.rank,
+                codes=tuple(codes),
+                pids=(),
+            ),
+        )
 
 
 def _progress(run: Path) -> object:
@@ -272,10 +302,18 @@ def _record_memory(run: Path, found: Verdict) -> None:
         job = read_job(run / "job.json")
         certain = found.memory == ("host" if job.device == "cpu" else "device")
         if not record:
-            record = compose(job, read_pieces(run), status="oom" if certain else "failed", error=found.words,
-                             rank=found.rank)
-        write_record(run, {**record, "status": "oom" if certain else "failed", "error": found.words,
-                           "fits": False if certain else None})
+            record = compose(
+                job, read_pieces(run), status="oom" if certain else "failed", error=found.words, rank=found.rank
+            )
+        write_record(
+            run,
+            {
+                **record,
+                "status": "oom" if certain else "failed",
+                "error": found.words,
+                "fits": False if certain else None,
+            },
+        )
 
 
 def _memory_kills() -> int:

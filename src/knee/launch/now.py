@@ -30,8 +30,9 @@ def statuses_now(sweep: Sweep) -> dict[str, Status]:
         run = sweep.run(name)
         gone = status.state == "running" and status.host == socket.gethostname() and not living(run, status)
         if gone and (again := read_status(run)).state == "running" and not _kept(sweep):
-            statuses[name] = replace(again, words="what had started it was ended; `knee sweep` goes on",
-                                     ended_s=last_sign_s(run))
+            statuses[name] = replace(
+                again, words="what had started it was ended; `knee sweep` goes on", ended_s=last_sign_s(run)
+            )
     return statuses
 
 
@@ -62,8 +63,18 @@ def put_back(sweep: Sweep, states: Sequence[str], ids: Sequence[str] = ()) -> in
         status = read_status(run)
         if status.state in states and status.over and not entry.refused and (not ids or entry.id in ids):
             (run / CANCEL).unlink(missing_ok=True)
-            write_status(run, replace(status, state="pending", cause="", words="to be tried again", node="", job="",
-                                      put_back_s=time.time()))
+            write_status(
+                run,
+                replace(
+                    status,
+                    state="pending",
+                    cause="",
+                    words="to be tried again",
+                    node="",
+                    job="",
+                    put_back_s=time.time(),
+                ),
+            )
             count += 1
     return count
 

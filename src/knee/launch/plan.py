@@ -61,8 +61,10 @@ def plan_runs(
 
     ``anyway`` starts what the simulator expects not to fit.
     """
-    found = [_checked(number, one, length, gpus_per_node, command, refuses)
-             for number, one in enumerate(_unlike(wanted), start=1)]
+    found = [
+        _checked(number, one, length, gpus_per_node, command, refuses)
+        for number, one in enumerate(_unlike(wanted), start=1)
+    ]
     return _estimated(found, anyway=anyway)
 
 
@@ -91,8 +93,16 @@ def _checked(
         if not why and nodes > 1 and one.gpus % per_node:
             why = f"{one.gpus:,} GPUs do not fill nodes of {per_node}: {nodes} nodes have {nodes * per_node:,}"
         why = why or refuses(job) or ""
-    entry = Entry(id=_id(number, one, length), name=one.name, series=one.series, gpus=one.gpus, nodes=nodes,
-                  per_node=min(one.gpus, per_node), tokens=job.tokens if job else 0, refused=why)
+    entry = Entry(
+        id=_id(number, one, length),
+        name=one.name,
+        series=one.series,
+        gpus=one.gpus,
+        nodes=nodes,
+        per_node=min(one.gpus, per_node),
+        tokens=job.tokens if job else 0,
+        refused=why,
+    )
     return Planned(entry=entry, wanted=one, train=train)
 
 
@@ -125,9 +135,14 @@ def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
             if not (why or anyway or bool(results.fits[row])):
                 needs, has = show(float(results.memory_bytes[row]), "bytes"), show(job.cluster.gpu.hbm_bytes, "bytes")
                 why = f"it does not fit, by simulation: it needs {needs}, and {job.cluster.gpu.name} has {has}"
-            entry = replace(one.entry, seconds=seconds, gpu_h=gpu_h, refused=why,
-                            energy_j=float(results.power_w_per_gpu[row]) * job.gpus * seconds,
-                            cost_usd=None if price is None else gpu_h * price)
+            entry = replace(
+                one.entry,
+                seconds=seconds,
+                gpu_h=gpu_h,
+                refused=why,
+                energy_j=float(results.power_w_per_gpu[row]) * job.gpus * seconds,
+                cost_usd=None if price is None else gpu_h * price,
+            )
             found[at] = replace(one, entry=entry)
     return found
 
@@ -169,8 +184,10 @@ def renew(sweep: Sweep) -> None:
 
 def _id(number: int, one: Wanted, length: Length) -> str:
     """Readable, and the same for the same run: its place in the grid, what it is, and a digest of all of it."""
-    words = [UNCLEAN.sub("-", one.model.rpartition("/")[2].lower().removesuffix(".toml")).strip("-.")[:40] or "model",
-             f"g{one.gpus}"]
+    words = [
+        UNCLEAN.sub("-", one.model.rpartition("/")[2].lower().removesuffix(".toml")).strip("-.")[:40] or "model",
+        f"g{one.gpus}",
+    ]
     if one.job is not None:
         plan = one.job.plan
         words += [f"{axis}{size}" for axis in ("tp", "pp", "cp") if (size := getattr(plan, axis)) > 1]

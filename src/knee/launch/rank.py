@@ -15,8 +15,30 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-KEPT = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "CUDA_", "NVIDIA_", "ROCM_", "HIP_", "OMP_", "MKL_", "UCX_", "FI_",
-        "MPI_", "OMPI_", "TORCHELASTIC_", "SLURM_", "SLURMD_", "KNEE_", "PYTHON", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_")
+KEPT = (
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+    "GLOO_",
+    "CUDA_",
+    "NVIDIA_",
+    "ROCM_",
+    "HIP_",
+    "OMP_",
+    "MKL_",
+    "UCX_",
+    "FI_",
+    "MPI_",
+    "OMPI_",
+    "TORCHELASTIC_",
+    "SLURM_",
+    "SLURMD_",
+    "KNEE_",
+    "PYTHON",
+    "VIRTUAL_ENV",
+    "CONDA_PREFIX",
+    "LD_",
+)
 """Variables that change what a run does; no others are written down, because they may be secret."""
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 SECRET = ("TOKEN", "KEY", "SECRET", "PASS", "PWD", "CREDENTIAL", "AUTH", "JWT")
@@ -88,11 +110,21 @@ def began() -> int:
 
 def write_environment(path: Path) -> None:
     """Where this rank is, and every setting that may matter. Best effort: a full disk must not end the run."""
-    kept = {name: value for name, value in sorted(os.environ.items())
-            if name in PLACE or (name.startswith(KEPT) and not any(word in name.upper() for word in SECRET))}
-    plain = {"rank": int(os.environ.get("RANK", "0")), "node": node_name(), "host": socket.gethostname(),
-             "pid": os.getpid(), "began": began(), "python": sys.executable, "started_s": time.time(),
-             "environment": kept}
+    kept = {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in PLACE or (name.startswith(KEPT) and not any(word in name.upper() for word in SECRET))
+    }
+    plain = {
+        "rank": int(os.environ.get("RANK", "0")),
+        "node": node_name(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "began": began(),
+        "python": sys.executable,
+        "started_s": time.time(),
+        "environment": kept,
+    }
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(".new")

@@ -40,8 +40,10 @@ LABEL = re.compile(r"^\d+: ", re.MULTILINE)
 """What srun --label puts before a line."""
 # a line that begins with blanks is of a stack or of a warning's source; CUDA tells a device that does not start only
 # in a warning
-HARMLESS = re.compile(r"^(?!.*CUDA initialization)(?:(?:\[rank\d+\]: )?\s|.*(?:Warning\b|\bWARNING\b|\bNCCL INFO\b|"
-                      r"\bINFO\b|\bDEBUG\b|\[W\d+|\bW\d{4} ))")
+HARMLESS = re.compile(
+    r"^(?!.*CUDA initialization)(?:(?:\[rank\d+\]: )?\s|.*(?:Warning\b|\bWARNING\b|\bNCCL INFO\b|"
+    r"\bINFO\b|\bDEBUG\b|\[W\d+|\bW\d{4} ))"
+)
 MEMORY = (
     Sign(cause="memory", memory="device", says="out of memory: ", pattern=re.compile(
         r"\b(?:CUDA|HIP) out of memory|\b(?:CUDA|HIP)(?: driver)? error:? .{0,20}out of memory|\bOutOfMemoryError|"
@@ -97,8 +99,12 @@ ADDRESS = re.compile(r"[\d.]+|.*:.*")
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
 SLURM: tuple[tuple[str, State, Cause, str], ...] = (
     (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "a node failed, says Slurm"),
-    (r"Task launch for \S+ failed on node \S+: (?:Communication|Socket|Connection|Zero Bytes|Unable to contact)",
-     "failed", "lost_node", "a node cannot be reached, says Slurm"),
+    (
+        r"Task launch for \S+ failed on node \S+: (?:Communication|Socket|Connection|Zero Bytes|Unable to contact)",
+        "failed",
+        "lost_node",
+        "a node cannot be reached, says Slurm",
+    ),
     (r"Task launch for \S+ failed on node \S+:", "failed", "bad_node", "a node starts nothing, says Slurm"),
     (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
     (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),
@@ -112,15 +118,23 @@ TASK_NODE = re.compile(r"srun: error: (\S+): tasks? \S+: Out Of Memory|slurmstep
 REFUSED = re.compile(r"^error: (.+(?:\n[ \t].*)*)(?:\nhint: .*(?:\n[ \t].*)*)?\s*\Z", re.MULTILINE)
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?((?!torch\.distributed\.elastic)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b"
                         r".*)$", re.MULTILINE)  # fmt: skip
-NOISE = re.compile(r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|"
-                   r"traceback :|^torch\.distributed\.elastic|^Failures:|^Root Cause|^\[\d+\]:|FAILED$")
-FAILURE = re.compile(r"(Root Cause[^\n]*\n\[\d+\]:\n)?\s*time\s*: (\S+)\n\s*host\s*: (\S+)\n"
-                     r"\s*rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: (-?\d+)")
+NOISE = re.compile(
+    r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|"
+    r"traceback :|^torch\.distributed\.elastic|^Failures:|^Root Cause|^\[\d+\]:|FAILED$"
+)
+FAILURE = re.compile(
+    r"(Root Cause[^\n]*\n\[\d+\]:\n)?\s*time\s*: (\S+)\n\s*host\s*: (\S+)\n"
+    r"\s*rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: (-?\d+)"
+)
 """How torchrun lists a rank that failed."""
 RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
 TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Segmentation fault|Bus error|Aborted)")
-SRUN_SIGNALS = {"Killed": signal.SIGKILL, "Segmentation fault": signal.SIGSEGV, "Bus error": signal.SIGBUS,
-                "Aborted": signal.SIGABRT}
+SRUN_SIGNALS = {
+    "Killed": signal.SIGKILL,
+    "Segmentation fault": signal.SIGSEGV,
+    "Bus error": signal.SIGBUS,
+    "Aborted": signal.SIGABRT,
+}
 BY_SHELL = 128
 """A shell adds it to the number of the signal that ended its command."""
 FATAL = (signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSEGV)
@@ -144,18 +158,27 @@ class Failure:
 def failures_of(logs: Mapping[str, str], codes: Sequence[int | None], pids: Mapping[int, int]) -> list[Failure]:
     """Ranks that failed, the first one first: by torchrun, srun, or the exit codes of what was started."""
     voices = [text for log in logs.values() for text in _voices(log)]
-    blocks = [(match[2], match[1] is None, Failure(rank=int(match[4]), code=int(match[5]), node=_short(match[3])))
-              for text in voices for match in FAILURE.finditer(text)]
+    blocks = [
+        (match[2], match[1] is None, Failure(rank=int(match[4]), code=int(match[5]), node=_short(match[3])))
+        for text in voices
+        for match in FAILURE.finditer(text)
+    ]
     if blocks:
         return [failure for *_, failure in sorted(blocks, key=lambda block: block[:2])]
     ranks = {pid: rank for rank, pid in pids.items()}
-    received = [Failure(code=-int(match[1]), rank=ranks.get(int(match[2])))
-                for text in voices for match in RECEIVED.finditer(text)]
+    received = [
+        Failure(code=-int(match[1]), rank=ranks.get(int(match[2])))
+        for text in voices
+        for match in RECEIVED.finditer(text)
+    ]
     if received:
         return received
     if not any("Exited with exit code" in text for text in voices):  # else srun itself has killed the others
-        tasks = [Failure(code=-SRUN_SIGNALS[match[2]], node=match[1])
-                 for text in voices for match in TASK_ENDED.finditer(text)]
+        tasks = [
+            Failure(code=-SRUN_SIGNALS[match[2]], node=match[1])
+            for text in voices
+            for match in TASK_ENDED.finditer(text)
+        ]
         if tasks:
             return tasks
     own = [BY_SHELL - code if code - BY_SHELL in FATAL else code for code in codes if code]
@@ -180,8 +203,10 @@ def _short(host: str) -> str:
 
 def signal_words(number: int) -> str:
     """What ended a rank, and what that often means."""
-    often = {signal.SIGKILL: " (killed by hand, or for want of the host's memory)",
-             signal.SIGBUS: " (often because /dev/shm, the memory that processes share, is full)"}
+    often = {
+        signal.SIGKILL: " (killed by hand, or for want of the host's memory)",
+        signal.SIGBUS: " (often because /dev/shm, the memory that processes share, is full)",
+    }
     return f"was ended by {signal.Signals(number).name}{often.get(signal.Signals(number), '')}"
 
 

@@ -26,8 +26,13 @@ PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
 """What stands in a script's #SBATCH line, which has no quotes of its own."""
 HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name, or an address of the old kind; what could be an option or a shell's is none."""
-TYPES = {"string_type": "must be text, in quotes", "bool_type": "must be true or false",
-         "int_type": "must be a whole number", "tuple_type": "must be a list", "dict_type": "must be a table"}
+TYPES = {
+    "string_type": "must be text, in quotes",
+    "bool_type": "must be true or false",
+    "int_type": "must be a whole number",
+    "tuple_type": "must be a list",
+    "dict_type": "must be a table",
+}
 """pydantic's word for a mistake -> ours."""
 
 
@@ -101,8 +106,9 @@ class Site:
         except ValueError as error:
             raise InputError(f"via is {self.via!r}: {str(error).lower()}", hint=hint) from None
         if "{host}" not in self.via or any(set(word.replace("{host}", "")) & set("{}") for word in words):
-            raise InputError(f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces",
-                             hint=hint)
+            raise InputError(
+                f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces", hint=hint
+            )
 
     @property
     def seconds(self) -> float | None:
@@ -137,8 +143,11 @@ FILES = ("setup", "container", "python")
 
 def _found(named: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Absolute paths of files, because runs start elsewhere; names of images and commands stay as they are."""
-    return {name: in_folder(str(value), folder, always=name == "setup", bare=name != "python")
-            for name, value in named.items() if value}
+    return {
+        name: in_folder(str(value), folder, always=name == "setup", bare=name != "python")
+        for name, value in named.items()
+        if value
+    }
 
 
 def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = True) -> str:

@@ -31,8 +31,9 @@ from knee.launch.status import CANCELLED, Status, write_status
 WAIT_S = 5.0
 DEFAULT_ARRAY = 1001
 """Slurm's own default of MaxArraySize: the largest index, and one."""
-LIMIT = re.compile(r"submit limit|MaxSubmit|MaxJobs|accounting/QOS policy|AssocMax|QOSMax|too many|temporarily",
-                   re.IGNORECASE)
+LIMIT = re.compile(
+    r"submit limit|MaxSubmit|MaxJobs|accounting/QOS policy|AssocMax|QOSMax|too many|temporarily", re.IGNORECASE
+)
 """What sbatch says where the queue is full for now; some of it also of a job that it would never take."""
 Tell = Callable[[str], None]
 SILENT = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
@@ -44,8 +45,11 @@ def need_slurm() -> None:
     """Refuse where there is no Slurm."""
     lacking = [name for name in ("sbatch", "squeue", "scancel", "scontrol") if shutil.which(name) is None]
     if lacking:
-        raise MissingExtra(f"Slurm's {lacking[0]} is not here", hint="run this on the cluster's login node; --dry-run "
-                           "checks and estimates anywhere, --launcher local or torchrun need no Slurm")
+        raise MissingExtra(
+            f"Slurm's {lacking[0]} is not here",
+            hint="run this on the cluster's login node; --dry-run "
+            "checks and estimates anywhere, --launcher local or torchrun need no Slurm",
+        )
 
 
 def go_on_slurm(
@@ -68,11 +72,14 @@ def go_on_slurm(
             left = _submit_more(sweep, site, wanted, knees if until_knee else None, tell)
             if not stays:
                 if left:
-                    tell(f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
-                         "itself")
+                    tell(
+                        f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
+                        "itself"
+                    )
                 return
-            open_ = [status for run, status in settle(sweep).items()
-                     if not status.over and (only is None or run in only)]
+            open_ = [
+                status for run, status in settle(sweep).items() if not status.over and (only is None or run in only)
+            ]
             if not open_:
                 return
             words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
@@ -90,8 +97,13 @@ def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[Entry], knees: Knees
     """Of the wanted runs those that the queue has room for now; how many still wait for it."""
     queued = jobs_of_runs(sweep, alive_only=True)
     statuses = sweep.statuses()
-    waiting = [entry for entry in wanted if statuses[entry.id].state == "pending"
-               and entry.id not in queued and not _is_cancelled(sweep, entry, statuses)]
+    waiting = [
+        entry
+        for entry in wanted
+        if statuses[entry.id].state == "pending"
+        and entry.id not in queued
+        and not _is_cancelled(sweep, entry, statuses)
+    ]
     now = waiting if knees is None else list(_worth_it(sweep, waiting, statuses, knees, queued))
     taken, trouble = submit(sweep, site, now, room=_room(site, queued, now))
     if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
@@ -129,10 +141,18 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[Entry]]) -> str |
     number = 1 + max((int(path.stem) for path in folder.glob("*.sbatch") if path.stem.isdigit()), default=0)
     name = f"{number:04d}.sbatch"
     write_text(folder / f"{number:04d}.runs.json", json.dumps([[entry.id for entry in pack] for pack in packs]))
-    write_text(folder / name, script(sweep, site, packs, name=name, job_name=job_name(sweep, number),
-                                     on_gpus=_on_gpus(sweep, packs[0][0])))
-    done = subprocess.run(["sbatch", "--parsable", name], cwd=folder, capture_output=True, text=True, check=False,
-                          stdin=subprocess.DEVNULL)
+    write_text(
+        folder / name,
+        script(sweep, site, packs, name=name, job_name=job_name(sweep, number), on_gpus=_on_gpus(sweep, packs[0][0])),
+    )
+    done = subprocess.run(
+        ["sbatch", "--parsable", name],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
     if done.returncode and SILENT.search(done.stderr):
         raise NoAnswer
     if done.returncode:
@@ -167,8 +187,9 @@ def max_array() -> int:
     return max(1, int(found[1]) - 1 if found else DEFAULT_ARRAY - 1)
 
 
-def _worth_it(sweep: Sweep, entries: Iterable[Entry], statuses: Mapping[str, Status], knees: Knees,
-              queued: Mapping[str, object]) -> Iterator[Entry]:
+def _worth_it(
+    sweep: Sweep, entries: Iterable[Entry], statuses: Mapping[str, Status], knees: Knees, queued: Mapping[str, object]
+) -> Iterator[Entry]:
     """Until the knee: a count of GPUs is submitted once all fewer ones of its series have ended."""
     open_ = {e.id: e for e in sweep.entries if not e.refused and (not statuses[e.id].over or e.id in queued)}
     for entry in in_order(entries, until_knee=True):

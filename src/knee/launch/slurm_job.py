@@ -33,9 +33,15 @@ def keeping(run: Path, command: Sequence[str]) -> Keeping | None:
     if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
         return None
     nodes = node_names()
-    found = Keeping(run=run, entry=entry, commands=[command], timeout_s=float(sweep.options["timeout_s"]), job=job,
-                    nodes=nodes[: entry.nodes],
-                    environment={HEAD: address_of(nodes[0]) if nodes else "127.0.0.1", PORT: str(free_port())})
+    found = Keeping(
+        run=run,
+        entry=entry,
+        commands=[command],
+        timeout_s=float(sweep.options["timeout_s"]),
+        job=job,
+        nodes=nodes[: entry.nodes],
+        environment={HEAD: address_of(nodes[0]) if nodes else "127.0.0.1", PORT: str(free_port())},
+    )
     found.ask = lambda number: _tell("scancel", f"--signal={number.name[3:]}", os.environ.get("SLURM_JOB_ID", ""))
     found.lost = lambda: unanswering(found.nodes)
     return found
@@ -63,8 +69,9 @@ def unanswering(nodes: Sequence[str]) -> list[str]:
     """Nodes that Slurm takes for lost, or that do not answer it now."""
     text = asked("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(nodes)}") if nodes else ""
     pairs = (line.split() for line in text.splitlines())
-    return sorted({pair[0] for pair in pairs if len(pair) == 2
-                   and (pair[1].endswith("*") or pair[1].lower().startswith(DOWN))})
+    return sorted(
+        {pair[0] for pair in pairs if len(pair) == 2 and (pair[1].endswith("*") or pair[1].lower().startswith(DOWN))}
+    )
 
 
 def is_queued(job: str) -> bool:

@@ -39,8 +39,10 @@ class NoAnswer(KneeError):
     """Slurm's controller does not answer: whether a job waits, runs or is gone cannot be told."""
 
     def __init__(self) -> None:
-        super().__init__("Slurm does not answer", hint="nothing is lost: runs go on by themselves; the same command "
-                         "goes on once it answers again")
+        super().__init__(
+            "Slurm does not answer",
+            hint="nothing is lost: runs go on by themselves; the same command goes on once it answers again",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +150,14 @@ def _waits(status: Status, job: str, queued: Queued) -> Status:
     if status.state == "running":  # its keeper was killed before it could say why
         lost = unanswering(status.nodes)
         why = f"{' and '.join(lost)} failed" if lost else "it was killed without a word"
-        return replace(status, state="pending", job=job, cause="lost_node" if lost else "preempted",
-                       node=next(iter(lost), ""), words=f"{words}; put back after: {why}")
+        return replace(
+            status,
+            state="pending",
+            job=job,
+            cause="lost_node" if lost else "preempted",
+            node=next(iter(lost), ""),
+            words=f"{words}; put back after: {why}",
+        )
     words += f"; put back after: {status.words}" if status.attempts and status.words else ""
     return replace(status, state="pending", job=job, words=words)
 
@@ -158,8 +166,10 @@ def refuse_while_queued(sweep: Sweep) -> None:
     """Another launcher may not start what Slurm has still to start."""
     queued = jobs_of_runs(sweep, alive_only=True)
     if queued:
-        raise InputError(f"{len(queued):,} runs of {sweep.folder} are in Slurm's queue",
-                         hint=f"`knee sweep cancel {sweep.folder}` takes them out; or go on with --launcher slurm")
+        raise InputError(
+            f"{len(queued):,} runs of {sweep.folder} are in Slurm's queue",
+            hint=f"`knee sweep cancel {sweep.folder}` takes them out; or go on with --launcher slurm",
+        )
 
 
 def settle(sweep: Sweep) -> dict[str, Status]:
@@ -201,8 +211,9 @@ def _never_began(sweep: Sweep, job: str) -> Verdict:
         said = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return Verdict(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
-    return Verdict(state="failed", cause="software", words=f"its job {job} ended before the run began: "
-                   f"{said or 'without a word'}")
+    return Verdict(
+        state="failed", cause="software", words=f"its job {job} ended before the run began: {said or 'without a word'}"
+    )
 
 
 def final_states(jobs: Iterable[str]) -> dict[str, str]:

@@ -40,8 +40,11 @@ def script(
 ) -> str:
     """An array of jobs of one shape: as many nodes each, one task a pack of runs."""
     folder = sweep.folder / "slurm"
-    head = HEAD.format(about=f"{len(packs)} jobs of the sweep {sweep.name!a}, "
-                             f"{sum(map(len, packs))} runs", folder=shlex.quote(str(folder)), name=name)
+    head = HEAD.format(
+        about=f"{len(packs)} jobs of the sweep {sweep.name!a}, {sum(map(len, packs))} runs",
+        folder=shlex.quote(str(folder)),
+        name=name,
+    )
     options = {
         "job-name": job_name,
         "array": f"0-{len(packs) - 1}" + (f"%{site.max_running}" if site.max_running else ""),
@@ -53,10 +56,16 @@ def script(
     }
     lines = [f"#SBATCH --{key}" + ("" if value is None else f"={value}") for key, value in options.items()]
     lines += [f"#SBATCH {option}" for option in site.sbatch]
-    return head + "\n".join(lines) + "\n" + BODY.format(
-        around="\n".join(around(site, sweep.folder, failed=f"{path(sweep.folder)}; runs; exit 1")),
-        python=shlex.quote(interpreter_outside(site)),
-        cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)))
+    return (
+        head
+        + "\n".join(lines)
+        + "\n"
+        + BODY.format(
+            around="\n".join(around(site, sweep.folder, failed=f"{path(sweep.folder)}; runs; exit 1")),
+            python=shlex.quote(interpreter_outside(site)),
+            cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)),
+        )
+    )
 
 
 def _shape(site: Site, entry: Entry, *, on_gpus: bool) -> Mapping[str, object]:
@@ -71,8 +80,9 @@ def _shape(site: Site, entry: Entry, *, on_gpus: bool) -> Mapping[str, object]:
 
 
 def _named(site: Site) -> Mapping[str, object]:
-    return {name: value for name in ("partition", "account", "qos", "time", "exclude")
-            if (value := getattr(site, name))}
+    return {
+        name: value for name in ("partition", "account", "qos", "time", "exclude") if (value := getattr(site, name))
+    }
 
 
 def _case(sweep: Sweep, site: Site, number: int, pack: Sequence[Entry]) -> str:

@@ -59,8 +59,14 @@ class _Trial:
     times_s: list[float] = field(default_factory=list)
 
 
-def measure_all(ranks: Ranks, series: Sequence[Series], known: Mapping[str, float | None], effort: Effort,
-                add: Add, tell: Callable[[Series], None]) -> bool:
+def measure_all(
+    ranks: Ranks,
+    series: Sequence[Series],
+    known: Mapping[str, float | None],
+    effort: Effort,
+    add: Add,
+    tell: Callable[[Series], None],
+) -> bool:
     """Measure what is not known yet; False where someone asked to stop.
 
     ``add`` hears of every point, ``tell`` of every series that is over, both on every rank.
@@ -87,8 +93,9 @@ def finished(series: Series, known: Mapping[str, float | None]) -> bool:
     return all(key_of(point) in known for point in series.points)
 
 
-def _beside(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort,
-            add: Add) -> bool:
+def _beside(
+    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort, add: Add
+) -> bool:
     for point in series.points:
         if key_of(point) in known:
             continue
@@ -105,8 +112,9 @@ def _beside(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float 
     return True
 
 
-def _alone(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort,
-           add: Add) -> bool:
+def _alone(
+    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort, add: Add
+) -> bool:
     """One collective, all sizes. What an interruption finds unfinished is measured anew the next time."""
     trials, failure = _ready(ranks, group, series, known, effort)
     for _ in range(effort.rounds):
@@ -129,12 +137,18 @@ def reading(times_s: Sequence[float], each: int) -> Record:
     """
     low_s = statistics.quantiles(times_s, n=10, method="inclusive")[0]
     quartiles = statistics.quantiles(times_s, n=4, method="inclusive")
-    return {"time_s": low_s, "median_s": quartiles[1], "spread_frac": (quartiles[2] - quartiles[0]) / 2 / low_s,
-            "samples": len(times_s), "each": each}
+    return {
+        "time_s": low_s,
+        "median_s": quartiles[1],
+        "spread_frac": (quartiles[2] - quartiles[0]) / 2 / low_s,
+        "samples": len(times_s),
+        "each": each,
+    }
 
 
-def _ready(ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None],
-           effort: Effort) -> tuple[list[_Trial], tuple[CollectivePoint, Record] | None]:
+def _ready(
+    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort
+) -> tuple[list[_Trial], tuple[CollectivePoint, Record] | None]:
     """Sizes that are worth measuring, each tried once, and what ended the series if that was an error."""
     trials: list[_Trial] = []
     size, took_s = 0, 0.0
@@ -208,8 +222,12 @@ def _sample(ranks: Ranks, trial: _Trial) -> list[float]:
 
 def _buffer_bytes(point: CollectivePoint) -> float:
     """Memory that one rank's buffers take."""
-    parts = {"all_gather": 1 + 1 / point.group, "reduce_scatter": 1 + 1 / point.group, "all_to_all": 2.0,
-             "send_receive": 2.0}
+    parts = {
+        "all_gather": 1 + 1 / point.group,
+        "reduce_scatter": 1 + 1 / point.group,
+        "all_to_all": 2.0,
+        "send_receive": 2.0,
+    }
     return point.size_bytes * parts.get(point.collective, 1.0)
 
 
@@ -253,8 +271,10 @@ def _ring(sent: Any, received: Any, group: Any) -> Callable[[], None]:
     here, size = dist.get_rank(group), dist.get_world_size(group)
 
     def run() -> None:
-        operations = [dist.P2POp(dist.isend, sent, group=group, group_peer=(here + 1) % size),
-                      dist.P2POp(dist.irecv, received, group=group, group_peer=(here - 1) % size)]
+        operations = [
+            dist.P2POp(dist.isend, sent, group=group, group_peer=(here + 1) % size),
+            dist.P2POp(dist.irecv, received, group=group, group_peer=(here - 1) % size),
+        ]
         for work in dist.batch_isend_irecv(operations):
             work.wait()
 

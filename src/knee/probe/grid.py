@@ -115,9 +115,7 @@ def gemm_points(scale: Scale, dtypes: Sequence[str], *, quick: bool = False) -> 
     return points
 
 
-def attention_points(
-    scale: Scale, kernels: Sequence[str], dtype: str, *, quick: bool = False
-) -> list[AttentionPoint]:
+def attention_points(scale: Scale, kernels: Sequence[str], dtype: str, *, quick: bool = False) -> list[AttentionPoint]:
     """Short to long sequences at a constant number of tokens, heads as tp leaves them, both head sizes."""
     lengths = scale.lengths[1::2] if quick else scale.lengths
     heads = (scale.middle_heads,) if quick else scale.heads
@@ -173,9 +171,7 @@ LLAMA_1B = StepPoint(
     micro_batch=1,
     compiled=False,
 )
-LLAMA_7B = replace(
-    LLAMA_1B, model="llama2-7b", layers=32, hidden=4096, ffn=11008, heads=32, kv_heads=32, master="bf16"
-)
+LLAMA_7B = replace(LLAMA_1B, model="llama2-7b", layers=32, hidden=4096, ffn=11008, heads=32, kv_heads=32, master="bf16")
 """In bf16 throughout: fp32 masters of 7B do not fit on one GPU."""
 TINY = replace(LLAMA_1B, model="tiny", layers=4, hidden=256, ffn=704, heads=4, kv_heads=4, vocab=2048, seq_len=256)
 

@@ -59,8 +59,12 @@ def axes_of(world: int, per_node: int, *, quick: bool = False) -> list[Axis]:
             before = axes[group, stride]
             name, sent = before.name, tuple(c for c in COLLECTIVES if c in (*before.collectives, *sent))
         axes[group, stride] = Axis(
-            name=name, group=group, stride=stride, groups=world // group,
-            nodes=len({rank // per_node for rank in range(0, group * stride, stride)}), collectives=sent,
+            name=name,
+            group=group,
+            stride=stride,
+            groups=world // group,
+            nodes=len({rank // per_node for rank in range(0, group * stride, stride)}),
+            collectives=sent,
         )
     return list(axes.values())
 
@@ -95,8 +99,14 @@ def point_of_axis(axis: Axis, collective: str, size_bytes: int, *, beside: Besid
     """A point, its size rounded up to whole elements for every rank."""
     whole = axis.group * ELEMENT_BYTES
     return CollectivePoint(
-        collective=collective, size_bytes=-(-size_bytes // whole) * whole, axis=axis.name, group=axis.group,
-        stride=axis.stride, groups=axis.groups, nodes=axis.nodes, beside=beside,
+        collective=collective,
+        size_bytes=-(-size_bytes // whole) * whole,
+        axis=axis.name,
+        group=axis.group,
+        stride=axis.stride,
+        groups=axis.groups,
+        nodes=axis.nodes,
+        beside=beside,
     )
 
 
@@ -114,7 +124,12 @@ class Series:
 
 
 def plan_series(
-    world: int, per_node: int, device: str, *, quick: bool, wanted: Sequence[str] = COLLECTIVES,
+    world: int,
+    per_node: int,
+    device: str,
+    *,
+    quick: bool,
+    wanted: Sequence[str] = COLLECTIVES,
     most_bytes: int = LARGEST_BYTES,
 ) -> list[Series]:
     """Everything that a probe measures, axis by axis so that one axis' groups exist at a time."""
@@ -123,7 +138,8 @@ def plan_series(
         grown = sizes(QUICK_GROWTH if quick else GROWTH, most_bytes)
         made += [
             Series(axis=axis, points=tuple(point_of_axis(axis, collective, size) for size in grown))
-            for collective in axis.collectives if collective in wanted
+            for collective in axis.collectives
+            if collective in wanted
         ]
         beside = [size for size in BESIDE_BYTES[device] if size <= most_bytes][: 1 if quick else None]
         if axis.name in ("world", "node") and "all_gather" in wanted and beside:

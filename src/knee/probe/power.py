@@ -46,7 +46,7 @@ class Load:
 def power_points(*, quick: bool = False) -> list[PowerPoint]:
     """Idle first, while the GPU is cool, then every load."""
     attention = () if quick else tuple(f"attention_{kernel}" for kernel in ATTENTION)
-    duties = {"idle": (0.0,)} | dict.fromkeys((*attention, *MIXES), OTHER_DUTIES[:1 if quick else None])
+    duties = {"idle": (0.0,)} | dict.fromkeys((*attention, *MIXES), OTHER_DUTIES[: 1 if quick else None])
     duties |= {load: every[:: 2 if quick else 1] for load, every in DUTIES.items()}
     return [PowerPoint(load=load, duty_frac=duty) for load, every in duties.items() for duty in every]
 

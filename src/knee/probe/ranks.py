@@ -37,18 +37,24 @@ def read_launch() -> Launch:
     """This process' place, or words about how to start several."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if missing := [name for name in names if name not in os.environ]:
-        raise InputError(f"collectives are measured between processes, and {missing[0]} is not set: this is not "
-                         "running under torchrun", hint=f"`{HOW}`")
+        raise InputError(
+            f"collectives are measured between processes, and {missing[0]} is not set: this is not "
+            "running under torchrun",
+            hint=f"`{HOW}`",
+        )
     try:
         rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
     except ValueError:
         raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`") from None
     if world < 2:
-        raise InputError("there is nothing to measure with one process: a collective needs two or more",
-                         hint=f"`{HOW}`")
+        raise InputError(
+            "there is nothing to measure with one process: a collective needs two or more", hint=f"`{HOW}`"
+        )
     if world % per_node:
-        raise InputError(f"{world} processes do not fill nodes of {per_node}",
-                         hint="start the same number of processes on every node")
+        raise InputError(
+            f"{world} processes do not fill nodes of {per_node}",
+            hint="start the same number of processes on every node",
+        )
     return Launch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
 
 
@@ -89,9 +95,10 @@ class Ranks:
             yield
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0][:160]
-            raise KneeError(f"rank {self.launch.rank} lost the others: {first}",
-                            hint="what was measured is kept; see what ended the other rank, then run the same "
-                                 "command again") from None
+            raise KneeError(
+                f"rank {self.launch.rank} lost the others: {first}",
+                hint="what was measured is kept; see what ended the other rank, then run the same command again",
+            ) from None
 
     def slowest(self, values: Sequence[float]) -> list[float]:
         """The largest of all ranks' values, one by one."""

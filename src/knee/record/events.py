@@ -102,8 +102,12 @@ class Events:
         self._check_times()
 
     def _check_ids(self) -> None:
-        tables = (("name_id", self.names, 0), ("collective", COLLECTIVES, -1), ("group_id", self.groups, -1),
-                  ("dtype_id", self.dtypes, -1))
+        tables = (
+            ("name_id", self.names, 0),
+            ("collective", COLLECTIVES, -1),
+            ("group_id", self.groups, -1),
+            ("dtype_id", self.dtypes, -1),
+        )
         for name, table, lowest in tables:
             column = getattr(self, name)
             if column.size and not lowest <= column.min() <= column.max() < len(table):
@@ -169,9 +173,7 @@ class EventLog:
         group_id = self._groups.setdefault(group, len(self._groups))
         dtype_id = self._dtypes.setdefault(dtype, len(self._dtypes))
         kind = COLLECTIVES.index(collective)
-        self._rows.append(
-            (start_s, duration_s, stream, name_id, True, kind, group_id, message_bytes, dtype_id)
-        )
+        self._rows.append((start_s, duration_s, stream, name_id, True, kind, group_id, message_bytes, dtype_id))
 
     def freeze(self, *, rank: int = 0, world_size: int = 1, step_s: float | None = None) -> Events:
         """The log as ``Events``. A step without ``step_s`` ends with its last kernel."""

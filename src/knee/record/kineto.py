@@ -54,8 +54,14 @@ _NCCL_KERNEL = {
     "all_to_all": "ncclDevKernel_SendRecv",  # NCCL sends and receives pairwise
 }
 _NCCL_DTYPE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "fp8": "f8e4m3", "uint8": "u8", "int64": "i64"}
-_TORCH_DTYPE = {"fp32": "Float", "bf16": "BFloat16", "fp16": "Half", "fp8": "Float8_e4m3fn", "uint8": "Byte",
-                "int64": "Long"}
+_TORCH_DTYPE = {
+    "fp32": "Float",
+    "bf16": "BFloat16",
+    "fp16": "Half",
+    "fp8": "Float8_e4m3fn",
+    "uint8": "Byte",
+    "int64": "Long",
+}
 _TORCH_COLLECTIVE = {
     "all_gather": "_allgather_base",
     "reduce_scatter": "_reduce_scatter_base",
@@ -71,9 +77,7 @@ def nccl_kernel(collective: str, dtype: str) -> str:
     return _NCCL_KERNEL[collective].format(dtype=_NCCL_DTYPE[dtype]) + _ARGS_TYPE
 
 
-def write_kineto(
-    events_per_stage: Sequence[Events], path: str | Path, *, device: str = "simulated GPU"
-) -> list[Path]:
+def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device: str = "simulated GPU") -> list[Path]:
     """Write one trace per pipeline stage; the files written.
 
     One stage is written to ``path`` itself, several to ``stem_rank0.json``, ``stem_rank8.json`` and so on
@@ -131,8 +135,13 @@ def _distributed_info(events: Events) -> dict[str, object]:
         "world_size": events.world_size,
         "pg_count": len(events.groups),
         "pg_config": [
-            {"pg_name": _group_name(i), "pg_desc": group.name, "backend_config": "cuda:nccl",
-             "pg_size": group.size, "ranks": list(group.ranks)}
+            {
+                "pg_name": _group_name(i),
+                "pg_desc": group.name,
+                "backend_config": "cuda:nccl",
+                "pg_size": group.size,
+                "ranks": list(group.ranks),
+            }
             for i, group in enumerate(events.groups)
         ],
     }
@@ -251,8 +260,7 @@ def _kernels(events: Events, order: Ints) -> Iterator[tuple[str, int, str]]:
         args = _comm_args(kind, group_id, events.groups[group_id], dtype, message_bytes, events.rank)
         return json.dumps(nccl_kernel(kind, dtype)), ", " + json.dumps(args)[1:-1]
 
-    columns = (events.name_id, events.stream, events.collective, events.group_id, events.dtype_id,
-               events.message_bytes)
+    columns = (events.name_id, events.stream, events.collective, events.group_id, events.dtype_id, events.message_bytes)
     for name_id, stream, *call in zip(*(column[order].tolist() for column in columns), strict=True):
         if min(call) < 0:  # compute, or a kernel of which only the name is known
             yield names[name_id], stream, ""

@@ -25,25 +25,42 @@ def budget_page(data: Data, *, command: str = "") -> str:
         Key(value=short(best["params"]), says="parameters"),
         Key(value=short(best["tokens"]), says=f"tokens, {best['tokens_per_param']:.3g} a parameter"),
         Key(value=f"{best['loss']:.3f}", says=f"loss by {data['law']['name']}"),
-        Key(value=f"{best['gpus']:,}",
-            says=f"of {counted(data['limits']['gpus'], 'GPU')}, {counted(best['days'], 'day')}"),
+        Key(
+            value=f"{best['gpus']:,}",
+            says=f"of {counted(data['limits']['gpus'], 'GPU')}, {counted(best['days'], 'day')}",
+        ),
     ]
     if lost is not None:
         keys.append(Key(value=f"{100 * lost['budget_frac']:.3g}%", says="of the budget is lost by counting FLOP alone"))
     sections = [
-        Section(id="choice", title="Which size, how many GPUs", charts=_charts(figures, "sizes", "counts"),
-                says="The limits decide how many tokens each size gets through on each count of GPUs, the law what "
-                     "they are worth."),
+        Section(
+            id="choice",
+            title="Which size, how many GPUs",
+            charts=_charts(figures, "sizes", "counts"),
+            says="The limits decide how many tokens each size gets through on each count of GPUs, the law what "
+            "they are worth.",
+        ),
     ]
     frontiers = _charts(figures, *(name for name in figures if name.startswith("frontier")))
     if frontiers:
-        sections.append(Section(id="frontier", title="What more of it buys", charts=frontiers,
-                                says="The best run at halves and doubles of what the best takes, while the other "
-                                     "limits stay."))
+        sections.append(
+            Section(
+                id="frontier",
+                title="What more of it buys",
+                charts=frontiers,
+                says="The best run at halves and doubles of what the best takes, while the other limits stay.",
+            )
+        )
     both = _charts(figures, "grid", "iso-loss")
     if both:
-        sections.append(Section(id="iso", title="Equal loss", charts=both,
-                                says="Over GPUs and sizes the loss is a valley: its height, and its contours."))
+        sections.append(
+            Section(
+                id="iso",
+                title="Equal loss",
+                charts=both,
+                says="Over GPUs and sizes the loss is a valley: its height, and its contours.",
+            )
+        )
     sections.append(Section(id="sure", title="How sure", charts=(), tables=(_bands(data), _marginal(data)),
                             says="Bands of the law's coefficients and of the simulator's throughput, and what one more "
                                  "unit of each limit is worth."))  # fmt: skip
@@ -70,8 +87,9 @@ def _question(data: Data) -> str:
     limits = data["limits"]
     days, tokens = limits["days"], limits["tokens_max"]
     some = [counted(days, "day")] if days is not None else []
-    some += [f"{amount(limits[name])} {unit}" for name, unit in (("usd", "USD"), ("mwh", "MWh"))
-             if limits[name] is not None]
+    some += [
+        f"{amount(limits[name])} {unit}" for name, unit in (("usd", "USD"), ("mwh", "MWh")) if limits[name] is not None
+    ]
     some += [f"{short(tokens)} tokens of data"] if tokens is not None else []
     return (f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the "
             f"family {data['family']}, on how many tokens?")  # fmt: skip

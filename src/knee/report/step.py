@@ -182,8 +182,10 @@ def joined(stretches: Sequence[Stretch], short_s: float) -> list[Stretch]:
     found: list[Stretch] = []
     for s in sorted(stretches, key=lambda s: s.start_s):
         last = found[-1] if found else None
-        if last is not None and s.start_s - last.end_s < short_s and (
-            s.end_s - s.start_s < short_s or last.end_s - last.start_s < short_s
+        if (
+            last is not None
+            and s.start_s - last.end_s < short_s
+            and (s.end_s - s.start_s < short_s or last.end_s - last.start_s < short_s)
         ):
             found[-1] = Stretch(start_s=last.start_s, end_s=max(last.end_s, s.end_s), words=(*last.words, *s.words))
         else:

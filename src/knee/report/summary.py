@@ -118,11 +118,15 @@ def _failed_line(verdicts: Sequence[Verdict]) -> Markup:
     if not tested:
         return tag("p", "No claim can be tested with these runs.")
     share = (len(tested) - len(failed)) / len(tested)
-    said = (f"{len(tested) - len(failed)} of {len(tested)} testable claims are reproduced ({share:.0%}), and {held} of "
-            f"the {len(free)} that nothing was fitted on.")
+    said = (
+        f"{len(tested) - len(failed)} of {len(tested)} testable claims are reproduced ({share:.0%}), and {held} of "
+        f"the {len(free)} that nothing was fitted on."
+    )
     parts = [text(said)]
-    for words, some in (("nothing was fitted on them", [v for v in failed if not v.fitted]),
-                        ("fitted on, or their test was changed", [v for v in failed if v.fitted])):
+    for words, some in (
+        ("nothing was fitted on them", [v for v in failed if not v.fitted]),
+        ("fitted on, or their test was changed", [v for v in failed if v.fitted]),
+    ):
         if some:
             links = [tag("a", v.id, href=f"#{anchor(v.id)}") for v in some]
             parts += [text(f" Not reproduced ({words}): "), Markup(", ".join(links)), text(".")]

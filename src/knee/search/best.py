@@ -148,9 +148,7 @@ def search(
     )
 
 
-def partly_recomputed(
-    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools
-) -> PlanTable:
+def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools) -> PlanTable:
     """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
 
     More than that share only costs time, and a plan that fits without needs none.
@@ -196,9 +194,7 @@ def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
 
 
-def _memory(
-    space: Space, cluster: Cluster, profile: Profile, table: PlanTable
-) -> tuple[Bools, Floats, Ints]:
+def _memory(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[Bools, Floats, Ints]:
     """Which plans fit, what each needs, and which of PARTS takes most of it."""
     totals, largest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
     for i in range(0, len(table), CHUNK):

@@ -47,6 +47,7 @@ class Limits:
 
     def scaled(self, factor: float) -> Limits:
         """All of them times a factor, but for the GPUs and the data."""
+
         def of(value: float | None) -> float | None:
             return None if value is None else value * factor
 

@@ -18,8 +18,10 @@ LOADERS: tuple[tuple[Kind, Any], ...] = (("model", load_model), ("cluster", load
 
 def job_file(job: Job) -> str:
     """The file's text. What the catalogue has is named; what differs from it is written beside its name."""
-    head = [f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train",
-            f"# knee train runs as many processes as it is told: --nproc {job.gpus} on one host, or torchrun"]
+    head = [
+        f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train",
+        f"# knee train runs as many processes as it is told: --nproc {job.gpus} on one host, or torchrun",
+    ]
     tables: list[tuple[str, dict[str, Any]]] = []
     for kind, load in LOADERS:
         spec = getattr(job, kind)

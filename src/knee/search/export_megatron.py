@@ -66,20 +66,32 @@ def _refuse(launch: Launch, job: Job) -> None:
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
     if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
-        raise cannot(TOOL, f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
-                     "the nearest plan it can run has --schedule 1f1b")
+        raise cannot(
+            TOOL,
+            f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
+            "the nearest plan it can run has --schedule 1f1b",
+        )
     if plan.state_dtype != "fp32":
-        raise cannot(TOOL, f"its optimizer updates parameters in fp32, and the plan's in {plan.state_dtype}",
-                     "the nearest plan it can run has --state-dtype fp32")
+        raise cannot(
+            TOOL,
+            f"its optimizer updates parameters in fp32, and the plan's in {plan.state_dtype}",
+            "the nearest plan it can run has --state-dtype fp32",
+        )
     if model.positions == "alibi":
         raise cannot(TOOL, f"{model.name} has alibi positions, which it does not know", "export to knee")
     if model.positions == "rope" and model.rope_base != int(model.rope_base):
-        raise cannot(TOOL, f"--rotary-base is a whole number, and {model.name}'s is {model.rope_base:g}",
-                     f"the nearest model has --set model.rope_base={model.rope_base:.0f}")
+        raise cannot(
+            TOOL,
+            f"--rotary-base is a whole number, and {model.name}'s is {model.rope_base:g}",
+            f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
+        )
     if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
         orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
-        raise cannot(TOOL, f"it places axes {orders} from the innermost, and the plan {'-'.join(plan.placement)}",
-                     f"the nearest plan it can run has --placement {'-'.join(AXES)}")
+        raise cannot(
+            TOOL,
+            f"it places axes {orders} from the innermost, and the plan {'-'.join(plan.placement)}",
+            f"the nearest plan it can run has --placement {'-'.join(AXES)}",
+        )
     if _is_fsdp(job):
         _refuse_fsdp(launch, job)
 
@@ -87,8 +99,12 @@ def _refuse(launch: Launch, job: Job) -> None:
 def _refuse_fsdp(launch: Launch, job: Job) -> None:
     plan = job.plan
     if plan.pp > 1:
-        raise cannot(TOOL, "neither of its FSDPs is documented to work with a pipeline, and the plan has "
-                     f"{plan.sharding} with pp {plan.pp}", "the nearest plan it can run has --sharding zero1")
+        raise cannot(
+            TOOL,
+            "neither of its FSDPs is documented to work with a pipeline, and the plan has "
+            f"{plan.sharding} with pp {plan.pp}",
+            "the nearest plan it can run has --sharding zero1",
+        )
     refuse_prefetch(launch, plan)
     if plan.sharding != "fsdp_no_reshard":
         return
@@ -96,12 +112,18 @@ def _refuse_fsdp(launch: Launch, job: Job) -> None:
     if plan.dp_replicate > 1:
         raise cannot(TOOL, "fsdp_no_reshard has no replicas there", "the nearest plan it can run has --sharding hsdp")
     if plan.reduce_dtype != "bf16" or plan.precision == "fp16":
-        raise cannot(TOOL, "its fsdp_no_reshard reduces gradients in bf16, and the plan in "
-                     f"{plan.reduce_dtype} with {plan.precision} products",
-                     "the nearest plans it can run have --reduce-dtype bf16, or --sharding zero1")
+        raise cannot(
+            TOOL,
+            "its fsdp_no_reshard reduces gradients in bf16, and the plan in "
+            f"{plan.reduce_dtype} with {plan.precision} products",
+            "the nearest plans it can run have --reduce-dtype bf16, or --sharding zero1",
+        )
     if job.model.tied_embeddings:
-        raise cannot(TOOL, f"its fsdp_no_reshard needs an untied output projection, and {job.model.name}'s is tied",
-                     "the nearest plan it can run has --sharding zero1")
+        raise cannot(
+            TOOL,
+            f"its fsdp_no_reshard needs an untied output projection, and {job.model.name}'s is tied",
+            "the nearest plan it can run has --sharding zero1",
+        )
 
 
 def _add_model(launch: Launch, job: Job) -> None:
@@ -246,8 +268,11 @@ def _add_recompute(launch: Launch, job: Job) -> None:
     layers = dealt(job)
     again = plan.recompute_frac * layers[0]
     if len(set(layers)) > 1 or abs(again - round(again)) > 1e-9:
-        raise cannot(TOOL, "it recomputes the same whole number of layers on every stage, and the plan "
-                     f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
-                     "the nearest plan it can run has --recompute full without a share")
+        raise cannot(
+            TOOL,
+            "it recomputes the same whole number of layers on every stage, and the plan "
+            f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
+            "the nearest plan it can run has --recompute full without a share",
+        )
     launch.option("--recompute-method", "block")
     launch.option("--recompute-num-layers", round(again))

@@ -26,7 +26,7 @@ ITS_CHUNKS = 2
 LOCAL_BATCH = "knee's --local-batch is the global batch over all GPUs"
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
 
-MODULE = '''\
+MODULE = """\
 cat > knee_plan.py <<'EOF'
 from torchtitan.models.llama3 import model_registry
 from torchtitan.models.llama3.config_registry import {base}{imports}
@@ -37,7 +37,7 @@ def plan():
     config.model_spec = model_registry("{flavor}"{converters})
     return config
 EOF
-'''
+"""
 FLOAT8 = "\nfrom torchtitan.components.quantization import Float8LinearConverter"
 CONVERTERS = ', converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"], model_compile_enabled={compiled})]'
 
@@ -67,35 +67,62 @@ def _refuse(launch: Launch, job: Job) -> None:
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
     if plan.sharding == "zero1":
-        raise cannot(TOOL, "it has no mode that shards optimizer states alone",
-                     "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too")
+        raise cannot(
+            TOOL,
+            "it has no mode that shards optimizer states alone",
+            "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too",
+        )
     if plan.sharding == "ddp" and plan.cp > 1:
-        raise cannot(TOOL, "it shards parameters over the ranks of context parallelism, and ddp shards none",
-                     "the nearest plan it can run has --sharding fsdp_no_reshard")
+        raise cannot(
+            TOOL,
+            "it shards parameters over the ranks of context parallelism, and ddp shards none",
+            "the nearest plan it can run has --sharding fsdp_no_reshard",
+        )
     if plan.pp > 1 and plan.schedule not in SCHEDULES:
-        raise cannot(TOOL, f"its {plan.schedule} schedules need two chunks on every rank, and this one has one",
-                     "the nearest plan it can run has --schedule 1f1b, or interleaved with --virtual-stages 2")
+        raise cannot(
+            TOOL,
+            f"its {plan.schedule} schedules need two chunks on every rank, and this one has one",
+            "the nearest plan it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
+        )
     if plan.cp > 1 and plan.cp_method != "allgather":
-        raise cannot(TOOL, f"its context parallelism gathers keys and values, and the plan's is {plan.cp_method}",
-                     "the nearest plan it can run has --cp-method allgather")
+        raise cannot(
+            TOOL,
+            f"its context parallelism gathers keys and values, and the plan's is {plan.cp_method}",
+            "the nearest plan it can run has --cp-method allgather",
+        )
     if plan.precision == "fp16":
         raise cannot(TOOL, "it does not train in fp16", "the nearest plan it can run has --precision bf16")
     if plan.reduce_dtype != "fp32":
-        raise cannot(TOOL, f"it reduces gradients in fp32, and the plan in {plan.reduce_dtype}",
-                     "the nearest plan it can run has --reduce-dtype fp32")
+        raise cannot(
+            TOOL,
+            f"it reduces gradients in fp32, and the plan in {plan.reduce_dtype}",
+            "the nearest plan it can run has --reduce-dtype fp32",
+        )
     if plan.recompute_frac < 1:
-        raise cannot(TOOL, f"it recomputes all blocks or none, and the plan {plan.recompute_frac:g} of them",
-                     "the nearest plan it can run has --recompute full without a share, or --recompute selective")
+        raise cannot(
+            TOOL,
+            f"it recomputes all blocks or none, and the plan {plan.recompute_frac:g} of them",
+            "the nearest plan it can run has --recompute full without a share, or --recompute selective",
+        )
     if not placed(plan, AXES):
         mine, its = "-".join(plan.placement), "-".join(AXES)
-        raise cannot(TOOL, f"its mesh is {its} from the innermost, and the plan's {mine}",
-                     f"the nearest plan it can run has --placement {its}")
+        raise cannot(
+            TOOL,
+            f"its mesh is {its} from the innermost, and the plan's {mine}",
+            f"the nearest plan it can run has --placement {its}",
+        )
     if model.kv_heads % plan.tp:
-        raise cannot(TOOL, f"tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
-                     f"use a tp that divides {model.kv_heads}")
+        raise cannot(
+            TOOL,
+            f"tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
+            f"use a tp that divides {model.kv_heads}",
+        )
     if model.tied_embeddings and plan.pp > 1:
-        raise cannot(TOOL, f"{model.name} ties its output projection to its embedding, which a pipeline separates",
-                     "the nearest plan it can run has --pp 1")
+        raise cannot(
+            TOOL,
+            f"{model.name} ties its output projection to its embedding, which a pipeline separates",
+            "the nearest plan it can run has --pp 1",
+        )
     refuse_prefetch(launch, plan)
 
 
@@ -127,8 +154,11 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
         if all(getattr(model, name) == value for name, value in shape.items()) \
                 and model.head_dim == model.hidden // model.heads:  # fmt: skip
             return flavor, entry
-    raise cannot(TOOL, f"it registers Llama 3 {', '.join(known)}, and {model.name} has the shape of none",
-                 "export to megatron, whose options say the shape, or to knee")
+    raise cannot(
+        TOOL,
+        f"it registers Llama 3 {', '.join(known)}, and {model.name} has the shape of none",
+        "export to megatron, whose options say the shape, or to knee",
+    )
 
 
 def _add_batch(launch: Launch, job: Job) -> None:
@@ -146,7 +176,8 @@ def _add_batch(launch: Launch, job: Job) -> None:
     launch.notes.append(f"local_batch_size is knee's micro_batch; {LOCAL_BATCH}")
     if job.microbatches > 1 and plan.sharding != "fsdp":
         what = {"hsdp": "all-reduces between replicas", "ddp": "all-reduces gradients"}.get(
-            plan.sharding, "gathers parameters and reduces gradients")
+            plan.sharding, "gathers parameters and reduces gradients"
+        )
         launch.notes.append(f"torchtitan {what} in each of the {job.microbatches} accumulation steps, and knee once a "
                             "step: a step will take longer than knee says")  # fmt: skip
 
@@ -174,8 +205,9 @@ def _add_pipeline(launch: Launch, job: Job) -> None:
         return
     chunks = plan.pp * plan.virtual_stages
     if chunks > layers:
-        raise cannot(TOOL, f"{chunks} stages of {layers} layers leave some without one",
-                     f"use at most {layers} stages in all")
+        raise cannot(
+            TOOL, f"{chunks} stages of {layers} layers leave some without one", f"use at most {layers} stages in all"
+        )
     launch.option("--parallelism.pipeline_parallel_schedule", SCHEDULES[plan.schedule])
     # torchtitan deals the layers with the embedding and the head each counted as so many layers
     less = 0 if layers % chunks == 0 else 1
@@ -184,8 +216,11 @@ def _add_pipeline(launch: Launch, job: Job) -> None:
     if plan.virtual_stages > 1 and plan.virtual_stages != ITS_CHUNKS:
         per_stage = -(-(layers + 2 * less) // chunks)
         if -(-(layers + 2 * less) // per_stage) != chunks:
-            raise cannot(TOOL, f"no number of layers a stage makes {chunks} stages of {layers} layers",
-                         f"the nearest plan it can run has --virtual-stages {ITS_CHUNKS}")
+            raise cannot(
+                TOOL,
+                f"no number of layers a stage makes {chunks} stages of {layers} layers",
+                f"the nearest plan it can run has --virtual-stages {ITS_CHUNKS}",
+            )
         launch.option("--parallelism.pipeline_parallel_layers_per_stage", per_stage)
     mine = dealt(job)
     even = len(set(mine)) == 1 or (less and (layers + 2) % chunks == 0 and mine[0] == mine[-1] == min(mine)

@@ -26,7 +26,7 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }  # fmt: skip
-HINT = f"for example \"pp == 1 and tp <= 8\"; columns are {', '.join((*NUMBERS, *WORDS))}"
+HINT = f'for example "pp == 1 and tp <= 8"; columns are {", ".join((*NUMBERS, *WORDS))}'
 
 
 def matching(table: PlanTable, condition: str) -> Bools:

@@ -43,7 +43,7 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
 
 
 def _sentence(mistake: Mistake) -> str:
-    """"plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
+    """ "plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
     place, text = mistake.place, mistake.text
     if not place or text.startswith(f"{place}."):
         return text

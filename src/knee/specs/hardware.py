@@ -130,9 +130,7 @@ class Gpu:
         _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
         if self.fp8_gemm_frac is not None:
             _fraction("gpu", self, ("fp8_gemm_frac",))
-        _not_negative(
-            "gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s")
-        )
+        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s"))
         if self.idle_w >= self.tdp_w:
             raise SpecError(f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit")
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):

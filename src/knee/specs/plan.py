@@ -151,8 +151,11 @@ class Plan:
 def plan_words(plan: Plan) -> str:
     """A plan in a cell of a table; what is usual is left out."""
     words: list[str] = [plan.sharding]
-    words += [f"{axis} {getattr(plan, axis):,}" for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
-              if getattr(plan, axis) > 1]
+    words += [
+        f"{axis} {getattr(plan, axis):,}"
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+        if getattr(plan, axis) > 1
+    ]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
     words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []

@@ -100,8 +100,10 @@ def _inside(node: Any, table: str, path: str) -> Any:
     if table.isdecimal():
         items = node if isinstance(node, list) else []
         if int(table) >= len(items):
-            raise InputError(f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
-                             hint="`knee catalog NAME` lists them; more are added in a file")
+            raise InputError(
+                f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
+                hint="`knee catalog NAME` lists them; more are added in a file",
+            )
         return items[int(table)]
     below = node.setdefault(table, {})
     if isinstance(below, Leaf) and not isinstance(below.value, list):
@@ -128,8 +130,10 @@ def _worded_value(kind: str, path: str, text: str) -> Any:
     assert field is not None
     if str(field.type).startswith("tuple"):
         if "str" not in str(field.type):
-            raise InputError(f"{SET} {path}: a list of tables does not fit an option",
-                             hint=f"change one value, such as {path}.0.NAME, or use a file")
+            raise InputError(
+                f"{SET} {path}: a list of tables does not fit an option",
+                hint=f"change one value, such as {path}.0.NAME, or use a file",
+            )
         return [part.strip() for part in text.replace("-", ",").split(",")]
     return text.strip()
 

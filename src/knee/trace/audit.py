@@ -159,5 +159,7 @@ def _beside_the_main_stream(trace: Trace) -> tuple[Loud, Loud]:
     share = np.bincount(c.name_id[beside], weights=length[beside], minlength=len(c.names)) / total
     other = set(c.name_id[of.class_id == of.names.index(OTHER)].tolist())
     loud = [(i, c.names[i], float(share[i])) for i in np.argsort(-share).tolist() if share[i] > LOUD]
-    return (tuple((name, part) for i, name, part in loud if i in other),
-            tuple((name, part) for i, name, part in loud if i not in other and COLLECTIVE.search(name)))
+    return (
+        tuple((name, part) for i, name, part in loud if i in other),
+        tuple((name, part) for i, name, part in loud if i not in other and COLLECTIVE.search(name)),
+    )

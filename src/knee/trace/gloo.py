@@ -70,19 +70,35 @@ def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
     calls = sorted((s for s in spans if s.name.startswith(CALLS)), key=lambda s: s.start_ns)
     if not calls:
         return []
-    free = sorted(((span, outside) for span, outside in nested(spans) if span.name.startswith(ISSUES)),
-                  key=lambda pair: pair[0].start_ns)
+    free = sorted(
+        ((span, outside) for span, outside in nested(spans) if span.name.startswith(ISSUES)),
+        key=lambda pair: pair[0].start_ns,
+    )
     found = []
     for call in calls:
         at = next((i for i, (operator, _) in enumerate(free) if _issued(operator, call)), None)
         if at is None:
-            found.append((call, Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call),
-                                       None)))
+            found.append(
+                (call, Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None))
+            )
             continue
         operator, outside = free.pop(at)
         elements = max(_elements(operator), _elements(call))
-        found.append((call, Issued(call.name, str(call.track), operator.name, _axis(operator, outside), elements,
-                                   bool(_elements(operator)), _dtype(call), _ranks(operator))))
+        found.append(
+            (
+                call,
+                Issued(
+                    call.name,
+                    str(call.track),
+                    operator.name,
+                    _axis(operator, outside),
+                    elements,
+                    bool(_elements(operator)),
+                    _dtype(call),
+                    _ranks(operator),
+                ),
+            )
+        )
     return found
 
 
@@ -102,9 +118,10 @@ def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
         if axis not in (None, "world", "pp"):
             of_thread[call.thread] = str(axis)
     sure = ("dp_shard", "dp_replicate", "pp")
-    return [call if call.axis in sure else
-            call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, sizes)))
-            for call in calls]
+    return [
+        call if call.axis in sure else call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, sizes)))
+        for call in calls
+    ]
 
 
 def _world(call: Issued, sizes: Mapping[str, int]) -> str | None:

@@ -170,8 +170,9 @@ class _Rank:
         for part in self.rank.steps:
             if part.step is not None:
                 category = self._category("user_annotation")
-                yield self._slice(f"ProfilerStep#{part.step}", category, STEPS, part.window.start_ns,
-                                  part.window.end_ns, {})
+                yield self._slice(
+                    f"ProfilerStep#{part.step}", category, STEPS, part.window.start_ns, part.window.end_ns, {}
+                )
 
     def _exposed(self) -> Iterator[str]:
         yield from self._thread(EXPOSED, "exposed communication", 1)

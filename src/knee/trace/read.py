@@ -41,9 +41,7 @@ class Trace:
         return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
 
 
-def read_trace(
-    path: Path, classes: Classes, *, axes: Mapping[str, str] | None = None, cache: bool = True
-) -> Trace:
+def read_trace(path: Path, classes: Classes, *, axes: Mapping[str, str] | None = None, cache: bool = True) -> Trace:
     """Read a ``.json`` or ``.json.gz`` trace."""
     columns = cached_columns(path, use=cache)
     if columns.is_host:

@@ -29,8 +29,14 @@ def span_of(event: Any, args: Mapping[str, Any]) -> Span | None:
     if start is None or duration is None:
         return None
     # a name is in thousands of events: keep it once
-    return Span(start, start + max(0, duration), intern(str(event.name or "")), intern(str(event.cat or "").lower()),
-                (_track(event.pid), _track(event.tid)), args)
+    return Span(
+        start,
+        start + max(0, duration),
+        intern(str(event.name or "")),
+        intern(str(event.cat or "").lower()),
+        (_track(event.pid), _track(event.tid)),
+        args,
+    )
 
 
 def _track(number: Any) -> int | str:
@@ -41,8 +47,9 @@ def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
     """Each span with those of its thread that it lies in, the outermost first."""
     stack: list[Span] = []
     for span in sorted(spans, key=lambda s: (str(s.track), s.start_ns, -s.end_ns)):
-        while stack and (stack[-1].track != span.track or stack[-1].end_ns < span.end_ns
-                         or stack[-1].end_ns <= span.start_ns):
+        while stack and (
+            stack[-1].track != span.track or stack[-1].end_ns < span.end_ns or stack[-1].end_ns <= span.start_ns
+        ):
             stack.pop()
         yield span, list(stack)
         stack.append(span)

@@ -116,9 +116,7 @@ def ordered_schedule(
         "I": schedules.BACKWARD_INPUT,
         "W": schedules.BACKWARD_WEIGHT,
     }
-    schedule = schedules._PipelineScheduleRuntime(
-        [stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False
-    )
+    schedule = schedules._PipelineScheduleRuntime([stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
     schedule.pipeline_order = {
         rank: [schedules._Action(rank, kinds[kind], microbatch) for kind, microbatch in order]
         for rank, order in enumerate(orders)

@@ -64,13 +64,17 @@ def load_tokenizer(path: Path) -> Any:
     except ImportError:
         raise MissingExtra("making tokens of text needs tokenizers", hint=DATA) from None
     if not path.is_file():
-        raise InputError(f"{path} is not there" if not path.exists() else f"{path} is not a file",
-                         hint="a model's tokenizer.json comes with its weights, for example on Hugging Face")
+        raise InputError(
+            f"{path} is not there" if not path.exists() else f"{path} is not a file",
+            hint="a model's tokenizer.json comes with its weights, for example on Hugging Face",
+        )
     try:
         found = Library.from_file(str(path))
     except Exception as error:  # the library raises nothing finer
-        raise InputError(f"{path} is not a tokenizer: {str(error).splitlines()[0]}",
-                         hint="a tokenizer.json of Hugging Face's tokenizers library is needed") from None
+        raise InputError(
+            f"{path} is not a tokenizer: {str(error).splitlines()[0]}",
+            hint="a tokenizer.json of Hugging Face's tokenizers library is needed",
+        ) from None
     found.no_truncation()
     found.no_padding()
     return found
@@ -86,10 +90,12 @@ def describe_tokenizer(path: Path, eos: str | None = None) -> Tokenizer:
     if name is None or name not in vocab:
         special = [t.content for t in library.get_added_tokens_decoder().values() if t.special]
         missing = f"has no token {name!r}" if name else "does not say which token ends a text"
-        raise InputError(f"{path} {missing}", hint=f"--eos names it; its special tokens are "
-                                                   f"{', '.join(special[:12]) or 'none'}")
-    return Tokenizer(path=str(path), sha256=sha256_of(path), vocab_size=max(vocab.values()) + 1, eos=name,
-                     eos_id=vocab[name])
+        raise InputError(
+            f"{path} {missing}", hint=f"--eos names it; its special tokens are {', '.join(special[:12]) or 'none'}"
+        )
+    return Tokenizer(
+        path=str(path), sha256=sha256_of(path), vocab_size=max(vocab.values()) + 1, eos=name, eos_id=vocab[name]
+    )
 
 
 class Encoder:
@@ -111,9 +117,13 @@ class Encoder:
             if whole:
                 ends.append(count)
         return Encoded(
-            tokens=np.concatenate(pieces), ends=np.array(ends, "<u8"),
+            tokens=np.concatenate(pieces),
+            ends=np.array(ends, "<u8"),
             text_bytes=sum(len(text.encode()) for text in found.texts),
-            records=found.records, bad=len(found.bad), first_bad=found.bad[:FIRST_BAD], empty=found.empty,
+            records=found.records,
+            bad=len(found.bad),
+            first_bad=found.bad[:FIRST_BAD],
+            empty=found.empty,
         )
 
 
@@ -137,8 +147,10 @@ def encode_all(encoding: Encoding, blocks: Iterable[Block], jobs: int) -> Iterat
             first, future = waiting.popleft()
             yield first, future.result()
     except BrokenProcessPool:
-        raise KneeError("a process that made tokens was killed, perhaps because memory ran out",
-                        hint="the same command goes on with what is finished; fewer --jobs need less memory") from None
+        raise KneeError(
+            "a process that made tokens was killed, perhaps because memory ran out",
+            hint="the same command goes on with what is finished; fewer --jobs need less memory",
+        ) from None
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -28,8 +28,11 @@ def versions(job: TrainJob) -> dict[str, Any]:
             "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and torch.version.cuda else None,
             "cudnn": torch.backends.cudnn.version() if cuda else None,
         },
-        "environment": {name: value for name, value in sorted(os.environ.items())
-                        if name.startswith(("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_"))},
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name.startswith(("NCCL_", "TORCH_NCCL_", "PYTORCH_", "CUDA_", "OMP_", "GLOO_"))
+        },
     }
 
 

@@ -94,12 +94,20 @@ class _Ranks:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         for rank in range(job.gpus):
             own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            process = subprocess.Popen([sys.executable, "-m", "knee.train.worker", str(path)], env=own,
-                                       stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "knee.train.worker", str(path)],
+                env=own,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
             self.processes[rank] = process
-            pump = threading.Thread(target=_pump, daemon=True,
-                                    args=(process.stdout, out / LOGS / f"rank{rank}.log", tell if rank == 0 else None))
+            pump = threading.Thread(
+                target=_pump,
+                daemon=True,
+                args=(process.stdout, out / LOGS / f"rank{rank}.log", tell if rank == 0 else None),
+            )
             pump.start()
             self.pumps.append(pump)
 
@@ -154,6 +162,7 @@ class _Ranks:
 @contextmanager
 def _forwarded(ranks: _Ranks) -> Iterator[None]:
     """What this process is told to do, it tells its ranks."""
+
     def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
         ranks.asked = ranks.asked or number
         ranks.send(signal.SIGTERM if number == signal.SIGTERM else signal.SIGINT)
@@ -174,15 +183,19 @@ def _environment(job: TrainJob) -> dict[str, str]:
     sources = str(Path(knee.__file__).parents[1])
     paths = [sources, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     threads = max(1, len(os.sched_getaffinity(0)) // job.gpus)
-    return {"OMP_NUM_THREADS": str(threads)} | os.environ | {
-        "WORLD_SIZE": str(job.gpus),
-        "LOCAL_WORLD_SIZE": str(job.gpus),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "PYTHONUNBUFFERED": "1",
-        LAUNCHED: str(os.getpid()),
-    }
+    return (
+        {"OMP_NUM_THREADS": str(threads)}
+        | os.environ
+        | {
+            "WORLD_SIZE": str(job.gpus),
+            "LOCAL_WORLD_SIZE": str(job.gpus),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "PYTHONUNBUFFERED": "1",
+            LAUNCHED: str(os.getpid()),
+        }
+    )
 
 
 def _free_port() -> int:

@@ -116,8 +116,12 @@ def device_of(device: str, local_rank: int) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(local_rank)
-    return {"name": properties.name, "sms": properties.multi_processor_count,
-            "memory_bytes": float(properties.total_memory), "uuid": str(properties.uuid)}
+    return {
+        "name": properties.name,
+        "sms": properties.multi_processor_count,
+        "memory_bytes": float(properties.total_memory),
+        "uuid": str(properties.uuid),
+    }
 
 
 def _processor() -> str:

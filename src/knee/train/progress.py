@@ -55,8 +55,12 @@ class Progress:
     def say(self, what: str, loss: float | None, step_s: float) -> None:
         """Loss, rate and MFU where they are known."""
         rate = self.run.job.tokens / step_s
-        words = [what, *([f"loss {loss:.4f}"] if loss is not None else []), f"{step_s * 1e3:,.1f} ms",
-                 f"{rate:,.0f} tokens/s"]
+        words = [
+            what,
+            *([f"loss {loss:.4f}"] if loss is not None else []),
+            f"{step_s * 1e3:,.1f} ms",
+            f"{rate:,.0f} tokens/s",
+        ]
         if self.flop_frac is not None:
             words.append(f"MFU {rate * self.flop_frac:.1%}")
         say("  ".join(words))

@@ -38,8 +38,14 @@ NAMED = 8
 """Ranks that a sentence names at most."""
 
 
-def compose(job: TrainJob, pieces: Sequence[Piece], *, status: Status | None = None, error: str | None = None,
-            rank: int | None = None) -> dict[str, Any]:
+def compose(
+    job: TrainJob,
+    pieces: Sequence[Piece],
+    *,
+    status: Status | None = None,
+    error: str | None = None,
+    rank: int | None = None,
+) -> dict[str, Any]:
     """The record of a run. Without ``status``, the pieces say how it ended; a rank without a piece has died."""
     pieces = sorted(pieces, key=lambda piece: int(piece["rank"]))
     if status is None:
@@ -175,15 +181,24 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
         "copies_s": _mean([trace["copies_s"] for trace in traces]),
         "comm_loads": mean_loads([trace["comm_loads"] for trace in traces]),
         "trace_trouble": trouble,
-        "trace": {"ranks": len(traces), "steps": traces[0]["steps"], "kernels": traces[0].get("kernels", []),
-                  "notes": sorted({note for trace in traces for note in trace["notes"]})},
+        "trace": {
+            "ranks": len(traces),
+            "steps": traces[0]["steps"],
+            "kernels": traces[0].get("kernels", []),
+            "notes": sorted({note for trace in traces for note in trace["notes"]}),
+        },
     }
 
 
 def _peaks(pieces: Sequence[Piece]) -> dict[str, Any]:
     names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
-    return {name: max((piece["memory"][name] for piece in pieces
-                       if piece.get("memory") and piece["memory"][name] is not None), default=None) for name in names}
+    return {
+        name: max(
+            (piece["memory"][name] for piece in pieces if piece.get("memory") and piece["memory"][name] is not None),
+            default=None,
+        )
+        for name in names
+    }
 
 
 def _profile(job: TrainJob) -> str:
@@ -242,9 +257,11 @@ def _plain(value: Any) -> Any:
 
 def git_commit() -> str | None:
     """The commit of knee's own sources, with a mark where they were changed; None outside of a checkout."""
+
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True,
-                              timeout=10, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), *words], capture_output=True, text=True, timeout=10, check=True
+        ).stdout.strip()
 
     try:
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".")

@@ -86,8 +86,11 @@ class Run:
                 piece["memory"] = memory_of(job.device)
         if self.losses is not None and self.grad_norms is not None and (self.place.rank == 0 or status != "done"):
             done = min(done, job.steps)
-            piece |= {"losses": self.losses.read(done), "grad_norms": self.grad_norms.read(done),
-                      "step_times_s": times_s[: job.steps]}
+            piece |= {
+                "losses": self.losses.read(done),
+                "grad_norms": self.grad_norms.read(done),
+                "step_times_s": times_s[: job.steps],
+            }
         return piece
 
     def _cut_window(self, times_s: list[float]) -> dict[str, Any]:
@@ -96,5 +99,8 @@ class Run:
         if not timed:
             return {"window_s": None, "window_steps": 0, "data_wait_s": None}
         first, last = self.job.warmup, self.job.warmup + len(timed)
-        return {"window_s": sum(timed), "window_steps": len(timed),
-                "data_wait_s": self.waits_s[min(last, len(self.waits_s) - 1)] - self.waits_s[first]}
+        return {
+            "window_s": sum(timed),
+            "window_steps": len(timed),
+            "data_wait_s": self.waits_s[min(last, len(self.waits_s) - 1)] - self.waits_s[first],
+        }

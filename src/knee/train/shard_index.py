@@ -147,8 +147,10 @@ class Index:
     def check_sizes(self, folder: Path) -> None:
         """Refuse shards that are missing or not of their length: quick, and enough against what was cut off."""
         for shard in self.shards:
-            for name, size in ((shard.file, shard.tokens * WIDTH[self.dtype]),
-                               (shard.ends_file, shard.documents * END_BYTES)):
+            for name, size in (
+                (shard.file, shard.tokens * WIDTH[self.dtype]),
+                (shard.ends_file, shard.documents * END_BYTES),
+            ):
                 check_size(folder / name, size)
 
     def check_content(self, folder: Path, tell: Callable[[Shard], None] = lambda _: None) -> None:
@@ -157,8 +159,9 @@ class Index:
         for shard in self.shards:
             for name, digest in ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256)):
                 if sha256_of(folder / name) != digest:
-                    raise InputError(f"{folder / name} is corrupt: its checksum is not the one it was written with",
-                                     hint=ANEW)
+                    raise InputError(
+                        f"{folder / name} is corrupt: its checksum is not the one it was written with", hint=ANEW
+                    )
             tell(shard)
 
 
@@ -168,8 +171,10 @@ def read_index(folder: Path) -> Index:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"{folder} has no shards: {INDEX} is not there",
-                         hint="`knee data prepare` makes them; an interrupted one has to be finished first") from None
+        raise InputError(
+            f"{folder} has no shards: {INDEX} is not there",
+            hint="`knee data prepare` makes them; an interrupted one has to be finished first",
+        ) from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
@@ -187,8 +192,12 @@ def index_of(data: dict[str, Any]) -> Index:
     if data["dtype"] not in WIDTH:
         raise ValueError(f"dtype is {data['dtype']!r}")
     return Index(
-        asked=asked_of(data["asked"]), dtype=data["dtype"], shards=shards_of(data["shards"]),
-        left_out=left_out_of(data["left_out"]), text_bytes=int(data["text_bytes"]), version=data["version"],
+        asked=asked_of(data["asked"]),
+        dtype=data["dtype"],
+        shards=shards_of(data["shards"]),
+        left_out=left_out_of(data["left_out"]),
+        text_bytes=int(data["text_bytes"]),
+        version=data["version"],
     )
 
 

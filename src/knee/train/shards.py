@@ -84,14 +84,26 @@ class _State:
         self.bad += encoded.bad
         self.text_bytes += encoded.text_bytes
         before = self.left_out
-        self.left_out = LeftOut(records=before.records + encoded.bad, empty=before.empty + encoded.empty,
-                                first=(before.first + tuple(encoded.first_bad))[:FIRST_BAD])
+        self.left_out = LeftOut(
+            records=before.records + encoded.bad,
+            empty=before.empty + encoded.empty,
+            first=(before.first + tuple(encoded.first_bad))[:FIRST_BAD],
+        )
 
 
 def write_shards(
-    given: Sequence[str | Path], tokenizer_file: Path, out: Path, *, field: str = "text", split: Split = "file",
-    eos: str | None = None, jobs: int = 1, shard_tokens: int = SHARD_TOKENS, max_bad_frac: float = MAX_BAD_FRAC,
-    fresh: bool = False, tell: Callable[[Told], None] = lambda _: None,
+    given: Sequence[str | Path],
+    tokenizer_file: Path,
+    out: Path,
+    *,
+    field: str = "text",
+    split: Split = "file",
+    eos: str | None = None,
+    jobs: int = 1,
+    shard_tokens: int = SHARD_TOKENS,
+    max_bad_frac: float = MAX_BAD_FRAC,
+    fresh: bool = False,
+    tell: Callable[[Told], None] = lambda _: None,
 ) -> Prepared:
     """Make shards of text files in a folder, or find that they are there already.
 
@@ -112,11 +124,18 @@ def write_shards(
         return Prepared(index=index, made=len(index.shards) - len(steps))
 
 
-def _asked(files: Sequence[Path], tokenizer_file: Path, *, field: str, split: Split, eos: str | None,
-           shard_tokens: int) -> Asked:
+def _asked(
+    files: Sequence[Path], tokenizer_file: Path, *, field: str, split: Split, eos: str | None, shard_tokens: int
+) -> Asked:
     tokenizer = describe_tokenizer(tokenizer_file, eos)
-    return Asked(tokenizer=tokenizer, sources=tuple(_source(path) for path in files), field=field, split=split,
-                 shard_tokens=shard_tokens, tokenizers=metadata.version("tokenizers"))
+    return Asked(
+        tokenizer=tokenizer,
+        sources=tuple(_source(path) for path in files),
+        field=field,
+        split=split,
+        shard_tokens=shard_tokens,
+        tokenizers=metadata.version("tokenizers"),
+    )
 
 
 def _source(path: Path) -> Source:
@@ -168,8 +187,10 @@ def _is_whole(out: Path, shard: Shard) -> bool:
 
 def _refuse_other(out: Path, before: Asked, asked: Asked) -> None:
     if what := asked.differs_from(before):
-        raise InputError(f"{out} has shards of something else: {what} differs",
-                         hint="give another --out, or --fresh to make them anew")
+        raise InputError(
+            f"{out} has shards of something else: {what} differs",
+            hint="give another --out, or --fresh to make them anew",
+        )
 
 
 def _remove_all(out: Path) -> None:
@@ -195,8 +216,9 @@ def _locked(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(f"{out} is being prepared by another process", hint="wait for it, or give another --out"
-                             ) from None
+            raise InputError(
+                f"{out} is being prepared by another process", hint="wait for it, or give another --out"
+            ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise InputError(f"{out} cannot be locked: {error.strerror}", hint="give another --out") from None
@@ -209,8 +231,9 @@ def _locked(out: Path) -> Iterator[None]:
 class _Preparation:
     """Goes through what is left of the text, and writes shards and the journal."""
 
-    def __init__(self, out: Path, asked: Asked, steps: Sequence[_State], max_bad_frac: float,
-                 tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self, out: Path, asked: Asked, steps: Sequence[_State], max_bad_frac: float, tell: Callable[[Told], None]
+    ) -> None:
         self.out, self.asked, self.max_bad_frac, self.tell = out, asked, max_bad_frac, tell
         self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
         self.state = replace(steps[-1], shard=None) if steps else _State()
@@ -247,8 +270,9 @@ class _Preparation:
             found = blocks(path, field=self.asked.field, split=self.asked.split)
             yield from islice(found, skip if number == begin else 0, None)
             if _source(path) != source:
-                raise InputError(f"{path} changed while it was read",
-                                 hint="begin anew with --fresh once it stays as it is")
+                raise InputError(
+                    f"{path} changed while it was read", hint="begin anew with --fresh once it stays as it is"
+                )
 
     def _take(self, block: Block, encoded: Encoded) -> None:
         number = self.number[block.path]
@@ -268,8 +292,15 @@ class _Preparation:
     def _tell(self, block: Block, writer: _Writer) -> None:
         done = self.before[self.number[block.path]] + block.read_bytes
         tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
-        self.tell(Told(done_bytes=done, text_bytes=self.state.text_bytes, tokens=tokens,
-                       made_tokens=tokens - self.kept, path=block.path))
+        self.tell(
+            Told(
+                done_bytes=done,
+                text_bytes=self.state.text_bytes,
+                tokens=tokens,
+                made_tokens=tokens - self.kept,
+                path=block.path,
+            )
+        )
 
     def _refuse_bad(self) -> None:
         """A file in which too much cannot be used was probably not meant."""
@@ -286,8 +317,13 @@ class _Preparation:
 
     def _finish(self) -> Index:
         self._copy_tokenizer()
-        index = Index(asked=self.asked, dtype=self.encoding.dtype, shards=tuple(self.shards),
-                      left_out=self.state.left_out, text_bytes=self.state.text_bytes)
+        index = Index(
+            asked=self.asked,
+            dtype=self.encoding.dtype,
+            shards=tuple(self.shards),
+            left_out=self.state.left_out,
+            text_bytes=self.state.text_bytes,
+        )
         write_text(self.out / INDEX, index.as_text())
         (self.out / JOURNAL).unlink()
         return index
@@ -306,8 +342,9 @@ def _in_words(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror or error}",
-                         hint=f"{GOES_ON} once it can be") from None
+        raise InputError(
+            f"{path} cannot be written: {error.strerror or error}", hint=f"{GOES_ON} once it can be"
+        ) from None
 
 
 def _few(paths: Sequence[str]) -> str:
@@ -343,8 +380,12 @@ class _Writer:
                 file.close()
                 os.replace(file.name, self.out / f"{self.name}.{end}")
         shard = Shard(
-            file=f"{self.name}.bin", tokens=self.tokens, sha256=self.digests["bin"].hexdigest(),
-            ends_file=f"{self.name}.ends", documents=self.documents, ends_sha256=self.digests["ends"].hexdigest(),
+            file=f"{self.name}.bin",
+            tokens=self.tokens,
+            sha256=self.digests["bin"].hexdigest(),
+            ends_file=f"{self.name}.ends",
+            documents=self.documents,
+            ends_sha256=self.digests["ends"].hexdigest(),
         )
         self.number += 1
         self._begin()

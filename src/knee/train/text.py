@@ -79,8 +79,7 @@ def find_files(given: Sequence[str | Path]) -> list[Path]:
             found |= dict.fromkeys(match for match in matches if match.is_file())
     for path in found:
         if kind_of(path) is None:
-            raise InputError(f"{path} is not a file that can be read as text",
-                             hint=f"files end in {', '.join(KINDS)}")
+            raise InputError(f"{path} is not a file that can be read as text", hint=f"files end in {', '.join(KINDS)}")
     if not found:
         raise InputError("no file is given", hint="name text files, folders of them or globs")
     if find_spec("pyarrow") is None and (table := next((p for p in found if kind_of(p) == "parquet"), None)):
@@ -152,8 +151,15 @@ def _plain_blocks(path: Path, file: IO[bytes], split: Split) -> Iterator[Block]:
         following = file.readlines(BLOCK_BYTES)
         content = b"".join(lines)
         after = offset + len(content)
-        yield Block(path=str(path), kind="plain", first=first, offset=offset, content=content, read_bytes=after,
-                    ends=not following)
+        yield Block(
+            path=str(path),
+            kind="plain",
+            first=first,
+            offset=offset,
+            content=content,
+            read_bytes=after,
+            ends=not following,
+        )
         first, offset = first + len(lines), after
         lines = following
 
@@ -164,16 +170,19 @@ def _plain_documents(block: Block, split: Split) -> Documents:
     except UnicodeDecodeError as error:
         place = block.offset + error.start
         line = block.first + block.content.count(b"\n", 0, error.start)
-        raise InputError(f"{block.path}, line {line} (byte {place:,}): it is not UTF-8 text",
-                         hint="convert it (`iconv -f latin1 -t utf-8`, say), or leave the file out") from None
+        raise InputError(
+            f"{block.path}, line {line} (byte {place:,}): it is not UTF-8 text",
+            hint="convert it (`iconv -f latin1 -t utf-8`, say), or leave the file out",
+        ) from None
     if split == "block":
         texts = list(_between_blank_lines(text.split("\n")))
         empty = block.ends and block.offset == 0 and not texts
         return Documents(texts=texts, records=len(texts), bad=[], empty=int(empty), goes_on=False)
     # a file without a word is an empty document; white space between pieces of a long one is part of it
     empty = block.offset == 0 and block.ends and not text.strip()
-    return Documents(texts=[] if empty else [text], records=int(block.ends), bad=[], empty=int(empty),
-                     goes_on=not block.ends)
+    return Documents(
+        texts=[] if empty else [text], records=int(block.ends), bad=[], empty=int(empty), goes_on=not block.ends
+    )
 
 
 def _between_blank_lines(lines: Iterable[str]) -> Iterator[str]:
@@ -194,8 +203,9 @@ def _between_blank_lines(lines: Iterable[str]) -> Iterator[str]:
 def _line_blocks(path: Path, file: IO[bytes], text: IO[bytes] | gzip.GzipFile) -> Iterator[Block]:
     first = 1
     while lines := text.readlines(BLOCK_BYTES):
-        yield Block(path=str(path), kind="jsonl", first=first, offset=0, content=b"".join(lines),
-                    read_bytes=file.tell())
+        yield Block(
+            path=str(path), kind="jsonl", first=first, offset=0, content=b"".join(lines), read_bytes=file.tell()
+        )
         first += len(lines)
 
 
@@ -245,14 +255,22 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[Block]:
         with ParquetFile(path, memory_map=True) as file:
             names = file.schema_arrow.names
             if field not in names:
-                raise InputError(f"{path} has no column {field!r}, but {', '.join(map(repr, names[:5]))}",
-                                 hint="--field names the column of the text")
+                raise InputError(
+                    f"{path} has no column {field!r}, but {', '.join(map(repr, names[:5]))}",
+                    hint="--field names the column of the text",
+                )
             first = 1
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
                 rows = batch.column(0).to_pylist()
                 share = (first - 1 + len(rows)) / file.metadata.num_rows
-                yield Block(path=str(path), kind="parquet", first=first, offset=0, content=rows,
-                            read_bytes=int(share * path.stat().st_size))
+                yield Block(
+                    path=str(path),
+                    kind="parquet",
+                    first=first,
+                    offset=0,
+                    content=rows,
+                    read_bytes=int(share * path.stat().st_size),
+                )
                 first += len(rows)
     except UnicodeDecodeError:
         raise InputError(f"{path}: column {field!r} is not UTF-8 text") from None

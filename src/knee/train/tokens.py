@@ -113,12 +113,16 @@ class Shards:
             self.index.check_sizes(folder)
         used = self.index.asked.tokenizer.vocab_size
         if used > vocab_size:
-            raise InputError(f"{folder} has tokens of a vocabulary of {used:,}, and the model's has {vocab_size:,}",
-                             hint="prepare the text with the model's own tokenizer, or give the model more embeddings")
+            raise InputError(
+                f"{folder} has tokens of a vocabulary of {used:,}, and the model's has {vocab_size:,}",
+                hint="prepare the text with the model's own tokenizer, or give the model more embeddings",
+            )
         self.sequences = max(0, self.index.tokens - 1) // share.seq_len
         if not self.sequences:
-            raise InputError(f"{folder} has {self.index.tokens:,} tokens, and one sequence needs {share.seq_len + 1:,}",
-                             hint="prepare more text, or train on shorter sequences")
+            raise InputError(
+                f"{folder} has {self.index.tokens:,} tokens, and one sequence needs {share.seq_len + 1:,}",
+                hint="prepare more text, or train on shorter sequences",
+            )
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.index.shards)])
         self._open: dict[int, NDArray[Any]] = {}
         self._shuffled: tuple[int, NDArray[np.uint64]] = -1, np.empty((0, 0), np.uint64)
@@ -156,9 +160,15 @@ class Shards:
     def describe(self) -> dict[str, Any]:
         """As ``Batches`` says."""
         return {
-            "kind": "shards", "path": str(self.folder), "seed": self.share.seed, "tokens": self.index.tokens,
-            "documents": self.index.documents, "sequences": self.sequences, "sha256": self.index.identity,
-            "vocab_size": self.index.asked.tokenizer.vocab_size, "tokenizer_sha256": self.index.asked.tokenizer.sha256,
+            "kind": "shards",
+            "path": str(self.folder),
+            "seed": self.share.seed,
+            "tokens": self.index.tokens,
+            "documents": self.index.documents,
+            "sequences": self.sequences,
+            "sha256": self.index.identity,
+            "vocab_size": self.index.asked.tokenizer.vocab_size,
+            "tokenizer_sha256": self.index.asked.tokenizer.sha256,
         }
 
     def _read(self, start: int, row: Rows) -> None:
@@ -175,8 +185,11 @@ class Shards:
     def _check_tokens(self, number: int, piece: NDArray[Any]) -> None:
         """A token beyond the vocabulary would end a GPU's program without a word about why."""
         if piece.size and int(piece.max()) >= self.index.asked.tokenizer.vocab_size:
-            raise InputError(f"{self.folder / self.index.shards[number].file} is corrupt: token {int(piece.max()):,} "
-                             f"is beyond its vocabulary of {self.index.asked.tokenizer.vocab_size:,}", hint=ANEW)
+            raise InputError(
+                f"{self.folder / self.index.shards[number].file} is corrupt: token {int(piece.max()):,} "
+                f"is beyond its vocabulary of {self.index.asked.tokenizer.vocab_size:,}",
+                hint=ANEW,
+            )
 
     def _shard(self, number: int) -> NDArray[Any]:
         if number not in self._open:
@@ -198,12 +211,13 @@ class Shards:
 class Prefetcher:
     """Reads steps ahead in a thread, as tensors; says how long the step waited for them.
 
-        with Prefetcher(source, start=step, stop=steps, pin=True) as batches:
-            tokens = batches.next().to(device, non_blocking=True)
+    with Prefetcher(source, start=step, stop=steps, pin=True) as batches:
+        tokens = batches.next().to(device, non_blocking=True)
     """
 
-    def __init__(self, source: Batches, *, start: int = 0, stop: int | None = None, ahead: int = 2,
-                 pin: bool = False) -> None:
+    def __init__(
+        self, source: Batches, *, start: int = 0, stop: int | None = None, ahead: int = 2, pin: bool = False
+    ) -> None:
         """From step ``start`` up to ``stop``, at most ``ahead`` steps early; ``pin`` for copies that need not wait."""
         if ahead < 1:
             raise InputError(f"ahead is {ahead}; a prefetcher reads at least one step early")

@@ -31,16 +31,26 @@ class Terminated(BaseException):
     """Someone asked the run to end. No Exception, so that nothing on the way takes it for a failure of its own."""
 
     def __init__(self, number: int, *, orphaned: bool = False) -> None:
-        super().__init__("the process that started it is gone" if orphaned else
-                         f"ended by {signal.Signals(number).name}")
+        super().__init__(
+            "the process that started it is gone" if orphaned else f"ended by {signal.Signals(number).name}"
+        )
         self.number = number
 
 
 class Watch:
     """Beats until it is closed. ``progress`` is anything that changes as the run moves on."""
 
-    def __init__(self, *, path: Path | None, world: int, timeout_s: float, progress: Callable[[], Any],
-                 step: Callable[[], int], last_words: Callable[[str, str, bool], None], parent: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        path: Path | None,
+        world: int,
+        timeout_s: float,
+        progress: Callable[[], Any],
+        step: Callable[[], int],
+        last_words: Callable[[str, str, bool], None],
+        parent: int = 0,
+    ) -> None:
         self.parent = parent
         """The process that started this one and watches over it; 0 where nobody does."""
         self.path, self.timeout_s = path, timeout_s

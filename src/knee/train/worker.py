@@ -43,8 +43,9 @@ SETTLE_S = 3.0
 """How long ranks that ended early wait for each other's last words."""
 CODES = {"done": 0, "failed": 1, "oom": 3, "terminated": 143}
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
-PEER = re.compile(r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|timeout|socket|store",
-                  re.IGNORECASE)
+PEER = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|timeout|socket|store", re.IGNORECASE
+)
 """Words of errors that a rank meets when another one is gone."""
 
 
@@ -95,9 +96,15 @@ def work(job: TrainJob, place: Place) -> int:
         say(f"rank {place.rank}: {error}")
         leave(run, run.piece(status, error, lost_peer=lost_peer, alive=False))
 
-    watch = Watch(path=beat, world=place.world, timeout_s=job.timeout_s, last_words=last_words,
-                  progress=lambda: (run.phase, run.clock.passed()), step=lambda: run.steps_done,
-                  parent=int(os.environ.get(LAUNCHED, "0")))
+    watch = Watch(
+        path=beat,
+        world=place.world,
+        timeout_s=job.timeout_s,
+        last_words=last_words,
+        progress=lambda: (run.phase, run.clock.passed()),
+        step=lambda: run.steps_done,
+        parent=int(os.environ.get(LAUNCHED, "0")),
+    )
     try:
         return _guarded(run, watch)
     finally:
@@ -158,8 +165,13 @@ def train(run: Run, watch: Watch) -> None:
     run.phase = "building"
     trainer = build(job)
     at = coordinates(job.plan, place.rank)
-    share = Share(seq_len=job.seq_len, global_batch=job.global_batch, seed=job.seed, dp_size=job.plan.dp,
-                  dp_rank=at["dp_replicate"] * job.plan.dp_shard + at["dp_shard"])
+    share = Share(
+        seq_len=job.seq_len,
+        global_batch=job.global_batch,
+        seed=job.seed,
+        dp_size=job.plan.dp,
+        dp_rank=at["dp_replicate"] * job.plan.dp_shard + at["dp_shard"],
+    )
     source = open_data(job.data, share, vocab_size=job.model.vocab)
     run.told["data"] = source.describe()
     run.power, run.told["power_trouble"] = open_power(run.device["uuid"])
@@ -224,8 +236,11 @@ def end_window(run: Run, began_s: float) -> None:
     window_s = time.perf_counter() - began_s
     if run.power is not None:
         run.power.stop()
-    run.window = {"window_s": window_s, "window_steps": run.job.steps - run.job.warmup,
-                  "data_wait_s": run.waits_s[-1] - run.waits_s[run.job.warmup]}
+    run.window = {
+        "window_s": window_s,
+        "window_steps": run.job.steps - run.job.warmup,
+        "data_wait_s": run.waits_s[-1] - run.waits_s[run.job.warmup],
+    }
     run.told["memory"] = memory_of(run.job.device)
 
 
@@ -263,9 +278,14 @@ def meet(job: TrainJob, place: Place) -> Any:
     wait = timedelta(seconds=job.timeout_s)
     store, rank, world = next(iter(rendezvous("env://", timeout=wait)))
     store.set_timeout(wait)
-    dist.init_process_group("nccl" if job.device == "cuda" else "gloo", store=dist.PrefixStore("knee", store),
-                            rank=rank, world_size=world, timeout=wait,
-                            device_id=torch.device("cuda", place.local_rank) if job.device == "cuda" else None)
+    dist.init_process_group(
+        "nccl" if job.device == "cuda" else "gloo",
+        store=dist.PrefixStore("knee", store),
+        rank=rank,
+        world_size=world,
+        timeout=wait,
+        device_id=torch.device("cuda", place.local_rank) if job.device == "cuda" else None,
+    )
     return dist.PrefixStore("pieces", store)
 
 

@@ -27,10 +27,16 @@ if TYPE_CHECKING:
 @click.command("collectives")
 @options
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="NCCL where there is a GPU, else gloo on the CPU.")
-@click.option("--collectives", "wanted", metavar="A,B", default=",".join(COLLECTIVES), show_default=True,
-              help="Which to measure.")
-@click.option("--max-size", metavar="SIZE", default="8 GiB", show_default=True,
-              help="Largest message; memory and time may end a series earlier.")
+@click.option(
+    "--collectives", "wanted", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Which to measure."
+)
+@click.option(
+    "--max-size",
+    metavar="SIZE",
+    default="8 GiB",
+    show_default=True,
+    help="Largest message; memory and time may end a series earlier.",
+)
 def command(**given: Any) -> None:
     """Measure collectives over this job's ranks, and fit latency per hop and bandwidth.
 
@@ -66,8 +72,10 @@ def _wanted(text: str) -> tuple[str, ...]:
     names = tuple(name.strip().replace("-", "_") for name in text.split(",") if name.strip())
     for name in names:
         if name not in COLLECTIVES:
-            raise InputError(f"--collectives: there is no {name!r}",
-                             hint=nearest(name, COLLECTIVES) or f"there are {', '.join(COLLECTIVES)}")
+            raise InputError(
+                f"--collectives: there is no {name!r}",
+                hint=nearest(name, COLLECTIVES) or f"there are {', '.join(COLLECTIVES)}",
+            )
     if not names:
         raise InputError("--collectives names none", hint=f"there are {', '.join(COLLECTIVES)}")
     return names
@@ -93,12 +101,16 @@ def _launch(backend: str | None) -> tuple[Launch, str]:
 
     launch, gpus = read_launch(), torch.cuda.device_count()
     if backend == "nccl" and not gpus:
-        raise InputError(f"--backend nccl: torch {torch.__version__} finds no GPU",
-                         hint="`knee doctor` says what is there; --backend gloo measures the processor")
+        raise InputError(
+            f"--backend nccl: torch {torch.__version__} finds no GPU",
+            hint="`knee doctor` says what is there; --backend gloo measures the processor",
+        )
     device = choose_device("cpu" if backend == "gloo" else None)
     if device == "cuda" and launch.per_node > gpus:
-        raise InputError(f"{launch.per_node} processes on this node would share {gpus} GPUs",
-                         hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with --backend gloo")
+        raise InputError(
+            f"{launch.per_node} processes on this node would share {gpus} GPUs",
+            hint=f"give torchrun --nproc-per-node {gpus}, or measure the CPU with --backend gloo",
+        )
     return launch, device
 
 
@@ -107,19 +119,22 @@ def _measure(session: Session, launch: Launch, device: str, wanted: Sequence[str
     from knee.probe.collectives import FULL, QUICK, measure_all
     from knee.probe.ranks import Ranks
 
-    series = plan_series(launch.world, launch.per_node, device, quick=session.quick, wanted=wanted,
-                         most_bytes=most_bytes)
+    series = plan_series(
+        launch.world, launch.per_node, device, quick=session.quick, wanted=wanted, most_bytes=most_bytes
+    )
     ranks = Ranks(launch, device)
     journal = _open(session, ranks, series)
     with journal.progress or nullcontext():
-        went_through = measure_all(ranks, series, journal.known, (QUICK if session.quick else FULL)[device],
-                                   journal.add, journal.tell)
+        went_through = measure_all(
+            ranks, series, journal.known, (QUICK if session.quick else FULL)[device], journal.add, journal.tell
+        )
     ranks.close()
     if went_through:
         return launch.rank == 0
     if journal.file is not None:
-        click.echo(f"stopped: {len(journal.file.done)} readings are kept in {session.path}; the same command goes on",
-                   err=True)
+        click.echo(
+            f"stopped: {len(journal.file.done)} readings are kept in {session.path}; the same command goes on", err=True
+        )
     raise SystemExit(INTERRUPTED)
 
 
@@ -179,12 +194,20 @@ def _report(session: Session) -> None:
     if session.as_json:
         from knee.cli.probe.session import file_json
 
-        click.echo(json.dumps({
-            "readings": str(session.path), "machine": asdict(readings.machine),
-            "points": [_row(*pair) for pair in _alone(readings)],
-            "failed": readings.failed, "fits": [asdict(fit) for fit in fits],
-            "contention": [asdict(one) for one in beside], **file_json(written),
-        }, indent=2))
+        click.echo(
+            json.dumps(
+                {
+                    "readings": str(session.path),
+                    "machine": asdict(readings.machine),
+                    "points": [_row(*pair) for pair in _alone(readings)],
+                    "failed": readings.failed,
+                    "fits": [asdict(fit) for fit in fits],
+                    "contention": [asdict(one) for one in beside],
+                    **file_json(written),
+                },
+                indent=2,
+            )
+        )
         return
     from knee.cli.probe.session import print_machine, print_values
 
@@ -206,8 +229,11 @@ def _row(point: CollectivePoint, record: Record) -> dict[str, Any]:
     from knee.fidelity.links import bus_factor
 
     algbw = point.size_bytes / record["time_s"]
-    return asdict(point) | record | {"algbw_bytes_per_s": algbw,
-                                     "busbw_bytes_per_s": algbw * bus_factor(point.collective, point.group)}
+    return (
+        asdict(point)
+        | record
+        | {"algbw_bytes_per_s": algbw, "busbw_bytes_per_s": algbw * bus_factor(point.collective, point.group)}
+    )
 
 
 def _ranks(point: Any) -> str:
@@ -225,13 +251,24 @@ def _print_points(readings: Readings) -> None:
     for point, record in _alone(readings):
         row = _row(point, record)
         rates = [units.show(row[name], "bytes_per_s") for name in ("algbw_bytes_per_s", "busbw_bytes_per_s")]
-        rows.append([point.collective, _ranks(point), units.show(point.size_bytes, "bytes", 1),
-                     units.show(record["time_s"], "s"), *rates, f"±{record['spread_frac']:.0%}"])
+        rows.append(
+            [
+                point.collective,
+                _ranks(point),
+                units.show(point.size_bytes, "bytes", 1),
+                units.show(record["time_s"], "s"),
+                *rates,
+                f"±{record['spread_frac']:.0%}",
+            ]
+        )
     print_heading("collectives (sizes and bandwidths as nccl-tests count them)")
     print_rows(rows, right=(2, 3, 4, 5, 6))
     for record in readings.failed:
-        click.echo(f"{record['collective']}, {record['axis']}, {units.show(record['size_bytes'], 'bytes', 1)}: "
-                   f"{record['error']}", err=True)
+        click.echo(
+            f"{record['collective']}, {record['axis']}, {units.show(record['size_bytes'], 'bytes', 1)}: "
+            f"{record['error']}",
+            err=True,
+        )
 
 
 def _print_fits(fits: Sequence[LinkFit]) -> None:
@@ -241,12 +278,24 @@ def _print_fits(fits: Sequence[LinkFit]) -> None:
         click.echo("no series has the four sizes that a fit needs", err=True)
         return
     rows = [["collective", "group", "latency", "per hop", "bus bandwidth", "error", "p90", "held out", "worst"]]
-    rows += [[fit.collective, _ranks(fit), units.show(fit.latency_s, "s"), units.show(fit.hop_s, "s"),
-              units.show(fit.bus_bytes_per_s, "bytes_per_s"), f"{fit.residuals.median_frac:.1%}",
-              f"{fit.residuals.p90_frac:.1%}", f"{fit.held_out.median_frac:.1%}", f"{fit.held_out.worst_frac:.1%}"]
-             for fit in fits]
-    print_heading("fit: time = latency + bytes on the slowest link / bus bandwidth "
-                  "(held out: each inner size predicted without it)")
+    rows += [
+        [
+            fit.collective,
+            _ranks(fit),
+            units.show(fit.latency_s, "s"),
+            units.show(fit.hop_s, "s"),
+            units.show(fit.bus_bytes_per_s, "bytes_per_s"),
+            f"{fit.residuals.median_frac:.1%}",
+            f"{fit.residuals.p90_frac:.1%}",
+            f"{fit.held_out.median_frac:.1%}",
+            f"{fit.held_out.worst_frac:.1%}",
+        ]
+        for fit in fits
+    ]
+    print_heading(
+        "fit: time = latency + bytes on the slowest link / bus bandwidth "
+        "(held out: each inner size predicted without it)"
+    )
     print_rows(rows, right=tuple(range(2, 9)))
 
 
@@ -256,11 +305,21 @@ def _print_contention(beside: Sequence[Contention]) -> None:
     if not beside:
         return
     rows = [["all-gather", "group", "compute slowdown κ", "comm slowdown γ", "spread"]]
-    rows += [[units.show(one.size_bytes, "bytes", 1), f"{one.axis}: {one.group} ranks",
-              f"{one.compute_slowdown_frac:.0%}", f"{one.comm_slowdown:.2f}x", f"±{one.spread_frac:.0%}"]
-             for one in beside]
+    rows += [
+        [
+            units.show(one.size_bytes, "bytes", 1),
+            f"{one.axis}: {one.group} ranks",
+            f"{one.compute_slowdown_frac:.0%}",
+            f"{one.comm_slowdown:.2f}x",
+            f"±{one.spread_frac:.0%}",
+        ]
+        for one in beside
+    ]
     print_heading("beside products (products take 1 + κ times as long, the all-gather γ times)")
     print_rows(rows, right=(2, 3, 4))
     last = beside[-1]
-    click.echo(f"a simulation takes them as --set compute_slowdown_frac={last.compute_slowdown_frac:.3g} "
-               f"--set comm_slowdown={last.comm_slowdown:.3g}", err=True)
+    click.echo(
+        f"a simulation takes them as --set compute_slowdown_frac={last.compute_slowdown_frac:.3g} "
+        f"--set comm_slowdown={last.comm_slowdown:.3g}",
+        err=True,
+    )

@@ -81,8 +81,11 @@ def _report(session: Session) -> None:
     values = values_of_fit(readings.machine, fit, base)
     written = write_machine_file(session.out, session.base, {"kernels": values})
     if fit.poor:
-        click.echo(f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
-                   f"base {written.base} another kind of device?", err=True)
+        click.echo(
+            f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
+            f"base {written.base} another kind of device?",
+            err=True,
+        )
     if session.as_json:
         _print_json(session.path, fit.residuals, away, written)
         return
@@ -96,8 +99,12 @@ def _report(session: Session) -> None:
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
     if away is not None:
         print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
-        named = [("products", away.gemm), ("  one efficiency instead", away.gemm_roofline),
-                 ("attention", away.attention), ("  one efficiency instead", away.attention_roofline)]
+        named = [
+            ("products", away.gemm),
+            ("  one efficiency instead", away.gemm_roofline),
+            ("attention", away.attention),
+            ("  one efficiency instead", away.attention_roofline),
+        ]
         print_rows([head, *([name, *_cells(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
     print_values(written)
 
@@ -111,9 +118,14 @@ def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut | None, wri
 
     from knee.cli.probe.session import file_json
 
-    click.echo(json.dumps({
-        "readings": str(path),
-        "residuals": {name: asdict(r) for name, r in residuals.items()},
-        "held_out": None if away is None else asdict(away),
-        **file_json(written),
-    }, indent=2))
+    click.echo(
+        json.dumps(
+            {
+                "readings": str(path),
+                "residuals": {name: asdict(r) for name, r in residuals.items()},
+                "held_out": None if away is None else asdict(away),
+                **file_json(written),
+            },
+            indent=2,
+        )
+    )

@@ -106,16 +106,25 @@ def _print(readings: Readings, fit: PowerFit, written: MachineFile) -> None:
     print_heading(f"loads (draw by the {fit.windows.by}; demand is what the model would draw without a limit)")
     head = ["load", "duty", "draw", "instant", "clock", "demand", "modelled", "error"]
     rows = [
-        [r["load"], f"{r['duty_frac']:.0%}", _watts(r["power_w"]), _watts(r["instant_w"]),
-         "unknown" if r["sm_hz"] is None else f"{r['sm_hz'] / 1e6:,.0f} MHz", _watts(r["demand_w"]),
-         _watts(r["modelled_w"]), f"{r['error_frac']:+.1%}"]
+        [
+            r["load"],
+            f"{r['duty_frac']:.0%}",
+            _watts(r["power_w"]),
+            _watts(r["instant_w"]),
+            "unknown" if r["sm_hz"] is None else f"{r['sm_hz'] / 1e6:,.0f} MHz",
+            _watts(r["demand_w"]),
+            _watts(r["modelled_w"]),
+            f"{r['error_frac']:+.1%}",
+        ]
         for r in _loads(fit)
     ]
     print_rows([head, *rows], right=range(1, len(head)))
     print_heading("error of the modelled draw")
     head = ["of", "windows", "median", "worst", "bias"]
-    rows = [[name, str(r.points), f"{r.median_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
-            for name, r in _parts(fit, written.base).items()]
+    rows = [
+        [name, str(r.points), f"{r.median_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
+        for name, r in _parts(fit, written.base).items()
+    ]
     print_rows([head, *rows], right=range(1, len(head)))
     print_values(written)
 
@@ -129,16 +138,21 @@ def _print_json(session: Session, fit: PowerFit, written: MachineFile) -> None:
 
     from knee.cli.probe.session import file_json
 
-    click.echo(json.dumps({
-        "readings": str(session.path),
-        "by": fit.windows.by,
-        "loads": _loads(fit),
-        "errors": {
-            "all": asdict(fit.errors),
-            "fitted": asdict(fit.fitted),
-            "around_cap": None if fit.around_cap is None else asdict(fit.around_cap),
-            "held_back": {kind: asdict(r) for kind, r in fit.held_back.items()},
-            "before": asdict(fit.before),
-        },
-        **file_json(written),
-    }, indent=2))
+    click.echo(
+        json.dumps(
+            {
+                "readings": str(session.path),
+                "by": fit.windows.by,
+                "loads": _loads(fit),
+                "errors": {
+                    "all": asdict(fit.errors),
+                    "fitted": asdict(fit.fitted),
+                    "around_cap": None if fit.around_cap is None else asdict(fit.around_cap),
+                    "held_back": {kind: asdict(r) for kind, r in fit.held_back.items()},
+                    "before": asdict(fit.before),
+                },
+                **file_json(written),
+            },
+            indent=2,
+        )
+    )

@@ -23,25 +23,40 @@ OUT = "mine.toml"
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of every probe."""
-    for option in reversed((
-        click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=OUT, show_default=True,
-                     help="The cluster file; readings go beside it."),
-        click.option("--base", metavar="NAME",
-                     help="Catalogue cluster that says what was not measured; by default the one with this GPU."),
-        click.option("--quick", is_flag=True, help="A fraction of the points: a first look in about a minute."),
-        click.option("--fresh", is_flag=True, help="Measure anew instead of going on with earlier readings."),
-        click.option("--replay", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-                     help="Take the readings from a file instead of this machine."),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-    )):
+    for option in reversed(
+        (
+            click.option(
+                "--out",
+                type=click.Path(dir_okay=False, path_type=Path),
+                default=OUT,
+                show_default=True,
+                help="The cluster file; readings go beside it.",
+            ),
+            click.option(
+                "--base",
+                metavar="NAME",
+                help="Catalogue cluster that says what was not measured; by default the one with this GPU.",
+            ),
+            click.option("--quick", is_flag=True, help="A fraction of the points: a first look in about a minute."),
+            click.option("--fresh", is_flag=True, help="Measure anew instead of going on with earlier readings."),
+            click.option(
+                "--replay",
+                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                metavar="FILE",
+                help="Take the readings from a file instead of this machine.",
+            ),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        )
+    ):
         function = option(function)
     return function
 
 
 def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of probes that measure one device."""
-    device = click.option("--device", type=click.Choice(["cuda", "cpu"]),
-                          help="What to measure; the GPU where there is one.")
+    device = click.option(
+        "--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one."
+    )
     return device(click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")(function))
 
 
@@ -66,8 +81,10 @@ class Session:
             from knee.specs.load import catalog_entries, load_cluster
 
             if self.base not in catalog_entries("cluster") and self.base.endswith(".toml"):
-                raise InputError(f"--base is {self.base!r}; it should be the name of a catalogue cluster",
-                                 hint="`knee catalog` lists them")
+                raise InputError(
+                    f"--base is {self.base!r}; it should be the name of a catalogue cluster",
+                    hint="`knee catalog` lists them",
+                )
             load_cluster(self.base)
 
     @property
@@ -81,12 +98,14 @@ class Session:
         """The recording that stands in for this machine."""
         assert self.replay is not None
         if self.path.exists() and self.path.samefile(self.replay):
-            raise InputError(f"--replay is {self.replay}, which is the file that --out {self.out} writes",
-                             hint="give another --out")
+            raise InputError(
+                f"--replay is {self.replay}, which is the file that --out {self.out} writes", hint="give another --out"
+            )
         recorded = read_readings(self.replay)
         if recorded.machine.probe != self.probe:
-            raise InputError(f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, "
-                             f"not of `knee probe {self.probe}`")
+            raise InputError(
+                f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, not of `knee probe {self.probe}`"
+            )
         return recorded
 
     def file(self, machine: Machine) -> ReadingsFile:
@@ -104,8 +123,10 @@ class Session:
         if self.replay is not None and self.path.exists() and not self.fresh:
             here, played = read_readings(self.path), read_readings(self.replay)
             if here.machine != played.machine or any(record not in played.records for record in here.records):
-                raise InputError(f"{self.path} has other readings, which a replay would write over",
-                                 hint="give another --out, or --fresh")
+                raise InputError(
+                    f"{self.path} has other readings, which a replay would write over",
+                    hint="give another --out, or --fresh",
+                )
         for path, other in others_beside(self.out, self.probe):
             # a job of collectives runs on many hosts, of which one writes
             loose = "collectives" in (self.probe, other.probe)
@@ -113,8 +134,10 @@ class Session:
             for name in names:
                 here, there = getattr(machine, name), getattr(other, name)
                 if here != there:
-                    raise InputError(f"{path} has readings with {name} {there}, and here it is {here}",
-                                     hint="give another --out: a file is of one machine")
+                    raise InputError(
+                        f"{path} has readings with {name} {there}, and here it is {here}",
+                        hint="give another --out: a file is of one machine",
+                    )
 
 
 def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record]) -> None:
@@ -128,8 +151,11 @@ def run(session: Session, machine: Machine, points: Sequence[Point], measure: Ca
     with Progress(todo) as progress:
         went = collect(file, points, measure, progress.tell)
     if went.left:
-        click.echo(f"stopped: {went.measured + went.kept} readings are kept in {session.path}, {went.left} are left; "
-                   "the same command goes on", err=True)
+        click.echo(
+            f"stopped: {went.measured + went.kept} readings are kept in {session.path}, {went.left} are left; "
+            "the same command goes on",
+            err=True,
+        )
         raise click.Abort
     _say_failed(read_readings(session.path))
 
@@ -191,8 +217,14 @@ def print_machine(readings: Readings) -> None:
     print_heading(f"{m.device}, {m.date}")
     limit = f", limit {m.power_limit_w:g} W" if m.power_limit_w else ""
     cores = f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}"
-    print_rows([["software", m.software], ["host", m.host], ["device", f"{cores}{limit}"],
-                ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"]])
+    print_rows(
+        [
+            ["software", m.software],
+            ["host", m.host],
+            ["device", f"{cores}{limit}"],
+            ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"],
+        ]
+    )
 
 
 def print_values(written: MachineFile) -> None:
@@ -222,5 +254,9 @@ def _shown(cluster: Any, path: str) -> str:
 
 def file_json(written: MachineFile) -> dict[str, Any]:
     """The cluster file in an answer's JSON."""
-    return {"cluster_file": str(written.path), "base": written.base, "left_out": written.left_out,
-            "values": {path: asdict(value) for path, value in written.values.items()}}
+    return {
+        "cluster_file": str(written.path),
+        "base": written.base,
+        "left_out": written.left_out,
+        "values": {path: asdict(value) for path, value in written.values.items()},
+    }

@@ -61,16 +61,18 @@ def _report(session: Session) -> None:
     rows = []
     for point, read in readings.good("step"):
         simulated = simulate_step(point, cluster)
-        rows.append({
-            **asdict(point),
-            "measured_s": read["step_s"],
-            "simulated_s": simulated.step_s,
-            "error_frac": simulated.step_s / read["step_s"] - 1.0,
-            "measured_w": read.get("power_w"),
-            "simulated_w": simulated.power_w_per_gpu,
-            "measured_bytes": read.get("peak_bytes"),
-            "simulated_bytes": simulated.memory.total_bytes if simulated.memory is not None else None,
-        })
+        rows.append(
+            {
+                **asdict(point),
+                "measured_s": read["step_s"],
+                "simulated_s": simulated.step_s,
+                "error_frac": simulated.step_s / read["step_s"] - 1.0,
+                "measured_w": read.get("power_w"),
+                "simulated_w": simulated.power_w_per_gpu,
+                "measured_bytes": read.get("peak_bytes"),
+                "simulated_bytes": simulated.memory.total_bytes if simulated.memory is not None else None,
+            }
+        )
     if session.as_json:
         import json
 
@@ -91,14 +93,36 @@ def _print(readings: Any, rows: list[dict[str, Any]], name: str) -> None:
 
     print_machine(readings)
     print_heading(f"steps, measured and simulated on {name}")
-    table = [["model", "batch", "kernels", "states", "attention", "measured", "simulated", "error", "draw",
-              "simulated", "memory", "simulated"]]
+    table = [
+        [
+            "model",
+            "batch",
+            "kernels",
+            "states",
+            "attention",
+            "measured",
+            "simulated",
+            "error",
+            "draw",
+            "simulated",
+            "memory",
+            "simulated",
+        ]
+    ]
     table += [
         [
-            r["model"], str(r["micro_batch"]), "compiled" if r["compiled"] else "eager", r["master"], r["attention"],
-            show(r["measured_s"], "s"), show(r["simulated_s"], "s"), f"{r['error_frac']:+.1%}",
-            shown(r["measured_w"], "w"), shown(r["simulated_w"], "w"),
-            shown(r["measured_bytes"], "bytes"), shown(r["simulated_bytes"], "bytes"),
+            r["model"],
+            str(r["micro_batch"]),
+            "compiled" if r["compiled"] else "eager",
+            r["master"],
+            r["attention"],
+            show(r["measured_s"], "s"),
+            show(r["simulated_s"], "s"),
+            f"{r['error_frac']:+.1%}",
+            shown(r["measured_w"], "w"),
+            shown(r["simulated_w"], "w"),
+            shown(r["measured_bytes"], "bytes"),
+            shown(r["simulated_bytes"], "bytes"),
         ]
         for r in rows
     ]
