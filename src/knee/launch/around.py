@@ -92,8 +92,8 @@ def around(site: Site, folder: Path, *, failed: str) -> list[str]:
         *(_set_up(site.setup, failed) if site.setup else ()),
         *(
             [
-                f'if [ "$(command -v python3)" = "$knee_was" ]; then export {SETUP_PYTHON}={shlex.quote(sys.executable)}; '
-                f"else export {SETUP_PYTHON}=python3; fi"
+                'if [ "$(command -v python3)" = "$knee_was" ]; '
+                f"then export {SETUP_PYTHON}={shlex.quote(sys.executable)}; else export {SETUP_PYTHON}=python3; fi"
             ]
             if brings_python(site)
             else ()

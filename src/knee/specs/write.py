@@ -1,4 +1,4 @@
-"""A cluster or a profile as a TOML file: a base entry of the catalogue, and values laid over it, each with its source."""
+"""A cluster or a profile as a TOML file: a base entry of the catalogue and values over it, each with its source."""
 
 from __future__ import annotations
 
