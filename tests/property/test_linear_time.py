@@ -8,6 +8,7 @@ time, the least of a few tries, over that for a tenth of the text: some 10 where
 from __future__ import annotations
 
 import ast
+import random
 import re
 import signal
 import time
@@ -16,11 +17,19 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from re import _compiler, _parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 
-from knee.launch.signs import SLURM
+from knee.errors import InputError
+from knee.launch.signs import MEMORY, SLURM
+from knee.specs.catalog import did_you_mean
+from knee.trace import analyse
+from knee.trace.analyse import Analysis
+from knee.trace.classes import classes_of
+from knee.trace.decode import nanosecond_column, nanoseconds, repaired
+from knee.trace.patterns import LinearPattern
+from knee.trace.perfetto import write_small
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
 SIZE = 100_000
@@ -222,3 +231,117 @@ def test_every_pattern_is_linear(pattern: Pattern) -> None:
 def test_bad_patterns_are_caught(bad: str | bytes) -> None:
     with pytest.raises((NeverEnds, AssertionError)):
         check(Pattern("here", bad, 0, frozenset({"search"})), 0.3)
+
+
+def trace(folder: Path, events: Iterable[str], head: str = "") -> object:
+    path = folder / "rank0.json"
+    path.write_text(f'{{{head}"traceEvents": [' + ",".join(events) + "]}")
+    return analyse(path, cache=False)
+
+
+def kernel(start: object, length: object, *, stream: int = 7, name: str = "gemm") -> str:
+    return (f'{{"ph": "X", "cat": "kernel", "name": "{name}", "ts": {start}, "dur": {length}, "args": {{"stream": '
+            f'{stream}}}}}')  # fmt: skip
+
+
+def span(name: str, start: int, length: int, category: str = "cpu_op", args: str = "{}") -> str:
+    return (f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 1, "tid": 1, "ts": {start}, "dur": {length}, '
+            f'"args": {args}}}')  # fmt: skip
+
+
+def decimals(i: int) -> str:
+    return (f"{i}", f"{i}.5", f"{i}.25", f"{i}.125", f"{i}.125000", f'"{i}.125"', f"{i}125e-3")[i % 7]
+
+
+def mixed(folder: Path, size: int) -> None:
+    trace(folder, (kernel(decimals(1_700_000_000_000_000 + 3 * i), decimals(i % 9)) for i in range(size)))
+
+
+def fake_heads(folder: Path, size: int) -> None:
+    trace(folder, [kernel(1, 1)], '"a": [' + ",".join(['{"traceEvents": []}'] * size) + "],")
+
+
+def many_steps(folder: Path, size: int) -> None:
+    """And a kernel that lasts through all of them."""
+    steps = (span(f"ProfilerStep#{i}", 10 * i, 9, "user_annotation") for i in range(size))
+    trace(folder, [kernel(0, 10 * size, stream=20, name="nccl"), *steps, *(kernel(10 * i, 5) for i in range(size))])
+
+
+def overlapping(folder: Path, size: int) -> None:
+    """Kernels of which each begins before the others end, and as many stretches that are exposed, as Perfetto's."""
+    names = ("nccl", "gemm")
+    found = [kernel(10 * i, 10 * size if i % 2 else 3, stream=20 + i % 2, name=names[i % 2]) for i in range(size)]
+    write_small(cast(Analysis, trace(folder, found)), folder / "small.json")
+
+
+def deep(folder: Path, size: int) -> None:
+    """Operators inside each other, and calls of gloo that none of them issued."""
+    inner = (span("aten::mm" if i % 2 else "c10d::send", i, 4 * size - 2 * i) for i in range(size))
+    calls = (span("gloo:all_reduce", i, 1, "user_annotation") for i in range(size))
+    trace(folder, [*inner, *calls])
+
+
+def large_groups(folder: Path, size: int) -> None:
+    args = '{"stream": 20, "Collective name": "allreduce", "Group size": 1000000, "Global rank start": 0}'
+    trace(folder, (span("nccl", 10 * i, 5, "kernel", args) for i in range(size)))
+
+
+def long_line(_: Path, size: int) -> None:
+    MEMORY[3].line("WARNING " + "MemoryError Error: " * size)
+
+
+def long_names(_: Path, size: int) -> None:
+    for pattern in ("(a+)+$", "nccl.*reduce.*f32", "(a|b)*a(a|b){20}c"):
+        LinearPattern(pattern).search("ncclreduceab" * size)
+
+
+READERS: dict[Callable[[Path, int], None], int] = {
+    mixed: 20_000,
+    fake_heads: 50_000,
+    many_steps: 5_000,
+    overlapping: 6_000,
+    deep: 6_000,
+    large_groups: 3_000,
+    long_line: 50_000,
+    long_names: 100_000,
+    lambda _, size: repaired(b'nan "' + b'\\"' * size): 500_000,
+    lambda _, size: did_you_mean("a" * size, ["b" * size, "c" * size]): 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("read", READERS, ids=lambda read: getattr(read, "__name__", ""))
+def test_reading_is_linear(read: Callable[[Path, int], None], tmp_path: Path) -> None:
+    with stopped(20.0):
+        assert is_linear(lambda size: read(tmp_path, size), READERS[read])
+
+
+def test_a_column_of_mixed_times_is_exact() -> None:
+    """Also with one that is no time in its middle, and however large."""
+    rng = random.Random(1)
+    shapes = ("{}", "{}.5", "{}.25", "{}.125", "{}.1259999", '"{}.5"', "{}e-3", "-{}.5", "null", ".{}", "{}.", "1.{}.2")
+    for _ in range(300):
+        texts = [rng.choice(shapes).format(rng.randrange(10 ** rng.randrange(1, 22))) for _ in range(40)]
+        column, others = nanosecond_column([text.encode() for text in texts])
+        left = set(others.tolist())
+        assert [column[i] for i in range(40) if i not in left] == [
+            nanoseconds(text) for i, text in enumerate(texts) if i not in left
+        ]
+        assert not any(re.fullmatch(r"\d{1,15}(\.\d+)?", texts[i]) for i in left)
+
+
+@pytest.mark.parametrize("pattern", [r"(?=a)b", r"(a)\1", r"(?<!a)b", r"(?>a)", "a{5000}", "((a{99}){99}){99}"])
+def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
+    with pytest.raises(InputError) as refused:
+        classes_of(patterns=[pattern])
+    assert refused.value.hint
+
+
+def test_users_patterns_find_what_re_finds() -> None:
+    rng = random.Random(2)
+    parts = ["a", "b", "B", ".", "[ab]", "[^a]", r"\w", r"\d", "_", "(?:a|bc)", "(?-i:B)", "^", "$", r"\b"]
+    marks = ["", "", "", "*", "+", "?", "*?", "{2}", "{1,3}", "{2,}"]
+    for _ in range(2_000):
+        pattern = "".join(f"(?:{rng.choice(parts)}){rng.choice(marks)}" for _ in range(rng.randrange(1, 5)))
+        pattern = rng.choice((pattern, f"(?:{pattern})*a", f"{pattern}|b{pattern}"))
+        name = "".join(rng.choices("abcAB_1 ", k=rng.randrange(9)))
+        assert LinearPattern(pattern).search(name) == bool(re.search(pattern, name, re.IGNORECASE)), (pattern, name)
