@@ -15,8 +15,10 @@ settings.load_profile("knee")
 
 ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "80", "LINES": "24", "TERM": "dumb"}
 """What times, letters and the width of tables depend on."""
-UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE",
-         "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONOPTIMIZE", "PYTHONWARNINGS")  # fmt: skip
+UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZE", "PYTHONWARNINGS",
+         "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+         "MASTER_PORT")  # fmt: skip
+"""What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
 
 def pytest_configure() -> None:
