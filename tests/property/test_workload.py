@@ -20,7 +20,6 @@ from knee.workload.parameters import (
 )
 from knee.workload.stages import chunk_layers, stage_layers
 
-
 models = st.sampled_from(("llama-tiny", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b", "gpt3-175b")).map(
     lambda name: load_model(name).spec
 )

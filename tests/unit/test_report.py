@@ -26,6 +26,7 @@ from knee.report.study import drawn_of, study_page, write_page
 from knee.study.claims import Verdict
 from knee.study.files import uncounted
 from knee.study.run import Ran, points_to_run, recorded, results
+from knee.study.store import Store
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'
@@ -218,13 +219,11 @@ def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[Ran]:
+def ran(studied: Path) -> list[Ran]:
     """Weak scaling with its steps, what needs no simulation, and a heat map."""
     pytest.importorskip("vl_convert")
-    from knee.study.answers import answer
-
     names = ["fig1", "fig2b", "fig3", "table1"]
-    return results(names, recorded(points_to_run(names), answer))
+    return results(names, recorded(points_to_run(names), Store(studied / "records").record))
 
 
 @pytest.fixture(scope="module")
