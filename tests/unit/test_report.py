@@ -408,7 +408,8 @@ def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
     assert drawn_of(changed, steps=False).steps == ()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser: apt-get install chromium")
 def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(
@@ -433,7 +434,6 @@ def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: 
         ],
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     said = re.findall(r"<output[^>]*>(.*?)</output>", run.stdout)
