@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,12 @@ UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZ
          "MASTER_PORT")  # fmt: skip
 """What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
+TESTS = Path(__file__).parent
+SLOW_NAMES = ("dist", "launch", "train", "web", "cli/test_data_cli.py", "cli/test_train_cli.py",
+              "cli/test_probe_collectives_cli.py")  # fmt: skip
+SLOW = tuple(TESTS / name for name in SLOW_NAMES)
+"""What starts ranks, Slurm, a browser or many processes. Other tests are marked where they stand."""
+
 
 def pytest_configure() -> None:
     # Under nohup, or as a job in the background of a shell, SIGINT is inherited as ignored, also by what tests start.
@@ -31,6 +38,25 @@ def pytest_configure() -> None:
     for name in UNSET:
         os.environ.pop(name, None)
     time.tzset()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no long one is left for the end."""
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in SLOW):
+            item.add_marker("slow")
+    first = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in first)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests were skipped and why, each reason once."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    terminalreporter.write_line(f"{len(reports)} skipped" + (":" if reasons else ""))
+    for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0])):
+        terminalreporter.write_line(f"  {count:>4}  {reason}")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -19,6 +19,8 @@ from knee.study.rows import identity
 from knee.study.run import LABELS, Ran, recorded, results
 from knee.study.store import Store
 
+pytestmark = pytest.mark.slow
+
 NAMES = study_names("beyond")
 POINTS = 60
 """Of one study, so that all of them stay a matter of seconds."""

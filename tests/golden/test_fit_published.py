@@ -21,6 +21,8 @@ from knee.fidelity.runs import Setting, read_runs
 from knee.fidelity.validation import predict
 from knee.specs.load import load_profile
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 RUNS = ROOT / "tests" / "data" / "published_runs.csv"
 ALONE = ("hf_ultrascale", "internevo", "korthikanti2022", "mosaicml_llm_foundry")

@@ -22,6 +22,8 @@ from knee.study.rows import preferred
 from knee.study.run import Ran, points_to_run, recorded, results
 from knee.study.store import Store
 
+pytestmark = pytest.mark.slow
+
 NAMES = study_names("paper")
 CLAIMS = {claim.id: claim for name in NAMES for claim in load_study(name).claim}
 STATEMENTS = {

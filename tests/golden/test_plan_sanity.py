@@ -12,6 +12,8 @@ from knee.search.space import Space
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import SHARDINGS, Plan
 
+pytestmark = pytest.mark.slow
+
 
 def found(
     model: str,

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pytest
 
 from knee.errors import InputError
 from knee.fidelity.error_table import Errors, error_rows, read_errors
@@ -19,6 +20,8 @@ from knee.fidelity.trust import Trust, trust_of
 from knee.specs.job import Job
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
+
+pytestmark = pytest.mark.slow
 
 RUNS = Path(__file__).parents[1] / "data" / "published_runs.csv"
 KEY = (

@@ -220,6 +220,7 @@ def check_events(job: Job) -> None:
     assert abs(waiting - walked["bubble_s"] - walked["idle_s"]) <= slack
 
 
+@pytest.mark.slow
 @given(job=jobs(most_microbatches=9))
 @settings(max_examples=25)
 def test_metrics_read_from_events_are_the_accumulated_ones(job: Job) -> None:

@@ -257,6 +257,7 @@ def small(cluster: str) -> Problem:
     return Problem(rates=rates, law=law_of("besiroglu-2024"), batch_law=batch_law(), family=LLAMA, pue=1.56, rungs=FEW)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(cluster=st.sampled_from(CLUSTERS), gpus=st.sampled_from([8, 24, 64, 200, 512]), days=st.floats(0.2, 60.0),
        mwh=st.none() | st.floats(1.0, 500.0), data=st.none() | st.floats(1e10, 1e12), factor=st.floats(1.0, 3.0),
@@ -286,6 +287,7 @@ def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
     assert after.gpus in (fewer, 8)
 
 
+@pytest.mark.slow
 def test_real_budgets_hold_and_grow() -> None:
     problem, last = small("dgx-h100"), math.inf
     for limits in (Limits(gpus=32, days=5.0), Limits(gpus=32, days=10.0), Limits(gpus=64, days=10.0),
@@ -297,6 +299,7 @@ def test_real_budgets_hold_and_grow() -> None:
         last = best.loss
 
 
+@pytest.mark.slow
 def test_the_lean_set_comes_near_the_whole_space() -> None:
     from knee.search.best import search
     from knee.search.space import Space
@@ -318,6 +321,7 @@ def test_no_rate_beats_its_bound() -> None:
             assert rate is None or rate.tokens_per_s / gpus <= rates.most_tokens_per_s_per_gpu(model)
 
 
+@pytest.mark.slow
 def test_a_slower_fabric_loses_more() -> None:
     limits = Limits(gpus=256, days=20.0)
     slow = replace(H100, fabric=replace(H100.fabric, nic_bytes_per_s=H100.fabric.nic_bytes_per_s / 8))
