@@ -131,10 +131,10 @@ def fail(error: KneeError) -> NoReturn:
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
     """``did you mean ...?`` for a misspelt word, if one is close."""
-    from difflib import get_close_matches
+    from knee.specs.catalog import did_you_mean
 
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else None
+    close = did_you_mean(word, known)
+    return f"did you mean {close}?" if close else None
 
 
 def _see_help(ctx: click.Context | None) -> str:

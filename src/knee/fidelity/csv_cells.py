@@ -7,6 +7,7 @@ import io
 import math
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from knee.specs.catalog import did_you_mean
 LEAST = 1e-12
 """Measurements below it, or above one over it, are typing mistakes."""
 STDIN = "-"
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d++(?:\.\d*+)?+|\.\d++)(e[+-]?\d++)?+", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
@@ -74,7 +75,7 @@ def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> N
                     f"{path} is separated by {name}, not by commas",
                     hint="save it as comma-separated text, with a point for decimals",
                 )
-    twice = sorted({name for name in header if name and header.count(name) > 1})
+    twice = sorted(name for name, times in Counter(header).items() if name and times > 1)
     if twice:
         raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
 

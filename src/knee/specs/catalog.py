@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -26,6 +27,8 @@ SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "us
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCE_KINDS: tuple[SourceKind, ...] = get_args(SourceKind)
+LONGEST_WORD, MOST_WORDS = 80, 1000
+"""Words that are compared with a misspelt one."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
 _HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
@@ -90,8 +93,12 @@ def read_text(path: Path) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The closest of the known words, if one is close."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    """The closest of the known words, if one is close; long ones are no slips of the pen, and take the square of their
+    length."""
+    if len(word) > LONGEST_WORD:
+        return None
+    short = [name for name in islice(known, MOST_WORDS) if len(name) <= LONGEST_WORD]
+    close = difflib.get_close_matches(word.lower(), short, n=1, cutoff=0.6)
     return close[0] if close else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from knee.errors import InputError
@@ -15,7 +15,7 @@ from knee.trace.files import LeftOut, find_files
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read import Trace, read_trace
-from knee.trace.times import Times, Window, mean_times, times_of
+from knee.trace.times import Times, Window, mean_times, times_in
 
 PARALLEL_BYTES = 1 << 25
 """From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
@@ -196,18 +196,13 @@ def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
         # where launches are not known a step may begin before its first kernel
         begin, end = int(c.start_ns.min()), int(c.end_ns.max())
         window = Window(start_ns=min([begin, *border[:1].tolist()]), end_ns=max([end, *border[-1:].tolist()]))
-    parts = [
-        StepTimes(
-            step=step.number,
-            window=(w := Window(start_ns=int(border[skip + i]), end_ns=int(border[skip + i + 1]))),
-            times=times_of(trace, w),
-        )
-        for i, step in enumerate(chosen)
-    ]
-    if parts and window.start_ns < parts[0].window.start_ns:
-        before = Window(start_ns=window.start_ns, end_ns=parts[0].window.start_ns)
-        parts.insert(0, StepTimes(step=None, window=before, times=times_of(trace, before)))
-    times = times_of(trace, window)
+    windows = [Window(start_ns=a, end_ns=b) for a, b in pairwise(border[skip : skip + len(chosen) + 1].tolist())]
+    numbers: list[int | None] = [step.number for step in chosen]
+    if windows and window.start_ns < windows[0].start_ns:
+        windows.insert(0, Window(start_ns=window.start_ns, end_ns=windows[0].start_ns))
+        numbers.insert(0, None)
+    times, *each = times_in(trace, [window, *windows])
+    parts = [StepTimes(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
     device_s = sum(part.times.window_s for part in parts if part.step is not None)
     host_s = sum(step.end_ns - step.start_ns for step in chosen) / 1e9
     return RankAnalysis(

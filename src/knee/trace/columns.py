@@ -181,11 +181,14 @@ class _Collector:
             if event.role == "annotation":
                 self._annotation(event)
 
-    def _since_base(self, times: list[Any]) -> Int64:
-        """Since the middle of the first times that were seen, as one of them may be broken."""
+    def _set_base(self, times: list[Any]) -> None:
+        """The middle of the first times that were seen, as one of them may be broken."""
         if self.base is None:
             known = sorted(at for at in map(nanoseconds, times) if at is not None)
             self.base = known[len(known) // 2] if known else None
+
+    def _since_base(self, times: list[Any]) -> Int64:
+        self._set_base(times)
         return _times(times, self.base or 0)
 
     def _launches(self, events: list[Any]) -> None:
@@ -198,7 +201,8 @@ class _Collector:
         found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
         if found is None or event.ph != "X":
             return
-        start, duration = int(self._since_base([event.ts])[0]), nanoseconds(event.dur)
+        self._set_base([event.ts])
+        start, duration = _since(event.ts, self.base or 0), nanoseconds(event.dur)
         if start <= FAR or duration is None or not 0 <= duration < LONGEST_NS:
             return
         number = int(found.group(1))
@@ -284,21 +288,27 @@ class _Collector:
 
 def _times(times: list[Any], base: int) -> Int64:
     """Nanoseconds since ``base``, or MISSING, or FAR."""
-    quick = nanosecond_column(times) if 0 <= base < FURTHEST_NS * 4 else None
-    if quick is not None:
-        since: Int64 = quick - base
-        return np.where(np.abs(since) < FURTHEST_NS, since, FAR)
-    found = [None if at is None else at - base for at in map(nanoseconds, times)]
-    return np.array([MISSING if at is None else at if abs(at) < FURTHEST_NS else FAR for at in found], dtype=np.int64)
+    if not 0 <= base < FURTHEST_NS * 4:
+        return np.array([_since(time, base) for time in times], dtype=np.int64)
+    found, others = nanosecond_column(times)
+    since = found - base
+    since[np.abs(since) >= FURTHEST_NS] = FAR
+    since[others] = [_since(times[row], base) for row in others.tolist()]
+    return since
+
+
+def _since(time: Any, base: int) -> int:
+    at = nanoseconds(time)
+    return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
 
 
 def _wholes(values: list[Any]) -> Int64:
     """Whole numbers, or MISSING."""
-    quick = whole_column(values)
-    if quick is not None:
-        return quick
-    found = [whole(plain(value)) for value in values]
-    return np.array([MISSING if number is None else number for number in found], dtype=np.int64)
+    found, others = whole_column(values)
+    found[np.abs(found) >= FURTHEST_NS] = MISSING
+    numbers = (whole(plain(values[row])) for row in others.tolist())
+    found[others] = [MISSING if number is None else number for number in numbers]
+    return found
 
 
 def _numbers(arguments: list[Any], tracks: list[Any]) -> Int64:

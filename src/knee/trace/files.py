@@ -61,17 +61,18 @@ def find_files(paths: Iterable[str | Path]) -> Found:
             raise InputError(f"{path} does not exist", hint=HINT)
         else:
             found.append(path)
-    files = tuple(dict.fromkeys(found))
+    given = dict.fromkeys(found)
+    files = tuple(given)
     if not files:
         raise InputError("no trace was given", hint="give files, or folders that have traces in them")
-    return Found(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in files))
+    return Found(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
 
 
 def _in_folder(folder: Path) -> Found:
     inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if not p.is_dir()})
     if not inside:
         raise InputError(f"{folder} has no .json and no .json.gz in it, nor has a folder right below it", hint=HINT)
-    own = [p for p in inside if p.parent == folder / OWN_FOLDER]
+    own = {p for p in inside if p.parent == folder / OWN_FOLDER}
     files: list[Path] = []
     left_out: list[LeftOut] = []
     for path in inside:

@@ -78,6 +78,11 @@ class Groups:
                 if ranks and min(ranks) >= 0:
                     name = str(entry.get("pg_name"))
                     self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
+        self.words = {id(group): _in_words(group) for group in self.known.values()}
+        self.widest: dict[str, Group] = {}
+        for group in self.known.values():
+            if group.name not in self.widest or group.size > self.widest[group.name].size:
+                self.widest[group.name] = group
 
     def name(self, description: str, torch_name: str = "") -> str:
         """The axis that a description stands for; a group without one goes by its name in torch."""
@@ -121,20 +126,26 @@ class Groups:
             group=group,
             message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
             dtype=dtype,
-            key=key_of(args.group, group, ranks_known) if group is not None else "",
+            key=self.key_of(args.group, group, ranks_known) if group is not None else "",
             seq=whole(args.seq),
             ranks_known=ranks_known,
         )
 
     def on_axis(self, axis: str | None) -> Group | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""
-        return max((group for group in self.known.values() if group.name == axis), key=lambda g: g.size, default=None)
+        return None if axis is None else self.widest.get(axis)
+
+    def key_of(self, name: Any, group: Group, ranks_known: bool) -> str:
+        """What tells a group from others: its ranks, or all that there is."""
+        ranks = (self.words.get(id(group)) or _in_words(group)) if ranks_known else f"{group.size} ranks"
+        return f"{name}/{ranks}"
 
 
-def key_of(name: Any, group: Group, ranks_known: bool) -> str:
-    """What tells a group from others: its ranks, or all that there is."""
-    ranks = ",".join(map(str, group.ranks)) if ranks_known else f"{group.size} ranks"
-    return f"{name}/{ranks}"
+def _in_words(group: Group) -> str:
+    """Its ranks; those at equal distances in few words, since a few bytes of a trace may say a million of them."""
+    if group.members:
+        return ",".join(map(str, group.members))
+    return f"{group.size} from {group.first_rank} by {group.stride if group.size > 1 else 1}"
 
 
 def _ranks(text: Any) -> tuple[int, ...]:
