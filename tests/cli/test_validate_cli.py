@@ -186,10 +186,9 @@ def test_no_row_can_be_used(tmp_path: Path) -> None:
     assert sum(json.loads(result.stdout)["all"]["skipped"].values()) == 10
 
 
-@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
-def test_standard_input_is_read_once(runs: Path, name: str) -> None:
+def test_standard_input_is_read_once(runs: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "knee", "validate", name, "--json"],
+        [sys.executable, "-m", "knee", "validate", "-", "--json"],
         input=runs.read_bytes(),
         capture_output=True,
         check=True,

@@ -26,6 +26,7 @@ from knee.report.study import drawn_of, study_page, write_page
 from knee.study.claims import Verdict
 from knee.study.files import uncounted
 from knee.study.run import Ran, points_to_run, recorded, results
+from knee.study.store import Store
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'
@@ -218,13 +219,11 @@ def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[Ran]:
+def ran(studied: Path) -> list[Ran]:
     """Weak scaling with its steps, what needs no simulation, and a heat map."""
     pytest.importorskip("vl_convert")
-    from knee.study.answers import answer
-
     names = ["fig1", "fig2b", "fig3", "table1"]
-    return results(names, recorded(points_to_run(names), answer))
+    return results(names, recorded(points_to_run(names), Store(studied / "records").record))
 
 
 @pytest.fixture(scope="module")
@@ -409,7 +408,8 @@ def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
     assert drawn_of(changed, steps=False).steps == ()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser: apt-get install chromium")
 def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     path.write_text(
@@ -434,7 +434,6 @@ def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: 
         ],
         capture_output=True,
         text=True,
-        timeout=120,
         check=True,
     )
     said = re.findall(r"<output[^>]*>(.*?)</output>", run.stdout)

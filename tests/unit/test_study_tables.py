@@ -17,8 +17,8 @@ NAMES = ["fig2b", "fig12", "table1"]
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[Ran]:
-    records = list(recorded(points_to_run(NAMES), Store().record))
+def ran(studied: Path) -> list[Ran]:
+    records = list(recorded(points_to_run(NAMES), Store(studied / "records").record))
     measured = {k: v for k, v in records[0][1].items() if k != "trust"} | {"kind": "measured", "comm_load_s": None}
     return results(NAMES, records, [(records[0][0], measured)])
 

@@ -131,8 +131,9 @@ def _study(out: Path, shared: Path) -> str:
     """All studies; simulations that the paper's own tests made before are used again, as ``knee study`` would."""
     with (shared / "paper.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (shared / "paper" / "records").is_dir():
-            shutil.copytree(shared / "paper" / "records", out / "records")
+        for kept in ("records", ".kept"):
+            if (shared / "paper" / kept).is_dir():
+                shutil.copytree(shared / "paper" / kept, out / kept)
     return _knee("study", "run", "--out", out).splitlines()[-1]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from knee.columns import Bools
 from knee.errors import InputError
 from knee.trace.columns import KERNEL, Int64, RankTrace
-from knee.trace.patterns import LinearPattern, NotLinear
+from knee.trace.patterns import user_pattern
 
 OTHER = "other"
 FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
@@ -50,7 +50,7 @@ class Classes:
     def of_names(self, names: Sequence[str]) -> Int64:
         """Index of each name's class; the last one is ``other``."""
         patterns = [
-            re.compile(entry.pattern, re.IGNORECASE) if entry.own else LinearPattern(entry.pattern)
+            re.compile(entry.pattern, re.IGNORECASE) if entry.own else user_pattern(entry.pattern, entry.source)
             for entry in self.entries
         ]
         found = [next((i for i, p in enumerate(patterns) if p.search(name)), len(patterns)) for name in names]
@@ -71,7 +71,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     own = list(known_classes().entries)
     first: list[KernelClass] = []
     for pattern in patterns:
-        if _checked(pattern, "--comm-pattern").search(""):
+        if user_pattern(pattern, "--comm-pattern").search(""):
             raise InputError(f"--comm-pattern {pattern!r} is found in every name: all would be communication",
                              hint="give a part of the names that are meant")  # fmt: skip
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
@@ -113,7 +113,7 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
         if entry.get("streams", "all") not in ("all", "side"):
             raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
         if not own:
-            _checked(entry["pattern"], f"{where}: [{name}]")
+            user_pattern(entry["pattern"], f"{where}: [{name}]")
         found.append(
             KernelClass(
                 name=name,
@@ -125,17 +125,6 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
             )
         )
     return found
-
-
-def _checked(pattern: str, where: str) -> LinearPattern:
-    shown = pattern if len(pattern) < 100 else f"{pattern[:100]}..."
-    try:
-        return LinearPattern(pattern)
-    except NotLinear as error:
-        hint = "give letters, classes of them, choices (a|b) and repeats (*, +, ?) only"
-        raise InputError(f"{where}: {shown!r} cannot be used: {error}", hint=hint) from None
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InputError(f"{where}: {shown!r} is no regular expression: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
