@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -25,6 +24,7 @@ import numpy as np
 
 from knee.columns import Ints
 from knee.errors import InputError
+from knee.files import write_bytes
 from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, Group
 
 BASE_NS = 10**12
@@ -103,18 +103,9 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
 
 
 def _write(path: Path, data: bytes, *, compress: bool) -> None:
-    """Replace ``path`` by ``data`` in one move, so that no reader meets half a file."""
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if compress else data)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror})", hint="choose a file in a folder you may write to"
-        ) from error
+    write_bytes(path, gzip.compress(data, compresslevel=6, mtime=0) if compress else data)
 
 
 def _lines(events: Events, name: str, device: str) -> Iterator[str]:
