@@ -42,9 +42,8 @@ class Delivery:
 
     def __enter__(self) -> Delivery:
         self._before = sys.stdout, sys.stderr
-        self._descriptors: list[Descriptor] = []
-        sys.stdout, sys.stderr = (self._guarded(stream) for stream in self._before)
-        self._out = sys.stdout
+        self._own = [_guarded(stream) for stream in self._before]
+        sys.stdout, sys.stderr = (stream or before for stream, before in zip(self._own, self._before, strict=True))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -53,15 +52,11 @@ class Delivery:
                 sys.stdout.flush()
                 sys.stderr.flush()
         finally:
-            for descriptor in self._descriptors:
-                descriptor.given_up = True
             sys.stdout, sys.stderr = self._before
-
-    @property
-    def reader_left(self) -> bool:
-        """Whether nobody reads standard output any more."""
-        failure = self._failure()
-        return failure is not None and failure.errno == errno.EPIPE
+            for stream in filter(None, self._own):
+                _raw(stream).given_up = True
+                if _raw(stream).closefd:
+                    stream.close()
 
     def check(self) -> ExitCode:
         """What standard output says at the end; NotWritten where it took less than all."""
@@ -74,27 +69,37 @@ class Delivery:
         raise NotWritten(f"the answer could not be written: {why}", hint="send it to a file with space left")
 
     def _failure(self) -> OSError | None:
-        self._out.flush()
-        raw = getattr(getattr(self._out, "buffer", None), "raw", None)
-        return raw.failure if isinstance(raw, Descriptor) else None
+        sys.stdout.flush()
+        return None if self._own[0] is None else _raw(self._own[0]).failure
 
-    def _guarded(self, stream: TextIO | None) -> TextIO:
-        """A stream over the same descriptor; one without any, a test's or a notebook's, as it is."""
-        if stream is None:  # closed by whoever started this: what is written to it fails
-            raw = Descriptor(os.open(os.devnull, os.O_RDONLY), "w", closefd=True)
-            self._descriptors.append(raw)
-            return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
-        if not isinstance(stream, io.TextIOWrapper):
-            return stream
-        try:
-            stream.flush()
-            raw = Descriptor(stream.fileno(), "w", closefd=False)
-        except (OSError, ValueError):
-            return stream
-        self._descriptors.append(raw)
-        return io.TextIOWrapper(
-            io.BufferedWriter(raw),
-            encoding=stream.encoding,
-            errors=stream.errors,
-            line_buffering=stream.line_buffering or stream.write_through,
-        )
+
+def nobody_reads() -> bool:
+    """Whether what is printed is dropped by now: whoever would print for ever may stop."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, Descriptor) and raw.failure is not None
+
+
+def _raw(stream: io.TextIOWrapper) -> Descriptor:
+    raw = stream.buffer.raw  # type: ignore[attr-defined] - it is a BufferedWriter
+    assert isinstance(raw, Descriptor)
+    return raw
+
+
+def _guarded(stream: TextIO | None) -> io.TextIOWrapper | None:
+    """A stream over the same descriptor; None for one that has none, a test's or a notebook's."""
+    if stream is None:  # closed by whoever started this: what is written to it fails
+        raw = Descriptor(os.open(os.devnull, os.O_RDONLY), "w", closefd=True)
+        return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
+    if not isinstance(stream, io.TextIOWrapper):
+        return None
+    try:
+        stream.flush()
+        raw = Descriptor(stream.fileno(), "w", closefd=False)
+    except (OSError, ValueError):
+        return None
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering or stream.write_through,
+    )

@@ -9,6 +9,8 @@ The file follows the dialect of ``torch.profiler`` with NCCL, with what readers 
 * Correlation ids need 32 bits, because HolisticTraceAnalysis stores row numbers in the type of the ids.
 * The header has a line of its own with ``"rank": N``, which HolisticTraceAnalysis looks for by line.
 * Kernels that follow each other on a stream never overlap by a rounding error: Perfetto drops those.
+* The head says when the step begins and ends on the device. Kernels do not: a pipeline stage waits for its first, and a
+  device for its host after the last. In a job's trace the next step's first kernel ends a step, and here none follows.
 """
 
 from __future__ import annotations
@@ -110,7 +112,8 @@ def _write(path: Path, data: bytes, *, compress: bool) -> None:
 
 def _lines(events: Events, name: str, device: str) -> Iterator[str]:
     """The file's text: a header, then one event per line."""
-    yield '{\n"schemaVersion": 1,\n"knee": {"simulated": true},\n'
+    step_ns = [BASE_NS, BASE_NS + round(events.step_s * 1e9)]
+    yield f'{{\n"schemaVersion": 1,\n"knee": {json.dumps({"simulated": True, "step_ns": step_ns})},\n'
     yield f'"deviceProperties": {json.dumps([{"id": GPU, "name": device}])},\n'
     yield f'"distributedInfo": {json.dumps(_distributed_info(events))},\n'
     yield f'"displayTimeUnit": "ms",\n"baseTimeNanoseconds": {EPOCH_NS},\n'
