@@ -74,7 +74,7 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(nvml, "nvml_library", lambda: None)
     result = knee("--out", tmp_path / "m.toml")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert result.stderr.startswith("error: no NVIDIA driver")
     assert "Traceback" not in result.stderr
 

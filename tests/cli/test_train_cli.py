@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
+from knee.errors import ExitCode
 
 HAS_TORCH = find_spec("torch") is not None
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="torch is not installed")
@@ -115,7 +116,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         killed_s = time.monotonic()
         _, err = process.communicate(timeout=60)
     assert time.monotonic() - killed_s < 30
-    assert process.returncode == 1
+    assert process.returncode == ExitCode.FAILED
     assert err.count("error:") == 1
     assert "rank 1 was ended by SIGKILL" in err
     record = record_of(out)

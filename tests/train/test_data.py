@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import InputError, KneeError, MissingExtra, NotWritten
 from knee.train import shards as shards_module
 from knee.train import text as text_module
 from knee.train.permutation import permute, random_tokens
@@ -404,7 +404,7 @@ def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(
         real(handle)
 
     monkeypatch.setattr(shards_module.os, "fsync", full)
-    with pytest.raises(InputError, match="shard-00002 cannot be written: No space left on device") as caught:
+    with pytest.raises(NotWritten, match="shard-00002 cannot be written: No space left on device") as caught:
         write_shards([corpus], tokenizer, out, shard_tokens=2500)
     assert "goes on" in str(caught.value.hint)
     assert not list(out.glob("*.part"))
@@ -428,7 +428,7 @@ def test_a_disk_that_really_is_full(
         ),
     )
     monkeypatch.setattr(shards_module.os, "unlink", lambda _: None)
-    with pytest.raises(InputError, match="shard-00000 cannot be written: No space left on device"):
+    with pytest.raises(NotWritten, match="shard-00000 cannot be written: No space left on device"):
         write_shards([corpus], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / INDEX).exists()
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from knee.errors import ExitCode
 from knee.fidelity.user_records import read_records
 from knee.probe.gpus import nvml_library
 from knee.specs.load import load_model
@@ -168,7 +169,7 @@ sys.exit(worker.work(job, Place()))
         text=True,
         check=False,
     )
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == ExitCode.FAILED, done.stderr
     assert time.monotonic() - began_s < 40
     record = record_of(tmp_path)
     assert record["status"] == "failed"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from knee.cli.delivery import nobody_reads
 from knee.cli.table import print_heading, print_rows, seen
 from knee.units import show
 
@@ -184,6 +185,6 @@ def watched(sweep: Sweep) -> None:
             print_status(sweep, statuses)
             sys.stdout.flush()
         before = state
-        if all(status.over for status in statuses.values()):
+        if all(status.over for status in statuses.values()) or nobody_reads():
             return
         time.sleep(AGAIN_S)

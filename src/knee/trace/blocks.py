@@ -57,8 +57,7 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
                 raise item
             yield item
     finally:
-        stop.set()
-        thread.join()
+        stop.set()  # not waited for: it may be reading a pipe that nobody writes to
 
 
 def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from knee.errors import KneeError
+from knee.files import replacing, scratch_folder
 from knee.trace.columns import Counts, Issued, RankTrace, Step, read_columns
 from knee.trace.decode import Args
 from knee.trace.host import host_columns, of_gpu
@@ -55,8 +56,8 @@ def _read(path: Path) -> RankTrace:
 
 def _read_pipe(path: Path) -> RankTrace:
     """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
-    with tempfile.TemporaryDirectory(prefix="knee-") as made:
-        copy = Path(made) / "trace"
+    with scratch_folder() as made:
+        copy = made / "trace"
         found = read_columns(path, copy=copy)
         if not len(found) and not of_gpu(found):
             found = replace(host_columns(replace(found, path=copy)), path=path)
@@ -105,17 +106,13 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
         "steps": [asdict(step) for step in trace.steps],
         "counts": asdict(trace.counts),
     }
-    partial = entry.with_name(f".{entry.stem}.{os.getpid()}")
-    try:
+    # no room, no right to write, or what no JSON holds
+    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
         text = json.dumps({"seal": seal, "told": told}).encode()
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(entry) as partial, partial.open("wb") as file:
             np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
-        os.replace(partial, entry)
         _prune(entry.parent)
-    except (OSError, TypeError, ValueError, RecursionError):  # no room, no right to write, or what no JSON holds
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:

@@ -103,6 +103,14 @@ class RankTrace:
         """Whether knee's simulator wrote it."""
         return bool(self.knee.get("simulated"))
 
+    @property
+    def simulated_step_ns(self) -> tuple[int, int] | None:
+        """When the step of a simulated trace begins and ends on the device; None where its head does not say."""
+        match self.knee:
+            case {"simulated": True, "step_ns": [int(start), int(end)]} if -FURTHEST_NS < start <= end < FURTHEST_NS:
+                return start - self.first_ns, end - self.first_ns
+        return None
+
     def __len__(self) -> int:
         return len(self.start_ns)
 

@@ -78,7 +78,8 @@ def write_small(analysis: Analysis, path: Path) -> SmallTrace:
         "distributedInfo": first.info | {"rank": first.rank},
         "displayTimeUnit": "ms",
         "knee": {"kernels": kept, "of_kernels": of_all, "margin_ns": MARGIN_NS, "zero_ns": first.first_ns + zeros[0]}
-        | ({"simulated": True} if first.is_simulated else {}),
+        | ({"simulated": True} if first.is_simulated else {})
+        | ({"step_ns": [time - zeros[0] for time in step]} if (step := first.simulated_step_ns) else {}),
     }
     lines = (line for rank in ranks for line in rank.lines())
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"

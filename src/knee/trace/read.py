@@ -101,10 +101,13 @@ def _busy_steps(columns: RankTrace, launched: Int64) -> tuple[tuple[Step, ...], 
 def _borders(columns: RankTrace, launched: Int64, steps: tuple[Step, ...]) -> Int64:
     """A step begins on the device with the first kernel that was launched in it; the last ends with its last kernel.
 
-    What lies across a border is cut there, so that the parts add up to the whole.
+    What lies across a border is cut there, so that the parts add up to the whole. A simulated trace has one step, and
+    says when that begins and ends: a stage may wait before its first kernel, and for the host after its last.
     """
     if not steps:
         return np.array([], dtype=np.int64)
+    if len(steps) == 1 and (simulated := columns.simulated_step_ns) is not None:
+        return np.array(simulated, dtype=np.int64)
     starts = np.array([step.start_ns for step in steps])
     if columns.is_host:
         begins, end = starts, steps[-1].end_ns
