@@ -7,7 +7,7 @@ import csv
 import io
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,14 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise _cannot(path, error) from error
 
 
-def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV, one column a key of the first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
+    """Records, at least one, as CSV, one column a key of the first."""
+    text, rest = io.StringIO(), iter(records)
+    first = next(rest)
+    writer = csv.DictWriter(text, fieldnames=list(first), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerow(first)
+    writer.writerows(rest)
     return text.getvalue()
 
 

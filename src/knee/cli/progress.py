@@ -12,12 +12,28 @@ import click
 T = TypeVar("T")
 PATIENCE_S = 1.0
 """Searches that take longer say how far they are."""
+LINES_S = 10.0
+"""Between two lines where there is no terminal to draw a bar on."""
 
 
 def progress(items: Iterable[T], label: str, length: int) -> Iterator[T]:
-    """The items, with a bar on stderr; where that is no terminal, one line."""
+    """The items, with a bar on stderr; where that is no terminal, lines."""
+    if not sys.stderr.isatty():
+        yield from _told(items, label, length)
+        return
     with click.progressbar(items, label=label, length=length, file=sys.stderr) as bar:
         yield from bar
+
+
+def _told(items: Iterable[T], label: str, length: int) -> Iterator[T]:
+    """A line at the beginning, and one whenever a while has passed: logs of a long run say how far it is."""
+    click.echo(label, err=True)
+    last_s = time.monotonic()
+    for done, item in enumerate(items):
+        if time.monotonic() - last_s >= LINES_S:
+            last_s = time.monotonic()
+            click.echo(f"{label.rstrip()}: {done:,} of {length:,}", err=True)
+        yield item
 
 
 class Patience:

@@ -19,6 +19,7 @@ from knee.search.export_file import job_file
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.table import table_of
+from knee.text_files import read_text
 from knee.train.job import TrainJob
 from knee.train.launch import write_job
 from knee.train.record import JOB
@@ -174,7 +175,7 @@ def renew(sweep: Sweep) -> None:
             write_status(run, replace(status, state="failed", cause="spec", words=entry.refused))
         path = run / JOB
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = json.loads(read_text(path))
         except (OSError, ValueError):
             continue
         now = {"out": str(run), "timeout_s": sweep.options["timeout_s"]}
