@@ -150,7 +150,8 @@ def write_grid(path: Path, points: int) -> None:
     lengths = ", ".join(str(512 + 8 * i) for i in range(points // 40))
     path.write_text(
         'model = "llama-tiny"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [8, 16]\nlocal_batch = [1, 2, 4, 8]\n'
-        f'seq_len = [{lengths}]\n[plan]\nsharding = ["fsdp", "ddp", "zero1", "fsdp_no_reshard", "hsdp"]\n',
+        f'seq_len = [{lengths}]\n[plan]\nsharding = ["fsdp", "ddp", "zero1", "fsdp_no_reshard", "hsdp"]\n'
+        '[[draw]]\ntitle = "all"\nmark = "line"\nx = "seq_len"\ny = "tokens_per_s"\n',
         encoding="utf-8",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -165,7 +165,7 @@ def cluster_of(setting: BandwidthSetting) -> Cluster:
     return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, setting.fabric)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
     begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
     key = begins or gpu_key(gpu)

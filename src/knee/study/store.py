@@ -36,7 +36,8 @@ class Store:
     warn: Callable[[str], None] = print
     made: int = 0
     reused: int = 0
-    _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _seen: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """What was asked for; the answers only where there is no folder to read them from again."""
 
     def __post_init__(self) -> None:
         if self.folder is not None:
@@ -45,11 +46,13 @@ class Store:
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
         key = key_of(question)
-        if key not in self._seen:
-            found = self._kept(key)
-            self.reused += found is not None
-            self._seen[key] = found or self._made(question, key)
-        return self._seen[key]
+        if (seen := self._seen.get(key)) is not None:
+            return seen
+        found = self._kept(key)
+        self.reused += found is not None and key not in self._seen
+        found = found or self._made(question, key)
+        self._seen[key] = found if self.folder is None else None
+        return found
 
     def _made(self, question: Question, key: str) -> dict[str, Any]:
         answered = _answered(question) | {"question": asdict(question), "key": key, "made": _made_by()}
