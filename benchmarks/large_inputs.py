@@ -68,7 +68,7 @@ def once(words: list[str], folder: Path, until: bytes | None = None) -> Cost:
 # ---- inputs ---------------------------------------------------------------------------------------------------------
 
 
-def step_events(step: int, rank: int, rng: random.Random) -> Iterator[str]:
+def step_events(step: int, rank: int, world: int, rng: random.Random) -> Iterator[str]:
     """One profiler step as torch.profiler writes it, about 1,900 events."""
     at, link = 1_700_000_000_000_000.0 + step * 60_000.0, step * 10_000
     track = f'"pid": {4000 + rank}, "tid": {4000 + rank}'
@@ -97,9 +97,9 @@ def step_events(step: int, rank: int, rng: random.Random) -> Iterator[str]:
         yield (f'{{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", '
                f'"pid": 0, "tid": 20, "ts": {device - 200:.3f}, "dur": {rng.randint(100_000, 300_000) / 1000:.3f}, '
                f'"args": {{"External id": {link}, "device": 0, "stream": 20, "correlation": {link}, "Collective name": '
-               f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": 8, "dtype": '
+               f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": {world}, "dtype": '
                f'"BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg", '
-               f'"Process Group Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]"}}}}')  # fmt: skip
+               f'"Process Group Ranks": "{list(range(world))}"}}}}')  # fmt: skip
 
 
 def write_trace(path: Path, size: float, rank: int = 0, world: int = 8) -> None:
@@ -111,7 +111,7 @@ def write_trace(path: Path, size: float, rank: int = 0, world: int = 8) -> None:
                    '"traceEvents": [\n')  # fmt: skip
         step = 0
         while file.tell() < size:
-            file.write((",\n" if step else "") + ",\n".join(step_events(step, rank, rng)))
+            file.write((",\n" if step else "") + ",\n".join(step_events(step, rank, world, rng)))
             step += 1
         file.write("\n]}\n")
 

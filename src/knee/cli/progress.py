@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import click
 
@@ -14,6 +14,7 @@ PATIENCE_S = 1.0
 """Searches that take longer say how far they are."""
 LINES_S = 10.0
 """Between two lines where there is no terminal to draw a bar on."""
+REDRAWN_S = 0.2
 
 
 def progress(items: Iterable[T], label: str, length: int) -> Iterator[T]:
@@ -50,3 +51,26 @@ class Patience:
                 click.echo(f"{prefix}{what}" + (f": {done_frac:.0%}" if done_frac else ""), err=True)
 
         return say
+
+
+class Meter:
+    """How far something is: on one line of a terminal; where there is none, in a line whenever a while has passed."""
+
+    def __init__(self) -> None:
+        self.terminal = sys.stderr.isatty()
+        self.last_s = time.monotonic()
+        self.shown = ""
+
+    def say(self, words: str) -> None:
+        """Show it, if the last time is a while ago."""
+        if time.monotonic() - self.last_s >= (REDRAWN_S if self.terminal else LINES_S):
+            self.last_s = time.monotonic()
+            click.echo(f"\r{words:<{len(self.shown)}}" if self.terminal else words, nl=not self.terminal, err=True)
+            self.shown = words
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.terminal and self.shown:
+            click.echo(f"\r{'':<{len(self.shown)}}\r", nl=False, err=True)

@@ -15,7 +15,16 @@ from knee.trace.classes import Classes, Classified, classify
 from knee.trace.columns import KERNEL, Int64, RankTrace, Step
 from knee.trace.groups import Call, Groups, collective_of
 from knee.trace.host import host_calls, of_gpu
-from knee.trace.stream import HINT
+from knee.trace.stream import HINT, Told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers:
+    """Transfers between pipeline stages, in order: found once, as every step asks for those in it."""
+
+    rows: Int64
+    moves_ns: Int64
+    """From when on each moves its message, as long as the shortest of its size and partner; before, it waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,15 +44,27 @@ class Trace:
     border_ns: Int64
     """When each step begins on the device, and, last, when the last one ends there."""
 
+    reached_ns: Int64
+    """The latest end of each row and those before it: what finds the rows of a step without looking at all."""
+    transfers: Transfers | None
+    """Between pipeline stages; None where they are not told from all-to-alls, or do not show waiting."""
+
     @property
     def is_copy(self) -> Bools:
         """Memory copies and fills."""
         return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
 
 
-def read_trace(path: Path, classes: Classes, *, axes: Mapping[str, str] | None = None, cache: bool = True) -> Trace:
-    """Read a ``.json`` or ``.json.gz`` trace."""
-    columns = cached_columns(path, use=cache)
+def read_trace(
+    path: Path,
+    classes: Classes,
+    *,
+    axes: Mapping[str, str] | None = None,
+    cache: bool = True,
+    told: Told | None = None,
+) -> Trace:
+    """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
+    columns = cached_columns(path, use=cache, told=told)
     if columns.is_host:
         calls = host_calls(columns, axes)
     elif len(columns):
@@ -72,7 +93,25 @@ def read_trace(path: Path, classes: Classes, *, axes: Mapping[str, str] | None =
         steps=busy,
         empty_steps=empty,
         border_ns=_borders(columns, launched, busy),
+        reached_ns=np.maximum.accumulate(columns.end_ns),
+        transfers=_transfers(columns, calls),
     )
+
+
+def _transfers(columns: RankTrace, calls: Mapping[int, Call]) -> Transfers | None:
+    """In a simulated trace a stage waits without a kernel."""
+    pairs = {row: call for row, call in calls.items() if call.collective == "send_recv"}
+    if columns.is_simulated or any(call.group is None for call in pairs.values()):
+        return None
+    rows = np.array(sorted(pairs), dtype=np.int64)
+    sizes: dict[tuple[str, float], int] = {}
+    size_of = np.array(
+        [sizes.setdefault((pairs[row].key, pairs[row].message_bytes), len(sizes)) for row in rows.tolist()],
+        dtype=np.int64,
+    )
+    shortest = np.full(len(sizes), np.iinfo(np.int64).max)
+    np.minimum.at(shortest, size_of, columns.end_ns[rows] - columns.start_ns[rows])
+    return Transfers(rows=rows, moves_ns=columns.end_ns[rows] - shortest[size_of])
 
 
 def _launched(columns: RankTrace) -> Int64:

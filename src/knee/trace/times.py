@@ -89,7 +89,7 @@ def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
 def _near(trace: Trace, window: Window) -> slice:
     """Rows among which are all that reach into a window: a step should not cost the whole trace."""
     c = trace.columns
-    first = np.searchsorted(np.maximum.accumulate(c.end_ns), window.start_ns, side="right")
+    first = np.searchsorted(trace.reached_ns, window.start_ns, side="right")
     return slice(int(first), int(np.searchsorted(c.start_ns, window.end_ns)))
 
 
@@ -130,22 +130,17 @@ def _sum(length: Int64, rows: Bools) -> float:
 def _bubble_s(trace: Trace, window: Window) -> float | None:
     """Exposed waiting in transfers between stages: what they last before as much is left as the shortest of their size
     and partner takes."""
-    if trace.columns.is_simulated:
+    of = trace.transfers
+    if of is None:
         return None
-    pairs = {row: call for row, call in trace.calls.items() if call.collective == "send_recv"}
-    if not pairs:
+    near = _near(trace, window)
+    some = slice(*np.searchsorted(of.rows, (near.start, near.stop)))
+    rows, moves = of.rows[some], of.moves_ns[some]
+    if not len(rows):
         return 0.0
-    if any(call.group is None for call in pairs.values()):
-        return None
-    rows = np.array(sorted(pairs))
-    sizes: dict[tuple[str, float], int] = {}
-    size_of = np.array([sizes.setdefault((pairs[row].key, pairs[row].message_bytes), len(sizes)) for row in rows])
-    duration = trace.columns.end_ns[rows] - trace.columns.start_ns[rows]
-    shortest = np.full(len(sizes), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, size_of, duration)
-    start, end = clipped(trace, window)
-    compute = trace.classified.is_compute
-    moves = trace.columns.end_ns[rows] - shortest[size_of]  # a stage waits first, and then the message moves
-    until = np.clip(moves, window.start_ns, window.end_ns)
+    c, compute = trace.columns, trace.classified.is_compute[near]
+    busy = (np.clip(times[near][compute], window.start_ns, window.end_ns) for times in (c.start_ns, c.end_ns))
+    begin = np.clip(c.start_ns[rows], window.start_ns, window.end_ns)
+    until = np.clip(moves, window.start_ns, window.end_ns)  # a stage waits first, and then the message moves
     # transfers on several streams wait at the same time: a union, as all of exposed communication is
-    return exposed_s(start[rows], until, start[compute], end[compute]) / NS
+    return exposed_s(begin, until, *busy) / NS
