@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,14 @@ def cannot_write(path: Path, error: OSError, *, hint: str | None = None) -> Knee
     return NotWritten(message, hint=hint or "name a folder that can be written to, with space left")
 
 
-def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV, one column a key of the first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
+    """Records, at least one, as CSV, one column a key of the first."""
+    text, rest = io.StringIO(), iter(records)
+    first = next(rest)
+    writer = csv.DictWriter(text, fieldnames=list(first), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerow(first)
+    writer.writerows(rest)
     return text.getvalue()
 
 

@@ -15,6 +15,7 @@ from knee.cli.options import Word
 from knee.errors import InputError
 
 if TYPE_CHECKING:
+    from knee.study.quantities import Row
     from knee.study.questions import Point
     from knee.study.run import Ran
 
@@ -259,7 +260,7 @@ def _run(
     _write(ran, out, names, as_json=as_json, no_page=no_page, given=_given(names, out, launcher, records, sets))
 
 
-def _recorded(points: Sequence[Point], store: Any) -> Iterator[tuple[Point, Mapping[str, Any]]]:
+def _recorded(points: Sequence[Point], store: Any) -> Iterator[Row]:
     """Point by point, with a bar for each study."""
     from itertools import groupby
 

@@ -142,15 +142,17 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.cli.study import changes_of
     from knee.errors import SpecError
     from knee.launch.plan import Wanted
+    from knee.limits import MOST_RUNS
     from knee.study.answers import job_of
     from knee.study.files import load_study
-    from knee.study.questions import all_points
+    from knee.study.questions import all_points, check_count
 
     try:
         study = load_study(grid)
     except InputError as error:
         close = nearest(grid, commands) if not grid.endswith(".toml") else None
         raise InputError(error.message, hint=close or error.hint) from None
+    check_count([study], changes_of(sets), most=MOST_RUNS)
     points = list(all_points(study, changes_of(sets)))
     if not points:
         raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")

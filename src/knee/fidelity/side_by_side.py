@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from knee.errors import InputError
 from knee.record.measurement import Kind
+from knee.text_files import read_text
 from knee.units import show
 
 FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
@@ -60,7 +61,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """One record of a file, or of the folder of a run."""
     file = path / "record.json" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}", hint=FORM

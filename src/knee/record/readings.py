@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from knee.errors import InputError
 from knee.files import cannot_write, write_text
 from knee.record.points import KINDS, Record, point_of
+from knee.text_files import read_text
 
 Probe = Literal["kernels", "power", "collectives", "steps"]
 
@@ -78,7 +79,7 @@ class Readings:
 def read_readings(path: Path) -> Readings:
     """Everything in a file, or one sentence about what is wrong with it and where."""
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        lines = read_text(path).rstrip("\n").split("\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -20,7 +20,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from knee import text_files
 from knee.errors import InputError
+from knee.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
 
 Kind = Literal["model", "gpu", "cluster", "profile"]
 SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]
@@ -73,17 +75,17 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where."""
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path, most=MOST_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except RecursionError:
         raise InputError(f"{path} is not valid TOML: it is nested too deep") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
     """A text file, or one sentence about why it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return text_files.read_text(path, most=most)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
     except OSError as error:

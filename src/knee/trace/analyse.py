@@ -9,8 +9,11 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.limits import MOST_TRACE_BYTES
 from knee.trace.audit import Audit, audit
+from knee.trace.blocks import too_large
 from knee.trace.classes import Classes, classes_of
+from knee.trace.columns import check_kernels
 from knee.trace.files import LeftOut, find_files
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
@@ -72,7 +75,8 @@ class Analysis:
         return all(rank.audit.cut is None for rank in self.ranks) and not any(one.is_trace for one in self.left_out)
 
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, int], None]
+"""Hears of traces that were read, of how many, and of the bytes of those that this process reads itself."""
 
 
 def analyse(
@@ -115,17 +119,27 @@ def _read_all(
     files: Sequence[Path], classes: Classes, axes: Mapping[str, str] | None, cache: bool, progress: Progress | None
 ) -> list[Trace | InputError]:
     """Each file's trace, or why there is none."""
-    finished = 0
+    finished = kept = read_bytes = 0
 
-    def done() -> None:
-        nonlocal finished
-        finished += 1
+    def told(count: int) -> None:
+        nonlocal read_bytes
+        read_bytes += count
         if progress:
-            progress(finished, len(files))
+            progress(finished, len(files), read_bytes)
+
+    def done(found: Trace | InputError) -> None:
+        nonlocal finished, kept
+        finished += 1
+        if isinstance(found, Trace):
+            kept += len(found.columns) + len(found.columns.launch_ns)
+            check_kernels(kept)
+        told(0)
 
     # a pipe of this process is none of another one's
     apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]
     total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in apart)
+    if total > MOST_TRACE_BYTES:
+        raise too_large(apart[0] if len(apart) == 1 else apart[0].parent)
     workers = min(len(apart), os.cpu_count() or 1)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:
@@ -136,10 +150,10 @@ def _read_all(
     for path in files:
         if path not in found:
             try:
-                found[path] = read_trace(path, classes, axes=axes, cache=cache)
+                found[path] = read_trace(path, classes, axes=axes, cache=cache, told=told)
             except InputError as error:
                 found[path] = error
-            done()
+            done(found[path])
     return [found[path] for path in files]
 
 

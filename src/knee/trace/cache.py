@@ -23,6 +23,7 @@ from knee.files import replacing, scratch_folder
 from knee.trace.columns import Counts, Issued, RankTrace, Step, read_columns
 from knee.trace.decode import Args
 from knee.trace.host import host_columns, of_gpu
+from knee.trace.stream import Told
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
@@ -32,33 +33,33 @@ READERS = ("blocks", "columns", "decode", "gloo", "host", "spans", "stream")
 """Modules whose text decides what an entry says."""
 
 
-def cached_columns(path: Path, *, use: bool = True) -> RankTrace:
-    """The columns of a trace, from the cache where it has them."""
+def cached_columns(path: Path, *, use: bool = True, told: Told | None = None) -> RankTrace:
+    """The columns of a trace, from the cache where it has them; ``told`` hears how many bytes were read."""
     if not path.is_file():
-        return _read_pipe(path)
+        return _read_pipe(path, told)
     if not use:
-        return _read(path)
+        return _read(path, told)
     try:
         entry, seal = _entry(path), _seal(path)
     except (OSError, RuntimeError):  # there may be no home to have a cache in
-        return _read(path)
+        return _read(path, told)
     found = _load(entry, seal, path)
     if found is None:
-        found = _read(path)
+        found = _read(path, told)
         _save(entry, seal, found)
     return found
 
 
-def _read(path: Path) -> RankTrace:
-    found = read_columns(path)
+def _read(path: Path, told: Told | None) -> RankTrace:
+    found = read_columns(path, told=told)
     return found if len(found) or of_gpu(found) else host_columns(found)
 
 
-def _read_pipe(path: Path) -> RankTrace:
+def _read_pipe(path: Path, told: Told | None) -> RankTrace:
     """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
     with scratch_folder() as made:
         copy = made / "trace"
-        found = read_columns(path, copy=copy)
+        found = read_columns(path, copy=copy, told=told)
         if not len(found) and not of_gpu(found):
             found = replace(host_columns(replace(found, path=copy)), path=path)
     return found

@@ -15,6 +15,8 @@ import numpy as np
 
 from knee.columns import Bools
 from knee.errors import InputError
+from knee.limits import MOST_TOML_BYTES
+from knee.text_files import read_text
 from knee.trace.columns import KERNEL, Int64, RankTrace
 from knee.trace.patterns import user_pattern
 
@@ -91,7 +93,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knee.errors import InputError
+from knee.limits import MOST_KERNELS
 from knee.trace.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.trace.decode import Int64 as Int64
-from knee.trace.stream import HINT, Stream
+from knee.trace.stream import HINT, Stream, Told
 
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
 KERNEL, COPY, FILL = range(3)
@@ -115,9 +116,10 @@ class RankTrace:
         return len(self.start_ns)
 
 
-def read_columns(path: Path, *, copy: Path | None = None) -> RankTrace:
-    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
-    stream, collect = Stream(path=path, copy=copy), _Collector()
+def read_columns(path: Path, *, copy: Path | None = None, told: Told | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``,
+    ``told`` hears how many bytes were."""
+    stream, collect = Stream(path=path, copy=copy, told=told), _Collector()
     for events in stream.events():
         collect.take(events)
     return collect.finish(path, stream)
@@ -160,15 +162,25 @@ class Issued(NamedTuple):
     """Ranks of the group, where the operator's tensors tell: what it gathers over what a rank has."""
 
 
+def check_kernels(count: int) -> None:
+    """Refuse more rows than memory is meant for."""
+    if count > MOST_KERNELS:
+        raise InputError(
+            f"there are more than {MOST_KERNELS:,} kernels, copies and launches, and no more are kept in memory",
+            hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+        )
+
+
 class _Collector:
     """Takes events as they are decoded, and keeps what is asked of them."""
 
     def __init__(self) -> None:
         self.base: int | None = None
         self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, "launch", "launched")}
-        self.rows = 0
+        self.rows = self.launches = 0
         self.waiting: list[list[Any]] = []
         self.names: dict[str, int] = {}
+        self.words: dict[Any, Any] = {}
         self.args: dict[int, Args] = {}
         self.steps: dict[tuple[int, int], Step] = {}
         self.events = self.without_duration = self.anomalies = 0
@@ -183,6 +195,7 @@ class _Collector:
     def _flush(self) -> None:
         found = [event for events in self.waiting for event in events]
         self.waiting.clear()
+        check_kernels(self.rows + self.launches)
         self._device([event for event in found if event.role in DEVICE_KINDS and event.ph == "X"])
         self._launches([event for event in found if event.role == "launch" and event.args is not None])
         for event in found:
@@ -204,6 +217,7 @@ class _Collector:
         good = (launch != MISSING) & (at > FAR)
         self.columns["launch"].append(launch[good])
         self.columns["launched"].append(at[good])
+        self.launches += int(good.sum())
 
     def _annotation(self, event: Any) -> None:
         found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
@@ -229,7 +243,7 @@ class _Collector:
         args, names = [event.args or NO_ARGS for event in events], self.names
         for i, some in enumerate(args):
             if some.collective is not None:
-                self.args[self.rows + i] = Args(*(plain(getattr(some, field)) for field in KEYS))
+                self.args[self.rows + i] = Args(*(self._shared(plain(getattr(some, field))) for field in KEYS))
         named = [event.name if isinstance(event.name, str) else str(event.name) for event in events]
         found = {
             "start": start,
@@ -243,6 +257,10 @@ class _Collector:
         for name, values in found.items():
             self.columns[name].append(np.asarray(values, dtype=np.int64))
         self.rows += len(events)
+
+    def _shared(self, value: Any) -> Any:
+        """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
+        return self.words.setdefault(value, value) if isinstance(value, str) else value
 
     def finish(self, path: Path, stream: Stream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""

@@ -71,6 +71,7 @@ class Groups:
         self.renamed = ALIASES | dict(axes or {})
         self.world_size = whole(info.get("world_size"))
         self.known: dict[str, Group] = {}
+        self.told: dict[str, tuple[Group | None, bool, str]] = {}
         entries = info.get("pg_config")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
@@ -117,7 +118,7 @@ class Groups:
 
     def call(self, args: Args, kernel: str) -> Call:
         """What a kernel with these arguments does."""
-        group, ranks_known = self.of_args(args)
+        group, ranks_known, key = self._told(args)
         named, of_kernel = collective_of(str(args.collective or "")), collective_of(kernel)
         dtype = DTYPES.get(str(args.dtype))
         elements = max(whole(args.in_elements) or 0, whole(args.out_elements) or 0)
@@ -126,10 +127,21 @@ class Groups:
             group=group,
             message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
             dtype=dtype,
-            key=self.key_of(args.group, group, ranks_known) if group is not None else "",
+            key=key,
             seq=whole(args.seq),
             ranks_known=ranks_known,
         )
+
+    def _told(self, args: Args) -> tuple[Group | None, bool, str]:
+        """Group, whether its ranks are known, and key; found once for all calls that say the same: a thousand ranks
+        are 4 kB of text in each."""
+        words = repr((args.group, args.group_description, args.group_ranks, args.group_size, args.rank_start,
+                      args.rank_stride))  # fmt: skip
+        if words not in self.told:
+            group, ranks_known = self.of_args(args)
+            key = self.key_of(args.group, group, ranks_known) if group is not None else ""
+            self.told[words] = group, ranks_known, key
+        return self.told[words]
 
     def on_axis(self, axis: str | None) -> Group | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""

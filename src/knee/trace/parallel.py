@@ -26,8 +26,14 @@ WORKER = "from knee.trace.parallel import serve; serve()"
 
 
 def read_parallel(
-    files: Sequence[Path], classes: Classes, *, axes: Any, cache: bool, workers: int, done: Callable[[], None]
-) -> list[Trace | InputError]:
+    files: Sequence[Path],
+    classes: Classes,
+    *,
+    axes: Any,
+    cache: bool,
+    workers: int,
+    done: Callable[[Trace | InputError], None],
+) -> list[Trace | InputError]:  # fmt: skip
     """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
     order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
     found: dict[int, Trace | InputError] = {}
@@ -47,7 +53,7 @@ def read_parallel(
             if isinstance(answer, Exception) and not isinstance(answer, InputError):
                 raise answer
             found[i] = answer
-            done()
+            done(answer)
 
     pool = ThreadPoolExecutor(workers)
     try:

@@ -15,7 +15,7 @@ from knee.trace.classes import Classes, Classified, classify
 from knee.trace.columns import KERNEL, Int64, RankTrace, Step
 from knee.trace.groups import Call, Groups, collective_of
 from knee.trace.host import host_calls, of_gpu
-from knee.trace.stream import HINT
+from knee.trace.stream import HINT, Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,9 +41,16 @@ class Trace:
         return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
 
 
-def read_trace(path: Path, classes: Classes, *, axes: Mapping[str, str] | None = None, cache: bool = True) -> Trace:
-    """Read a ``.json`` or ``.json.gz`` trace."""
-    columns = cached_columns(path, use=cache)
+def read_trace(
+    path: Path,
+    classes: Classes,
+    *,
+    axes: Mapping[str, str] | None = None,
+    cache: bool = True,
+    told: Told | None = None,
+) -> Trace:
+    """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
+    columns = cached_columns(path, use=cache, told=told)
     if columns.is_host:
         calls = host_calls(columns, axes)
     elif len(columns):

@@ -7,7 +7,7 @@ events and parses as a list of them ends between two as well, since brackets and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from knee.errors import InputError
 from knee.trace.blocks import CutOff, blocks
 from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired, scan
 
+Told = Callable[[int], None]
+"""Hears of bytes that were read, unpacked."""
 KEY = re.compile(r'[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+(\[?)', re.DOTALL)
 BETWEEN = re.compile(rb"\}\s*+,\s*+\{")
 SEPARATORS = re.compile(r"[ \t\r\n,]*+")
@@ -38,6 +40,7 @@ class Stream:
     all_args: bool = False
     copy: Path | None = None
     """A file to write all to that is read."""
+    told: Told | None = None
     head: dict[str, Any] = field(default_factory=dict)
     """What the document says besides its events."""
     cut: str | None = None
@@ -220,6 +223,8 @@ class _Buffer:
             self.ended = True
             return False
         self.text += block
+        if self.stream.told is not None:
+            self.stream.told(len(block))
         return True
 
     def double(self) -> bool:
