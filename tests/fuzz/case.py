@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
@@ -56,4 +57,10 @@ class Kind:
 
     def case(self, seed: int, number: int) -> Case:
         """The case of that number: the same one for the same seed."""
-        return self.make(Random(f"{seed}/{self.name}/{number}"))
+        case = self.make(Random(f"{seed}/{self.name}/{number}"))
+        return replace(case, words=tuple(map(as_argument, case.words)))
+
+
+def as_argument(word: str) -> str:
+    """As a program can get it: no argument has a zero in it, and bytes that are no text come as lone surrogates."""
+    return os.fsdecode(word.replace("\0", "").encode("utf-8", "surrogatepass"))

@@ -38,6 +38,7 @@ class Guard:
     active: bool = False
     words: Sequence[str] = ()
     violations: list[str] = field(default_factory=list)
+    started: bool = False
 
     def hook(self, event: str, args: tuple[Any, ...]) -> None:
         """Called by Python for every event."""
@@ -49,8 +50,9 @@ class Guard:
             for path in args[: PATHS[event]]:
                 self._inside(path, event)
         elif event == "subprocess.Popen":
-            _program(args[0], args[1])
+            self._program(args[0], args[1])
         elif event in FORKS or (event == "import" and args[0] == "torch"):
+            self.started = True
             raise Started(event)
         elif event in ("os.kill", "os.killpg"):
             self._signal(int(args[0]), event)
@@ -73,19 +75,19 @@ class Guard:
             self.violations.append(f"{event} of {where}")
         raise PermissionError(13, "not while fuzzing", where)
 
+    def _program(self, executable: Any, words: Any) -> None:
+        """Python was to be started, or a program that is not there."""
+        first = executable or (words[0] if isinstance(words, (list, tuple)) and words else words)
+        name = Path(os.fsdecode(first)).name if isinstance(first, (str, bytes, os.PathLike)) else ""
+        if name.startswith(("python", "bash", "sh")):
+            self.started = True
+            raise Started(name)
+        raise FileNotFoundError(2, "no such program while fuzzing", name)
+
     def _signal(self, target: int, event: str) -> None:
         if target <= 1:
             self.violations.append(f"{event} of {target}")
         raise ProcessLookupError(3, "no such process")
-
-
-def _program(executable: Any, words: Any) -> None:
-    """Python was to be started, or a program that is not there."""
-    first = executable or (words[0] if isinstance(words, (list, tuple)) and words else words)
-    name = Path(os.fsdecode(first)).name if isinstance(first, (str, bytes, os.PathLike)) else ""
-    if name.startswith(("python", "bash", "sh")):
-        raise Started(name)
-    raise FileNotFoundError(2, "no such program while fuzzing", name)
 
 
 GUARD = Guard()
@@ -98,7 +100,7 @@ def guarded(root: Path, words: Sequence[str]) -> Iterator[list[str]]:
     if not _installed:  # a hook stays for the process' life
         sys.addaudithook(GUARD.hook)
         _installed.append(GUARD.hook)
-    GUARD.root, GUARD.words, GUARD.violations, GUARD.active = str(root), words, [], True
+    GUARD.root, GUARD.words, GUARD.violations, GUARD.started, GUARD.active = str(root), words, [], False, True
     try:
         yield GUARD.violations
     finally:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from fuzz.run import MEMORY_BYTES, STARTED, Outcome, TooLong
 
 SIGNALS = (130, 143)
+BUG = 1
+"""Documented, and never right."""
 FRAME = re.compile(r'File "[^"]*?/((?:knee|site-packages/\w+)/[^"]+)", line (\d+), in (\S+)')
 
 
@@ -32,8 +34,8 @@ def documented_codes() -> frozenset[int]:
     """Exit codes that ``knee --help`` names."""
     from knee.cli import main
 
-    paragraph = " ".join((main.help or "").partition("Exit codes:")[2].split())
-    return frozenset(int(code) for code in re.findall(r"(?:^|, )(\d+)(?= )", paragraph)) | set(SIGNALS)
+    paragraph = (main.help or "").partition("Exit codes:")[2]
+    return (frozenset(int(code) for code in re.findall(r"\s(\d+)\s+(?=[a-z])", paragraph)) | set(SIGNALS)) - {BUG}
 
 
 def judge(words: Sequence[str], outcome: Outcome) -> list[Finding]:
@@ -49,6 +51,8 @@ def judge(words: Sequence[str], outcome: Outcome) -> list[Finding]:
         found.append(Finding(verdict="memory", place=_command(words), detail=detail))
     if outcome.code == STARTED:
         return found
+    if outcome.code == BUG and "Traceback (most recent" in outcome.err:
+        return [*found, _crash(outcome.err)]
     if outcome.code not in documented_codes():
         found.append(Finding(verdict="code", place=f"{_command(words)} {outcome.code}", detail=outcome.err[-500:]))
     return found + _words(words, outcome) + _json(words, outcome)
@@ -57,9 +61,19 @@ def judge(words: Sequence[str], outcome: Outcome) -> list[Finding]:
 def _exception(outcome: Outcome) -> Finding:
     error = outcome.error
     verdict = "hang" if isinstance(error, TooLong) else "memory" if isinstance(error, MemoryError) else "crash"
-    frames = [frame for frame in FRAME.findall(outcome.trace) if frame[0].startswith("knee/")]
-    place = ":".join(frames[-1][::2]) if frames else "outside of knee"
-    return Finding(verdict=verdict, place=f"{type(error).__name__} at {place}", detail=outcome.trace)
+    return Finding(verdict=verdict, place=f"{type(error).__name__} at {_place(outcome.trace)}", detail=outcome.trace)
+
+
+def _crash(err: str) -> Finding:
+    """Of a program that says itself that it has a bug, after the traceback that it was asked for."""
+    last = [line for line in err.splitlines() if re.match(r"[\w.]+(Error|Exception|Interrupt|Panic\w*)?(:|$)", line)]
+    name = next((line.partition(":")[0] for line in reversed(last) if not line.startswith(("error:", "hint:"))), "")
+    return Finding(verdict="crash", place=f"{name} at {_place(err)}", detail=err[-4000:])
+
+
+def _place(trace: str) -> str:
+    frames = [frame for frame in FRAME.findall(trace) if frame[0].startswith("knee/")]
+    return ":".join(frames[-1][::2]) if frames else "outside of knee"
 
 
 def _words(words: Sequence[str], outcome: Outcome) -> list[Finding]:
@@ -74,7 +88,7 @@ def _words(words: Sequence[str], outcome: Outcome) -> list[Finding]:
     if not outcome.code and errors:
         said.append("an error line, and exit code 0")
     if outcome.code and len(errors) == 1:
-        rest = lines[errors[0] + 1 :]
+        rest = [line for line in lines[errors[0] + 1 :] if not line.startswith("  ")]  # a list of several mistakes
         if len(rest) > 1 or any(not line.startswith("hint:") for line in rest):
             said.append("more than a hint after the error line")
         if lines[errors[0]].strip() == "error:":

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from fuzz.case import Case
-from fuzz.guard import Started, guarded
+from fuzz.guard import GUARD, Started, guarded
 
 CPU_S = 20.0
 """Of one case. Files have a few kilobytes, and arguments ask about a few GPUs; a search that is asked about many may
@@ -28,6 +29,19 @@ MEMORY_BYTES = 1 << 30
 """That a case may add to the process at its peak."""
 STARTED = -1
 """Stands for an exit code where the work was about to begin."""
+
+
+BY_NAME = (
+    ("knee.study.files", "load_study"),
+    ("knee.study.answers", "specs_of"),
+    ("knee.study.store", "_digest_of_specs"),
+    ("knee.study.rows", "_cluster"),
+    ("knee.study.budgets", "_parts"),
+    ("knee.fidelity.user_records", "_model"),
+    ("knee.fidelity.user_records", "_cluster"),
+    ("knee.fidelity.user_records", "_profile"),
+)
+"""What a process remembers by the name of a file, which is another file in the next case."""
 
 
 class TooLong(BaseException):
@@ -47,6 +61,8 @@ class Outcome:
     complaints: list[str] = field(default_factory=list)
     """Warnings, and exceptions that nobody could raise."""
     violations: list[str] = field(default_factory=list)
+    late: float = 0.0
+    """The limit of CPU time that was passed."""
     cpu_s: float = 0.0
     peak_bytes: int = 0
 
@@ -59,19 +75,26 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
     inside.mkdir(parents=True)
     case.write(inside)
     os.chdir(inside)
-    os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(folder), "COLUMNS": "100"}
+    os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(folder), "COLUMNS": "100", "KNEE_TRACEBACK": "1"}
     outcome = Outcome()
     before = _reset_peak()
     began = _cpu_s()
     try:
-        with _watched(outcome), _streams(case, outcome), guarded(folder, case.words) as outcome.violations:
-            with _limited(cpu_s):
-                _call(case, outcome)
+        with (
+            _watched(outcome),
+            _streams(case, outcome),
+            guarded(folder, case.words) as outcome.violations,
+            _limited(cpu_s, outcome),
+        ):
+            _call(case, outcome)
     except TooLong as error:  # in the middle of cleaning up
-        outcome.error, outcome.trace = error, traceback.format_exc()
+        outcome.error = error
     outcome.cpu_s = _cpu_s() - began
     outcome.peak_bytes = max(0, _peak_bytes() - before)
     os.chdir(folder)
+    for module, name in BY_NAME:
+        if module in sys.modules:
+            getattr(sys.modules[module], name).cache_clear()
     return outcome
 
 
@@ -82,19 +105,26 @@ def _call(case: Case, outcome: Outcome) -> None:
         main(list(case.words), prog_name="knee")
         outcome.code = 0
     except SystemExit as end:
-        outcome.code = 0 if end.code is None else end.code if isinstance(end.code, int) else 1
+        outcome.code = 0 if end.code is None else int(end.code) if isinstance(end.code, int) else 1
     except Started:
         outcome.code = STARTED
     except BaseException as error:
         # a MemoryError has no room for a traceback of thousands of frames
         outcome.error, outcome.trace = error, "".join(traceback.format_exception(error, limit=-30))[-8000:]
+    # whoever catches everything at the top has not seen what these were
+    if GUARD.started:
+        outcome.code, outcome.error = STARTED, None
+    if outcome.late:
+        outcome.error, outcome.trace = TooLong(f"more than {outcome.late:g} s of CPU time"), outcome.trace
 
 
 @contextmanager
-def _limited(cpu_s: float) -> Iterator[None]:
+def _limited(cpu_s: float, outcome: Outcome) -> Iterator[None]:
     """TooLong after that much CPU time, and again each second, should someone swallow it."""
 
-    def late(*_: object) -> None:
+    def late(_: int, frame: FrameType | None) -> None:
+        if not outcome.late:
+            outcome.late, outcome.trace = cpu_s, "".join(traceback.format_stack(frame, limit=30))
         raise TooLong(f"more than {cpu_s:g} s of CPU time")
 
     before = signal.signal(signal.SIGPROF, late)
@@ -158,10 +188,12 @@ def _short(filename: str) -> str:
     return filename.rpartition("/site-packages/")[2].rpartition("/src/")[2] or filename
 
 
-def limit_memory(more_bytes: int = 6 << 30) -> None:
-    """No case may take the machine's memory: beyond this an allocation fails. Call once in a worker."""
-    size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (size + more_bytes, resource.RLIM_INFINITY))
+def limit_memory(bytes_in_all: int = 3 << 30) -> None:
+    """No case may take the machine's memory: beyond this an allocation fails. Call once in a worker.
+
+    Of data, not of addresses: what draws the figures reserves many gigabytes of those.
+    """
+    resource.setrlimit(resource.RLIMIT_DATA, (bytes_in_all, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, resource.RLIM_INFINITY))
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

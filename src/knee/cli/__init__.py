@@ -113,7 +113,11 @@ class Commands(click.Group):
             sys.exit(BROKEN_PIPE)
         except OSError as error:
             if error.errno != errno.ENOSPC:
-                raise
+                from knee.files import cannot_use
+
+                if (said := cannot_use(error)) is None:
+                    raise
+                fail(said)
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             fail(KneeError("the answer could not be written: no space is left"))
         sys.exit(code if isinstance(code, int) else 0)
