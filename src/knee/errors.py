@@ -12,7 +12,11 @@ KneeError                        anything knee says in words; never shown as a t
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
+
+CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+"""What would break a line or be obeyed by a terminal; a list of mistakes has its own lines, which are indented."""
 
 
 class ExitCode(IntEnum):
@@ -50,9 +54,15 @@ class KneeError(Exception):
     exit_code = ExitCode.BUG
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        # words of a file or an argument may be in it, and one error is one line
+        message = CONTROL.sub(_written_out, message)
         super().__init__(message)
         self.message = message
-        self.hint = hint
+        self.hint = None if hint is None else CONTROL.sub(_written_out, hint)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    return ascii(found[0])[1:-1]
 
 
 class InputError(KneeError):

@@ -25,6 +25,18 @@ WRONG_PATHS = {
 _unfinished: set[Path] = set()
 
 
+NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""What a system says of a name that cannot be, or is not for us."""
+
+
+def cannot_use(error: OSError) -> InputError | None:
+    """What was named and cannot be looked at, in words; None for other troubles."""
+    if error.errno not in NO_PATH or error.filename is None:
+        return None
+    name = os.fsdecode(error.filename)
+    return InputError(f"{name if len(name) <= 200 else name[:200] + '...'} cannot be used: {error.strerror}")
+
+
 def make_folder(path: Path) -> Path:
     """The folder, made if need be and known to take files."""
     try:

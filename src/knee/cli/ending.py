@@ -63,6 +63,10 @@ def in_words(error: BaseException) -> KneeError:
         from knee.files import cannot_write
 
         return cannot_write(Path(os.fsdecode(error.filename or "a file")), error)
+    if isinstance(error, OSError) and error.filename is not None:
+        from knee.files import cannot_use
+
+        return cannot_use(error) or _bug(error)
     return _bug(error)
 
 

@@ -180,7 +180,8 @@ def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: 
     from knee.probe.machine import need_torch
 
     if job_file is not None:
-        _write_job(make(model, options, world=_world(options, under_torchrun=False), elsewhere=True), out, job_file)
+        job = make(model, options, world=_world(options, under_torchrun=False), elsewhere=True)
+        _write_job(job, out, job_file, as_json=as_json)
         return
     need_torch("knee train")
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
@@ -271,13 +272,15 @@ def _check_data(data: Path, job: Job) -> None:
         click.echo(f"the shards' content is not checked; `knee data show {data} --verify` does", err=True)
 
 
-def _write_job(job: TrainJob, out: Path | None, path: Path) -> None:
+def _write_job(job: TrainJob, out: Path | None, path: Path, *, as_json: bool) -> None:
     from dataclasses import replace
 
     from knee.files import write_text
 
     job = replace(job, out=str(out or f"runs/{job.model.name}"))
     write_text(path, json.dumps(job.as_json(), indent=1) + "\n")
+    if as_json:
+        click.echo(json.dumps({"job": str(path), "record": job.out}, indent=2))
     start = "python" if job.gpus == 1 else f"torchrun --nproc-per-node {job.gpus}"
     click.echo(
         f"wrote {path}: run it with `{start} -m knee.train.worker {path}`; its record goes to {job.out}", err=True

@@ -132,7 +132,7 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     if said.get("env"):
         said["env"] = {**site.env, **said["env"]}
     site = replace(site, **said)
-    if site.setup and not Path(site.setup).is_file():
+    if site.setup and not os.path.isfile(site.setup):
         raise InputError(f"setup {site.setup} is no file")
     return site
 
@@ -154,7 +154,9 @@ def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = Tru
     """A relative path as an absolute one where such a file is there, or ``always``. Links stay: an environment's
     interpreter is one. Without ``bare``, a word without a slash is a command."""
     path, slash = folder / word, "/" in word
-    there = path.exists() if slash else bare and path.is_file()  # a folder beside it has nothing to do with a name
+    there = (
+        os.path.exists(path) if slash else bare and os.path.isfile(path)
+    )  # a folder beside it has nothing to do with a name
     if not always and ("://" in word or not there):
         return word
     return os.path.abspath(path)

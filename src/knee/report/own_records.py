@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -68,7 +69,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Every file that may hold records. Of a run's own folder that is its record alone."""
     for path in paths:
-        if not path.exists():
+        if not os.path.exists(path):  # False for what no path can be, too
             raise InputError(f"there is no {path}", hint=FORM)
         if not path.is_dir():
             yield path

@@ -78,8 +78,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path, most=MOST_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
-    except RecursionError:
-        raise InputError(f"{path} is not valid TOML: it is nested too deep") from None
+    except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
+        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
+        raise InputError(f"{path} is not valid TOML: {why}") from None
 
 
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:

@@ -38,6 +38,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         config = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} is not a model's config: it is nested too deep, or a number has no end") from None
     if not isinstance(config, dict):
         raise InputError(f"{path} is not a model's config: it holds no table")
     return config

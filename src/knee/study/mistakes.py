@@ -18,16 +18,18 @@ def mistakes_of(
 ) -> tuple[list[str], str | None]:
     """One sentence a place, and the nearest key of ``form`` to the first that is not known."""
     found: dict[str, list[str]] = {}
+    there: dict[str, Any] = {}
     hint = None
     for error in errors:
         place, given = _walk(error["loc"], raw, error["type"])
         at = ".".join(map(str, place))
+        there[at] = given
         found.setdefault(at, []).append(_words(error, at, given))
         if error["type"] == "unexpected_keyword_argument" and hint is None:
             close = did_you_mean(str(place[-1]), known_keys(form))
             hint = f"did you mean {close}?" if close else None
     # several of one place: none of the forms that a value may have is this one
-    return [words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(_at(raw, at))}"
+    return [words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(there[at])}"
             for at, words in found.items()], hint  # fmt: skip
 
 
@@ -41,12 +43,6 @@ def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int
         if inside or (kind == "missing" and number == len(loc)):
             place.append(part)
     return place, raw
-
-
-def _at(raw: Any, at: str) -> Any:
-    for part in at.split("."):
-        raw = raw[int(part)] if isinstance(raw, list) else raw[part]
-    return raw
 
 
 def _words(error: Mapping[str, Any], at: str, given: Any) -> str:

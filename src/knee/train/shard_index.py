@@ -191,6 +191,8 @@ def index_of(data: dict[str, Any]) -> Index:
     """From JSON; KeyError, TypeError or ValueError where it is not one."""
     if data["dtype"] not in WIDTH:
         raise ValueError(f"dtype is {data['dtype']!r}")
+    if not data["shards"]:
+        raise ValueError("it lists no shards")
     return Index(
         asked=asked_of(data["asked"]),
         dtype=data["dtype"],
@@ -204,7 +206,12 @@ def index_of(data: dict[str, Any]) -> Index:
 def asked_of(data: dict[str, Any]) -> Asked:
     """From JSON."""
     sources = tuple(Source(**source) for source in data["sources"])
-    return Asked(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
+    found = Asked(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
+    if not isinstance(found.shard_tokens, int) or not all(
+        isinstance(text, str) for text in (found.field, found.split, found.tokenizers)
+    ):
+        raise ValueError("what was asked for is not as it was written")
+    return found
 
 
 def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
@@ -214,7 +221,12 @@ def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
 
 def left_out_of(data: dict[str, Any]) -> LeftOut:
     """From JSON."""
-    return LeftOut(**data | {"first": tuple(data["first"])})
+    found = LeftOut(**data | {"first": tuple(data["first"])})
+    if not all(isinstance(count, int) for count in (found.records, found.empty)):
+        raise ValueError(f"left_out counts {found.records!r} and {found.empty!r}")
+    if not all(isinstance(place, str) for place in found.first):
+        raise ValueError(f"left_out.first is {found.first!r}")
+    return found
 
 
 def check_size(path: Path, size: int) -> None:
