@@ -80,7 +80,7 @@ def nobody_reads() -> bool:
 
 
 def _raw(stream: io.TextIOWrapper) -> Descriptor:
-    raw = stream.buffer.raw  # type: ignore[attr-defined] - it is a BufferedWriter
+    raw = stream.buffer.raw  # type: ignore[attr-defined]  # it is a BufferedWriter
     assert isinstance(raw, Descriptor)
     return raw
 
