@@ -28,7 +28,7 @@ from knee.trace import analyse
 from knee.trace.analyse import Analysis
 from knee.trace.classes import classes_of
 from knee.trace.decode import nanosecond_column, nanoseconds, repaired
-from knee.trace.patterns import LinearPattern
+from knee.trace.patterns import user_pattern
 from knee.trace.perfetto import write_small
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
@@ -39,8 +39,8 @@ RATIO = 30.0
 STOP_S = 3.0
 """Of CPU time for one text: a pattern that never ends fails here."""
 CALLS = ("compile", "match", "search", "fullmatch", "sub", "subn", "findall", "finditer", "split")
-ELSEWHERE = {("trace/classes.py", "entry.pattern"), ("launch/failures.py", "pattern")}
-"""Calls of ``re`` whose pattern is no literal: it is of kernel_classes.toml, and of ``SLURM``."""
+ELSEWHERE = {("trace/classes.py", "entry.pattern"), ("trace/patterns.py", "pattern"), ("launch/failures.py", "pattern")}
+"""Calls of ``re`` whose pattern is no literal: of kernel_classes.toml, of users and plain, of ``SLURM``."""
 LETTERS = ' \n0a_.,:"\\-'
 """Of every kind: of those that a repeat takes, each is tried."""
 ENDS = ("!", " x y\n\x00")
@@ -119,7 +119,7 @@ def adversaries(pattern: Pattern) -> list[Adversary]:
     tree = _parser.parse(pattern.text, pattern.flags)
     pumps = set(repeats(tree, "", tree.state.flags))
     found = {Adversary(before, body, end) for before, body in pumps if body for end in ENDS}
-    again = {*LETTERS, sample(tree, 1)[:-1], *(part for pump in pumps for part in (pump[0], "".join(pump)))}
+    again = {*LETTERS, '\\"', sample(tree, 1)[:-1], *(part for pump in pumps for part in (pump[0], "".join(pump)))}
     return sorted(found | {Adversary("", part, "") for part in again if part})
 
 
@@ -250,11 +250,16 @@ def span(name: str, start: int, length: int, category: str = "cpu_op", args: str
 
 
 def decimals(i: int) -> str:
-    return (f"{i}", f"{i}.5", f"{i}.25", f"{i}.125", f"{i}.125000", f'"{i}.125"', f"{i}125e-3")[i % 7]
+    """Many with three, and then others, as where a writer drops trailing zeros."""
+    return (
+        f"{i}.125"
+        if i % 300 < 200
+        else (f"{i}", f"{i}.5", f"{i}.25", f"{i}.125", f"{i}.125000", f'"{i}.125"', f"{i}125e-3")[i % 7]
+    )
 
 
 def mixed(folder: Path, size: int) -> None:
-    trace(folder, (kernel(decimals(1_700_000_000_000_000 + 3 * i), decimals(i % 9)) for i in range(size)))
+    trace(folder, (kernel(decimals(1_700_000_000_000_100 + 3 * i), decimals(i % 9)) for i in range(size)))
 
 
 def fake_heads(folder: Path, size: int) -> None:
@@ -269,7 +274,7 @@ def many_steps(folder: Path, size: int) -> None:
 
 def overlapping(folder: Path, size: int) -> None:
     """Kernels of which each begins before the others end, and as many stretches that are exposed, as Perfetto's."""
-    names = ("nccl", "gemm")
+    names = ("gemm", "nccl")
     found = [kernel(10 * i, 10 * size if i % 2 else 3, stream=20 + i % 2, name=names[i % 2]) for i in range(size)]
     write_small(cast(Analysis, trace(folder, found)), folder / "small.json")
 
@@ -291,8 +296,9 @@ def long_line(_: Path, size: int) -> None:
 
 
 def long_names(_: Path, size: int) -> None:
-    for pattern in ("(a+)+$", "nccl.*reduce.*f32", "(a|b)*a(a|b){20}c"):
-        LinearPattern(pattern).search("ncclreduceab" * size)
+    pytest.importorskip("re2")
+    for pattern in ("(a+)+$", "nccl.*reduce.*f32", "(a|b)*a(a|b){20}c", "(aa|aa)" * 30 + "b", "aa|ncclreduceac"):
+        user_pattern(pattern, "here").search("ncclreduceab" * (size // 12) + "aa" * 100)
 
 
 READERS: dict[Callable[[Path, int], None], int] = {
@@ -331,17 +337,7 @@ def test_a_column_of_mixed_times_is_exact() -> None:
 
 @pytest.mark.parametrize("pattern", [r"(?=a)b", r"(a)\1", r"(?<!a)b", r"(?>a)", "a{5000}", "((a{99}){99}){99}"])
 def test_patterns_that_may_never_end_are_refused(pattern: str) -> None:
+    pytest.importorskip("re2")
     with pytest.raises(InputError) as refused:
         classes_of(patterns=[pattern])
     assert refused.value.hint
-
-
-def test_users_patterns_find_what_re_finds() -> None:
-    rng = random.Random(2)
-    parts = ["a", "b", "B", ".", "[ab]", "[^a]", r"\w", r"\d", "_", "(?:a|bc)", "(?-i:B)", "^", "$", r"\b"]
-    marks = ["", "", "", "*", "+", "?", "*?", "{2}", "{1,3}", "{2,}"]
-    for _ in range(2_000):
-        pattern = "".join(f"(?:{rng.choice(parts)}){rng.choice(marks)}" for _ in range(rng.randrange(1, 5)))
-        pattern = rng.choice((pattern, f"(?:{pattern})*a", f"{pattern}|b{pattern}"))
-        name = "".join(rng.choices("abcAB_1 ", k=rng.randrange(9)))
-        assert LinearPattern(pattern).search(name) == bool(re.search(pattern, name, re.IGNORECASE)), (pattern, name)

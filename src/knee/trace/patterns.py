@@ -1,7 +1,8 @@
 """Users' patterns in time linear in the names that they are tried on.
 
 ``re`` backtracks: a name that says ``nccl`` a thousand times keeps ``nccl.*reduce.*f32`` busy for hours. RE2 does not,
-and refuses what only backtracking can match. A pattern without repeats is linear in ``re`` too, and needs no extra.
+and refuses what only backtracking can match. Plain words and choices between them are linear in ``re`` too, and need no
+extra; choices in groups are not, as ``(aa|aa)(aa|aa)`` and so on doubles the ways with every group.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import Any, Protocol
 
 from knee.errors import InputError, MissingExtra
 
-REPEATS = frozenset("*+?{")
+TRIED_AGAIN = frozenset("*+?{(")
+"""Letters of patterns that ``re`` may try in many ways."""
 SHOWN_LETTERS = 100
 """Of a pattern in a message."""
 
@@ -28,7 +30,7 @@ def user_pattern(pattern: str, where: str) -> Pattern:
     """A pattern that is linear in the names; InputError, with ``where`` it stands, for one that cannot be."""
     shown = pattern if len(pattern) < SHOWN_LETTERS else f"{pattern[:SHOWN_LETTERS]}..."
     try:
-        if REPEATS.isdisjoint(pattern):
+        if TRIED_AGAIN.isdisjoint(pattern):
             return re.compile(pattern, re.IGNORECASE)
     except (re.error, OverflowError, RecursionError) as error:
         raise InputError(f"{where}: {shown!r} is not a regular expression: {error}") from None
@@ -43,7 +45,7 @@ class _Linear:
             re2 = importlib.import_module("re2")
         except ImportError:
             hint = "pip install 'knee[trace]', or give a plain part of the names"
-            raise MissingExtra(f"{where}: {shown!r} has repeats, and those need RE2", hint=hint) from None
+            raise MissingExtra(f"{where}: {shown!r} has repeats or groups, and those need RE2", hint=hint) from None
         options = re2.Options()
         options.case_sensitive, options.log_errors = False, False
         try:
