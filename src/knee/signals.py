@@ -34,6 +34,11 @@ _code: list[int] = []
 _last: list[Callable[[], None]] = []
 
 
+class Interrupted(KeyboardInterrupt):
+    """SIGINT. A class of its own: CPython remembers that a plain KeyboardInterrupt has left an ``exec``, say that of a
+    dataclass that was being imported, and at its end kills itself although the exception was caught."""
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM. Whoever cleans up after Ctrl-C does the same for it."""
 
@@ -69,7 +74,7 @@ def _hear(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the f
     _heard.append(number)
     if len(_heard) > 1 or _code:
         _end()
-    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+    raise Interrupted if number == signal.SIGINT else Terminated
 
 
 def _watch(reader: int) -> None:
