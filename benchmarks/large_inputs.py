@@ -97,7 +97,8 @@ def step_events(step: int, rank: int, world: int, rng: random.Random) -> Iterato
         yield (f'{{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", '
                f'"pid": 0, "tid": 20, "ts": {device - 200:.3f}, "dur": {rng.randint(100_000, 300_000) / 1000:.3f}, '
                f'"args": {{"External id": {link}, "device": 0, "stream": 20, "correlation": {link}, "Collective name": '
-               f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": {world}, "dtype": '
+               f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": {world}, '
+               f'"dtype": '
                f'"BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg", '
                f'"Process Group Ranks": "{list(range(world))}"}}}}')  # fmt: skip
 

@@ -42,12 +42,12 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
 
 
 def read_table(
-    path: Path, needed: Sequence[str], text: str | None = None
+    path: Path, needed: Sequence[str], text: str | None = None, *, most: int | None = None
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """The header, and the lines with anything in them by their number, one at a time; ``needed`` is named where there
-    is no header. ``text`` is the file's, where it was read already."""
+    is no header. ``text`` is the file's, where it was read already; ``most`` is how many rows it may have."""
     text = text_of(path) if text is None else text
-    _check_rows(path, text)
+    _check_rows(path, text, MOST_ROWS if most is None else most)
     lines = _filled(path, text)
     header = [name.strip() for name in next(lines, (0, []))[1]]
     _check_header(path, header, needed)
@@ -71,21 +71,20 @@ def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
         raise InputError(f"{path} is no CSV: {trouble}", hint="save it as comma-separated text") from None
 
 
-def _check_rows(path: Path, text: str) -> None:
+def _check_rows(path: Path, text: str, most: int) -> None:
     """Refuse too many before any is made a run; a line is counted as a row only where there are many of them."""
-    if text.count("\n") + text.count("\r") > MOST_ROWS:
+    if text.count("\n") + text.count("\r") > most:
         rows = sum(1 for _ in _filled(path, text)) - 1
-        if rows > MOST_ROWS:
-            raise TooManyRows(path, rows)
+        if rows > most:
+            raise TooManyRows(path, rows, most)
 
 
 class TooManyRows(InputError):
     """More rows than are taken at once."""
 
-    def __init__(self, path: Path, rows: int, most: int | None = None) -> None:
-        most = MOST_ROWS if most is None else most
+    def __init__(self, path: Path, rows: int, most: int) -> None:
         super().__init__(
-            f"{path} has {rows:,} rows, and at most {most:,} are taken at once",
+            f"{path} has {rows:,} rows, and at most {most:,} can be used at once",
             hint="give it in parts, or a sample of its rows",
         )
         self.path, self.rows, self.most = path, rows, most

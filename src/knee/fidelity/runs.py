@@ -115,10 +115,10 @@ class RunFile:
         return tuple(_one_run(setting, rows) for setting, rows in repeats.items())
 
 
-def read_runs(path: Path, text: str | None = None) -> RunFile:
+def read_runs(path: Path, text: str | None = None, *, most: int | None = None) -> RunFile:
     """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
     used keep their reason."""
-    header, lines = read_table(path, REQUIRED, text)
+    header, lines = read_table(path, REQUIRED, text, most=most)
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in lines)
     if not rows:
