@@ -1,5 +1,6 @@
 # make study   the paper's experiments on the simulator, into out/
 # make test    everything that is checked before a change is accepted
+# make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make bench   speed of the engine
 # make docs    the pages that are made from the code
 # make clean   remove what the others made
@@ -12,6 +13,12 @@ BIN := $(VENV)/bin
 # Four on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
 JOBS ?= 4
 OUT ?= out
+# Of make fuzz.
+CASES ?= 20000
+SEED ?= 0
+KINDS ?=
+CASE ?=
+WORKERS ?= 2
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
@@ -20,7 +27,7 @@ TORCH ?= torch==2.13.0
 # namespaces. Where they cannot be had, the tests that need them skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
-.PHONY: study test bench docs clean apt
+.PHONY: study test fuzz bench docs clean apt
 .DELETE_ON_ERROR:
 
 study: $(VENV)/.report
@@ -37,6 +44,10 @@ test: apt $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/lint-imports
 	@echo "== pytest"
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+fuzz: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \
+	    --jobs $(WORKERS) --out $(OUT)/fuzz
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -14,7 +14,6 @@ from typing import Any
 
 from knee.errors import InputError
 
-
 NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a system says of a name that cannot be, or is not for us."""
 

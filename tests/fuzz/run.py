@@ -75,7 +75,13 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
     inside.mkdir(parents=True)
     case.write(inside)
     os.chdir(inside)
-    os.environ |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache"), "TMPDIR": str(folder), "COLUMNS": "100", "KNEE_TRACEBACK": "1"}
+    os.environ |= {
+        "HOME": str(home),
+        "XDG_CACHE_HOME": str(home / "cache"),
+        "TMPDIR": str(folder),
+        "COLUMNS": "100",
+        "KNEE_TRACEBACK": "1",
+    }
     outcome = Outcome()
     before = _reset_peak()
     began = _cpu_s()
@@ -168,8 +174,10 @@ def _watched(outcome: Outcome) -> Iterator[None]:
         outcome.complaints.append(f"in a thread {told.exc_type.__name__}: {told.exc_value}")
 
     hooks: tuple[tuple[Any, str, Callable[..., None]], ...] = (
-        (warnings, "showwarning", warned), (sys, "unraisablehook", unraised), (threading, "excepthook", in_thread),
-    )  # fmt: skip
+        (warnings, "showwarning", warned),
+        (sys, "unraisablehook", unraised),
+        (threading, "excepthook", in_thread),
+    )
     before = [getattr(where, name) for where, name, _ in hooks]
     with warnings.catch_warnings():
         warnings.resetwarnings()

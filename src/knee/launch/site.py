@@ -154,7 +154,9 @@ def in_folder(word: str, folder: Path, *, always: bool = False, bare: bool = Tru
     """A relative path as an absolute one where such a file is there, or ``always``. Links stay: an environment's
     interpreter is one. Without ``bare``, a word without a slash is a command."""
     path, slash = folder / word, "/" in word
-    there = os.path.exists(path) if slash else bare and os.path.isfile(path)  # a folder beside it has nothing to do with a name
+    there = (
+        os.path.exists(path) if slash else bare and os.path.isfile(path)
+    )  # a folder beside it has nothing to do with a name
     if not always and ("://" in word or not there):
         return word
     return os.path.abspath(path)
