@@ -1,6 +1,7 @@
 # make study   the paper's experiments on the simulator, into out/
 # make check   linters and the fast tests, in a minute and a half: before every commit
 # make test    everything that is checked before a change is accepted
+# make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make bench   speed of the engine
 # make docs    the pages that are made from the code
 # make clean   remove what the others made
@@ -14,6 +15,12 @@ BIN := $(VENV)/bin
 JOBS ?= 4
 CHECK_JOBS ?= 2
 OUT ?= out
+# Of make fuzz.
+CASES ?= 20000
+SEED ?= 0
+KINDS ?=
+CASE ?=
+WORKERS ?= 2
 
 # What the tests of probes run on; empty (make test TORCH=) to skip them.
 TORCH ?= torch==2.13.0
@@ -22,7 +29,7 @@ TORCH ?= torch==2.13.0
 # namespaces. Where they cannot be had, the tests that need them skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
-.PHONY: study check test lint bench docs clean apt
+.PHONY: study check test lint fuzz bench docs clean apt
 .DELETE_ON_ERROR:
 
 study: $(VENV)/.report
@@ -53,6 +60,10 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 	@echo "== import-linter"
 	$(BIN)/lint-imports
+
+fuzz: $(VENV)/.dev
+	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \
+	    --jobs $(WORKERS) --out $(OUT)/fuzz
 
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done

@@ -24,7 +24,6 @@ WRONG_PATHS = {
 """What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
 _unfinished: set[Path] = set()
 
-
 NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a system says of a name that cannot be, or is not for us."""
 

@@ -1,4 +1,4 @@
-"""Workers, batches for them, and an eye on each: what no longer answers is ended, kept as a finding, and gone on after."""
+"""Workers and batches for them. What no longer answers is ended and kept as a finding; the next worker goes on."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 """What a case must not do: start programs, signal processes, write outside its folder, or use the network.
 
 An audit hook of Python sees each of these before it happens and refuses it as the system would. Starting Python (a run
-of `knee train`, `knee sweep` or `knee study --launcher local`) and importing torch (`knee dryrun`, a probe) end the case
-as answered: the work was about to begin.
-Other programs (squeue, sbatch, git, ssh, nvidia-smi) are not there. Signals reach nobody, and one to process 1 or below,
-which would be a signal to everyone, is a finding.
+of `knee train`, `knee sweep` or `knee study --launcher local`) and importing torch (`knee dryrun`, a probe) end the
+case as answered: the work was about to begin. Other programs (squeue, sbatch, git, ssh, nvidia-smi) are not there.
+Signals reach nobody, and one to process 1 or below, which would be a signal to everyone, is a finding.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,18 @@ ALLOWED = ("/dev/", "/proc/")
 """Devices take what is written; nothing can be made among processes."""
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.sendto")
 FORKS = ("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.system", "os.spawn")
-PATHS = {"os.mkdir": 1, "os.remove": 1, "os.rmdir": 1, "os.truncate": 1, "os.chmod": 1, "shutil.rmtree": 1,
-         "os.rename": 2, "os.link": 2, "os.symlink": 2}  # fmt: skip
-"""Event -> how many of its first arguments are paths that it changes."""
+PATHS: dict[str, tuple[int, ...]] = {
+    "os.mkdir": (0,),
+    "os.remove": (0,),
+    "os.rmdir": (0,),
+    "os.truncate": (0,),
+    "os.chmod": (0,),
+    "shutil.rmtree": (0,),
+    "os.rename": (0, 1),
+    "os.link": (1,),
+    "os.symlink": (1,),
+}
+"""Event -> which of its arguments are paths that it changes."""
 
 
 class Started(BaseException):
@@ -47,8 +56,8 @@ class Guard:
         if event == "open":
             self._open(*args[:3])
         elif event in PATHS:
-            for path in args[: PATHS[event]]:
-                self._inside(path, event)
+            for number in PATHS[event]:
+                self._inside(args[number], event)
         elif event == "subprocess.Popen":
             self._program(args[0], args[1])
         elif event in FORKS or (event == "import" and args[0] == "torch"):
@@ -84,6 +93,17 @@ class Guard:
             raise Started(name)
         raise FileNotFoundError(2, "no such program while fuzzing", name)
 
+    def spawn(self, start: Callable[..., int]) -> Callable[..., int]:
+        """How multiprocessing starts Python, as long as no case runs."""
+
+        def started(*args: Any) -> int:
+            if self.active:
+                self.started = True
+                raise Started("multiprocessing")
+            return start(*args)
+
+        return started
+
     def _signal(self, target: int, event: str) -> None:
         if target <= 1:
             self.violations.append(f"{event} of {target}")
@@ -99,6 +119,7 @@ def guarded(root: Path, words: Sequence[str]) -> Iterator[list[str]]:
     """While it lasts; what was done against the rules."""
     if not _installed:  # a hook stays for the process' life
         sys.addaudithook(GUARD.hook)
+        util.spawnv_passfds = GUARD.spawn(util.spawnv_passfds)  # type: ignore[attr-defined] - no audit event tells of it
         _installed.append(GUARD.hook)
     GUARD.root, GUARD.words, GUARD.violations, GUARD.started, GUARD.active = str(root), words, [], False, True
     try:

@@ -120,8 +120,20 @@ def _said(value: Any) -> str:
 
 
 CHANGES: tuple[Callable[[Random, Any, Any, list[Place]], None], ...] = (
-    _replace, _replace, _replace, _near, _near, _near, _delete, _delete, _rename, _duplicate, _swap, _retype, _retype,
-)  # fmt: skip
+    _replace,
+    _replace,
+    _replace,
+    _near,
+    _near,
+    _near,
+    _delete,
+    _delete,
+    _rename,
+    _duplicate,
+    _swap,
+    _retype,
+    _retype,
+)
 
 
 def change_text(rng: Random, old: str) -> str:
@@ -130,9 +142,18 @@ def change_text(rng: Random, old: str) -> str:
         return values.text(rng)
     at = rng.randrange(len(old) + 1)
     return rng.choice(
-        (old[:at] + old[at + 1 :], old[:at] + rng.choice("aZ0_-. ,=/é\0\n") + old[at:], old[:at], old.upper(), old * 2,
-         f" {old} ", old[:at] + values.text(rng) + old[at:], old[::-1], old[:at] + old[at : at + 2][::-1] + old[at + 2 :])
-    )  # fmt: skip
+        (
+            old[:at] + old[at + 1 :],
+            old[:at] + rng.choice("aZ0_-. ,=/é\0\n") + old[at:],
+            old[:at],
+            old.upper(),
+            old * 2,
+            f" {old} ",
+            old[:at] + values.text(rng) + old[at:],
+            old[::-1],
+            old[:at] + old[at : at + 2][::-1] + old[at + 2 :],
+        )
+    )
 
 
 def change_bytes(rng: Random, data: bytes) -> bytes:

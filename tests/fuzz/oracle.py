@@ -1,4 +1,4 @@
-"""What must be true of every ending: a documented exit code, at most one error line, JSON that is JSON, no traceback."""
+"""What must be true of every ending: a documented exit code, one error line at most, valid JSON, no traceback."""
 
 from __future__ import annotations
 
@@ -117,8 +117,13 @@ def _refuse(token: str) -> NoReturn:
 
 
 def _command(words: Sequence[str]) -> str:
-    known = {"sweep": ("run", "status", "cancel", "retry"), "study": ("run", "show", "list"), "data": ("prepare", "show"),
-             "probe": ("kernels", "collectives", "power", "steps"), "trace": ("diff",)}  # fmt: skip
+    known = {
+        "sweep": ("run", "status", "cancel", "retry"),
+        "study": ("run", "show", "list"),
+        "data": ("prepare", "show"),
+        "probe": ("kernels", "collectives", "power", "steps"),
+        "trace": ("diff",),
+    }
     first = words[0] if words else ""
     second = words[1] if len(words) > 1 and words[1] in known.get(first, ()) else ""
     return f"{first[:20]} {second}".strip()

@@ -174,8 +174,10 @@ def _watched(outcome: Outcome) -> Iterator[None]:
         outcome.complaints.append(f"in a thread {told.exc_type.__name__}: {told.exc_value}")
 
     hooks: tuple[tuple[Any, str, Callable[..., None]], ...] = (
-        (warnings, "showwarning", warned), (sys, "unraisablehook", unraised), (threading, "excepthook", in_thread),
-    )  # fmt: skip
+        (warnings, "showwarning", warned),
+        (sys, "unraisablehook", unraised),
+        (threading, "excepthook", in_thread),
+    )
     before = [getattr(where, name) for where, name, _ in hooks]
     with warnings.catch_warnings():
         warnings.resetwarnings()

@@ -17,6 +17,9 @@ FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee t
 JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
 """What two records should agree in before their numbers are held against each other."""
 
+LARGEST = 1e30
+"""What is beyond it is not a number of this world."""
+
 Record = Mapping[str, Any]
 
 
@@ -117,7 +120,7 @@ def differences(records: Sequence[Record]) -> list[str]:
             notes += _plans(values)
         elif len({str(value) for value in values if value is not None}) > 1:
             notes.append(f"{key} differs: {', '.join(str(value) for value in values)}")
-    types = [record.get("dtype") or (record.get("plan") or {}).get("precision") for record in records]
+    types = [record.get("dtype") or _of_plan(record, "precision") for record in records]
     if len({str(name) for name in types if name}) > 1:
         notes.append(f"the products' type differs: {', '.join(str(name) for name in types)}")
     for number, record in enumerate(records, start=1):
@@ -126,6 +129,11 @@ def differences(records: Sequence[Record]) -> list[str]:
         if record.get("fits") is False and record.get("kind") == "simulated":
             notes.append(f"record {number} does not fit in memory")
     return notes
+
+
+def _of_plan(record: Record, name: str) -> Any:
+    plan = record.get("plan")
+    return plan.get(name) if isinstance(plan, dict) else None
 
 
 def _plans(plans: Sequence[Any]) -> list[str]:
@@ -148,5 +156,8 @@ def shown(row: Row, value: float | None) -> str:
 
 
 def _number(record: Record, key: str) -> float | None:
+    """None also for what no measurement is: JSON holds numbers of any size."""
     value = record.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if abs(value) <= LARGEST else None

@@ -28,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
         shape = reader(path, config)
     except KeyError as error:
         raise InputError(f"{path}: {error.args[0]} is missing, which a {kind} config needs") from None
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
         raise InputError(f"{path}: a value is not of the type that a {kind} config has there") from None
     return {"name": _name(path, config), **shape}
 

@@ -1,4 +1,4 @@
-"""Records of simulated and measured runs, as `knee compare`, `report`, `validate`, `calibrate` and `study` take them."""
+"""Records of simulated and measured runs, as `knee compare`, `report`, `validate` and `calibrate` take them."""
 
 from __future__ import annotations
 

@@ -14,22 +14,48 @@ from fuzz.documents import encoded, json_text
 
 WORDS = ("a", "b", "training", "GPUs", "<|end_of_text|>", "<unk>")
 TOKENIZER: dict[str, Any] = {
-    "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None, "decoder": None,
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "normalizer": None,
+    "post_processor": None,
+    "decoder": None,
     "pre_tokenizer": {"type": "Whitespace"},
-    "added_tokens": [{"id": 4, "content": "<|end_of_text|>", "single_word": False, "lstrip": False, "rstrip": False,
-                      "normalized": False, "special": True}],
+    "added_tokens": [
+        {
+            "id": 4,
+            "content": "<|end_of_text|>",
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+    ],
     "model": {"type": "WordLevel", "vocab": {word: i for i, word in enumerate(WORDS)}, "unk_token": "<unk>"},
-}  # fmt: skip
+}
 TOKENS, ENDS = struct.pack("<8H", 0, 1, 4, 2, 3, 0, 1, 4), struct.pack("<2Q", 3, 8)
 
 
 def index() -> dict[str, Any]:
     """Of a folder with one shard of eight tokens and two documents."""
-    shard = {"file": "shard-00000.bin", "tokens": 8, "sha256": hashlib.sha256(TOKENS).hexdigest(), "documents": 2,
-             "ends_file": "shard-00000.ends", "ends_sha256": hashlib.sha256(ENDS).hexdigest()}  # fmt: skip
+    shard = {
+        "file": "shard-00000.bin",
+        "tokens": 8,
+        "sha256": hashlib.sha256(TOKENS).hexdigest(),
+        "documents": 2,
+        "ends_file": "shard-00000.ends",
+        "ends_sha256": hashlib.sha256(ENDS).hexdigest(),
+    }
     tokenizer = {"path": "tokenizer.json", "sha256": "0" * 64, "vocab_size": 6, "eos": "<|end_of_text|>", "eos_id": 4}
-    asked = {"tokenizer": tokenizer, "sources": [{"path": "a.txt", "size_bytes": 40, "mtime_ns": 5}], "field": "text",
-             "split": "file", "shard_tokens": 8, "tokenizers": "0.21.0"}  # fmt: skip
+    asked = {
+        "tokenizer": tokenizer,
+        "sources": [{"path": "a.txt", "size_bytes": 40, "mtime_ns": 5}],
+        "field": "text",
+        "split": "file",
+        "shard_tokens": 8,
+        "tokenizers": "0.21.0",
+    }
     left = {"records": 1, "empty": 0, "first": ["a.txt, line 3: it is empty"]}
     return {"asked": asked, "dtype": "uint16", "shards": [shard], "left_out": left, "text_bytes": 40, "version": 1}
 

@@ -12,41 +12,146 @@ from fuzz.case import Case, Kind
 from fuzz.documents import encoded, json_text, toml_text
 from knee.specs.catalog import ROOT
 
-TINY = {"layers": 2, "hidden": 64, "ffn": 192, "heads": 8, "kv_heads": 8, "vocab": 512, "max_seq_len": 256, "mlp": "swiglu",
-        "norm": "rmsnorm", "positions": "rope", "rope_base": 10000, "tied_embeddings": False, "biases": False}  # fmt: skip
-LINK = {"gpus": 8, "link": "nvlink", "link_bytes_per_s": "450 GB/s", "link_frac": 0.8, "pair_bytes_per_s": "450 GB/s",
-        "hop_s": {"value": "3.4 us", "kind": "assumed", "source": "me"}, "nvls": True}  # fmt: skip
+TINY = {
+    "layers": 2,
+    "hidden": 64,
+    "ffn": 192,
+    "heads": 8,
+    "kv_heads": 8,
+    "vocab": 512,
+    "max_seq_len": 256,
+    "mlp": "swiglu",
+    "norm": "rmsnorm",
+    "positions": "rope",
+    "rope_base": 10000,
+    "tied_embeddings": False,
+    "biases": False,
+}
+LINK = {
+    "gpus": 8,
+    "link": "nvlink",
+    "link_bytes_per_s": "450 GB/s",
+    "link_frac": 0.8,
+    "pair_bytes_per_s": "450 GB/s",
+    "hop_s": {"value": "3.4 us", "kind": "assumed", "source": "me"},
+    "nvls": True,
+}
 CLUSTERS: tuple[dict[str, Any], ...] = (
     {"base": "dgx-h100", "source": "mine", "kind": "measured", "usd_per_gpu_h": "3 USD/h", "node": {"gpus": 4}},
     {
-        "source": "mine", "kind": "vendor", "gpu": "h100-sxm", "usd_per_gpu_h": "none", "node": LINK,
-        "fabric": {"kind": "infiniband", "nic_bytes_per_s": "400 Gbit/s", "nic_frac": 0.85, "hop_s": "14 us",
-                   "tree_level_s": "46 us", "p2p_frac": 0.4, "topology_aware": True,
-                   "tiers": [{"name": "spine", "nodes": 32, "hop_s": "1 us", "oversubscription": 1.0, "kind": "assumed", "source": "x"}]},
+        "source": "mine",
+        "kind": "vendor",
+        "gpu": "h100-sxm",
+        "usd_per_gpu_h": "none",
+        "node": LINK,
+        "fabric": {
+            "kind": "infiniband",
+            "nic_bytes_per_s": "400 Gbit/s",
+            "nic_frac": 0.85,
+            "hop_s": "14 us",
+            "tree_level_s": "46 us",
+            "p2p_frac": 0.4,
+            "topology_aware": True,
+            "tiers": [
+                {
+                    "name": "spine",
+                    "nodes": 32,
+                    "hop_s": "1 us",
+                    "oversubscription": 1.0,
+                    "kind": "assumed",
+                    "source": "x",
+                }
+            ],
+        },
     },
     {"base": "cpu", "source": "mine", "kind": "assumed", "fabric": {"nic_frac": 0.5}},
-)  # fmt: skip
-PLAN: dict[str, Any] = {"dp_shard": 2, "tp": 2, "pp": 2, "cp": 1, "sharding": "fsdp", "schedule": "1f1b", "virtual_stages": 1,
-        "micro_batch": 1, "recompute": "none", "recompute_frac": 1.0, "precision": "bf16", "prefetch": 1, "reduce_dtype": "fp32",
-        "state_dtype": "fp32", "sync_every": 1, "sequence_parallel": True, "cp_method": "allgather",
-        "placement": ["tp", "cp", "dp_shard", "dp_replicate", "pp"]}  # fmt: skip
+)
+PLAN: dict[str, Any] = {
+    "dp_shard": 2,
+    "tp": 2,
+    "pp": 2,
+    "cp": 1,
+    "sharding": "fsdp",
+    "schedule": "1f1b",
+    "virtual_stages": 1,
+    "micro_batch": 1,
+    "recompute": "none",
+    "recompute_frac": 1.0,
+    "precision": "bf16",
+    "prefetch": 1,
+    "reduce_dtype": "fp32",
+    "state_dtype": "fp32",
+    "sync_every": 1,
+    "sequence_parallel": True,
+    "cp_method": "allgather",
+    "placement": ["tp", "cp", "dp_shard", "dp_replicate", "pp"],
+}
 JOBS: tuple[dict[str, Any], ...] = (
-    {"model": "llama-tiny", "cluster": "dgx-h100", "profile": "eager", "gpus": 8, "local_batch": 2, "seq_len": 64, "plan": PLAN},
+    {
+        "model": "llama-tiny",
+        "cluster": "dgx-h100",
+        "profile": "eager",
+        "gpus": 8,
+        "local_batch": 2,
+        "seq_len": 64,
+        "plan": PLAN,
+    },
     {"model": TINY | {"name": "x"}, "cluster": "cpu", "gpus": 2, "global_batch": 4, "seq_len": 32, "plan": {"tp": 2}},
-    {"model": "llama-tiny", "cluster": {"base": "dgx-a100", "node": {"gpus": 2}}, "profile": {"base": "eager", "launch_s": "5 us"},
-     "gpus": 4, "global_batch": 8},
-)  # fmt: skip
+    {
+        "model": "llama-tiny",
+        "cluster": {"base": "dgx-a100", "node": {"gpus": 2}},
+        "profile": {"base": "eager", "launch_s": "5 us"},
+        "gpus": 4,
+        "global_batch": 8,
+    },
+)
 CONFIGS: tuple[dict[str, Any], ...] = (
-    {"_name_or_path": "a/b", "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 192,
-     "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 512, "max_position_embeddings": 256,
-     "hidden_act": "silu", "rope_theta": 10000.0, "rope_scaling": None, "tie_word_embeddings": False, "attention_bias": False,
-     "mlp_bias": False, "head_dim": 8, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "sliding_window": None},
-    {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 8, "n_positions": 256, "vocab_size": 512, "n_inner": None,
-     "activation_function": "gelu_new", "tie_word_embeddings": True},
-    {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_heads": 8, "expansion_ratio": 4, "vocab_size": 512, "max_seq_len": 256,
-     "no_bias": True, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 4, "alibi": True},
-     "ffn_config": {"ffn_type": "mptmlp"}},
-)  # fmt: skip
+    {
+        "_name_or_path": "a/b",
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 512,
+        "max_position_embeddings": 256,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_dim": 8,
+        "rms_norm_eps": 1e-5,
+        "torch_dtype": "bfloat16",
+        "sliding_window": None,
+    },
+    {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 8,
+        "n_positions": 256,
+        "vocab_size": 512,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    },
+    {
+        "model_type": "mpt",
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 8,
+        "expansion_ratio": 4,
+        "vocab_size": 512,
+        "max_seq_len": 256,
+        "no_bias": True,
+        "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 4, "alibi": True},
+        "ffn_config": {"ffn_type": "mptmlp"},
+    },
+)
 ASKED = ("--gpus", "8", "--local-batch", "1", "--seq-len", "64")
 
 

@@ -12,10 +12,42 @@ from fuzz.case import Case, Kind
 from fuzz.documents import csv_text, encoded
 from knee.specs.catalog import ROOT
 
-RUN: dict[str, Any] = {"layers": 4, "hidden": 64, "heads": 8, "gpu": "h100-sxm", "n_gpus": 8, "seq_len": 64, "global_batch": 8,
-       "tokens_per_s_per_gpu": 9000.0, "vocab": 512}  # fmt: skip
-MORE = ("micro_batch", "tp", "pp", "cp", "dp", "virtual_pp", "shard_group", "sharding", "recompute", "precision", "compile", "status",
-        "step_time_s", "memory_gib", "source", "model", "note", "kernel", "attention", "mlp", "ffn", "kv_heads", "gpus_per_node")  # fmt: skip
+RUN: dict[str, Any] = {
+    "layers": 4,
+    "hidden": 64,
+    "heads": 8,
+    "gpu": "h100-sxm",
+    "n_gpus": 8,
+    "seq_len": 64,
+    "global_batch": 8,
+    "tokens_per_s_per_gpu": 9000.0,
+    "vocab": 512,
+}
+MORE = (
+    "micro_batch",
+    "tp",
+    "pp",
+    "cp",
+    "dp",
+    "virtual_pp",
+    "shard_group",
+    "sharding",
+    "recompute",
+    "precision",
+    "compile",
+    "status",
+    "step_time_s",
+    "memory_gib",
+    "source",
+    "model",
+    "note",
+    "kernel",
+    "attention",
+    "mlp",
+    "ffn",
+    "kv_heads",
+    "gpus_per_node",
+)
 
 
 @cache

@@ -13,20 +13,42 @@ from fuzz.values import Raw
 
 BASE_NS = 1_669_783_687_389_324_000
 """A real trace's first time: as float64 its nanoseconds are not exact."""
-GROUP = {"Collective name": "allreduce", "In msg nelems": 64, "Out msg nelems": 64, "Group size": 2, "dtype": "BFloat16",
-         "Process Group Name": "0", "Process Group Description": "default_pg", "Process Group Ranks": "[0, 1]",
-         "Seq": 3}  # fmt: skip
+GROUP = {
+    "Collective name": "allreduce",
+    "In msg nelems": 64,
+    "Out msg nelems": 64,
+    "Group size": 2,
+    "dtype": "BFloat16",
+    "Process Group Name": "0",
+    "Process Group Description": "default_pg",
+    "Process Group Ranks": "[0, 1]",
+    "Seq": 3,
+}
 CLASSES = {
     "mine": {"pattern": "gemm|nvjet", "communication": False, "source": "mine"},
     "theirs": {"pattern": "all_?reduce(_sum)?", "communication": True, "streams": "side", "source": "theirs"},
 }
 QUERIES = (
-    "select name, sum(exposed_ns) from kernels group by 1 order by 2 desc limit 5", "select * from steps", "select 1",
-    "select count(*) from collectives", "select * from ranks", "select * from nowhere", "select", "", "drop table kernels",
-    "select 1/0", "select 'nan'::double, 'inf'::double", "select 1; select 2", "select * from kernels where name = '\ud800'",
-    "select [1, 2], {'a': date '2024-01-01'}", "copy kernels to 'x.csv'", "select * from read_csv('t.json')",
-    "select interval 1 day, 10::hugeint * 10000000000000000000, x'00'::blob, uuid()", "pragma version", "attach 'x.db'",
-)  # fmt: skip
+    "select name, sum(exposed_ns) from kernels group by 1 order by 2 desc limit 5",
+    "select * from steps",
+    "select 1",
+    "select count(*) from collectives",
+    "select * from ranks",
+    "select * from nowhere",
+    "select",
+    "",
+    "drop table kernels",
+    "select 1/0",
+    "select 'nan'::double, 'inf'::double",
+    "select 1; select 2",
+    "select * from kernels where name = '\ud800'",
+    "select [1, 2], {'a': date '2024-01-01'}",
+    "copy kernels to 'x.csv'",
+    "select * from read_csv('t.json')",
+    "select interval 1 day, 10::hugeint * 10000000000000000000, x'00'::blob, uuid()",
+    "pragma version",
+    "attach 'x.db'",
+)
 
 
 def time_of(rng: Random, nanoseconds: int, style: int) -> Any:
@@ -88,16 +110,26 @@ def host_events(rng: Random, style: int) -> list[dict[str, Any]]:
     """A processor's: gloo's collectives beside operators."""
     sizes = {"Input Dims": [[64], [32]], "Input type": ["float", "float"]}
     rows = (
-        ("ProfilerStep#1", "user_annotation", 0, 900, {}), ("c10d::_allgather_base_", "cpu_op", 10, 20, sizes),
+        ("ProfilerStep#1", "user_annotation", 0, 900, {}),
+        ("c10d::_allgather_base_", "cpu_op", 10, 20, sizes),
         ("gloo:all_gather", "user_annotation", 15, 200, {"Input Dims": [[32]], "Input type": ["float"]}),
-        ("aten::mm", "cpu_op", 50, 100, {}), ("gloo:send", "user_annotation", 302, 30, {"Input Dims": [[3]]}),
+        ("aten::mm", "cpu_op", 50, 100, {}),
+        ("gloo:send", "user_annotation", 302, 30, {"Input Dims": [[3]]}),
         ("c10d::send", "cpu_op", 300, 5, {"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
-    )  # fmt: skip
+    )
     return [
-        {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": i % 2, "args": dict(args),
-         "ts": time_of(rng, BASE_NS + start * 1000, style), "dur": time_of(rng, length * 1000, style)}
+        {
+            "ph": "X",
+            "cat": category,
+            "name": name,
+            "pid": 1,
+            "tid": i % 2,
+            "args": dict(args),
+            "ts": time_of(rng, BASE_NS + start * 1000, style),
+            "dur": time_of(rng, length * 1000, style),
+        }
         for i, (name, category, start, length, args) in enumerate(rows)
-    ]  # fmt: skip
+    ]
 
 
 def document(rng: Random, rank: int = 0) -> Any:
