@@ -7,6 +7,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -70,13 +72,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def write_corpus(path: Path) -> Path:
     """200 documents of different length, as JSON lines."""
-    path = tmp_path / "corpus.jsonl"
     lines = [json.dumps({"text": f"{n}: " + " ".join(SENTENCES[n % 4 :] * (1 + n % 5)), "n": n}) for n in range(200)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")
 
 
 def decoded(folder: Path) -> list[str]:
@@ -499,13 +504,20 @@ def test_without_tokenizers_it_says_what_to_install(tmp_path: Path, monkeypatch:
 # Reading.
 
 
-@pytest.fixture
-def folder(tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
     """Several shards, so that sequences reach from one into the next."""
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
-    made = write_shards([corpus], tokenizer, tmp_path / "folder", shard_tokens=2500)
+    base = tmp_path_factory.mktemp("prepared")
+    with mock.patch.object(text_module, "BLOCK_BYTES", 2048):
+        made = write_shards([write_corpus(base / "corpus.jsonl")], tokenizer, base / "folder", shard_tokens=2500)
     assert len(made.index.shards) > 4
-    return tmp_path / "folder"
+    return base / "folder"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, prepared: Path) -> Path:
+    """A copy, as some tests damage it."""
+    return shutil.copytree(prepared, tmp_path / "folder")
 
 
 KNOWN_ORDER = [9, 0, 7, 1, 6, 5, 3, 8, 4, 2]
