@@ -61,7 +61,7 @@ def test_an_answer_has_both_sides_and_what_lies_between(data: dict[str, Any]) ->
 
 
 def test_on_the_screen_it_says_the_same() -> None:
-    result = knee(*ASK)
+    result = knee(*ASK, "--params", "1B")
     assert result.exit_code == 0
     for words in ("with communication", "counting FLOP (40% MFU)", "what that really reaches", "one more unit",
                   "how sure", "critical at this loss", "assumptions:", "Train "):  # fmt: skip

@@ -288,10 +288,10 @@ def test_random_bytes(tmp_path: Path, data: bytes, start: bytes) -> None:
 
 def test_bombs_are_refused_in_little_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Much text without an event, before and among events, is not kept."""
-    monkeypatch.setattr(stream_module, "LONGEST_HEAD_BYTES", 1 << 22)
-    monkeypatch.setattr(stream_module, "LONGEST_EVENT_BYTES", 1 << 21)
-    for content in (b" " * (1 << 25), b'{"a": "' + b"x" * (1 << 24), b"[" + b" " * (1 << 24), b'["' + b"y" * (1 << 23),
-                    b"[" + b"1," * (1 << 19), b"[{" + b'"a":{},' * (1 << 19)):  # fmt: skip
+    monkeypatch.setattr(stream_module, "LONGEST_HEAD_BYTES", 1 << 20)
+    monkeypatch.setattr(stream_module, "LONGEST_EVENT_BYTES", 1 << 19)
+    for content in (b" " * (1 << 23), b'{"a": "' + b"x" * (1 << 22), b"[" + b" " * (1 << 22), b'["' + b"y" * (1 << 21),
+                    b"[" + b"1," * (1 << 17), b"[{" + b'"a":{},' * (1 << 17)):  # fmt: skip
         assert tried(write(tmp_path / "bomb.json.gz", content)) is None
 
 
