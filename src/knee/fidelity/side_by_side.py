@@ -79,6 +79,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not a record", hint=FORM)
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
         raise InputError(f"{file} has nothing that could be compared", hint=FORM)
+    if not isinstance(record.get("flop_convention", ""), str):
+        raise InputError(f"{file}: flop_convention is not a name", hint=FORM)
     return record
 
 
