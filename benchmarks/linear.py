@@ -45,7 +45,7 @@ def events(count: int) -> Iterator[str]:
         yield (f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, '
                f'"ts": {written(at - 9000, rng)}, "dur": 2, "args": {{"correlation": {i}}}}}')  # fmt: skip
         yield (f'{{"ph": "X", "cat": "kernel", "name": "{STREAMS[stream]}", "pid": 0, "tid": {stream}, '
-               f'"ts": {written(at, rng, plainly=i % 200 < 150)}, "dur": {written(length, rng)}, '
+               f'"ts": {written(at, rng, plainly=i % 200 < 150)}, "dur": {written(length, rng, plainly=i % 200 < 150)}, '
                f'"args": {{"device": 0, "stream": {stream}, "correlation": {i}}}}}')  # fmt: skip
         if i % KERNELS_OF_A_STEP == 0:
             yield (f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{i}", "pid": 1, "tid": 1, '
