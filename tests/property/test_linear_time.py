@@ -259,7 +259,7 @@ def decimals(i: int) -> str:
 
 
 def mixed(folder: Path, size: int) -> None:
-    trace(folder, (kernel(decimals(1_700_000_000_000_100 + 3 * i), decimals(i % 9)) for i in range(size)))
+    trace(folder, (kernel(decimals(1_700_000_000_000_100 + 3 * i), decimals(i % 300)) for i in range(size)))
 
 
 def fake_heads(folder: Path, size: int) -> None:

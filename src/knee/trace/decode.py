@@ -263,8 +263,8 @@ def _at(digit: npt.NDArray[np.uint8], place: Int64, there: Bools) -> Int64:
 def _joined(values: list[Any]) -> bytes:
     try:
         return b",".join(values)
-    except TypeError:  # the standard library's are no text
-        return b""
+    except TypeError:  # the last events of a file come from the standard library, which has made numbers and words
+        return b",".join(map(_text, values))
 
 
 def plain(value: Any) -> Any:
