@@ -330,7 +330,8 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
 
     sweep = read_sweep(folder.resolve())
     names = _states(states)
-    unknown = [name for name in ids if name not in {entry.id for entry in sweep.entries}]
+    known = {entry.id for entry in sweep.entries}
+    unknown = [name for name in ids if name not in known]
     if unknown:
         from knee.cli import nearest
 
@@ -372,9 +373,10 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
     from knee.launch.now import statuses_now
 
     options = sweep.options
+    numbers = {entry.id: number for number, entry in enumerate(sweep.entries, start=1)}
 
     def tell(entry: Entry, status: Status) -> None:
-        click.echo(said(sweep, entry, status), err=True)
+        click.echo(said(numbers[entry.id], len(numbers), entry, status), err=True)
 
     number = None
     if sweep.launcher == "slurm":

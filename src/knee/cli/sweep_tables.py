@@ -82,14 +82,11 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
 
 
-def said(sweep: Sweep, entry: Entry, status: Status) -> str:
-    """A line while the sweep runs."""
-    number = next(i for i, other in enumerate(sweep.entries, start=1) if other.id == entry.id)
+def said(number: int, count: int, entry: Entry, status: Status) -> str:
+    """A line while the sweep runs: of which of how many runs, and how it stands."""
     elapsed = status.elapsed_s()
     took = f" after {show(elapsed, 's')}" if status.over and elapsed is not None and status.cause != "knee" else ""
-    return f"[{number}/{len(sweep.entries)}] {entry.id}: {status.state}{took}" + (
-        f": {seen(status.words)}" if status.words else ""
-    )
+    return f"[{number}/{count}] {entry.id}: {status.state}{took}" + (f": {seen(status.words)}" if status.words else "")
 
 
 def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:

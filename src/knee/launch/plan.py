@@ -143,7 +143,7 @@ def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
     return found
 
 
-def write_plan(sweep: Sweep, planned: Sequence[Planned]) -> None:
+def write_plan(sweep: Sweep, planned: Iterable[Planned]) -> None:
     """The runs' folders, then the sweep's own file: where that is, all are whole."""
     for one in planned:
         run = sweep.run(one.entry)
