@@ -1,9 +1,9 @@
 """On the path of a run's ranks: the run STUCK_RUN gets stuck after its first step.
 
 Its rank STUCK_RANK, where there is one, stops itself then, as a process does that hangs. Where there is none, all ranks
-wait for the test to cut what joins them. Either way the file ``stuck`` in the run's folder tells that it is so, and from
-then on ranks have little patience with each other. So the timeout of a sweep can be long: one that is reached because
-the machine is slow would end what does not hang.
+wait for the test to cut what joins them. Either way the file ``stuck`` in the run's folder tells that it is so, and
+from then on ranks have little patience with each other. So the timeout of a sweep can be long: one that is reached
+because the machine is slow would end what does not hang.
 """
 
 from __future__ import annotations
