@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,8 @@ def pytest_configure() -> None:
     # Under nohup, or as a job in the background of a shell, SIGINT is inherited as ignored, also by what tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # altair's check of specs would take seconds to make grammars of addresses, which nothing here uses
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     os.umask(0o022)
     os.environ.update(ENVIRONMENT)
     for name in UNSET:

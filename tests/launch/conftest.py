@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,13 +28,6 @@ def nothing_is_left_over() -> Iterator[str]:
         del os.environ[left_over.VARIABLE]
         guard.stdin.close()
         guard.wait(timeout=LIMIT_S)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def signals_arrive() -> None:
-    """A test run whose parent ignores SIGINT (`nohup make test &`) would start programs that ignore it as well."""
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

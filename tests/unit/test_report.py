@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -406,37 +404,3 @@ def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
     changed = replace(weak, rows=tuple({**row, "gpus": 3} for row in weak.rows))
     assert list(step_timelines(changed)) == []
     assert drawn_of(changed, steps=False).steps == ()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no browser: apt-get install chromium")
-def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(
-        page.replace(
-            "</body>",
-            """<script>
-        const plot = document.querySelectorAll(".plot")[1];
-        for (const key of ["n", "+"]) plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-        </script></body>""",
-        ),
-        encoding="utf-8",
-    )
-    run = subprocess.run(
-        [
-            "chromium",
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom",
-            path.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    said = re.findall(r"<output[^>]*>(.*?)</output>", run.stdout)
-    assert said[0].startswith("Point at a stretch")
-    assert re.match(r"1 of \d+: exposed, [\d.]+ ms at [\d,.]+ ms. communication without compute", said[1])
-    assert run.stdout.count('class="tools" hidden') == 0
