@@ -45,12 +45,13 @@ check: $(VENV)/.dev
 test: apt $(VENV)/.dev $(VENV)/.torch
 	$(call beside_linters,$(PYTEST) -n $(JOBS) --durations=10)
 
-# Linters run while the tests do; what they say comes after, and either may fail.
+# Linters run while the tests do. What they find comes after, and either may fail.
 beside_linters = @echo "== pytest, and linters beside it"; \
 	$(MAKE) --no-print-directory --silent lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
 	$(1); tests=$$?; \
-	wait $$linters; linted=$$?; cat $(VENV)/lint.log; \
-	exit $$(( tests ? tests : linted ))
+	if wait $$linters; then echo "== ruff, mypy and import-linter found nothing"; \
+	else cat $(VENV)/lint.log; exit 1; fi; \
+	exit $$tests
 
 lint: $(VENV)/.dev
 	@echo "== ruff"
