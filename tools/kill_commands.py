@@ -220,7 +220,8 @@ def main() -> None:
             found += bool(wrong)
             for words in wrong:
                 print(f"case {case}: {name} at {at:.1%} by {[n.name for n in numbers]}, {moment}: {words}", flush=True)
-    print(f"{asked.cases} cases: {dict(when)}; {found} wrong")
+            if case % 50 == 49 or case == asked.cases - 1:
+                print(f"{case + 1} cases: {dict(when)}; {found} wrong", flush=True)
     sys.exit(bool(found))
 
 

@@ -3,8 +3,8 @@
 The first signal is raised in the main thread as ``KeyboardInterrupt``, so that ``with`` and ``finally`` do their work.
 That alone does not always arrive: Python's handlers wait for a library's call to return, an exception that is raised
 inside a destructor is dropped, and a shell's background jobs inherit that SIGINT is ignored. So handlers are installed
-whatever was inherited, and a thread that hears of signals at once ends a process that has not ended by itself. SIGHUP
-stays as it was: that is what ``nohup`` sets.
+whatever was inherited, a process whose exception is dropped ends there, and a thread that hears of signals at once ends
+one that has not ended by itself. SIGHUP stays as it was: that is what ``nohup`` sets.
 
 Imports are few, because a signal must not meet a process that is still importing what it needs to hear it.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -57,6 +58,7 @@ def listen() -> None:
     os.register_at_fork(after_in_child=_forget)  # else a child's signals would be written to its parent's pipe
     for number in SIGNALS:
         signal.signal(number, _hear)
+    sys.unraisablehook = _dropped
     threading.Thread(target=_watch, args=(reader,), name="knee-signals", daemon=True).start()
 
 
@@ -75,6 +77,13 @@ def _hear(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - the f
     if len(_heard) > 1 or _code:
         _end()
     raise Interrupted if number == signal.SIGINT else Terminated
+
+
+def _dropped(what: sys.UnraisableHookArgs) -> None:
+    """Python tells here of an exception that nobody can catch, in a destructor or a callback of an import."""
+    if isinstance(what.exc_value, Interrupted | Terminated):
+        _end()
+    sys.__unraisablehook__(what)
 
 
 def _watch(reader: int) -> None:

@@ -128,6 +128,22 @@ def test_a_clean_up_that_never_ends(
     assert os.listdir(tmp_path / "out") == []
 
 
+def test_a_signal_that_arrives_in_a_destructor(start: Callable[..., subprocess.Popen[str]]) -> None:
+    """Python drops what is raised there."""
+    code = (
+        LISTENS
+        + """
+class Destroyed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+one = Destroyed()
+del one
+print("goes on")
+"""
+    )
+    assert end_of(start("-c", code)) == (ExitCode.INTERRUPTED, "")
+
+
 def test_a_signal_after_the_answer_does_not_change_it(start: Callable[..., subprocess.Popen[str]]) -> None:
     code = LISTENS + "signals.ending(5); print('ready', flush=True); signal.pause()"
     process = start("-c", code)

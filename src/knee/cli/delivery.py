@@ -80,9 +80,9 @@ def nobody_reads() -> bool:
 
 
 def _raw(stream: io.TextIOWrapper) -> Descriptor:
-    raw = stream.buffer.raw  # type: ignore[attr-defined]  # it is a BufferedWriter
-    assert isinstance(raw, Descriptor)
-    return raw
+    assert isinstance(stream.buffer, io.BufferedWriter)
+    assert isinstance(stream.buffer.raw, Descriptor)
+    return stream.buffer.raw
 
 
 def _guarded(stream: TextIO | None) -> io.TextIOWrapper | None:
