@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
+import click
+
 from fuzz.run import MEMORY_BYTES, STARTED, Outcome, TooLong
 
 SIGNALS = (130, 143)
@@ -99,8 +101,7 @@ def _words(words: Sequence[str], outcome: Outcome) -> list[Finding]:
 
 def _json(words: Sequence[str], outcome: Outcome) -> list[Finding]:
     """Under --json standard output is one JSON document, or nothing where the question was refused."""
-    asked = "--json" in words and "--" not in words[: list(words).index("--json")]
-    if not asked or outcome.out.startswith(("Usage:", "knee ")) or (outcome.code == 2 and not outcome.out):
+    if not _asks_json(words) or outcome.out.startswith(("Usage:", "knee ")) or (outcome.code == 2 and not outcome.out):
         return []
     try:
         json.loads(outcome.out, parse_constant=_refuse)
@@ -110,6 +111,25 @@ def _json(words: Sequence[str], outcome: Outcome) -> list[Finding]:
         name = f"{_command(words)} {outcome.code}: {re.sub(r'[0-9]+', 'N', str(error))[:60]}"
         return [Finding(verdict="json", place=name, detail=f"{error}\n{outcome.out[-1000:]}\n{outcome.err[-300:]}")]
     return []
+
+
+def _asks_json(words: Sequence[str]) -> bool:
+    """Whether ``--json`` is an option there, and neither another option's value nor an argument."""
+    for before, word in zip(("", *words), words, strict=False):
+        if word == "--":
+            return False
+        if word == "--json" and before not in taking_values():
+            return True
+    return False
+
+
+@cache
+def taking_values() -> frozenset[str]:
+    """Options of all commands behind which a value stands."""
+    from fuzz.kinds.arguments import commands
+
+    options = [param for command in commands().values() for param in command.params if isinstance(param, click.Option)]
+    return frozenset(name for option in options if not option.is_flag for name in option.opts)
 
 
 def _refuse(token: str) -> NoReturn:

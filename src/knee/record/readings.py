@@ -182,7 +182,7 @@ def _is_of(hint: Any, value: Any) -> bool:
 def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
     for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
+            value = json.loads(line, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError):
             if number == len(lines):  # cut off while it was written
                 return
@@ -190,6 +190,14 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
         if not isinstance(value, dict):
             raise InputError(f"{path}, line {number}: it is not a JSON object")
         yield value
+
+
+def _finite(text: str) -> float:
+    """JSON has no number that is none, and Python reads 1e999 as one."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def write_readings(path: Path, readings: Readings) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,6 +22,8 @@ from knee.study.quantities import Row
 from knee.study.rows import METRICS, identity, step_row
 from knee.text_files import read_text
 
+LARGEST = 1e30
+"""What is beyond it is not a number of this world."""
 IMPOSSIBLE = "impossible"
 """Key of a study's record that says why a point cannot be."""
 WORDS = ("flop_convention", "fits")
@@ -143,7 +144,7 @@ def _measured(value: Mapping[str, Any]) -> dict[str, Any]:
 
 def _number(value: Any) -> float | int | None:
     """A number that can be drawn; what is none is not known."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -LARGEST < value < LARGEST:
         return None
     return value
 
@@ -189,7 +190,11 @@ def _row(one: Found) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, AttributeError):
         keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *METRICS)
         row = {name: record.get(name) for name in keys} | {"kind": record.get("kind", "measured"), "plan": None}
-    return row | {"record": one.name}
+    return {name: None if _is_endless(value) else value for name, value in row.items()} | {"record": one.name}
+
+
+def _is_endless(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not -LARGEST < value < LARGEST
 
 
 SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}

@@ -99,8 +99,8 @@ def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator
     degrees = 1
     for axis in ("tp", "pp", "cp"):
         degrees *= int(options.get(axis, 1))
-    ranks = question.gpus // degrees
-    if not question.tune or ranks == 0 or question.gpus % degrees or question.global_batch % ranks:
+    ranks = question.gpus // max(1, degrees)  # a degree of 0 is refused with the plan
+    if not question.tune or ranks == 0 or degrees == 0 or question.gpus % degrees or question.global_batch % ranks:
         yield options
         return
     per_rank = question.global_batch // ranks

@@ -62,7 +62,7 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
             if answer is None or answer.description is None:
                 raise InputError("--sql: there is no query in it", hint=tables())
             return _told_apart([column[0] for column in answer.description]), answer.fetchall()
-        except duckdb.Error as error:
+        except (duckdb.Error, RuntimeError, UnicodeError) as error:  # what its own code throws is no duckdb.Error
             raise InputError(f"--sql: {(str(error).splitlines() or [''])[0]}", hint=tables()) from None
 
 

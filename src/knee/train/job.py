@@ -16,6 +16,8 @@ Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
 
 
+MOST_STEPS = 10**9
+"""More than anybody trains; what is beyond it no longer multiplies with a time."""
 LONGEST_TIMEOUT_S = 1e6
 
 
@@ -98,6 +100,9 @@ class TrainJob:
         for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
             if getattr(self, name) < least:
                 raise SpecError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name in ("steps", "trace_steps"):
+            if getattr(self, name) > MOST_STEPS:
+                raise SpecError(f"{name} is {getattr(self, name)}; it must be at most {MOST_STEPS:,}")
         for name in ("lr", "clip_norm", "trace_steps", "seed"):
             if getattr(self, name) < 0:
                 raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")

@@ -191,6 +191,20 @@ NEVER = ("help", "version", "watch", "expose_value")
 """Options that end everything before it begins, or that wait by design."""
 
 
+LONG = (
+    ("report", "out"),
+    ("report", "predict"),
+    ("study run", "out"),
+    ("study run", "no_page"),
+    ("scale", "plot"),
+    ("scale", "best"),
+    ("budget", "plot"),
+    ("budget", "html"),
+    ("trace", "html"),
+)
+"""Options that make an answer take long, which are seldom given."""
+
+
 @cache
 def commands() -> dict[str, click.Command]:
     """Words of a command -> the command, of all there are."""
@@ -282,6 +296,8 @@ def arguments(rng: Random) -> Case:
     path = rng.choices(paths, [OFTEN.get(one, 1) for one in paths])[0]
     words = list(rng.choice(BASES.get(path, ((),))))
     able = [param for param in commands()[path].params if param.name not in NEVER]
+    if rng.random() < 0.9:  # a page is drawn, or what is kept in a study's folder is not found
+        able = [param for param in able if (path, param.name) not in LONG]
     for param in rng.choices(able, k=rng.choice((0, 1, 1, 2, 2, 3, 6))) if able else ():
         words += given(rng, param)
     if rng.random() < 0.25:
@@ -338,4 +354,4 @@ def _named(words: list[str]) -> dict[str, bytes]:
     return {name: data for name, data in files().items() if name.split("/")[0] in words or name in text} | kept
 
 
-KINDS = (Kind(name="arguments", weight=30, make=arguments),)
+KINDS = (Kind(name="arguments", weight=16, make=arguments),)

@@ -250,7 +250,7 @@ def job(rng: Random) -> Case:
 KINDS = (
     Kind(name="model", weight=3, make=model),
     Kind(name="huggingface", weight=3, make=huggingface),
-    Kind(name="cluster", weight=3, make=cluster),
-    Kind(name="profile", weight=3, make=profile),
-    Kind(name="job", weight=4, make=job),
+    Kind(name="cluster", weight=1.5, make=cluster),
+    Kind(name="profile", weight=1.5, make=profile),
+    Kind(name="job", weight=2.5, make=job),
 )

@@ -215,13 +215,13 @@ def classes(rng: Random) -> Case:
 
 def options(rng: Random) -> list[str]:
     """Of ``knee trace``: pages and SQL seldom, because they take long."""
-    words = json_or_not(rng) if rng.random() > 0.02 else ["--html", "page.html"]
+    words = json_or_not(rng) if rng.random() > 0.003 else ["--html", "page.html"]
     words += ["--no-cache"] if rng.random() < 0.8 else []
     words += ["--skip", str(rng.choice((0, 1, 2, 99)))] if rng.random() < 0.15 else []
     words += ["--steps", str(rng.choice((1, 2, 99)))] if rng.random() < 0.1 else []
     words += ["--comm", rng.choice(("symmetric_memory", "nccl", "x"))] if rng.random() < 0.05 else []
     words += ["--perfetto", rng.choice(("p.json", "p.json.gz"))] if rng.random() < 0.05 else []
-    words += ["--sql", rng.choice(QUERIES)] if rng.random() < 0.02 else []
+    words += ["--sql", rng.choice(QUERIES)] if rng.random() < 0.006 else []
     return words
 
 
@@ -231,9 +231,9 @@ def json_or_not(rng: Random) -> list[str]:
 
 
 KINDS = (
-    Kind(name="trace", weight=12, make=plain),
-    Kind(name="trace-gz", weight=4, make=packed),
-    Kind(name="trace-cut", weight=4, make=cut),
-    Kind(name="trace-ranks", weight=2, make=ranks),
-    Kind(name="classes", weight=2, make=classes),
+    Kind(name="trace", weight=11, make=plain),
+    Kind(name="trace-gz", weight=5, make=packed),
+    Kind(name="trace-cut", weight=6, make=cut),
+    Kind(name="trace-ranks", weight=1.5, make=ranks),
+    Kind(name="classes", weight=4, make=classes),
 )
