@@ -258,7 +258,7 @@ def small(cluster: str) -> Problem:
 
 
 @pytest.mark.slow
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(cluster=st.sampled_from(CLUSTERS), gpus=st.sampled_from([8, 24, 64, 200, 512]), days=st.floats(0.2, 60.0),
        mwh=st.none() | st.floats(1.0, 500.0), data=st.none() | st.floats(1e10, 1e12), factor=st.floats(1.0, 3.0),
        which=st.sampled_from(["gpus", "days", "mwh", "tokens_max"]))  # fmt: skip
@@ -278,7 +278,7 @@ def test_on_no_cluster_does_more_hurt(
     assert after.loss <= before.loss * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(("fewer", "more"), [(200, 201), (64, 67), (96, 97), (7, 8)])
+@pytest.mark.parametrize(("fewer", "more"), [(200, 201), (64, 67), (7, 8)])
 def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
     before, after = (small("dgx-h100").optimum(Limits(gpus=gpus, days=20.0)) for gpus in (fewer, more))
     assert before is not None
