@@ -1,4 +1,5 @@
 # make study   the paper's experiments on the simulator, into out/
+# make check   linters and the fast tests, in a minute and a half: before every commit
 # make test    everything that is checked before a change is accepted
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make bench   speed of the engine
@@ -10,8 +11,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Four on two cores: tests on a Slurm cluster wait more than they work. A file's tests share what they train once.
+# Processes of pytest. Tests on a Slurm cluster wait more than they work, so that two cores take four.
 JOBS ?= 4
+CHECK_JOBS ?= 2
 OUT ?= out
 # Of make fuzz.
 CASES ?= 20000
@@ -27,14 +29,31 @@ TORCH ?= torch==2.13.0
 # namespaces. Where they cannot be had, the tests that need them skip.
 APT_PACKAGES := chromium fonts-liberation poppler-utils slurm-wlm munge iproute2
 
-.PHONY: study test fuzz bench docs clean apt
+.PHONY: study check test lint fuzz bench docs clean apt
 .DELETE_ON_ERROR:
 
 study: $(VENV)/.report
 	@echo "== knee study"
 	$(BIN)/knee study --out $(OUT)
 
+# A file's tests share what they make once, so that they stay in one process.
+PYTEST := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+
+check: $(VENV)/.dev
+	$(call beside_linters,$(PYTEST) -n $(CHECK_JOBS) -m "not slow")
+
 test: apt $(VENV)/.dev $(VENV)/.torch
+	$(call beside_linters,$(PYTEST) -n $(JOBS) --durations=10)
+
+# Linters run while the tests do. What they find comes after, and either may fail.
+beside_linters = @echo "== pytest, and linters beside it"; \
+	$(MAKE) --no-print-directory --silent lint > $(VENV)/lint.log 2>&1 & linters=$$!; \
+	$(1); tests=$$?; \
+	if wait $$linters; then echo "== ruff, mypy and import-linter found nothing"; \
+	else cat $(VENV)/lint.log; exit 1; fi; \
+	exit $$tests
+
+lint: $(VENV)/.dev
 	@echo "== ruff"
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -42,8 +61,6 @@ test: apt $(VENV)/.dev $(VENV)/.torch
 	$(BIN)/mypy
 	@echo "== import-linter"
 	$(BIN)/lint-imports
-	@echo "== pytest"
-	$(BIN)/pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 fuzz: $(VENV)/.dev
 	PYTHONPATH=tests $(BIN)/python -m fuzz --cases $(CASES) --seed $(SEED) --kinds "$(KINDS)" --case "$(CASE)" \

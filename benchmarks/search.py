@@ -1,8 +1,9 @@
-"""How long a whole search takes, from the shell: ``knee plan`` and ``knee scale --best``, each in a fresh process.
+"""How long a whole search takes, from the shell: ``knee plan``, ``knee scale --best`` and ``knee budget``, each in a
+fresh process.
 
     python benchmarks/search.py [--runs 3]
 
-The bars are seconds of wall time on two cores: 4 for 7B on 256 GPUs, 20 for 405B on 16,384.
+The bars are seconds of wall time on two cores: 4 for 7B on 256 GPUs, 20 for 405B on 16,384 and for a budget.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ COMMANDS = {
     "plan, 405B on 16,384 GPUs": (
         20.0, "plan llama3-405b --cluster dgx-h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --profile fused"),
     "scale, 7B on 8 to 2,048 GPUs": (None, "scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2"),
+    "budget, 2,048 GPUs for 30 days": (20.0, "budget --cluster dgx-h100 --gpus 2048 --days 30"),
     "scale --best, the same": (None, "scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2 --best"),
 }  # fmt: skip
 

@@ -8,10 +8,10 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # typing's own, without importing it: a command has to hear signals soon
 if TYPE_CHECKING:
+    from typing import Any
+
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
@@ -59,6 +59,8 @@ __all__ = [*sorted(_HOMES), "__version__"]
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for, when it is asked for: ``import knee`` itself stays quick."""
+    from importlib import import_module
+
     if name not in _HOMES:
         raise AttributeError(f"module 'knee' has no attribute {name!r}")
     return getattr(import_module(f"knee.{_HOMES[name]}"), name)

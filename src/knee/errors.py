@@ -1,25 +1,57 @@
-"""The exception tree.
+"""How a command ends: its exit codes, and the exceptions that lead to them.
 
-KneeError                    anything knee says in words; never shown as a traceback
-├── InputError   (exit 2)    what was asked for is wrong: what, where and how to fix it
-│   └── SpecError            a spec (file, name or option) that cannot be valid
-├── DoesNotFit   (exit 3)    a valid question whose answer is "it does not fit"
-├── MissingExtra (exit 4)    an optional dependency is needed; the message has the install command
-└── Incomplete   (exit 5)    the answer was given, and is about a part of the input
+KneeError                        anything knee says in words; never shown as a traceback
+├── InputError       (exit 2)    what was asked for is wrong: what, where and how to fix it
+│   └── SpecError                a spec (file, name or option) that cannot be valid
+├── DoesNotFit       (exit 3)    a valid question whose answer is "it does not fit"
+├── MissingExtra     (exit 4)    a package, driver or device is needed; the message says which
+├── Incomplete       (exit 5)    the answer was given, and is about a part of the input
+├── NotWritten       (exit 6)    the answer is known and could not be written
+└── RunFailed        (exit 7)    what was started or measured did not come to its end
 """
 
 from __future__ import annotations
 
 import re
+from enum import IntEnum
 
 CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 """What would break a line or be obeyed by a terminal; a list of mistakes has its own lines, which are indented."""
 
 
+class ExitCode(IntEnum):
+    """What every command, and everything that ``knee`` starts, ends with. This is the one table of them.
+
+    ``knee train``, ``knee sweep`` and ``knee study`` start other processes and do not hand their codes on: a run that
+    failed is 7 (``train``) or a part of an answer, 5 (``sweep``); the record or the table says what became of each.
+    """
+
+    meaning: str
+
+    def __new__(cls, value: int, meaning: str) -> ExitCode:
+        """A number with its line in ``knee --help``."""
+        member = int.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    ANSWERED = 0, "answered"
+    BUG = 1, "a bug in knee; KNEE_TRACEBACK=1 shows where"
+    WRONG_INPUT = 2, "the input is wrong"
+    DOES_NOT_FIT = 3, "the plan does not fit in memory, or no plan does"
+    MISSING = 4, "an optional package, driver or device is missing"
+    IN_PART = 5, "answered in part: a file is cut off or unreadable, or runs of a sweep failed"
+    NOT_WRITTEN = 6, "the answer could not be written: no space, no permission, stdout closed"
+    FAILED = 7, "a run, a measurement or a check failed"
+    INTERRUPTED = 130, "ended by SIGINT (Ctrl-C)"
+    READER_LEFT = 141, "the reader of stdout left early (`| head`); files that were asked for are written"
+    TERMINATED = 143, "ended by SIGTERM"
+
+
 class KneeError(Exception):
     """A failure with one sentence for the user and, where there is one, the fix."""
 
-    exit_code = 1
+    exit_code = ExitCode.BUG
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         # words of a file or an argument may be in it, and one error is one line
@@ -36,7 +68,7 @@ def _written_out(found: re.Match[str]) -> str:
 class InputError(KneeError):
     """The input is wrong; nothing was computed."""
 
-    exit_code = 2
+    exit_code = ExitCode.WRONG_INPUT
 
 
 class SpecError(InputError, ValueError):
@@ -46,16 +78,28 @@ class SpecError(InputError, ValueError):
 class DoesNotFit(KneeError):
     """The question is valid and the answer is that nothing fits."""
 
-    exit_code = 3
+    exit_code = ExitCode.DOES_NOT_FIT
 
 
 class MissingExtra(KneeError):
-    """A part of knee that needs an optional dependency."""
+    """A part of knee that needs an optional package, or a driver or device that is not there."""
 
-    exit_code = 4
+    exit_code = ExitCode.MISSING
 
 
 class Incomplete(KneeError):
     """An answer was given, about what of the input could be read."""
 
-    exit_code = 5
+    exit_code = ExitCode.IN_PART
+
+
+class NotWritten(KneeError):
+    """The path is good, and the system does not take the bytes."""
+
+    exit_code = ExitCode.NOT_WRITTEN
+
+
+class RunFailed(KneeError):
+    """Processes that were started, or a device that was measured, did not come to the end."""
+
+    exit_code = ExitCode.FAILED

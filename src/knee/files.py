@@ -7,12 +7,22 @@ import csv
 import errno
 import io
 import os
+import secrets
+import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError
+from knee.errors import InputError, KneeError, NotWritten
+from knee.signals import before_the_end
+
+WRONG_PATHS = {
+    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST,
+    errno.ENXIO,
+}  # fmt: skip
+"""What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
+_unfinished: set[Path] = set()
 
 NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 """What a system says of a name that cannot be, or is not for us."""
@@ -27,7 +37,7 @@ def cannot_use(error: OSError) -> InputError | None:
 
 
 def make_folder(path: Path) -> Path:
-    """The folder, made if need be and known to take files; InputError if that cannot be."""
+    """The folder, made if need be and known to take files."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -37,56 +47,85 @@ def make_folder(path: Path) -> Path:
             f"{path} cannot be a folder: a file of that name is in the way", hint="name another folder"
         ) from error
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise cannot_write(path, error) from error
     return path
 
 
 def write_text(path: Path, text: str) -> None:
-    """Text as UTF-8, lines as they are; see ``write_bytes``."""
+    """Text as UTF-8, lines as they are; see ``replacing``."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write beside the file and move it into place: a reader sees the old one or the new one.
+    """Bytes; see ``replacing``."""
+    with replacing(path) as partial:
+        partial.write_bytes(data)
 
-    What is not a plain file (a device, a pipe) is written to as it is; a link's target is what is replaced.
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name beside the file to write to. The file is replaced when the block ends, and kept as it was if it fails.
+
+    A reader sees the old file or the new one, also where a signal ends the command. What is not a plain file (a
+    device, a pipe) is written to as it is; a link's target is what is replaced.
     """
     try:
         path = path.resolve()
         if path.exists() and not path.is_file():
-            path.write_bytes(data)
+            yield path
             return
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        partial = path.with_name(f".knee-{os.getpid()}-{secrets.token_hex(4)}.partial")
+        _unfinished.add(partial)  # before it is there: a signal may come in between
         try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.chmod(name, 0o666 & ~_umask())  # mkstemp's file is for its owner alone
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
-            raise
+            yield partial
+            os.replace(partial, path)
+        finally:
+            _remove(partial)
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise cannot_write(path, error) from error
 
 
-def csv_text(records: Sequence[Mapping[str, Any]]) -> str:
-    """Records as CSV, one column a key of the first."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(records[0]), lineterminator="\n")
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for what is needed while the block runs."""
+    path = Path(tempfile.gettempdir()) / f"knee-{os.getpid()}-{secrets.token_hex(4)}"
+    _unfinished.add(path)
+    try:
+        path.mkdir(mode=0o700)
+        yield path
+    finally:
+        _remove(path)
+
+
+def cannot_write(path: Path, error: OSError, *, hint: str | None = None) -> KneeError:
+    """The sentence for a file that cannot be written: wrong input if the path is, a failure of the system if not."""
+    message = f"{path} cannot be written: {error.strerror or error}"
+    if error.errno in WRONG_PATHS:
+        return InputError(message, hint=hint or "name a file in a folder that is there")
+    return NotWritten(message, hint=hint or "name a folder that can be written to, with space left")
+
+
+def csv_text(records: Iterable[Mapping[str, Any]]) -> str:
+    """Records, at least one, as CSV, one column a key of the first."""
+    text, rest = io.StringIO(), iter(records)
+    first = next(rest)
+    writer = csv.DictWriter(text, fieldnames=list(first), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    writer.writerow(first)
+    writer.writerows(rest)
     return text.getvalue()
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+    _unfinished.discard(path)
 
 
-def _cannot(path: Path, error: OSError) -> InputError:
-    return InputError(
-        f"{path} cannot be written: {error.strerror or error}",
-        hint="name a folder that can be written to, with space left",
-    )
+@before_the_end
+def remove_unfinished() -> None:
+    """Remove what a signal left half written; the process is about to end."""
+    for path in tuple(_unfinished):
+        _remove(path)

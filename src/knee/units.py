@@ -41,7 +41,7 @@ _UNITS: dict[str, dict[str, float]] = {
     "usd_per_h": {"USD/h": 1.0, "$/h": 1.0},
     "frac": {"": 1.0, "%": 0.01},
 }
-_NUMBER = re.compile(r"^\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(\S*)\s*$")
+_NUMBER = re.compile(r"^\s*+([+-]?(?:\d[\d_]*+(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d++)?+)\s*+(\S*+)\s*+$")
 
 
 def dimension(field: str) -> str | None:

@@ -22,7 +22,7 @@ from knee.specs.load import load_profile
 from knee.specs.profile import Profile
 
 TRUTH = replace(load_profile("eager").spec, launch_s=30e-6, stream_scale=1.3, bandwidth_scale_frac=0.5)
-MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32), "13b": (40, 5120, 40)}
+MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32)}
 RUNS = (
     ("1b", 8, 1024, 1),
     ("1b", 8, 2048, 2),
@@ -36,10 +36,10 @@ RUNS = (
     ("7b", 64, 2048, 1),
     ("7b", 128, 1024, 1),
     ("7b", 128, 4096, 1),
-    ("13b", 64, 2048, 1),
-    ("13b", 16, 4096, 1),
-    ("13b", 256, 1024, 1),
-    ("13b", 256, 512, 1),
+    ("7b", 16, 4096, 1),
+    ("7b", 32, 2048, 2),
+    ("7b", 256, 1024, 1),
+    ("7b", 256, 512, 1),
 )
 """Model, GPUs, tokens a sequence, sequences a GPU: small ones wait for the host, those on many GPUs for the network."""
 

@@ -97,6 +97,7 @@ def test_other_jobs_and_failed_runs_are_said(tmp_path: Path, simulated: Path) ->
         ("[]", "is not a record"),
         ('{"kind": "dreamt"}', "is not a record"),
         ("{}", "nothing that could be compared"),
+        ('{"mfu_frac": 0.4, "flop_convention": {}}', "flop_convention is not a name"),
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, simulated: Path, content: str, words: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +25,9 @@ def knee(*args: object) -> Result:
     return CliRunner().invoke(main, ["probe", "power", *map(str, args)])
 
 
-def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path) -> None:
+def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "pynvml"):
+        monkeypatch.setitem(sys.modules, name, None)  # a replay needs neither
     out = tmp_path / "mine.toml"
     result = knee("--replay", RECORDING, "--out", out)
     assert result.exit_code == 0, result.stderr
@@ -55,12 +57,6 @@ def test_json(tmp_path: Path) -> None:
     assert answer["values"]["gpu.tdp_w"]["value"] == "700 W"
 
 
-def test_a_replay_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("torch", "pynvml"):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert knee("--replay", RECORDING, "--out", tmp_path / "m.toml").exit_code == 0
-
-
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
     result = knee("--out", tmp_path / "m.toml")
@@ -74,15 +70,12 @@ def test_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(nvml, "nvml_library", lambda: None)
     result = knee("--out", tmp_path / "m.toml")
-    assert result.exit_code == 1
+    assert result.exit_code == 4
     assert result.stderr.startswith("error: no NVIDIA driver")
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import torch
-
     class Whole:
         called, mig = "GPU 0", False
 
@@ -93,10 +86,13 @@ def test_a_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
             return 1e12
 
     monkeypatch.setattr(power, "Nvml", Whole)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(power, "need_torch", lambda _: None)
+    cuda = SimpleNamespace(is_available=lambda: False)
+    made = SimpleNamespace(__version__="2.13", cuda=cuda, version=SimpleNamespace(cuda=None))
+    monkeypatch.setitem(sys.modules, "torch", made)
     result = knee("--out", tmp_path / "m.toml")
     assert result.exit_code == 2
-    assert "GPU 0 is there, but torch" in result.stderr
+    assert "GPU 0 is there, but torch 2.13 was built without CUDA" in result.stderr
 
 
 class Gpu:

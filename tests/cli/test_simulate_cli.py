@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from dataclasses import fields
@@ -537,12 +536,10 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     ("args", "code"),
     [
         (("--version",), 0),
-        ((*ASK, "--json"), 0),
-        ((*ASK, "--tp", "3"), 2),
         ((*ASK, "--nope"), 2),
         (("simulate", "llama2-70b", *ASK[2:]), 3),
     ],
-    ids=["version", "answer", "wrong", "option", "does-not-fit"],
+    ids=["version", "option", "does-not-fit"],
 )
 def test_exit_codes(args: tuple[str, ...], code: int) -> None:
     done = run(*args)
@@ -558,20 +555,11 @@ def test_a_reader_that_leaves_early_is_no_failure_to_report() -> None:
     assert done.stderr == ""
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
+    """So that it is quick: benchmarks/startup.py has the milliseconds."""
     code = "import sys, knee.cli; sys.argv = ['knee', '--help']\ntry: knee.cli.main()\nfinally: print(*sys.modules)"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "pydantic", "rich"} & set(text.splitlines()[-1].split())
-    best_s = min(_help_s() for _ in range(3))
-    assert best_s < 0.3
-
-
-def _help_s() -> float:
-    """Of the processor, so that what else runs on this machine does not count."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert run("--help").returncode == 0
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def test_help_lists_what_the_commands_say_of_themselves() -> None:

@@ -1,9 +1,8 @@
 """Bandwidths that others measured: those that knee carries, figure 2a among them, and the gathered ones it was not
-fitted to, where they lie beside the checkout."""
+fitted to."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from knee.fidelity.bandwidth_errors import BandwidthValidation, validate_bandwid
 from knee.fidelity.bandwidths import BandwidthSetting, carried_bandwidths, read_bandwidths
 from knee.fidelity.residuals import Residuals
 
-GATHERED = Path(__file__).parents[3] / "shared" / "data" / "collectives.csv"
+GATHERED = Path(__file__).parents[1] / "data" / "published_bandwidths.csv"
 BAR_FRAC = 0.1
 
 
@@ -52,12 +51,9 @@ def test_every_number_of_nodes(own: BandwidthValidation) -> None:
     assert beyond == {("all_reduce", "3"), ("all_gather", "128")}
 
 
-@pytest.mark.skipif(not GATHERED.exists(), reason="the gathered bandwidths are not beside this checkout")
 def test_the_gathered_file() -> None:
-    start = time.perf_counter()
     file = read_bandwidths(GATHERED)
     found = validate_bandwidths(file)
-    assert time.perf_counter() - start < 5
     assert file.ignored == ()
     assert set(found.all.skipped) == {
         "alltoall is not modelled",
@@ -68,7 +64,6 @@ def test_the_gathered_file() -> None:
         assert median(found.headline[name]) < 0.06
 
 
-@pytest.mark.skipif(not GATHERED.exists(), reason="the gathered bandwidths are not beside this checkout")
 def test_what_nothing_was_fitted_to() -> None:
     """Rows of the gathered file that knee does not carry: other sizes, other nodes, other sources."""
     known = {_key(reading.setting) for reading in carried_bandwidths().readings}

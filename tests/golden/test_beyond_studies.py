@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,8 @@ from knee.study.rows import identity
 from knee.study.run import LABELS, Ran, recorded, results
 from knee.study.store import Store
 
+pytestmark = pytest.mark.slow
+
 NAMES = study_names("beyond")
 POINTS = 60
 """Of one study, so that all of them stay a matter of seconds."""
@@ -27,10 +30,11 @@ H100 = load_cluster("dgx-h100").spec
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    store = Store(tmp_path_factory.mktemp("records"), pytest.fail)
+def ran(studied: Path) -> dict[str, Ran]:
+    store = Store(studied / "records", pytest.fail)
     points = [point for name in NAMES for point in points_of(load_study(name))]
-    return {one.study.name: one for one in results(NAMES, list(recorded(points, store.record)))}
+    found = results(NAMES, list(recorded(points, store.record)), kept=studied / ".kept")
+    return {one.study.name: one for one in found}
 
 
 def the(study: Ran, series: str, gpus: int, metric: str = "tokens_per_s", **where: float) -> float:

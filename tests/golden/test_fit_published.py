@@ -6,6 +6,7 @@ import importlib.util
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -20,8 +21,10 @@ from knee.fidelity.runs import Setting, read_runs
 from knee.fidelity.validation import predict
 from knee.specs.load import load_profile
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT.parent / "shared" / "data" / "published_runs.csv"
+RUNS = ROOT / "tests" / "data" / "published_runs.csv"
 ALONE = ("hf_ultrascale", "internevo", "korthikanti2022", "mosaicml_llm_foundry")
 """Sources that are the only one of their stack: left out, nothing is fitted, so that their errors need no fit."""
 
@@ -40,10 +43,11 @@ def tool() -> ModuleType:
 def unfitted() -> Callable[[Setting], RunJob]:
     """A run's job under its stack's profile as it is before a fit."""
     made, stacks = tool(), tomllib.loads((ROOT / "src/knee/catalog/profiles/stacks.toml").read_text())
+    prior = cache(lambda profile: made.prior(profile, stacks, {}))
 
     def ask(setting: Setting) -> RunJob:
         asked = job_of(setting)
-        return replace(asked, job=replace(asked.job, profile=made.prior(asked.job.profile, stacks, {})))
+        return replace(asked, job=replace(asked.job, profile=prior(asked.job.profile)))
 
     return ask
 
@@ -58,7 +62,6 @@ def test_a_stack_is_fitted_to_what_the_catalogue_says() -> None:
         assert getattr(known, path.partition(".")[2]) == pytest.approx(value, rel=1e-2), path
 
 
-@pytest.mark.skipif(not RUNS.exists(), reason="the gathered runs are not beside this checkout")
 def test_the_carried_errors_are_todays() -> None:
     found, _ = predict([run for run in read_runs(RUNS).runs if run.setting.source in ALONE], unfitted())
     today = sorted(p.error_frac for p in found if p.error_frac is not None)

@@ -20,9 +20,9 @@ ROW = re.compile(r"^\| ([\d,]+)( with TP 4)? \| ([\d,]+) \| ([\d.]+)% \| ([\d.]+
 
 
 @pytest.fixture(scope="module")
-def weak() -> Ran:
+def weak(studied: Path) -> Ran:
     """Figure 3."""
-    return results(["fig3"], list(recorded(points_to_run(["fig3"]), Store().record)))[0]
+    return results(["fig3"], list(recorded(points_to_run(["fig3"]), Store(studied / "records").record)))[0]
 
 
 def _row(ran: Ran, series: str, gpus: int) -> Mapping[str, Any]:

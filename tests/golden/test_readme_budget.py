@@ -12,6 +12,8 @@ from click.testing import CliRunner
 from knee.cli import main
 from knee.search.published_runs import published_runs
 
+pytestmark = pytest.mark.slow
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 SECTION = README[README.index("## Budget\n") : README.index("## Train it for real")]
 SHOWN = re.findall(r"^\$ (knee budget [^\n#]*)(?:#.*)?\n((?:(?!\$ |```).*\n)*)", SECTION, re.MULTILINE)

@@ -15,6 +15,8 @@ from knee.specs import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.table import table_of
 
+pytestmark = pytest.mark.slow
+
 PLANS = {
     "fsdp on 2,048": {"gpus": 2048},
     "tp 2, pp 2": {"gpus": 64, "tp": 2, "pp": 2},

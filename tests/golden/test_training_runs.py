@@ -10,6 +10,8 @@ from knee.cli.budget_check import checked_sentence
 from knee.search.published_runs import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
 from knee.specs.catalog import ROOT, read_toml
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", ["llama2-7b-2T", "llama2-13b-2T", "llama2-70b-2T"])
 def test_what_the_assumptions_move_is_as_stated(name: str) -> None:

@@ -10,7 +10,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+
+from .sweeps import LIMIT_S
 
 CONF = """
 ClusterName=local
@@ -31,9 +34,13 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 ReturnToService=2
 MpiDefault=none
-# so that a test need not wait for minutes: a node that does not answer is down
-SlurmdTimeout=15
-SchedulerParameters=sched_interval=2,sched_min_interval=1
+# a node is down when a test says so, and not because this machine is slow
+SlurmdTimeout=3600
+MessageTimeout=100
+BatchStartTimeout=1200
+KillWait=120
+# what is submitted is started at once
+SchedulerParameters=sched_interval=1,sched_min_interval=1,batch_sched_delay=0,bf_interval=1
 MaxArraySize={array}
 NodeName=n0 NodeHostname={host} NodeAddr=127.0.0.1 Port={n0_port} CPUs=2 State=UNKNOWN
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={n1_port} CPUs=2 State=UNKNOWN
@@ -41,7 +48,8 @@ PartitionName=main Nodes=n0,n1 Default=YES MaxTime=INFINITE State=UP
 """
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol")
 NODES = ("n0", "n1")
-START_S = 60.0
+ASKED_S = 30.0
+"""A daemon that is asked to end and takes longer is killed."""
 
 
 class CannotStart(Exception):
@@ -97,6 +105,10 @@ class SlurmCluster:
         self._spawn("slurmctld", "slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
             self.start_node(node)
+        self.until_idle()
+
+    def until_idle(self) -> None:
+        """Wait for both nodes to have nothing to do."""
         self._until(lambda: self.states() == dict.fromkeys(NODES, "idle"), "idle nodes")
 
     def start_node(self, node: str) -> None:
@@ -108,15 +120,15 @@ class SlurmCluster:
         for node in NODES:
             if node not in self.processes:
                 self.start_node(node)
-        self._until(lambda: self.states() == dict.fromkeys(NODES, "idle"), "idle nodes")
+        self.until_idle()
 
     def kill_node(self, node: str) -> None:
         """As if its power was cut: its slurmd and everything that jobs run there."""
         daemon = self.processes.pop(node)
         daemon.kill()
-        daemon.wait(timeout=20)
-        for pid in self.pids_on(node):
-            os.kill(pid, signal.SIGKILL)
+        daemon.wait(timeout=LIMIT_S)
+        self._end_jobs(node)
+        self.call("scontrol", "update", f"nodename={node}", "state=down", "reason=killed")
 
     def pids_on(self, node: str) -> list[int]:
         """Processes of jobs on a node, their slurmstepd included."""
@@ -134,28 +146,31 @@ class SlurmCluster:
                 continue
         return sorted(found)
 
+    def _end_jobs(self, node: str) -> None:
+        """Again and again, because what is killed may have started more."""
+        while pids := self.pids_on(node):
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def stop(self) -> None:
         """Jobs first, then daemons, each by its own id."""
         if "slurmctld" in self.processes:
-            subprocess.run(["scancel", "--quiet", "--user=root"], env=self.environment, check=False, timeout=30)
+            subprocess.run(["scancel", "--quiet", "--user=root"], env=self.environment, check=False, timeout=LIMIT_S)
             for node in NODES:
-                for pid in self.pids_on(node):
-                    try:
-                        os.kill(pid, signal.SIGKILL)
-                    except ProcessLookupError:
-                        continue
+                self._end_jobs(node)
         for process in reversed(list(self.processes.values())):
             process.terminate()
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=ASKED_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=20)
+                process.wait(timeout=LIMIT_S)
         self.processes.clear()
 
     def call(self, *words: str) -> str:
         return subprocess.run(
-            words, env=self.environment, check=True, capture_output=True, text=True, timeout=60
+            words, env=self.environment, check=True, capture_output=True, text=True, timeout=LIMIT_S
         ).stdout
 
     def states(self) -> dict[str, str]:
@@ -180,15 +195,15 @@ class SlurmCluster:
             )
 
     def _until(self, met: object, what: str) -> None:
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             if met():  # type: ignore[operator]
                 return
             dead = [name for name, process in self.processes.items() if process.poll() is not None]
             if dead:
                 raise CannotStart(f"{dead[0]} ended: {self._last_words(dead[0])}")
-            time.sleep(0.2)
-        raise CannotStart(f"{what}: not after {START_S:g} s")
+            time.sleep(0.1)
+        raise CannotStart(f"{what}: not after {LIMIT_S:g} s")
 
     def _last_words(self, name: str) -> str:
         lines = (self.run / "log" / f"{name}.out").read_text(errors="replace").strip().splitlines()

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
-import time
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from knee.cli import sweep_tables
 from knee.launch.end import end_ranks
 from knee.launch.folder import Entry, new_attempt
 from knee.launch.here import end_on_hosts, living
@@ -21,60 +24,66 @@ from knee.launch.site import Site
 from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status
 
-from .sweeps import TINY, run_folder, start, status, sweep, until
+from . import left_over
+from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until
 
 
 @pytest.fixture
 def grid(tmp_path: Path) -> Path:
     path = tmp_path / "grid.toml"
-    path.write_text(TINY + f"[[grid]]\ngpus = 1\nseq_len = {[4 * n for n in range(8, 48)]}\n", encoding="utf-8")
+    path.write_text(TINY + "[[grid]]\ngpus = 1\nseq_len = [32, 36, 40]\n", encoding="utf-8")
     return path
 
 
-def running(out: Path) -> bool:
-    return (out / "sweep.json").exists() and any(
-        one["state"] == "running" and one["pids"] for one in status(out).values()
-    )
+def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = sweep_tables.said
 
+    def interrupted(made: Any, entry: Entry, status: Status) -> str:
+        if status.state == "done":
+            os.kill(os.getpid(), signal.SIGINT)
+        return said(made, entry, status)
 
-def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str) -> None:
+    monkeypatch.setattr(sweep_tables, "said", interrupted)
     out = tmp_path / "out"
-    with start(grid, "--out", out, "--program", stub) as process:
-        until(lambda: len(list(out.glob("runs/*/record.json"))) > 2, "some runs have ended")
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
-    states = {one["state"] for one in status(out).values()}
-    assert states == {"done", "pending"}
+    _, err = sweep(grid, "--out", out, "--program", stub, codes=(130,))
+    assert "interrupted: the same command goes on" in err
+    assert list(states(out).values()) == ["done", "pending", "pending"]
 
 
-def test_cancel_ends_what_a_killed_launcher_has_started(grid: Path, tmp_path: Path, stub: str) -> None:
-    out = tmp_path / "out"
-    with start(grid, "--out", out, "--program", stub, "--env", "STUB_S=300") as process:
-        until(lambda: running(out), "a run runs")
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    pid = status(out)["0001"]["pids"][0][0]
-    time.sleep(1)
-    sweep("cancel", out)
-    assert known(pid) is None
-    found = status(out)
-    assert {one["state"] for one in found.values()} == {"cancelled"}
-    assert found["0001"]["gpu_h"] > 1 / 3600
+def test_what_a_killed_launcher_has_started_goes_on_and_is_taken_up(grid: Path, tmp_path: Path, stub: str) -> None:
+    out, go = tmp_path / "out", tmp_path / "go"
+    words = (grid, "--out", out, "--program", stub, "--env", f"STUB_UNTIL={go}")
+    with start(*words) as first:
+        until(lambda: running(out), "a run runs", by=first)
+        first.kill()
+        ended(first, code=-signal.SIGKILL)
+    assert list(states(out).values()) == ["running", "pending", "pending"]
+    with start(*words) as second:
+        go.touch()
+        ended(second, code=0)
+    assert {(one["state"], one["attempts"]) for one in status(out).values()} == {("done", 1)}
 
 
-def test_a_copy_leaves_the_runs_of_the_original_alone(grid: Path, tmp_path: Path, stub: str) -> None:
+def test_cancel_ends_what_a_killed_launcher_has_started_and_not_what_a_copy_tells_of(
+    grid: Path, tmp_path: Path, stub: str
+) -> None:
     out, copy = tmp_path / "out", tmp_path / "copy"
-    with start(grid, "--out", out, "--program", stub, "--env", "STUB_S=300") as process:
-        until(lambda: running(out), "a run runs")
+    with start(grid, "--out", out, "--program", stub, "--env", NEVER) as process:
+        until(lambda: running(out), "a run runs", by=process)
         shutil.copytree(out, copy, symlinks=True)
         run, other = run_folder(out, "0001"), run_folder(copy, "0001")
         assert living(run, read_status(run))
         assert not living(other, read_status(other))
         sweep("cancel", copy)
         assert status(out)["0001"]["state"] == "running"
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=60)
+        process.kill()
+        ended(process, code=-signal.SIGKILL)
+    pid = status(out)["0001"]["pids"][0][0]
+    assert known(pid) is not None
+    sweep("cancel", out)
+    assert known(pid) is None
+    assert set(states(out).values()) == {"cancelled"}
+    assert status(out)["0001"]["gpu_h"] > 0
 
 
 def test_gpu_hours_of_an_attempt_end_with_its_last_sign_of_life(tmp_path: Path) -> None:
@@ -119,5 +128,20 @@ def test_ranks_are_ended_on_their_hosts(rank: subprocess.Popen[bytes], tmp_path:
     (tmp_path / "sweep" / "python").mkdir()
     (tmp_path / "sweep" / "python" / "knee").symlink_to(Path(__file__).parents[2] / "src" / "knee")
     end_on_hosts(Site(hosts=("a",), via="env HOST={host}"), run, ("a",), signal.SIGTERM)
-    assert rank.wait(timeout=20) == -signal.SIGTERM
+    assert rank.wait(timeout=LIMIT_S) == -signal.SIGTERM
     assert end_ranks(run, signal.SIGTERM) == 0
+
+
+def test_what_killed_tests_have_started_is_ended(tmp_path: Path) -> None:
+    """Also what has left its parent's group and session, as daemons do."""
+    token = f"{os.getpid()}-{tmp_path.name}"
+    names = os.environ | {left_over.VARIABLE: token}
+    with (
+        subprocess.Popen(["sleep", "infinity"], env=names, start_new_session=True) as daemon,
+        subprocess.Popen([sys.executable, left_over.__file__, token], stdin=subprocess.PIPE) as guard,
+    ):
+        until(lambda: daemon.pid in left_over.processes_of(token), "it has begun")
+        assert guard.stdin is not None
+        guard.stdin.close()  # as the kernel does, of a process that is killed
+        assert daemon.wait(timeout=LIMIT_S) == -signal.SIGKILL
+        assert guard.wait(timeout=LIMIT_S) == 0

@@ -97,10 +97,10 @@ def jobs(draw: st.DrawFn, most_microbatches: int = 12) -> Job:
 
 
 @st.composite
-def job_tables(draw: st.DrawFn) -> list[Job]:
-    """Jobs that one table can hold: they differ in plan, batch and length."""
+def job_tables(draw: st.DrawFn, least: int = 6, most: int = 12, most_microbatches: int = 12) -> list[Job]:
+    """Jobs that one table can hold: they differ in plan, batch and length. One table costs little more than one job."""
     of, where, stack, placement = draw(settings_of())
-    drawn = draw(st.lists(plans(of, placement), min_size=2, max_size=12))
+    drawn = draw(st.lists(plans(of, placement, most_microbatches), min_size=least, max_size=most))
     return [job_of(of, where, stack, cut) for cut in drawn]
 
 

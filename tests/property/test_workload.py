@@ -20,8 +20,6 @@ from knee.workload.parameters import (
 )
 from knee.workload.stages import chunk_layers, stage_layers
 
-steady = settings(deadline=None, derandomize=True, max_examples=100)
-
 models = st.sampled_from(("llama-tiny", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b", "gpt3-175b")).map(
     lambda name: load_model(name).spec
 )
@@ -37,7 +35,7 @@ def replicated(tensors: tuple[Tensor, ...]) -> int:
 
 
 @given(model=models, tp=st.sampled_from((1, 2, 4, 8)), pp=st.integers(1, 16), virtual=st.integers(1, 4))
-@steady
+@settings(max_examples=50)
 def test_shards_sum_to_the_whole(model: Model, tp: int, pp: int, virtual: int) -> None:
     """Over tensor-parallel ranks and stages, with what is replicated counted once."""
     virtual = virtual if pp * virtual <= model.layers else 1
@@ -53,7 +51,7 @@ def test_shards_sum_to_the_whole(model: Model, tp: int, pp: int, virtual: int) -
 
 
 @given(layers=st.integers(1, 200), chunks=st.integers(1, 128))
-@steady
+@settings(max_examples=50)
 def test_chunks_are_dealt_evenly(layers: int, chunks: int) -> None:
     chunks = min(chunks, layers)
     dealt = chunk_layers(layers, chunks)
@@ -64,7 +62,7 @@ def test_chunks_are_dealt_evenly(layers: int, chunks: int) -> None:
 
 
 @given(ranks=st.integers(1, 16), virtual=st.integers(1, 8), layers=st.integers(128, 200))
-@steady
+@settings(max_examples=50)
 def test_stages_hold_their_chunks(ranks: int, virtual: int, layers: int) -> None:
     stages = stage_layers(layers, ranks, virtual)
     assert sum(stages) == layers
@@ -72,7 +70,7 @@ def test_stages_hold_their_chunks(ranks: int, virtual: int, layers: int) -> None
 
 
 @given(model=models, tp=st.sampled_from((1, 2, 4, 8)), ranks=st.integers(1, 4096))
-@steady
+@settings(max_examples=50)
 def test_padding_only_adds(model: Model, tp: int, ranks: int) -> None:
     for tensors in (layer_tensors(model), embedding_tensors(model), head_tensors(model)):
         held = float(shard_elements(tensors, one(tp))[0])
@@ -81,7 +79,7 @@ def test_padding_only_adds(model: Model, tp: int, ranks: int) -> None:
 
 
 @given(model=models, tp=st.sampled_from((1, 2, 4, 8)), power=st.integers(0, 3))
-@steady
+@settings(max_examples=50)
 def test_nothing_is_padded_where_ranks_divide_the_rows(model: Model, tp: int, power: int) -> None:
     tensors, ranks = layer_tensors(model), 2**power
     rows = [t.rows / tp if t.tp == "rows" else t.rows for t in tensors]

@@ -30,6 +30,7 @@ def test_the_count_that_spends_all_dollars_in_all_days_is_tried() -> None:
         assert gpus in made_up().counts(limits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cluster", "limits", "more"),
     [
@@ -113,11 +114,12 @@ def test_data_and_a_ratio_give_the_size() -> None:
 # ---- beside the best run ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_of_counts_and_the_marginals_are_direct_answers() -> None:
     limits = Limits(gpus=64, days=10.0)
     problem = small("dgx-h100")
     found = problem.by_count(limits, shown=3)
-    for gpus in (16, 32, 64):
+    for gpus in (16, 64):
         direct = small("dgx-h100")
         direct.counts_only = (gpus,)
         asked = direct.optimum(limits)

@@ -24,7 +24,7 @@ MODEL, CLUSTER, PROFILE = load_model("llama2-7b").spec, load_cluster("dgx-h100")
 
 @pytest.fixture(scope="module")
 def found() -> Found:
-    return search(Space(model=MODEL, gpus=64, global_batch=128, seq_len=4096), CLUSTER, PROFILE)
+    return search(Space(model=MODEL, gpus=32, global_batch=64, seq_len=4096), CLUSTER, PROFILE)
 
 
 def test_the_best_is_the_best_of_all(found: Found) -> None:

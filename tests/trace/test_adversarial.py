@@ -359,7 +359,7 @@ def test_steps_without_launches_begin_by_the_hosts_clock(tmp_path: Path) -> None
 spans = st.lists(st.tuples(st.integers(0, 160), st.integers(0, 60)).map(lambda p: (p[0], p[0] + p[1])), max_size=9)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(compute=spans, communication=spans, copies=spans, borders=st.lists(st.integers(0, 250), max_size=4, unique=True),
        launches=st.booleans(), whole_us=st.booleans(), seed=st.integers(0, 9))  # fmt: skip
 def test_every_nanosecond_counts_once(

@@ -112,7 +112,7 @@ def test_no_steps_are_said_and_all_of_it_is_json(tmp_path: Path) -> None:
 def test_two_real_ranks() -> None:
     paths = [TRACES / f"hta_128rank_sampled_rank{i}.json.gz" for i in range(2)]
     if not paths[0].exists():
-        pytest.skip("no shared traces")
+        pytest.skip("traces that others recorded are not here: put them into ../shared/traces")
     found = diff(*(analyse(path) for path in paths))
     parts_add_up(found)
     assert found.times["exposed_comm_s"].a == pytest.approx(336_983e-6 / 2, rel=0.2)

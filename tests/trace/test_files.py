@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from small_traces import job
 from test_read import gloo_trace
-from trace_made import dumps, event, write
+from trace_made import document, event, write
 
 from knee.cli import main
 from knee.errors import InputError
@@ -155,21 +155,45 @@ def test_workers_import_nothing_of_the_current_folder(tmp_path: Path, monkeypatc
     assert len(analyse(paths, cache=False).ranks) == 2
 
 
-def test_an_interrupt_ends_at_once_and_in_silence(tmp_path: Path) -> None:
-    events = ",\n".join([dumps(event(0, 5))] * 100_000)
+def test_an_interrupt_ends_the_workers_too_and_in_silence(tmp_path: Path) -> None:
+    """Two files are large enough for workers; the pipe, to which nobody writes, is never read to its end."""
     for i in range(2):
-        write(tmp_path / f"rank{i}.json", f"[{events}]")
-    run = subprocess.Popen(
-        [sys.executable, "-m", "knee", "trace", "--no-cache", str(tmp_path)],
+        path = write(tmp_path / f"rank{i}.json", document([event(0, 5)]))
+        os.truncate(path, 1 << 25)
+    pipe = tmp_path / "pipe_rank2"
+    os.mkfifo(pipe)
+    with subprocess.Popen(
+        [sys.executable, "-m", "knee", "trace", "--no-cache", *sorted(tmp_path.iterdir())],
         start_new_session=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
-    )
-    time.sleep(0.7)
-    os.killpg(run.pid, signal.SIGINT)
-    begun = time.monotonic()
-    _, said = run.communicate(timeout=20)
-    assert time.monotonic() - begun < 5
+    ) as run:
+        while run.poll() is None and not (workers := children_of(run.pid)) and not is_opened(pipe):
+            time.sleep(0.01)
+        os.killpg(run.pid, signal.SIGINT)
+        _, said = run.communicate()
     assert b"Traceback" not in said
     assert run.returncode == 130
+    while any(map(is_running, workers)):  # one that was just started ends with its pipe
+        time.sleep(0.01)
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def is_opened(pipe: Path) -> bool:
+    """Whether somebody reads from it: until then it cannot be opened for writing without waiting."""
+    try:
+        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError:
+        return False
+    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,28 @@ def test_what_cannot_be_seen_is_written_out() -> None:
     assert seen("a\x1b[1m\t\x7f\ud800 µ…核") == "a\\x1b[1m\\t\\x7f\\ud800 µ…核"
 
 
-@pytest.mark.parametrize(("pattern", "said"), [("", "every name"), (".*", "every name"), ("(", "no regular expression"),
-                                               ("a{99999999999999999999}", "no regular expression")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("", "every name"),
+        (".*", "every name"),
+        ("(", "not a regular expression"),
+        ("(a)\\1+", "not a regular expression"),
+        ("a{1000}{1000}", "not a regular expression"),
+    ],
+)
 def test_patterns_that_mean_nothing(tmp_path: Path, pattern: str, said: str) -> None:
     path = write(tmp_path / "t.json", document([event(0, 10)]))
     ran = CliRunner().invoke(main, ["trace", str(path), "--comm-pattern", pattern])
     assert ran.exit_code == 2
     assert said in ran.stderr
+
+
+def test_patterns_with_repeats_need_an_engine_that_does_not_backtrack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "t.json", document([event(0, 10, name="nccl" * 1000)]))
+    assert CliRunner().invoke(main, ["trace", str(path), "--comm-pattern", "(n.*c.*)+l.*x"]).exit_code == 0
+    monkeypatch.setitem(sys.modules, "re2", None)
+    assert CliRunner().invoke(main, ["trace", str(path), "--comm-pattern", "n.*x"]).exit_code == 4
+    assert CliRunner().invoke(main, ["trace", str(path), "--comm-pattern", "plain"]).exit_code == 0

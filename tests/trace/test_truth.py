@@ -1,70 +1,91 @@
-"""Equal to the nanosecond: an independent reading of the same traces, in plain Python and whole numbers."""
+"""Equal to the nanosecond: an independent reading of the same traces, in plain Python and whole numbers.
+
+Traces are those that the simulator writes, and those that others recorded where they lie beside the checkout.
+"""
 
 from __future__ import annotations
 
-import importlib.util
-import io
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
+from small_traces import job
+from trace_truth import true_times
 
-from knee.trace import analyse
+from knee.record.kineto import write_kineto
+from knee.single import events_of
+from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.trace import Analysis, analyse
 
-SHARED = Path(__file__).parents[3] / "shared"
-TRUTH = SHARED / "prototypes" / "trace_truth.py"
-TRACES = sorted((*(SHARED / "traces").glob("*.json.gz"), *(SHARED / "traces").glob("*/*.json")))
-
-pytestmark = pytest.mark.skipif(not TRUTH.exists() or not TRACES, reason="the shared traces are not here")
+SHARED = Path(__file__).parents[3] / "shared" / "traces"
+RECORDED = sorted((*SHARED.glob("*.json.gz"), *SHARED.glob("*/*.json")))
+PLANS = {"tensors": {"tp": 2}, "pipelines": {"pp": 2}}
+OWN = ["steps", *PLANS]
 
 
 @pytest.fixture(scope="module")
-def truth() -> Any:
-    spec = importlib.util.spec_from_file_location("trace_truth", TRUTH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    vars(module)["open"] = lambda path, _: io.BytesIO(Path(path).read_bytes())  # it leaves its files open
-    return module
+def own(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Steps with copies, and the last rank of simulated jobs."""
+    folder = tmp_path_factory.mktemp("own")
+    specs = load_model("llama-1b").spec, load_cluster("dgx-h100").spec, load_profile("paper").spec
+    jobs = {name: make_job(*specs, gpus=16, local_batch=2, plan_options=plan)[0] for name, plan in PLANS.items()}
+    simulated = {name: write_kineto(events_of(made), folder / f"{name}.json.gz")[-1] for name, made in jobs.items()}
+    return {"steps": job(folder / "steps.json")} | simulated
+
+
+@cache
+def analysed(path: Path) -> Analysis:
+    return analyse(path, cache=False)
 
 
 def ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.split(".")[0])
-def test_every_time_and_count_is_the_truth(truth: Any, path: Path) -> None:
-    found = analyse(path, cache=False)
+@pytest.mark.parametrize("name", OWN)
+def test_of_our_own_traces_every_time_is_the_truth(own: dict[str, Path], name: str) -> None:
+    check_truth(own[name])
+    check_steps(own[name])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not RECORDED, reason="traces that others recorded are not here: put them into ../shared/traces")
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+def test_of_recorded_traces_every_time_is_the_truth(path: Path) -> None:
+    check_truth(path)
+    check_steps(path)
+
+
+def check_truth(path: Path) -> None:
+    found = analysed(path)
     (rank,) = found.ranks
     times, audit = rank.times, rank.audit
-    true = truth.analyse(path)
-    us = {name: round(value * 1000) for name, value in true.items() if not name.startswith("n_")}
+    true = true_times(path)
     assert found.is_whole
-    assert ns(times.compute_load_s) == us["comp_sum"]
-    assert ns(times.compute_s) == us["comp_union"]
-    assert ns(times.comm_load_s) == us["comm_sum"]
-    assert ns(times.comm_s) == us["comm_union"]
-    assert ns(times.exposed_comm_s) == us["exposed"]
-    assert ns(times.overlapped_comm_s) == us["overlap"]
-    assert ns(times.window_s) == us["span"]
-    assert ns(times.idle_s) == us["idle"]
-    assert ns(times.window_s) - ns(times.idle_s) == us["busy"]
+    assert ns(times.compute_load_s) == true["compute_load"]
+    assert ns(times.compute_s) == true["compute"]
+    assert ns(times.comm_load_s) == true["comm_load"]
+    assert ns(times.comm_s) == true["comm"]
+    assert ns(times.exposed_comm_s) == true["exposed"]
+    assert ns(times.overlapped_comm_s) == true["overlapped"]
+    if not rank.steps:  # with steps the window is theirs
+        assert ns(times.window_s) == true["span"]
+        assert ns(times.idle_s) == true["idle"]
     is_comm = rank.trace.classified.is_comm
     assert int(is_comm.sum()) == true["n_comm"]
-    assert audit.kernels - int(is_comm.sum()) == true["n_comp"]
-    assert audit.copies == true["n_mem"]
+    assert audit.kernels - int(is_comm.sum()) == true["n_compute"]
+    assert audit.copies == true["n_copies"]
     assert sum(kernel.calls for kernel in rank.kernels) == audit.kernels
     assert sum(load.calls for load in rank.collectives) == true["n_comm"]
-    assert sum(ns(load.load_s) for load in rank.collectives) == us["comm_sum"]
-    assert sum(ns(kernel.load_s) for kernel in rank.kernels) == us["comp_sum"] + us["comm_sum"]
+    assert sum(ns(load.load_s) for load in rank.collectives) == true["comm_load"]
+    assert sum(ns(kernel.load_s) for kernel in rank.kernels) == true["compute_load"] + true["comm_load"]
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name.split(".")[0])
-def test_steps_add_up_to_the_whole(path: Path) -> None:
-    (rank,) = analyse(path, cache=False).ranks
+def check_steps(path: Path) -> None:
+    """They add up to the whole."""
+    (rank,) = analysed(path).ranks
     if not rank.steps:
-        pytest.skip("no profiler steps")
+        return
     assert rank.steps[0].window.start_ns == rank.window.start_ns
     assert rank.steps[-1].window.end_ns == rank.window.end_ns
     for name in (
@@ -83,9 +104,14 @@ def test_steps_add_up_to_the_whole(path: Path) -> None:
         assert sum(ns(getattr(part.times, name)) for part in rank.steps) == ns(getattr(rank.times, name)), name
 
 
-def test_eight_ranks_together_are_each_alone() -> None:
-    folder = SHARED / "traces" / "param_v100_8rank_dlrm"
+@pytest.mark.parametrize("where", ["own", pytest.param("recorded", marks=pytest.mark.slow)])
+def test_ranks_together_are_each_alone(tmp_path: Path, where: str) -> None:
+    folder = tmp_path if where == "own" else SHARED / "param_v100_8rank_dlrm"
+    if not folder.exists():
+        pytest.skip("traces that others recorded are not here: put them into ../shared/traces")
+    for rank in range(8 if where == "own" else 0):
+        job(folder / f"rank{rank}.json", rank=rank, gather=300_001 + rank)
     together = analyse(folder, cache=False)
     assert [rank.rank for rank in together.ranks] == list(range(8))
     for rank in together.ranks:
-        assert analyse(rank.path, cache=False).ranks[0].times == rank.times
+        assert analysed(rank.path).ranks[0].times == rank.times

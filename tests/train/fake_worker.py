@@ -2,38 +2,51 @@
 
     python fake_worker.py JOBS.json FOLDER
 
-JOBS.json: {"fake": {name: job}, "real": {name: job}}. Writes fake.N.json and real.RANK.json.
+JOBS.json: {"fake": {name: job}, "small": {name: job}, "real": {name: job}, "knee": [words]}. Writes KIND.N.json for
+each kind of trace, and knee.json with what the command said. Fake ranks of kind "fake" have tensors that hold nothing,
+as those of ``knee dryrun``; each operation on them takes a millisecond. Those of kind "small" have tensors with values,
+which is ten times as quick for a model as small; the tests hold one against the other.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
+from click.testing import CliRunner
 
+from knee.cli import main as knee
 from knee.record.program import StageWork
+from knee.train import fake
 from knee.train.fake import Log, group_names, heard_step, trace_stage
 from knee.train.job import TrainJob
 from knee.train.mesh import local_device, make_mesh
 from knee.train.step import Trainer, local_rows, synthetic_tokens
+from waiting import LIMIT_S
 
 WORKERS = 2
 
 
-def fake(jobs: dict[str, dict], part: int, folder: Path) -> None:
+def traced(kind: str, jobs: dict[str, dict], part: int, folder: Path) -> None:
     """Every second trace of all stages."""
     todo = [(name, TrainJob.from_json(job)) for name, job in jobs.items()]
     stages = [(name, job, stage) for name, job in todo for stage in range(job.plan.pp)]
-    found = {f"{name}/{stage}": trace_stage(job, stage).as_json() for name, job, stage in stages[part::WORKERS]}
-    (folder / f"fake.{part}.json").write_text(json.dumps(found))
+    with mock.patch.object(fake, "fake_tensors", nullcontext) if kind == "small" else nullcontext():
+        found = {f"{name}/{stage}": trace_stage(job, stage).as_json() for name, job, stage in stages[part::WORKERS]}
+    (folder / f"{kind}.{part}.json").write_text(json.dumps(found))
 
 
 def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
@@ -43,7 +56,7 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
         store=dist.FileStore(str(folder / "store"), WORKERS),
         rank=rank,
         world_size=WORKERS,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=LIMIT_S),
     )
     found = {}
     for name, plain in jobs.items():
@@ -62,13 +75,21 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
     (folder / f"real.{rank}.json").write_text(json.dumps(found))
 
 
-def forked(work: Callable[..., None], jobs: dict[str, dict], folder: Path) -> None:
+def said(words: list[str], part: int, folder: Path) -> None:
+    """What the command says, in one of the processes."""
+    if part == 0:
+        result = CliRunner().invoke(knee, words)
+        told = {"code": result.exit_code, "stdout": result.stdout, "stderr": result.stderr}
+        (folder / "knee.json").write_text(json.dumps(told))
+
+
+def forked(work: Callable[..., None], given: Any, folder: Path) -> None:
     """The work in two processes."""
     children = []
     for part in range(WORKERS):
         if not (child := os.fork()):
             try:
-                work(jobs, part, folder)
+                work(given, part, folder)
             except Exception:
                 traceback.print_exc()
             finally:
@@ -83,9 +104,12 @@ def main(jobs: str, folder: str) -> None:
     """Fake ranks, then real ones."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="Slicing a flattened dim")
-    both = json.loads(Path(jobs).read_text())
-    forked(fake, both["fake"], Path(folder))
-    forked(real, both["real"], Path(folder))
+    given = json.loads(Path(jobs).read_text())
+    gc.freeze()
+    for kind in ("fake", "small"):
+        forked(partial(traced, kind), given[kind], Path(folder))
+    forked(real, given["real"], Path(folder))
+    forked(said, given["knee"], Path(folder))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import collections
 import gc
 import json
 import os
+import signal
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from knee.train import context_parallel, optimizer, replicas, step, tensor_paral
 from knee.train.job import TrainJob
 from knee.train.mesh import local_device, make_mesh
 from knee.train.step import Trainer, local_rows, synthetic_tokens
+from waiting import LIMIT_S
 
 BREAKS = {
     "tp reduce_scatter": (tensor_parallel, "reduce_scatter", lambda x, group: x[group.rank].contiguous()),
@@ -48,6 +50,11 @@ def captured(function: Callable) -> Callable:
     return torch.compile(function, backend="aot_eager" if differentiates else "eager", dynamic=False)
 
 
+def warm_up(x: torch.Tensor) -> torch.Tensor:
+    """Something to capture."""
+    return (2 * x).sum()
+
+
 def run(case: dict) -> dict:
     """Losses and gradient norms of a case's steps."""
     job = TrainJob.from_json(case["job"])
@@ -59,7 +66,8 @@ def run(case: dict) -> dict:
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
         tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
         results = [trainer.step(local_rows(job, trainer.mesh, synthetic_tokens(job, i))) for i in range(job.steps)]
-    events = collections.Counter(e.name for e in tracer.events()) if tracer else {}
+    # rank 0's are looked at
+    events = collections.Counter(e.name for e in tracer.events()) if tracer and trainer.mesh.rank == 0 else {}
     return {
         "losses": [r.loss for r in results],
         "norms": [r.grad_norm for r in results],
@@ -68,37 +76,48 @@ def run(case: dict) -> dict:
     }
 
 
-def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> None:
+def rank_main(rank: int, ranks: int, cases: list[dict], folder: Path) -> bool:
     """Every case in turn; one that fails ends the rank, as its group may be left in the middle of something."""
     torch.set_num_threads(1)
     if ranks > 1:
         store = dist.FileStore(str(folder / f"{ranks}.store"), ranks)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=LIMIT_S))
     found = {}
     for case in cases:
         try:
             found[case["name"]] = run(case)
         except Exception:
             found[case["name"]] = {"error": traceback.format_exc()}
+        gc.collect()
+        if "error" in found[case["name"]]:
             break
-        finally:
-            gc.collect()
     (folder / f"{ranks}.{rank}.json").write_text(json.dumps(found))
+    return all("error" not in one for one in found.values())
 
 
 def main(cases: str, folder: str) -> None:
-    """World sizes one after the other."""
+    """World sizes one after the other. What ranks would each do again is done before they are forked."""
+    captured(warm_up)(torch.ones(2, requires_grad=True)).backward()  # torch.compile imports for seconds
+    gc.freeze()  # else each case's collection looks at all of torch, and copies its pages into every rank
     for ranks, some in json.loads(Path(cases).read_text()).items():
-        children = []
-        for rank in range(int(ranks)):
-            if not (child := os.fork()):
-                try:
-                    rank_main(rank, int(ranks), some, Path(folder))
-                finally:
-                    os._exit(0)  # groups of many cases are not torn down in order
-            children.append(child)
-        for child in children:
-            os.waitpid(child, 0)
+        children = [forked(rank, int(ranks), some, Path(folder)) for rank in range(int(ranks))]
+        while children:
+            ended, status = os.wait()
+            children.remove(ended)
+            if status:  # the others would wait for it
+                for child in children:
+                    os.kill(child, signal.SIGKILL)
+
+
+def forked(rank: int, ranks: int, cases: list[dict], folder: Path) -> int:
+    """The process of a rank."""
+    if child := os.fork():
+        return child
+    whole = False
+    try:
+        whole = rank_main(rank, ranks, cases, folder)
+    finally:
+        os._exit(0 if whole else 1)  # groups of many cases are not torn down in order
 
 
 if __name__ == "__main__":

@@ -7,28 +7,33 @@ import gzip
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
-import time
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import InputError, KneeError, MissingExtra, NotWritten
 from knee.train import shards as shards_module
 from knee.train import text as text_module
+from knee.train import tokens as tokens_module
 from knee.train.permutation import permute, random_tokens
 from knee.train.shard_index import INDEX, read_index
 from knee.train.shards import JOURNAL, write_shards
 from knee.train.text import blocks, documents, find_files
 from knee.train.tokens import Prefetcher, Shards, Share, Synthetic, open_data
+from waiting import LIMIT_S, until
 
 needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
 needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
@@ -67,13 +72,16 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def write_corpus(path: Path) -> Path:
     """200 documents of different length, as JSON lines."""
-    path = tmp_path / "corpus.jsonl"
     lines = [json.dumps({"text": f"{n}: " + " ".join(SENTENCES[n % 4 :] * (1 + n % 5)), "n": n}) for n in range(200)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")
 
 
 def decoded(folder: Path) -> list[str]:
@@ -319,35 +327,44 @@ def test_an_interrupted_preparation_goes_on(
     assert again.index.left_out.records == 2
 
 
+HELD = """
+import sys
+from pathlib import Path
+from knee.train import text
+from knee.train.shards import write_shards
+
+def tell(told):
+    if told.tokens > 5000:  # two shards are finished, and the third is begun
+        print("in the middle", flush=True)
+        sys.stdin.read()
+
+if __name__ == "__main__":
+    text.BLOCK_BYTES = 1024
+    write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, shard_tokens=2000, tell=tell)
+"""
+
+
 @needs_tokenizers
-def test_a_killed_preparation_leaves_nothing_half_read_and_no_processes(tmp_path: Path, tokenizer: Path) -> None:
-    corpus = tmp_path / "big.jsonl"
-    corpus.write_text(
-        "".join(json.dumps({"text": f"{n} " + " ".join(SENTENCES * 40)}) + "\n" for n in range(1500)), encoding="utf-8"
-    )
-    code = (
-        "import sys; from pathlib import Path; from knee.train.shards import write_shards\n"
-        "if __name__ == '__main__': write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, "
-        "shard_tokens=200_000)"
-    )
+def test_a_killed_preparation_leaves_nothing_half_read_and_no_processes(
+    tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 1024)
     script, out = tmp_path / "go.py", tmp_path / "out"
-    script.write_text(code, encoding="utf-8")
-    process = subprocess.Popen([sys.executable, script, corpus, tokenizer, out])
-    while process.poll() is None and not (out / "shard-00001.bin").exists():
-        time.sleep(0.01)
-    children = [int(pid) for pid in _children(process.pid)]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / INDEX).exists(), "it was over before it could be killed: make the text longer"
-    again = write_shards([corpus], tokenizer, out, shard_tokens=200_000)
-    assert again.made <= len(again.index.shards) - 1
-    assert again.index.documents == 1500
+    script.write_text(HELD, encoding="utf-8")
+    command = [sys.executable, script, corpus, tokenizer, out]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in the middle\n"
+        children = [int(pid) for pid in _children(process.pid)]
+        assert len(children) >= 2
+        process.kill()
+    assert not (out / INDEX).exists()
+    again = write_shards([corpus], tokenizer, out, shard_tokens=2000)
+    assert again.made == len(again.index.shards) - 2
+    assert again.index.documents == 200
     again.index.check_content(out)
     assert not list(out.glob("*.part"))
-    deadline = time.monotonic() + 20
-    while any(_runs(pid) for pid in children) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(_runs(pid) for pid in children)
+    until(lambda: not any(map(_runs, children)))
 
 
 @needs_tokenizers
@@ -404,7 +421,7 @@ def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(
         real(handle)
 
     monkeypatch.setattr(shards_module.os, "fsync", full)
-    with pytest.raises(InputError, match="shard-00002 cannot be written: No space left on device") as caught:
+    with pytest.raises(NotWritten, match="shard-00002 cannot be written: No space left on device") as caught:
         write_shards([corpus], tokenizer, out, shard_tokens=2500)
     assert "goes on" in str(caught.value.hint)
     assert not list(out.glob("*.part"))
@@ -428,7 +445,7 @@ def test_a_disk_that_really_is_full(
         ),
     )
     monkeypatch.setattr(shards_module.os, "unlink", lambda _: None)
-    with pytest.raises(InputError, match="shard-00000 cannot be written: No space left on device"):
+    with pytest.raises(NotWritten, match="shard-00000 cannot be written: No space left on device"):
         write_shards([corpus], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / INDEX).exists()
 
@@ -487,13 +504,20 @@ def test_without_tokenizers_it_says_what_to_install(tmp_path: Path, monkeypatch:
 # Reading.
 
 
-@pytest.fixture
-def folder(tmp_path: Path, corpus: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory, tokenizer: Path) -> Path:
     """Several shards, so that sequences reach from one into the next."""
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", 2048)
-    made = write_shards([corpus], tokenizer, tmp_path / "folder", shard_tokens=2500)
+    base = tmp_path_factory.mktemp("prepared")
+    with mock.patch.object(text_module, "BLOCK_BYTES", 2048):
+        made = write_shards([write_corpus(base / "corpus.jsonl")], tokenizer, base / "folder", shard_tokens=2500)
     assert len(made.index.shards) > 4
-    return tmp_path / "folder"
+    return base / "folder"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, prepared: Path) -> Path:
+    """A copy, as some tests damage it."""
+    return shutil.copytree(prepared, tmp_path / "folder")
 
 
 KNOWN_ORDER = [9, 0, 7, 1, 6, 5, 3, 8, 4, 2]
@@ -675,14 +699,14 @@ def test_training_reads_without_the_extras(folder: Path) -> None:
 # Reading ahead.
 
 
-class Slow:
-    """Batches that take a while, or fail."""
+class Source:
+    """Batches that count, take a turn at each, or fail."""
 
-    def __init__(self, seconds: float = 0.0, fails_at: int | None = None) -> None:
-        self.seconds, self.fails_at, self.read = seconds, fails_at, 0
+    def __init__(self, fails_at: int | None = None, turn: Callable[[], object] = lambda: None) -> None:
+        self.fails_at, self.turn, self.read = fails_at, turn, 0
 
     def batch(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        time.sleep(self.seconds)
+        self.turn()
         if step == self.fails_at:
             raise InputError("the shard is gone")
         self.read += 1
@@ -694,7 +718,7 @@ class Slow:
 
 @needs_torch
 def test_steps_come_in_order_and_from_where_it_is_told() -> None:
-    with Prefetcher(Slow(), start=5, stop=9, ahead=3) as batches:
+    with Prefetcher(Source(), start=5, stop=9, ahead=3) as batches:
         got = [batches.next() for _ in range(4)]
         assert [int(tokens[0, 0]) for tokens in got] == [5, 6, 7, 8]
         assert got[0].shape == (2, 3)
@@ -703,32 +727,52 @@ def test_steps_come_in_order_and_from_where_it_is_told() -> None:
             batches.next()
 
 
+class Clock:
+    """Moves by 50 ms whenever a batch is read, which it lets happen while a step waits, if it is told to."""
+
+    def __init__(self, *, while_waiting: bool) -> None:
+        self.now_s, self.while_waiting, self.looks, self.may_read = 0.0, while_waiting, 0, threading.Semaphore(0)
+
+    def perf_counter(self) -> float:
+        self.looks += 1
+        if self.while_waiting and self.looks % 2:  # the first of a step's two: it waits from here on
+            now_s = self.now_s
+            self.may_read.release()
+            return now_s
+        return self.now_s
+
+    def turn(self) -> None:
+        assert self.may_read.acquire(timeout=LIMIT_S)
+        self.now_s += 0.05
+
+
 @needs_torch
-def test_time_spent_waiting_is_told_and_is_none_where_reading_is_quicker() -> None:
-    with Prefetcher(Slow(0.05)) as batches:
-        for _ in range(4):
+def test_time_spent_waiting_is_told_and_is_none_where_reading_is_quicker(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(while_waiting=True)
+    monkeypatch.setattr(tokens_module, "time", clock)
+    with Prefetcher(Source(turn=clock.turn), stop=4) as batches:
+        waits = [(batches.next(), batches.waited_s)[1] for _ in range(4)]
+    assert waits == pytest.approx([0.05, 0.1, 0.15, 0.2])
+    clock = Clock(while_waiting=False)
+    monkeypatch.setattr(tokens_module, "time", clock)
+    with Prefetcher(source := Source(turn=clock.turn), stop=4) as batches:
+        for done in range(1, 5):
+            clock.may_read.release()
+            until(lambda done=done: source.read == done)  # during the step before
             batches.next()
-        assert 0.1 < batches.waited_s < 0.6
-    with Prefetcher(Slow()) as batches:
-        batches.next()
-        first = batches.waited_s
-        for _ in range(5):
-            time.sleep(0.03)  # the step
-            batches.next()
-        assert batches.waited_s - first < 0.03
+        assert batches.waited_s == 0.0
 
 
 @needs_torch
 def test_it_reads_no_further_ahead_than_told() -> None:
-    source = Slow()
-    with Prefetcher(source, ahead=3):
-        time.sleep(0.2)
-        assert source.read == 3
+    with Prefetcher(source := Source(), ahead=3):
+        until(lambda: source.read == 3)
+    assert source.read == 3
 
 
 @needs_torch
 def test_what_goes_wrong_in_the_thread_is_raised_at_its_step() -> None:
-    with Prefetcher(Slow(fails_at=2), ahead=4) as batches:
+    with Prefetcher(Source(fails_at=2), ahead=4) as batches:
         assert [int(batches.next()[0, 0]) for _ in range(2)] == [0, 1]
         for _ in range(2):
             with pytest.raises(InputError, match="the shard is gone"):
@@ -738,7 +782,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_at_its_step() -> None:
 @needs_torch
 def test_it_stops_wherever_it_is() -> None:
     for ahead, taken in ((1, 0), (2, 1), (4, 3)):
-        batches = Prefetcher(Slow(), ahead=ahead)
+        batches = Prefetcher(Source(), ahead=ahead)
         for _ in range(taken):
             batches.next()
         batches.close()
@@ -746,5 +790,5 @@ def test_it_stops_wherever_it_is() -> None:
         assert not batches._thread.is_alive()
         with pytest.raises(KneeError, match="closed"):
             batches.next()
-    failed = Prefetcher(Slow(fails_at=0))
+    failed = Prefetcher(Source(fails_at=0))
     failed.close()

@@ -1,4 +1,4 @@
-"""Every layout trains as one process does: losses and gradient norms of five steps, in fp32.
+"""Every layout trains as one process does: losses and gradient norms of three steps, in fp32.
 
 Norms are held as well as losses, because AdamW hides a gradient of the wrong size. One pool of gloo processes per world
 size serves all of its cases.
@@ -17,11 +17,15 @@ import pytest
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.train.job import TrainJob
+from waiting import LIMIT_S
 
 pytest.importorskip("torch")
 
 TINY = Model(name="tiny", layers=4, hidden=32, ffn=48, heads=8, kv_heads=4, vocab=64)
-TOLERANCE = 1e-5
+TOLERANCE = 2e-6
+"""Ten times what sums in another order change in so few steps."""
+STEPS = 3
+"""The first holds the gradients, the second what the optimizer made of them, the third its states."""
 PP = {"pp": 2, "micro_batch": 2}
 CASES = {
     1: {
@@ -99,13 +103,12 @@ BROKEN = {
 TRACED = ("fsdp", "fsdp_no_reshard")
 
 
-def _job(plan: dict, ranks: int, *, steps: int = 5) -> dict:
-    compiles = plan.get("compile", False)
+def _job(plan: dict, ranks: int) -> dict:
     degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
     chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
     return TrainJob(
-        model=TINY, plan=chosen, gpus=ranks, global_batch=8, seq_len=32, steps=steps, warmup=0, lr=3e-3, clip_norm=0.3,
-        compile=compiles,
+        model=TINY, plan=chosen, gpus=ranks, global_batch=8, seq_len=32, steps=STEPS, warmup=0, lr=3e-3, clip_norm=0.3,
+        compile=plan.get("compile", False),
     ).as_json()  # fmt: skip
 
 
@@ -123,14 +126,16 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, dict]]
     (folder / "cases.json").write_text(json.dumps(cases))
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     worker = [sys.executable, str(Path(__file__).with_name("parity_worker.py")), "cases.json", str(folder)]
-    done = subprocess.run(worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    done = subprocess.run(
+        worker, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
     found = {}
     for ranks in CASES:
         files = [folder / f"{ranks}.{rank}.json" for rank in range(ranks)]
-        assert all(f.exists() for f in files), done.stderr
-        by_rank = [json.loads(f.read_text()) for f in files]
+        by_rank = [json.loads(f.read_text()) for f in files if f.exists()]
         errors = [x["error"] for one in by_rank for x in one.values() if "error" in x]
         assert not errors, "\n".join(errors)
+        assert len(by_rank) == ranks, done.stderr
         for name, first in by_rank[0].items():
             assert all(x[name]["losses"] == first["losses"] for x in by_rank), f"{name}: ranks disagree"
             assert all(x[name]["norms"] == first["norms"] for x in by_rank), f"{name}: ranks disagree"
@@ -155,8 +160,8 @@ def test_every_layout_trains_as_one_process(ranks: int, seen: dict[int, dict[str
 
 def test_steps_differ(seen: dict[int, dict[str, dict]]) -> None:
     """Else equality would say little."""
-    assert len({round(x, 4) for x in seen[1]["one"]["losses"]}) == 5
-    assert len({round(x, 4) for x in seen[1]["one"]["norms"]}) == 5
+    assert len({round(x, 4) for x in seen[1]["one"]["losses"]}) == STEPS
+    assert len({round(x, 4) for x in seen[1]["one"]["norms"]}) == STEPS
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -165,8 +170,8 @@ def test_a_broken_collective_shows(name: str, seen: dict[int, dict[str, dict]]) 
 
 
 def test_fsdp_gathers_ahead_and_without_resharding_once(seen: dict[int, dict[str, dict]]) -> None:
-    """FSDP's own markers in a trace of five steps."""
-    steps, reshard, keep = 5, seen[2]["traced fsdp"]["events"], seen[2]["traced fsdp_no_reshard"]["events"]
+    """FSDP's own markers in a trace."""
+    steps, reshard, keep = STEPS, seen[2]["traced fsdp"]["events"], seen[2]["traced fsdp_no_reshard"]["events"]
     for block in range(TINY.layers):
         assert keep[f"FSDP::all_gather (blocks.{block})"] == steps
         assert reshard[f"FSDP::all_gather (blocks.{block})"] == 2 * steps

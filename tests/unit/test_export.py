@@ -65,22 +65,24 @@ def read_back(job: Job, folder: Path) -> Job:
 def grid() -> list[Job]:
     """Valid jobs with many kinds of plans."""
     jobs = []
-    for sharding, tp, cp, (pp, schedule, v), recompute, overlap, method in itertools.product(
-        SHARDINGS,
-        (1, 4),
-        (1, 2),
-        (
-            (1, "1f1b", 1),
-            (4, "gpipe", 1),
-            (4, "1f1b", 1),
-            (4, "interleaved", 2),
-            (2, "interleaved", 3),
-            (4, "zero_bubble", 1),
-        ),
-        RECOMPUTES,
-        (None, 0.5),
-        CP_METHODS,
-    ):
+    for sharding, tp, cp, (pp, schedule, v), recompute, overlap, method in list(
+        itertools.product(
+            SHARDINGS,
+            (1, 4),
+            (1, 2),
+            (
+                (1, "1f1b", 1),
+                (4, "gpipe", 1),
+                (4, "1f1b", 1),
+                (4, "interleaved", 2),
+                (2, "interleaved", 3),
+                (4, "zero_bubble", 1),
+            ),
+            RECOMPUTES,
+            (None, 0.5),
+            CP_METHODS,
+        )
+    )[::5]:
         options = {
             "sharding": sharding,
             "tp": tp,
@@ -105,11 +107,11 @@ def grid() -> list[Job]:
 
 
 def test_every_plan_of_a_grid_comes_back(tmp_path: Path) -> None:
-    assert len(grid()) > 500
-    assert all(read_back(job, tmp_path) == job for job in grid()[::7])
+    assert len(grid()) > 100
+    assert all(read_back(job, tmp_path) == job for job in grid()[::5])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_plan_comes_back(data: st.DataObject, tmp_path: Path) -> None:
     draw = data.draw

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,6 @@ def test_a_name_like_no_other() -> None:
     with pytest.raises(InputError) as caught:
         load_cluster("zzzzzz")
     assert caught.value.hint == "`knee catalog` lists all"
-
-
-def test_loading_is_quick() -> None:
-    load_model("llama-tiny")  # imports and schemas
-    load_cluster("dgx-v100")
-    load_profile("fused")
-    start = time.perf_counter()
-    load_model("llama2-70b"), load_cluster("p5-h100-efa"), load_profile("paper")
-    assert time.perf_counter() - start < 0.1
 
 
 # Files.

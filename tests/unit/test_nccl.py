@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from knee.cost import nccl
 from knee.errors import InputError
+from knee.fidelity.bandwidths import carried_bandwidths
 
 LAYER_BYTES = 404_766_720
 """One Llama-2-7B layer in bf16."""
-FIGURE_2A = Path(__file__).resolve().parents[3] / "shared" / "paper" / "fig2a_allreduce.csv"
 FIGURE_NODES = 2 ** np.arange(2, 10)
 FIGURE_BYTES = 2.0 ** np.arange(24, 35)
 
@@ -215,15 +212,12 @@ def test_all_gather_is_slower_than_all_reduce_on_many_nodes():
     assert np.all(gather < reduce)
 
 
-@pytest.mark.skipif(not FIGURE_2A.exists(), reason="the figure's points are not in this checkout")
 @pytest.mark.parametrize(("version", "mean_error"), [("2.20", 0.06), ("2.30", 0.12)])
 def test_all_reduce_matches_figure_2a_for_large_messages(version, mean_error):
-    with FIGURE_2A.open() as file:
-        rows = list(csv.DictReader(file))
-    unit = {"MiB": 2.0**20, "GiB": 2.0**30}
-    size = np.array([float(row["message_size"][:-3]) * unit[row["message_size"][-3:]] for row in rows])
-    nodes = np.array([int(row["nodes"]) for row in rows])
-    read = np.array([float(row["bandwidth_GBps"]) for row in rows])
+    rows = [one for one in carried_bandwidths().readings if one.setting.source == "paper_figure_2a"]
+    size = np.array([one.setting.message_bytes for one in rows])
+    nodes = np.array([one.setting.n_gpus // 8 for one in rows])
+    read = np.array([one.bus_bytes_per_s for one in rows]) / 1e9
     error = best_bus("all_reduce", size, nodes, version=version) / 1e9 / read - 1
     assert np.abs(error[size >= 2**28]).mean() == pytest.approx(mean_error, abs=0.005)
 

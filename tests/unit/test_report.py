@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,6 +24,7 @@ from knee.report.study import drawn_of, study_page, write_page
 from knee.study.claims import Verdict
 from knee.study.files import uncounted
 from knee.study.run import Ran, points_to_run, recorded, results
+from knee.study.store import Store
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'
@@ -218,13 +217,11 @@ def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[Ran]:
+def ran(studied: Path) -> list[Ran]:
     """Weak scaling with its steps, what needs no simulation, and a heat map."""
     pytest.importorskip("vl_convert")
-    from knee.study.answers import answer
-
     names = ["fig1", "fig2b", "fig3", "table1"]
-    return results(names, recorded(points_to_run(names), answer))
+    return results(names, recorded(points_to_run(names), Store(studied / "records").record))
 
 
 @pytest.fixture(scope="module")
@@ -407,37 +404,3 @@ def test_the_steps_of_a_study_are_small_enough_to_carry(ran: list[Ran]) -> None:
     changed = replace(weak, rows=tuple({**row, "gpus": 3} for row in weak.rows))
     assert list(step_timelines(changed)) == []
     assert drawn_of(changed, steps=False).steps == ()
-
-
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_steps_can_be_looked_into_by_keyboard_in_a_browser(page: str, tmp_path: Path) -> None:
-    path = tmp_path / "page.html"
-    path.write_text(
-        page.replace(
-            "</body>",
-            """<script>
-        const plot = document.querySelectorAll(".plot")[1];
-        for (const key of ["n", "+"]) plot.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
-        </script></body>""",
-        ),
-        encoding="utf-8",
-    )
-    run = subprocess.run(
-        [
-            "chromium",
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            "--dump-dom",
-            path.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    said = re.findall(r"<output[^>]*>(.*?)</output>", run.stdout)
-    assert said[0].startswith("Point at a stretch")
-    assert re.match(r"1 of \d+: exposed, [\d.]+ ms at [\d,.]+ ms. communication without compute", said[1])
-    assert run.stdout.count('class="tools" hidden') == 0

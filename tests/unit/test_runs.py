@@ -143,7 +143,7 @@ def test_ragged_rows_and_blank_lines(tmp_path: Path) -> None:
         ("layers,hidden,status\n", "has no column heads, gpu, n_gpus, seq_len, global_batch"),
         ("layers,layers\n", "more than one column layers"),
         ('layers,"hidden\n1', "no CSV: a quote that opens on line 1 is never closed"),
-        ('layers,hidden\n1,2\n1,"2\n3,4', "a quote that opens on line 3 is never closed"),
+        (",".join((*REQUIRED, MEASURED[0])) + '\n1,2\n1,"2\n3,4', "a quote that opens on line 3 is never closed"),
         ("layers;hidden\n1;2\n", "is separated by semicolons"),
         ("layers\thidden\n1\t2\n", "is separated by tabs"),
     ],

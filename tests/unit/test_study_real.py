@@ -7,6 +7,7 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,13 +60,14 @@ class Stub:
         self.record, self.says = record, says
         self.commands: list[list[str]] = []
 
-    def __call__(self, command: list[str], *, stdout: Any, **_: Any) -> None:
+    def __call__(self, command: list[str], *, stdout: Any, **_: Any) -> SimpleNamespace:
         self.commands.append(command)
         stdout.write(self.says.encode())
         if self.record is not None:
             out = Path(command[command.index("--out") + 1])
             out.mkdir(parents=True, exist_ok=True)
             (out / "record.json").write_text(json.dumps(self.record), encoding="utf-8")
+        return SimpleNamespace(wait=lambda: 0)
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def said() -> list[str]:
 
 def train(monkeypatch: pytest.MonkeyPatch, folder: Path, said: list[str], stub: Stub, *points: Point,
           steps: int | None = None) -> list[tuple[Point, Any]]:  # fmt: skip
-    monkeypatch.setattr(subprocess, "run", stub)
+    monkeypatch.setattr(subprocess, "Popen", stub)
     return list(trained(points or (point(),), folder, steps=steps, warn=said.append))
 
 

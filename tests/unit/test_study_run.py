@@ -211,9 +211,9 @@ def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
     [ran] = run(name, measured=[(next(p for p in points_to_run([base]) if p.question.gpus == 4), real(base))])
     assert (of(ran.verdicts, "X2").verdict, of(ran.verdicts, "X2").kind) == ("reproduced", "simulated")
     load_study.cache_clear()
-    assert "no run has study base" in of(results([name], [
-        (point, STORE.record(point.question)) for point in points_to_run([name]) if point.study == "needy"
-    ])[0].verdicts, "X2").found  # fmt: skip
+    assert "no run has study base" in of(results([name], recorded(
+        [point for point in points_to_run([name]) if point.study == "needy"], STORE.record
+    ))[0].verdicts, "X2").found  # fmt: skip
 
 
 def test_two_studies_of_one_name_are_refused(tmp_path: Path) -> None:

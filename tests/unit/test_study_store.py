@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,12 +233,6 @@ def test_how_knee_does_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 
-def start(out: Path, study: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "knee", "study", "run", study, "--no-page", "--out", str(out)],
-                            env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE)  # fmt: skip
-
-
 def whole(folder: Path) -> int:
     """How many records there are, all of them whole."""
     paths = list(folder.glob("*.json"))
@@ -247,33 +240,59 @@ def whole(folder: Path) -> int:
     return len(paths)
 
 
+RECORDING = """\
+import sys
+from pathlib import Path
+from knee.study.run import points_to_run, recorded
+from knee.study.store import Store
+
+said = []
+print(len(list(recorded(points_to_run(["fig9"]), Store(Path(sys.argv[1]), said.append).record))), said)
+"""
+
+
 def test_two_processes_in_one_folder(tmp_path: Path, said: list[str]) -> None:
-    processes = [start(tmp_path, "fig9") for _ in range(2)]
-    ended = [process.communicate(timeout=120) for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], ended
-    assert ended[0][0] == ended[1][0]
-    assert not any("warning" in err for _, err in ended)
+    command = [sys.executable, "-c", RECORDING, str(tmp_path / "records")]
+    environment = os.environ | {"PYTHONPATH": str(SOURCES)}
+    processes = [subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate()[0] for process in processes] == ["4 []\n"] * 2
     assert whole(tmp_path / "records") == 4
     assert [path.name for path in (tmp_path / "records").iterdir() if path.name.startswith(".")] == []
     assert counts(kept(tmp_path / "records", said, *(p.question for p in points_to_run(["fig9"])))) == (0, 4)
     assert said == []
 
 
+STOPPING = """\
+import os, sys
+from knee.cli import main
+from knee.study import store
+
+answer, few, number = store.answer, *map(int, sys.argv[1:3])
+
+def stopped(question):
+    global few
+    few -= 1
+    if few < 0:
+        os.kill(os.getpid(), number)
+    return answer(question)
+
+store.answer = stopped
+main(sys.argv[3:])
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, said: list[str], number: signal.Signals) -> None:
+    """The signal comes in the middle of the sixth point."""
     records, few = tmp_path / "records", 5
-    with start(tmp_path, "fig6") as process:
-        deadline = time.monotonic() + 60
-        while len(list(records.glob("*.json"))) < few and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else -number), err
-    assert (out, "Traceback" in err) == ("", False)
-    done = whole(records)
-    points = points_to_run(["fig6"])
-    assert few <= done < len(points)
+    command = [sys.executable, "-c", STOPPING, str(few), str(int(number)), "study", "run", "fig12", "--no-page"]
+    process = subprocess.run([*command, "--out", str(tmp_path)], env=os.environ | {"PYTHONPATH": str(SOURCES)},
+                             text=True, capture_output=True, check=False)  # fmt: skip
+    assert process.returncode == (130 if number == signal.SIGINT else -number), process.stderr
+    assert (process.stdout, "Traceback" in process.stderr) == ("", False)
+    points = points_to_run(["fig12"])
+    assert whole(records) == few < len(points)
     again = Store(records, said.append)
     assert len(list(recorded(points, again.record))) == len(points)
-    assert counts(again) == (len(points) - done, done)
+    assert counts(again) == (len(points) - few, few)
     assert said == []

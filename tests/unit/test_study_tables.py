@@ -17,10 +17,11 @@ NAMES = ["fig2b", "fig12", "table1"]
 
 
 @pytest.fixture(scope="module")
-def ran() -> list[Ran]:
-    records = list(recorded(points_to_run(NAMES), Store().record))
-    measured = {k: v for k, v in records[0][1].items() if k != "trust"} | {"kind": "measured", "comm_load_s": None}
-    return results(NAMES, records, [(records[0][0], measured)])
+def ran(studied: Path) -> list[Ran]:
+    points, store = points_to_run(NAMES), Store(studied / "records")
+    record = store.record(points[0].question)
+    measured = {k: v for k, v in record.items() if k != "trust"} | {"kind": "measured", "comm_load_s": None}
+    return results(NAMES, recorded(points, store.record), [(points[0], measured)])
 
 
 def in_csv(path: Path) -> list[dict[str, str]]:

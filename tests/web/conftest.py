@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,12 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
     "--disable-gpu", "--no-first-run",
 )  # fmt: skip
+LIMIT_S = 1200.0
+"""Against a browser that never answers, and nothing else."""
 NAMES = ("study", "report", "trace")
-"""Kinds of pages."""
+"""Kinds of pages; that of studies has a few, with all there is. What depends on each study looks at ALL of them."""
+ALL = "all"
+FEW = ("fig1", "fig3", "fig6", "fabric")
 REDUCED = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "BFloat16",
            "Group size": 2, "Process Group Name": "0", "Process Group Description": "default_pg",
            "Process Group Ranks": "[0, 1]"}  # fmt: skip
@@ -73,24 +78,25 @@ def chromium() -> str:
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Browser]:
-    """Of one file of tests: Playwright's event loop must not outlive them, as others' tests may have their own."""
+    """One for all files of this folder: Playwright's event loop must not outlive them, others may have their own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
+        opened = driver.chromium.launch(executable_path=chromium, args=list(FLAGS), timeout=0)
         yield opened
         opened.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def open_page(browser: Browser) -> Iterator[Open]:
-    """Opens a file offline, as some device shows it; a file of tests shares what its fixtures open."""
+    """Opens a file offline, as some device shows it, for a test that changes it or asks for another device."""
     contexts = []
 
     def opened(path: Path, **device: Any) -> Opened:
         context = browser.new_context(**{"offline": True, "viewport": DESK} | device)
+        context.set_default_timeout(LIMIT_S * 1e3)
         contexts.append(context)
         found = Opened(page=context.new_page())
         context.on("request", lambda request: found.requests.append(request.url))
@@ -104,6 +110,12 @@ def open_page(browser: Browser) -> Iterator[Open]:
         context.close()
 
 
+@pytest.fixture(scope="package")
+def shown(made: Made, open_page: Open) -> Callable[[str], Page]:
+    """A kind's page on a desk, opened once for all tests that only look at it."""
+    return cache(lambda name: open_page(made.page(name)).page)
+
+
 @pytest.fixture(scope="session")
 def made(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Made:  # noqa: ARG001
     """One page of each kind, made once, by whichever of pytest's processes comes first."""
@@ -114,7 +126,9 @@ def made(chromium: str, tmp_path_factory: pytest.TempPathFactory) -> Made:  # no
     with (shared / "web.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not said.exists():
-            last_line = _study(folder / "study", shared)
+            last_line = _studies(folder / ALL, shared)
+            shutil.copytree(folder / ALL / "records", folder / "study" / "records")
+            _knee("study", "run", *FEW, "--out", folder / "study")
             _report(folder / "report")
             _trace(folder / "trace")
             said.write_text(last_line, encoding="utf-8")
@@ -127,12 +141,13 @@ def _knee(*args: str | Path) -> str:
     return result.stdout
 
 
-def _study(out: Path, shared: Path) -> str:
+def _studies(out: Path, shared: Path) -> str:
     """All studies; simulations that the paper's own tests made before are used again, as ``knee study`` would."""
     with (shared / "paper.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (shared / "paper" / "records").is_dir():
-            shutil.copytree(shared / "paper" / "records", out / "records")
+        for kept in ("records", ".kept"):
+            if (shared / "paper" / kept).is_dir():
+                shutil.copytree(shared / "paper" / kept, out / kept)
     return _knee("study", "run", "--out", out).splitlines()[-1]
 
 

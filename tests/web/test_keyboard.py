@@ -6,11 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import NAMES
+
+from .conftest import NAMES
 
 if TYPE_CHECKING:
-    from conftest import Made, Open
     from playwright.sync_api import Locator, Page
+
+    from .conftest import Made, Open
 
 WATCH = """() => {
   window.stops = [];
@@ -24,8 +26,9 @@ WATCH = """() => {
 STOPS = "a[href], button, summary, [tabindex='0']"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def study(made: Made, open_page: Open) -> Page:
+    """Shared by tests each of which has a part of the page for itself."""
     return open_page(made.page("study")).page
 
 
@@ -33,7 +36,8 @@ def at_focus(page: Page) -> str:
     return str(page.evaluate("document.activeElement.textContent.trim()"))
 
 
-def test_the_first_stop_leads_past_everything(study: Page) -> None:
+def test_the_first_stop_leads_past_everything(made: Made, open_page: Open) -> None:
+    study = open_page(made.page("study")).page
     skip = study.locator(".skip").first
     assert skip.bounding_box()["x"] < 0  # type: ignore[index]
     study.keyboard.press("Tab")
@@ -57,10 +61,6 @@ def test_the_first_stop_leads_past_everything(study: Page) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_tab_goes_through_all_and_out_again(name: str, made: Made, open_page: Open) -> None:
     page = open_page(made.page(name)).page
-    if name == "study":  # two studies with all there is; the others are of the same parts
-        page.evaluate("""for (const one of document.querySelectorAll("article.study"))
-            if (!["fig3", "fabric"].includes(one.id)) one.remove();
-            document.querySelector("#claims").remove();""")
     expected = page.locator(STOPS).evaluate_all("""(all) => all.filter((one) => one.checkVisibility()
         && !one.closest("details:not([open]) > :not(summary)")).length""")
     page.evaluate(WATCH)
@@ -115,7 +115,7 @@ def test_a_step_zooms_by_its_buttons(study: Page) -> None:
 
 
 def test_a_step_is_looked_into_by_keys(study: Page) -> None:
-    drawing = study.locator("#fig3 .timeline").first
+    drawing = study.locator("#fig3 .timeline").nth(1)
     plot, said = drawing.locator(".plot"), drawing.locator("output")
     drawn = drawing.locator("path.compute")
     plot.focus()
@@ -143,7 +143,7 @@ def test_a_step_is_looked_into_by_keys(study: Page) -> None:
 
 
 def test_a_step_answers_the_mouse(study: Page) -> None:
-    drawing = study.locator("#fig3 .timeline").first
+    drawing = study.locator("#fig3 .timeline").nth(2)
     plot = drawing.locator(".plot")
     plot.scroll_into_view_if_needed()
     first, box = ticks(drawing), plot.bounding_box()

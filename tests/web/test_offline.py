@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import NAMES, PHONE
+
+from knee.study.files import load_study
+
+from .conftest import ALL, FEW, NAMES, PHONE
 
 if TYPE_CHECKING:
-    from conftest import Made, Open
+    from playwright.sync_api import Page
+
+    from .conftest import Made, Open
 
 MOST_BYTES = 4_000_000
+STEPS = sum(len(load_study(name).timeline) for name in FEW)
 BLOCKED = """async () => {
-  const blocked = [];
-  document.addEventListener("securitypolicyviolation", (event) => blocked.push(event.effectiveDirective));
+  const blocked = [], both = new Promise((done) => document.addEventListener("securitypolicyviolation",
+    (event) => blocked.push(event.effectiveDirective) === 2 && done()));
   const image = new Image();
   image.src = "https://example.org/a.png";
   document.body.append(image);
   const fetched = await fetch("https://example.org/").then(() => true, () => false);
-  await new Promise((done) => setTimeout(done, 100));
+  await both;
   return [fetched, blocked.sort()];
 }"""
 WORDS = """() => {
@@ -28,10 +35,14 @@ WORDS = """() => {
 }"""
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_it_asks_for_nothing_and_says_nothing(name: str, made: Made, open_page: Open) -> None:
+@pytest.mark.parametrize("name", [ALL, "report", "trace"])
+def test_a_page_is_small(name: str, made: Made) -> None:
     assert made.page(name).stat().st_size < MOST_BYTES
-    opened = open_page(made.page(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_for_nothing_says_nothing_and_lets_nothing_out(name: str, made: Made, open_page: Open) -> None:
+    opened = open_page(made.page(name), offline=False)
     page = opened.page
     page.mouse.wheel(0, 5000)
     page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
@@ -40,31 +51,26 @@ def test_it_asks_for_nothing_and_says_nothing(name: str, made: Made, open_page: 
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert opened.requests == [made.page(name).as_uri()]
     assert opened.said == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_its_policy_lets_nothing_out(name: str, made: Made, open_page: Open) -> None:
-    opened = open_page(made.page(name), offline=False)
     ended: list[str | None] = []
-    opened.page.on("requestfinished", lambda request: ended.append(request.url))
-    opened.page.on("requestfailed", lambda request: ended.append(request.failure))
-    policy = opened.page.get_attribute('meta[http-equiv="Content-Security-Policy"]', "content")
+    page.on("requestfinished", lambda request: ended.append(request.url))
+    page.on("requestfailed", lambda request: ended.append(request.failure))
+    policy = page.get_attribute('meta[http-equiv="Content-Security-Policy"]', "content")
     assert policy is not None
     assert policy.startswith("default-src 'none';")
-    assert opened.page.evaluate(BLOCKED) == [False, ["connect-src", "img-src"]]
+    assert page.evaluate(BLOCKED) == [False, ["connect-src", "img-src"]]
     assert set(ended) == {"csp"}  # held back by the policy, before the network was asked
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_scripts_all_is_there(name: str, made: Made, open_page: Open) -> None:
-    with_them = open_page(made.page(name)).page
+def test_without_scripts_all_is_there(name: str, made: Made, open_page: Open, shown: Callable[[str], Page]) -> None:
+    with_them = shown(name)
     without = open_page(made.page(name), java_script_enabled=False).page
     assert without.evaluate(WORDS) == with_them.evaluate(WORDS)
     for page in (with_them, without):
         drawn = page.evaluate("""[...document.querySelectorAll(".timeline svg")].map(
             (svg) => [...svg.querySelectorAll("path:not(.chosen)")].some((path) => path.getBBox().width > 900))""")
         assert all(drawn)
-        assert len(drawn) == {"study": 5, "report": 0, "trace": 1}[name]
+        assert len(drawn) == {"study": STEPS, "report": 0, "trace": 1}[name]
     assert without.locator(".tools:visible").count() == 0  # buttons that would do nothing
     assert with_them.locator(".tools:visible").count() == len(drawn)
     closed = without.locator("details").first

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import NAMES
 
 from knee.study.files import load_study, study_names
 
+from .conftest import ALL, NAMES
+
 if TYPE_CHECKING:
-    from conftest import Made, Open
     from playwright.sync_api import Page
+
+    from .conftest import Made, Open
 
 PAPER = {"width": 688, "height": 1017}
 """A4 at 96 pixels an inch, less the margins."""
@@ -59,7 +61,7 @@ def words_of(page: Page, path: Path) -> str:
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs pdftotext: apt-get install poppler-utils")
 def test_the_print_has_every_study_claim_and_table(made: Made, open_page: Open, tmp_path: Path) -> None:
-    page = open_page(made.page("study")).page
+    page = open_page(made.page(ALL)).page
     captions = page.locator("caption").all_text_contents()
     ids = page.locator(".claims.all tbody th").all_text_contents()
     values = page.locator("#fig3 figure td data").all_text_contents()

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from conftest import NAMES, PHONE
 
 from knee.study.files import load_study, study_names
 
+from .conftest import ALL, NAMES, PHONE
+
 if TYPE_CHECKING:
-    from conftest import Made, Open
     from playwright.sync_api import Page
 
+    from .conftest import Made, Open
+
+WHOLE = (ALL, "report", "trace")
 STRUCTURE = """() => {
   const all = (query) => [...document.querySelectorAll(query)], ids = all("[id]").map((element) => element.id);
   const named = (element) => element.getAttribute("aria-label")
@@ -57,11 +61,11 @@ FONT = """() => {
 
 
 @pytest.fixture(scope="module")
-def pages(made: Made, open_page: Open) -> dict[str, Page]:
-    return {name: open_page(made.page(name)).page for name in NAMES}
+def pages(shown: Callable[[str], Page]) -> dict[str, Page]:
+    return {name: shown(name) for name in WHOLE}
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=WHOLE)
 def found(request: pytest.FixtureRequest, pages: dict[str, Page]) -> dict[str, Any]:
     return pages[request.param].evaluate(STRUCTURE)
 
@@ -102,24 +106,24 @@ def test_pictures_are_labelled(found: dict[str, Any]) -> None:
 
 
 def test_links_out_are_files_beside_the_page_or_the_paper(made: Made, pages: dict[str, Page]) -> None:
-    away = pages["study"].evaluate(STRUCTURE)["away"]
+    away = pages[ALL].evaluate(STRUCTURE)["away"]
     assert [name for name in away if name.startswith("http")] == ["https://arxiv.org/abs/2411.13055"]
     beside = [name for name in away if not name.startswith("http")]
     assert {"runs.csv", "claims.csv", "figures", "records"} <= set(beside)
-    assert all((made.folder / "study" / name).exists() for name in beside)
+    assert all((made.folder / ALL / name).exists() for name in beside)
 
 
 def test_every_chart_of_every_study_is_there(pages: dict[str, Page]) -> None:
-    figures = pages["study"].evaluate(FIGURES)
+    figures = pages[ALL].evaluate(FIGURES)
     asked = {name: load_study(name) for name in study_names()}
     for name, study in asked.items():
         assert sum(one["id"].startswith(f"{name}-") for one in figures) == len(study.draw)
     assert len(figures) == 1 + sum(len(study.draw) for study in asked.values())
-    steps = pages["study"].locator(".step-timeline").count()
+    steps = pages[ALL].locator(".step-timeline").count()
     assert steps == sum(len(study.timeline) for study in asked.values())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_figures_are_drawn_and_nothing_in_them_collides(name: str, pages: dict[str, Page]) -> None:
     figures = pages[name].evaluate(FIGURES)
     assert figures
@@ -134,7 +138,7 @@ def test_figures_are_drawn_and_nothing_in_them_collides(name: str, pages: dict[s
 
 
 def test_lanes_of_a_step_have_names_of_their_own(pages: dict[str, Page]) -> None:
-    lanes = pages["study"].evaluate("""[...document.querySelectorAll(".timeline")].map((one) =>
+    lanes = pages[ALL].evaluate("""[...document.querySelectorAll(".timeline")].map((one) =>
         [...one.querySelectorAll(".ranks span")].map((span) => span.textContent))""")
     for names in lanes:
         assert len(names) == len(set(names)) >= 4
@@ -142,7 +146,6 @@ def test_lanes_of_a_step_have_names_of_their_own(pages: dict[str, Page]) -> None
 
 
 SHORTENED = """() => {
-  for (const one of document.querySelectorAll("article.study")) if (!["fig3", "fig6"].includes(one.id)) one.remove();
   for (const row of document.querySelectorAll(".claims.all tbody tr:nth-child(n + 5)")) row.remove();
   for (const row of document.querySelectorAll("figure tbody tr:nth-child(n + 5)")) row.remove();
   for (const fold of document.querySelectorAll("details")) fold.open = true;
@@ -153,7 +156,7 @@ SHORTENED = """() => {
     ("study", {"viewport": PHONE}), ("report", {}), ("trace", {"viewport": PHONE, "color_scheme": "dark"}),
 ], ids=NAMES)  # fmt: skip
 def test_axe_finds_nothing(name: str, device: dict[str, Any], made: Made, open_page: Open) -> None:
-    """Of the page of studies two are looked at, with all else around them: axe reads every cell."""
+    """Of tables a few rows are looked at: axe reads every cell."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
     rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
              "resultTypes": ["violations"]}  # fmt: skip

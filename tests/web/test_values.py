@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,12 @@ import pytest
 from knee.figures.columns import heading
 from knee.study.files import Study, load_study, study_names
 
+from .conftest import ALL
+
 if TYPE_CHECKING:
-    from conftest import Made, Open
     from playwright.sync_api import Page
+
+    from .conftest import Made
 
 FACTORS = {"": 1.0, "%": 100.0, "s": 1.0, "ms": 1e3, "µs": 1e6, "W": 1.0, "GiB": 2.0**-30, "GB/s": 1e-9,
            "Gbit/s": 8e-9, "TFLOP/s": 1e-12}  # fmt: skip
@@ -37,8 +40,8 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def study(made: Made, open_page: Open) -> Page:
-    return open_page(made.page("study")).page
+def study(shown: Callable[[str], Page]) -> Page:
+    return shown(ALL)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def recorded(made: Made) -> dict[str, list[dict[str, str]]]:
     """Study -> its rows, in the tables beside the page."""
     found: dict[str, list[dict[str, str]]] = {name: [] for name in study_names()}
     for name in ("runs", "bandwidths", "budgets", "hardware"):
-        for row in rows_of(made.folder / "study" / f"{name}.csv"):
+        for row in rows_of(made.folder / ALL / f"{name}.csv"):
             found[row["study"]].append(row)
     return found
 
@@ -113,7 +116,7 @@ def test_published_values_are_those_of_the_files(tables: list[Table]) -> None:
 
 
 def test_claims_are_those_of_the_table(made: Made, tables: list[Table]) -> None:
-    claims = rows_of(made.folder / "study" / "claims.csv")
+    claims = rows_of(made.folder / ALL / "claims.csv")
     [table] = [table for table in tables if table["caption"].startswith("Every claim")]
     assert table["heads"] == ["claim", "statement", "paper", "bar", "found", "verdict", "fitted on"]
     assert len(table["rows"]) == len(claims) > 70
@@ -131,7 +134,7 @@ def test_claims_of_each_study_stand_with_it(made: Made, study: Page) -> None:
     shown = study.evaluate("""[...document.querySelectorAll("article.study")].map((article) => [article.id,
         [...article.querySelectorAll(".claims.few tbody tr")].map((row) => [row.querySelector("a").textContent,
             row.querySelector(".verdict").textContent.slice(2), row.textContent])])""")
-    claims = rows_of(made.folder / "study" / "claims.csv")
+    claims = rows_of(made.folder / ALL / "claims.csv")
     assert [name for name, _ in shown] == study_names()
     for name, rows in shown:
         own = [claim for claim in claims if claim["study"] == name]
@@ -143,7 +146,7 @@ def test_claims_of_each_study_stand_with_it(made: Made, study: Page) -> None:
 def test_the_headline_is_the_commands_last_line(made: Made, study: Page, tables: list[Table]) -> None:
     assert made.last_line.startswith("claims: ")
     assert study.text_content("#claims strong") == made.last_line
-    claims = rows_of(made.folder / "study" / "claims.csv")
+    claims = rows_of(made.folder / ALL / "claims.csv")
     tally = [table for table in tables if table["caption"] == "Claims of the paper, by what came of them"]
     assert len(tally) == 2  # in the summary, and with the claims
     for table in tally:
@@ -164,7 +167,7 @@ def test_the_knee_is_where_doublings_stop_paying(study: Page, tables: list[Table
 
 
 def test_the_summarys_numbers_are_its_claims(made: Made, study: Page) -> None:
-    claims = rows_of(made.folder / "study" / "claims.csv")
+    claims = rows_of(made.folder / ALL / "claims.csv")
     shown = study.evaluate("""[...document.querySelectorAll("#summary .keys li")].map(
         (item) => [...item.children].map((child) => child.textContent))""")
     known = {(c["found"], c["says"], f"paper: {c['paper']}") for c in claims}
@@ -173,7 +176,7 @@ def test_the_summarys_numbers_are_its_claims(made: Made, study: Page) -> None:
 
 
 def test_fidelity_is_that_of_its_table(made: Made, tables: list[Table]) -> None:
-    sources = rows_of(made.folder / "study" / "fidelity.csv")
+    sources = rows_of(made.folder / ALL / "fidelity.csv")
     shown = [table for table in tables if table["caption"].startswith("Published runs against predictions")]
     assert len(shown) == 2
     for table in shown:
@@ -185,9 +188,9 @@ def test_fidelity_is_that_of_its_table(made: Made, tables: list[Table]) -> None:
                 hold(cell, head, cell[1] or cell[0])
 
 
-def test_a_page_of_records_shows_their_values(made: Made, open_page: Open) -> None:
+def test_a_page_of_records_shows_their_values(made: Made, shown: Callable[[str], Page]) -> None:
     rows = json.loads((made.folder / "report" / "rows.txt").read_text(encoding="utf-8"))["rows"]
-    shown = open_page(made.page("report")).page.evaluate(TABLES, "#records")
+    shown = shown("report").evaluate(TABLES, "#records")
     [table] = shown
     assert len(table["rows"]) == len(rows) == 4
     for cells, row in zip(table["rows"], rows, strict=True):
@@ -197,9 +200,9 @@ def test_a_page_of_records_shows_their_values(made: Made, open_page: Open) -> No
             hold(cell, head, "" if value is None else str(value))
 
 
-def test_a_page_of_a_trace_shows_its_analysis(made: Made, open_page: Open) -> None:
+def test_a_page_of_a_trace_shows_its_analysis(made: Made, shown: Callable[[str], Page]) -> None:
     answer = json.loads((made.folder / "trace" / "answer.txt").read_text(encoding="utf-8"))
-    page = open_page(made.page("trace")).page
+    page = shown("trace")
     shown = {float(value) for table in page.evaluate(TABLES, "main") for row in table["rows"] for _, value in row
              if value is not None}  # fmt: skip
     for rank in answer["ranks"]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 import knee
-from knee.errors import InputError, KneeError
+from knee import signals
+from knee.cli.delivery import Delivery
+from knee.cli.ending import code_of, see_help
+from knee.errors import ExitCode, InputError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("knee.cli.simulate", "One training step of a model, cluster and plan: time, memory, power, cost."),
@@ -36,9 +37,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "doctor": ("knee.cli.doctor", "What works on this machine, and what is missing for the rest."),
 }
 """Command -> its module, which has a click command ``command``, and its line in ``knee --help``."""
-
-INTERRUPTED = 130
-BROKEN_PIPE = 1
 
 
 @cache
@@ -73,7 +71,7 @@ class Commands(click.Group):
         """As click does, with the nearest command where there is none of that name."""
         name = args[0]
         if name not in available() and not name.startswith("-"):
-            raise InputError(f"there is no command {name!r}", hint=nearest(name, available()) or _see_help(ctx))
+            raise InputError(f"there is no command {name!r}", hint=nearest(name, available()) or see_help(ctx))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -96,65 +94,22 @@ class Commands(click.Group):
         """Run the command line. Bad input ends in words and an exit code, never in a traceback."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
-        for name in ("stdout", "stderr"):
-            if getattr(sys, name) is None:  # closed by whoever started this
-                setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process' life
-        try:
-            code = super().main(args, prog_name or "knee", complete_var, standalone_mode=False, **extra)
-            sys.stdout.flush()
-        except KneeError as error:
-            fail(error)
-        except click.ClickException as error:
-            fail(_in_our_words(error))
-        except (click.Abort, KeyboardInterrupt):
-            sys.exit(INTERRUPTED)
-        except BrokenPipeError:  # the reader, `head` say, has seen enough; nothing more is flushed at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(BROKEN_PIPE)
-        except OSError as error:
-            if error.errno != errno.ENOSPC:
-                from knee.files import cannot_use
 
-                if (said := cannot_use(error)) is None:
-                    raise
-                fail(said)
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            fail(KneeError("the answer could not be written: no space is left"))
-        sys.exit(code if isinstance(code, int) else 0)
+        def run() -> Any:
+            return super(Commands, self).main(args, prog_name or "knee", complete_var, standalone_mode=False, **extra)
 
-
-def fail(error: KneeError) -> NoReturn:
-    """Say what is wrong and how to fix it on stderr, and leave with the error's exit code."""
-    # What was already said on stdout comes first where both go to one terminal.
-    sys.stdout.flush()
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
-    if error.hint is not None:
-        click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
-    sys.exit(error.exit_code)
+        with Delivery() as delivery:
+            code = code_of(run, delivery)
+            signals.ending(code)
+        sys.exit(code)
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
     """``did you mean ...?`` for a misspelt word, if one is close."""
-    from difflib import get_close_matches
+    from knee.specs.catalog import did_you_mean
 
-    close = get_close_matches(word.lower(), known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else None
-
-
-def _see_help(ctx: click.Context | None) -> str:
-    return f"`{ctx.command_path if ctx else 'knee'} --help` says what can be asked"
-
-
-def _in_our_words(error: click.ClickException) -> KneeError:
-    """click's own complaints in the form of ours."""
-    message = error.format_message().rstrip(".")
-    ctx = error.ctx if isinstance(error, click.UsageError) else None
-    hint = _see_help(ctx)
-    if isinstance(error, click.NoSuchOption):
-        message = f"there is no option {error.option_name}"
-        known = [name for param in (ctx.command.params if ctx else []) for name in (*param.opts, *param.secondary_opts)]
-        hint = nearest(error.option_name, known) or hint
-    return InputError(message[:1].lower() + message[1:], hint=hint)
+    close = did_you_mean(word, known)
+    return f"did you mean {close}?" if close else None
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001
@@ -163,23 +118,26 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
+HELP = """How many GPUs your training run can use, before you rent them.
+
+Answers are data on stdout (--json for machines); everything else goes to stderr.
+
+\b
+Exit codes:
+""" + "\n".join(f"{code:>5}  {code.meaning}" for code in ExitCode)
+
+
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     invoke_without_command=True,
+    help=HELP,
 )
 @click.option(
     "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Print the version."
 )
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """How many GPUs your training run can use, before you rent them.
-
-    Answers are data on stdout (--json for machines); everything else goes to stderr.
-
-    \b
-    Exit codes: 0 answered, 2 the input is wrong, 3 the plan does not fit in memory,
-    4 an optional part is not installed, 5 answered from a file that is cut off.
-    """
+    """The command line: without a command, its help."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -1,5 +1,5 @@
 """``python -m knee.cli`` is ``knee``."""
 
-from knee.cli import main
+from knee.__main__ import main
 
 main()

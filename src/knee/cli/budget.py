@@ -183,13 +183,14 @@ def command(
     if plot is not None:
         from knee.figures.budget import write_plot
 
-        _written(plot, lambda: write_plot(as_data(answer), plot))
+        write_plot(as_data(answer), plot)
+        click.echo(f"wrote {plot}", err=True)
     if html is not None:
         from knee.files import write_text
         from knee.report.budget import budget_page
 
-        page = budget_page(as_data(answer), command=shlex.join(["knee", *sys.argv[1:]]))
-        _written(html, lambda: write_text(Path(html), page))
+        write_text(Path(html), budget_page(as_data(answer), command=shlex.join(["knee", *sys.argv[1:]])))
+        click.echo(f"wrote {html}", err=True)
 
 
 def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
@@ -379,11 +380,3 @@ def _check(as_json: bool) -> None:
         click.echo(json.dumps(checked_data(runs), indent=2, allow_nan=False))
     else:
         print_checked(runs)
-
-
-def _written(file: str, write: Callable[[], object]) -> None:
-    try:
-        write()
-    except OSError as error:
-        raise InputError(f"{file} cannot be written: {error.strerror}", hint="give another path") from None
-    click.echo(f"wrote {file}", err=True)

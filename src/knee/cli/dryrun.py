@@ -10,7 +10,7 @@ import click
 
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option, plan_of, plan_options
-from knee.errors import KneeError
+from knee.errors import RunFailed
 
 if TYPE_CHECKING:
     from knee.fidelity.program import Difference
@@ -94,7 +94,7 @@ def command(
     else:
         _print(job, program, simulated, reasons, found)
     if found:
-        raise KneeError(f"the trainer and the simulator disagree in {len(found)} lines, and no rule says why")
+        raise RunFailed(f"the trainer and the simulator disagree in {len(found)} lines, and no rule says why")
 
 
 def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], options: dict[str, Any]) -> Job:

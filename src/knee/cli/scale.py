@@ -489,8 +489,5 @@ def _draw(answer: Answer, plot: str) -> None:
     if plot == "-":
         click.echo("\n".join(bars(series)))
         return
-    try:
-        write(series, plot)
-    except OSError as error:
-        raise InputError(f"{plot} cannot be written: {error.strerror}", hint="give --plot another path") from None
+    write(series, plot)
     click.echo(f"wrote {plot}", err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from knee.cli.options import Word
 from knee.errors import InputError
 
 if TYPE_CHECKING:
+    from knee.study.quantities import Row
     from knee.study.questions import Point
     from knee.study.run import Ran
 
@@ -260,7 +260,7 @@ def _run(
     _write(ran, out, names, as_json=as_json, no_page=no_page, given=_given(names, out, launcher, records, sets))
 
 
-def _recorded(points: Sequence[Point], store: Any) -> Iterator[tuple[Point, Mapping[str, Any]]]:
+def _recorded(points: Sequence[Point], store: Any) -> Iterator[Row]:
     """Point by point, with a bar for each study."""
     from itertools import groupby
 
@@ -295,12 +295,7 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
             "--set profile=eager --set gpus=4 --set seq_len=64",
         )
     runs = progress(trained(able, folder, steps=steps, warn=_warn), "training", len(able))
-    # a run that is going on ends with this command, however that is ended
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return [(point, record) for point, record in runs if record is not None]
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return [(point, record) for point, record in runs if record is not None]
 
 
 def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool, no_page: bool, given: str) -> None:

@@ -13,6 +13,7 @@ import click
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
 from knee.errors import Incomplete, InputError
+from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.launch.folder import Entry, Sweep
@@ -329,7 +330,8 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
 
     sweep = read_sweep(folder.resolve())
     names = _states(states)
-    unknown = [name for name in ids if name not in {entry.id for entry in sweep.entries}]
+    known = {entry.id for entry in sweep.entries}
+    unknown = [name for name in ids if name not in known]
     if unknown:
         from knee.cli import nearest
 
@@ -371,11 +373,12 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
     from knee.launch.now import statuses_now
 
     options = sweep.options
+    numbers = {entry.id: number for number, entry in enumerate(sweep.entries, start=1)}
 
     def tell(entry: Entry, status: Status) -> None:
-        click.echo(said(sweep, entry, status), err=True)
+        click.echo(said(numbers[entry.id], len(numbers), entry, status), err=True)
 
-    whole = True
+    number = None
     if sweep.launcher == "slurm":
         from knee.launch.slurm import go_on_slurm
 
@@ -383,7 +386,7 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
     else:
         from knee.launch.here import go_on
 
-        whole = go_on(
+        number = go_on(
             sweep,
             site,
             timeout_s=options["timeout_s"],
@@ -397,9 +400,9 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
         click.echo(json.dumps(as_data(sweep, statuses), indent=2))
     else:
         print_status(sweep, statuses)
-    if not whole:
+    if number is not None:
         click.echo("interrupted: the same command goes on", err=True)
-        sys.exit(130)
+        sys.exit(BY_SIGNAL + number)
     refused = {entry.id for entry in sweep.entries if entry.refused}
     bad = [
         status

@@ -6,11 +6,11 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from knee.launch.plan import Planned, Wanted
     from knee.launch.site import Site
     from knee.specs import Job
+
+
+T = TypeVar("T")
+MANY = 500
+"""Runs above which a bar is shown while they are planned."""
 
 
 def check_options(options: dict[str, Any]) -> None:
@@ -142,15 +147,17 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.cli.study import changes_of
     from knee.errors import SpecError
     from knee.launch.plan import Wanted
+    from knee.limits import MOST_RUNS
     from knee.study.answers import job_of
     from knee.study.files import load_study
-    from knee.study.questions import all_points
+    from knee.study.questions import all_points, check_count
 
     try:
         study = load_study(grid)
     except InputError as error:
         close = nearest(grid, commands) if not grid.endswith(".toml") else None
         raise InputError(error.message, hint=close or error.hint) from None
+    check_count([study], changes_of(sets), most=MOST_RUNS)
     points = list(all_points(study, changes_of(sets)))
     if not points:
         raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")
@@ -158,7 +165,7 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     given = {name for name in ("local_batch", "global_batch") if name in changes_of(sets)}
     weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
     found = []
-    for point in points:
+    for point in watched(points, "checking"):
         question = point.question
         asked = {"study": point.study, "series": point.series, **asdict(question)}
         batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
@@ -172,6 +179,13 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
         except SpecError as error:
             found.append(replace(one, why=error.message))
     return found
+
+
+def watched(items: Sequence[T], label: str) -> Iterable[T]:
+    """The items, with a bar where they are many."""
+    from knee.cli.progress import progress
+
+    return progress(items, label, len(items)) if len(items) > MANY else items
 
 
 def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> list[Planned]:
@@ -297,7 +311,7 @@ def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
     link_knee(sweep.folder)
     write_env(sweep.folder, site.env)
     if not known:
-        write_plan(sweep, planned)
+        write_plan(sweep, watched(planned, "writing"))
         return
     renew(sweep)
     replace(sweep, made=before.made).write()

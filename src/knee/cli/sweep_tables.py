@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from knee.cli.delivery import nobody_reads
 from knee.cli.table import print_heading, print_rows, seen
 from knee.units import show
 
@@ -81,14 +82,11 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
 
 
-def said(sweep: Sweep, entry: Entry, status: Status) -> str:
-    """A line while the sweep runs."""
-    number = next(i for i, other in enumerate(sweep.entries, start=1) if other.id == entry.id)
+def said(number: int, count: int, entry: Entry, status: Status) -> str:
+    """A line while the sweep runs: of which of how many runs, and how it stands."""
     elapsed = status.elapsed_s()
     took = f" after {show(elapsed, 's')}" if status.over and elapsed is not None and status.cause != "knee" else ""
-    return f"[{number}/{len(sweep.entries)}] {entry.id}: {status.state}{took}" + (
-        f": {seen(status.words)}" if status.words else ""
-    )
+    return f"[{number}/{count}] {entry.id}: {status.state}{took}" + (f": {seen(status.words)}" if status.words else "")
 
 
 def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
@@ -184,6 +182,6 @@ def watched(sweep: Sweep) -> None:
             print_status(sweep, statuses)
             sys.stdout.flush()
         before = state
-        if all(status.over for status in statuses.values()):
+        if all(status.over for status in statuses.values()) or nobody_reads():
             return
         time.sleep(AGAIN_S)

@@ -23,6 +23,8 @@ DIFF = "diff"
 SHOWN = 12
 """Rows of a table on the terminal; --json has all."""
 NAME_WIDTH = 90
+LARGE_BYTES = 100_000_000
+"""Of a trace, from which on it is said how much was read."""
 
 
 @click.command("trace", cls=Sectioned)
@@ -151,24 +153,26 @@ def _is_same(a: Path, b: Path) -> bool:
 
 
 def _analyse(paths: tuple[str, ...], options: dict[str, Any]) -> Analysis:
+    from knee.cli.progress import Meter
     from knee.trace.analyse import analyse
     from knee.trace.classes import classes_of
 
     classes = classes_of(patterns=options["comm_pattern"], file=options["classes_file"], comm=options["comm"])
-    shown = sys.stderr.isatty()
+    with Meter() as meter:
 
-    def progress(done: int, all_: int) -> None:
-        if shown and all_ > 1:
-            click.echo(f"\rread {done} of {all_} traces" + ("\n" if done == all_ else ""), nl=False, err=True)
+        def progress(done: int, all_: int, read_bytes: int) -> None:
+            read = f", {read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
+            if all_ > 1 or read:
+                meter.say(f"read {done:,} of {all_:,} trace{'s' if all_ > 1 else ''}{read}")
 
-    return analyse(
-        paths,
-        skip=options["skip"],
-        steps=options["steps"],
-        classes=classes,
-        cache=not options["no_cache"],
-        progress=progress,
-    )
+        return analyse(
+            paths,
+            skip=options["skip"],
+            steps=options["steps"],
+            classes=classes,
+            cache=not options["no_cache"],
+            progress=progress,
+        )
 
 
 def _end(analyses: list[Analysis]) -> None:

@@ -14,7 +14,8 @@ import click
 
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option, plan_of, plan_options
-from knee.errors import DoesNotFit, InputError, KneeError
+from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed
+from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.specs import Job
@@ -364,7 +365,7 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
     for warning in record["warnings"]:
         click.echo(f"warning: {warning}", err=True)
     if not (out / "record.json").exists():
-        raise KneeError(f"{out}/record.json could not be written", hint="--json prints the record all the same")
+        raise NotWritten(f"{out}/record.json could not be written", hint="--json prints the record all the same")
     click.echo(f"wrote {out}/record.json", err=True)
     if record["status"] == "oom":
         raise DoesNotFit(
@@ -373,9 +374,9 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
         )
     if number is not None:
         click.echo(f"{record['error']} after {record['steps_done']} steps", err=True)
-        sys.exit(128 + number)
+        sys.exit(BY_SIGNAL + number)
     if record["status"] != "done":
-        raise KneeError(
+        raise RunFailed(
             f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
             hint=f"{out}/logs has what the ranks said",
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ import click
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.fidelity.cases import Case
+    from knee.fidelity.runs import PublishedRun
 
 MANY = 2_000
-"""Models, clusters and profiles above which a bar is shown."""
+"""Runs above which a bar is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,9 @@ class Answer:
     """What a file of either kind comes to."""
 
     data: dict[str, Any]
-    rows: list[dict[str, Any]]
+    count: int
+    """Rows of the file."""
+    rows: Callable[[], Iterator[dict[str, Any]]]
     used: bool
     """Whether any row could be predicted."""
     skipped: dict[str, int]
@@ -105,13 +107,13 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
             )
         answer = _bandwidths(file, text) if is_bandwidths(header) else _runs(file, text, profile, cluster)
     if rows_path is not None:
-        _write_rows(rows_path, answer.rows)
+        _write_rows(rows_path, answer.rows())
     if not answer.used:
         from knee.cli.validate_tables import none_used
 
         if as_json:
             click.echo(json.dumps(answer.data, indent=2, allow_nan=False))
-        raise InputError(none_used(f"none of the {len(answer.rows):,} rows of {file} can be predicted", answer.skipped))
+        raise InputError(none_used(f"none of the {answer.count:,} rows of {file} can be predicted", answer.skipped))
     if answer.ignored:
         click.echo(f"ignored columns: {', '.join(answer.ignored)}", err=True)
     if as_json:
@@ -173,13 +175,14 @@ def _runs(path: Path, text: str | None, profile: str | None, cluster: str | None
         else (read_runs(path, text), partial(job_of, profile=stack, cluster=where))
     )
 
-    def watch(cases: list[Case]) -> Iterable[Case]:
-        return progress(cases, "predicting", len(cases)) if len(cases) > MANY else cases
+    def watch(runs: Sequence[PublishedRun]) -> Iterable[PublishedRun]:
+        return progress(runs, "predicting", len(runs)) if len(runs) > MANY else runs
 
     found = validate(file, ask, watch)
     return Answer(
         data=as_data(file, found),
-        rows=rows(file, found),
+        count=len(file.rows),
+        rows=lambda: rows(file, found),
         used=bool(found.predictions),
         skipped=found.all.skipped,
         ignored=file.ignored,
@@ -196,7 +199,8 @@ def _bandwidths(path: Path, text: str) -> Answer:
     found = validate_bandwidths(file)
     return Answer(
         data=as_data(file, found),
-        rows=rows(file, found),
+        count=len(file.rows),
+        rows=lambda: rows(file, found),
         used=bool(found.predictions),
         skipped=found.all.skipped,
         ignored=file.ignored,
@@ -204,7 +208,7 @@ def _bandwidths(path: Path, text: str) -> Answer:
     )
 
 
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     from knee.files import csv_text, write_text
 
     write_text(path, csv_text(rows))

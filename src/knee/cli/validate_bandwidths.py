@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +25,24 @@ def as_data(file: BandwidthFile, found: BandwidthValidation) -> dict[str, Any]:
     return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": list(file.ignored)}
 
 
-def rows(file: BandwidthFile, found: BandwidthValidation) -> list[dict[str, Any]]:
+def rows(file: BandwidthFile, found: BandwidthValidation) -> Iterator[dict[str, Any]]:
     """One record a row of the file."""
-    records = []
     for row in file.rows:
         p = found.predictions.get(row.line)
-        records.append(
-            {
-                "line": row.line,
-                "source": row.source,
-                "collective": row.operation,
-                "skipped": found.reasons.get(row.line),
-                "gpus": row.setting and row.setting.n_gpus,
-                "nodes": p and p.nodes,
-                "message_bytes": row.setting and row.setting.message_bytes,
-                "cluster": p and p.cluster,
-                "measured_bus_bytes_per_s": row.bus_bytes_per_s,
-                "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
-                "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
-                "error_frac": p and p.error_frac,
-            }
-        )
-    return records
+        yield {
+            "line": row.line,
+            "source": row.source,
+            "collective": row.operation,
+            "skipped": found.reasons.get(row.line),
+            "gpus": row.setting and row.setting.n_gpus,
+            "nodes": p and p.nodes,
+            "message_bytes": row.setting and row.setting.message_bytes,
+            "cluster": p and p.cluster,
+            "measured_bus_bytes_per_s": row.bus_bytes_per_s,
+            "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
+            "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
+            "error_frac": p and p.error_frac,
+        }
 
 
 def print_bandwidths(found: BandwidthValidation) -> None:

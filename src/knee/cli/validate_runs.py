@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -27,32 +27,28 @@ def as_data(runs: RunFile, found: Validation) -> dict[str, Any]:
     }
 
 
-def rows(runs: RunFile, found: Validation) -> list[dict[str, Any]]:
+def rows(runs: RunFile, found: Validation) -> Iterator[dict[str, Any]]:
     """One record a row of the file."""
-    records = []
     for row in runs.rows:
         p = found.predictions.get(row.line)
-        records.append(
-            {
-                "line": row.line,
-                "id": row.id,
-                "source": row.source,
-                "status": row.status,
-                "skipped": found.reasons.get(row.line),
-                "stack": p and p.stack,
-                "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
-                "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
-                "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
-                "error_frac": p and p.error_frac,
-                "published_memory_bytes": row.memory_bytes,
-                "median_memory_bytes": p and p.run.memory_bytes,
-                "predicted_memory_bytes": p and p.memory_bytes,
-                "memory_error_frac": p and p.memory_error_frac,
-                "fits": p and p.fits,
-                "assumptions": p and "; ".join(p.notes),
-            }
-        )
-    return records
+        yield {
+            "line": row.line,
+            "id": row.id,
+            "source": row.source,
+            "status": row.status,
+            "skipped": found.reasons.get(row.line),
+            "stack": p and p.stack,
+            "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
+            "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
+            "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
+            "error_frac": p and p.error_frac,
+            "published_memory_bytes": row.memory_bytes,
+            "median_memory_bytes": p and p.run.memory_bytes,
+            "predicted_memory_bytes": p and p.memory_bytes,
+            "memory_error_frac": p and p.memory_error_frac,
+            "fits": p and p.fits,
+            "assumptions": p and "; ".join(p.notes),
+        }
 
 
 def print_runs(found: Validation) -> None:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 SHOWN = 12
 """Reasons and assumptions that are printed; JSON has all."""
+MOST_NAMED = 40
+"""Sources, or the like, that a table has; JSON has all."""
 ALL = "all rows"
 
 
@@ -19,9 +21,16 @@ def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int]
     """Nothing where there is a header only; numbers are in all columns but the first if ``right`` does not say."""
     from knee.cli.table import print_heading, print_rows
 
-    if len(cells) > 1:
-        print_heading(title)
-        print_rows(cells, right=range(1, len(cells[0])) if right is None else right)
+    if len(cells) < 2:
+        return
+    names = cells[1:-1] if cells[-1][0] == ALL else cells[1:]
+    left = len(names) - MOST_NAMED
+    if left > 0:
+        cells = [cells[0], *names[:MOST_NAMED], *cells[1 + len(names) :]]
+    print_heading(title)
+    print_rows(cells, right=range(1, len(cells[0])) if right is None else right)
+    if left > 0:
+        click.echo(f"  and {left:,} more; --json has all")
 
 
 def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: str, counted: str) -> None:

@@ -16,7 +16,7 @@ from knee.specs.catalog import did_you_mean
 J_PER_KWH = 3.6e6
 MOST_G_PER_KWH = 5000.0
 """No fuel emits as much; more is a mistake of units."""
-_WRITTEN = re.compile(r"^\s*(\d+\.?\d*|\.\d+)\s*(?:g/kWh)?\s*$")
+_WRITTEN = re.compile(r"^\s*+(\d++(?:\.\d*+)?+|\.\d++)\s*+(?:g/kWh)?+\s*+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

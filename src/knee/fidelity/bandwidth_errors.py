@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from knee.fidelity.bandwidths import FABRICS, BandwidthFile, BandwidthRow, Bandw
 from knee.fidelity.jobs_of_runs import GPUS, gpu_key, unknown_gpu
 from knee.fidelity.links import bus_factor
 from knee.fidelity.residuals import Residuals
+from knee.fidelity.validation import by_name
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
 
@@ -94,8 +95,7 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
     large = [p for p in found if p.reading.setting.message_bytes >= LARGE_BYTES]
 
     def scores(name_of: Callable[[BandwidthRow], str]) -> dict[str, BandwidthScore]:
-        names = dict.fromkeys(name_of(row) for row in file.rows)
-        return {name: _score([r for r in file.rows if name_of(r) == name], reasons, predictions) for name in names}
+        return {name: _score(rows, reasons, predictions) for name, rows in by_name(file.rows, name_of).items()}
 
     return BandwidthValidation(
         headline={name: _residuals(p for p in large if _operation(p) == name) for name in HEADLINE},
@@ -165,7 +165,7 @@ def cluster_of(setting: BandwidthSetting) -> Cluster:
     return _cluster(setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, setting.fabric)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
     begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
     key = begins or gpu_key(gpu)

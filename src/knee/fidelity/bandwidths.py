@@ -142,11 +142,12 @@ def read_bandwidths(path: Path, text: str | None = None) -> BandwidthFile:
     keep their reason."""
     header, lines = read_table(path, REQUIRED, text)
     check_columns(path, header, REQUIRED, MEASURED)
-    if not lines:
+    rows = tuple(_row(line, header, cells) for line, cells in lines)
+    if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one message size a row")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}
     return BandwidthFile(
-        rows=tuple(_row(line, header, cells) for line, cells in lines),
+        rows=rows,
         ignored=tuple(name for name in header if name and name not in known),
         missing=tuple(name for name in DEFAULTS if name not in header),
     )

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.limits import MOST_CSV_BYTES, MOST_JSON_BYTES, MOST_ROWS
 from knee.specs.catalog import did_you_mean
+from knee.text_files import TooLarge, read_all, read_bytes
 
 LEAST = 1e-12
 """Measurements below it, or above one over it, are typing mistakes."""
 STDIN = "-"
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?(\d++(?:\.\d*+)?+|\.\d++)(e[+-]?\d++)?+", re.ASCII | re.IGNORECASE)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 _SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 
 
 def text_of(path: Path, what: str = "a CSV file") -> str:
     """All of a file, or of standard input for ``-``. A pipe can be read once only: pass the text on."""
     try:
-        raw = sys.stdin.buffer.read() if str(path) == STDIN else path.read_bytes()
+        is_stdin = str(path) == STDIN
+        raw = read_all(sys.stdin.buffer, path, MOST_CSV_BYTES) if is_stdin else read_bytes(path, MOST_CSV_BYTES)
+        if len(raw) > MOST_JSON_BYTES and raw.lstrip()[:1] in (b"{", b"["):
+            raise TooLarge(path, MOST_JSON_BYTES, len(raw))
         return raw.decode("utf-8-sig")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=f"name {what}") from None
@@ -36,23 +42,26 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
 
 
 def read_table(
-    path: Path, needed: Sequence[str], text: str | None = None
-) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """The header, and the lines with anything in them by their number; ``needed`` is named where there is no header.
-    ``text`` is the file's, where it was read already."""
-    reader = csv.reader(io.StringIO(text_of(path) if text is None else text, newline=""), strict=True)
-    header: list[str] = []
-    lines: list[tuple[int, list[str]]] = []
-    done = 0
+    path: Path, needed: Sequence[str], text: str | None = None, *, most: int | None = None
+) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
+    """The header, and the lines with anything in them by their number, one at a time; ``needed`` is named where there
+    is no header. ``text`` is the file's, where it was read already; ``most`` is how many rows it may have."""
+    text = text_of(path) if text is None else text
+    _check_rows(path, text, MOST_ROWS if most is None else most)
+    lines = _filled(path, text)
+    header = [name.strip() for name in next(lines, (0, []))[1]]
+    _check_header(path, header, needed)
+    return header, lines
+
+
+def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Lines with anything in them, by their number."""
+    reader, done = csv.reader((found[0] for found in _LINE.finditer(text)), strict=True), 0
     try:
         for cells in reader:
             done = reader.line_num
-            if not any(cell.strip() for cell in cells):
-                continue
-            if not header:
-                header = [name.strip() for name in cells]
-            else:
-                lines.append((done, cells))
+            if any(cell.strip() for cell in cells):
+                yield done, cells
     except csv.Error as error:
         trouble = (
             f"a quote that opens on line {done + 1} is never closed"
@@ -60,8 +69,25 @@ def read_table(
             else (f"line {reader.line_num}: {error}")
         )
         raise InputError(f"{path} is no CSV: {trouble}", hint="save it as comma-separated text") from None
-    _check_header(path, header, needed)
-    return header, lines
+
+
+def _check_rows(path: Path, text: str, most: int) -> None:
+    """Refuse too many before any is made a run; a line is counted as a row only where there are many of them."""
+    if text.count("\n") + text.count("\r") > most:
+        rows = sum(1 for _ in _filled(path, text)) - 1
+        if rows > most:
+            raise TooManyRows(path, rows, most)
+
+
+class TooManyRows(InputError):
+    """More rows than are taken at once."""
+
+    def __init__(self, path: Path, rows: int, most: int) -> None:
+        super().__init__(
+            f"{path} has {rows:,} rows, and at most {most:,} can be used at once",
+            hint="give it in parts, or a sample of its rows",
+        )
+        self.path, self.rows, self.most = path, rows, most
 
 
 def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
@@ -74,7 +100,7 @@ def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> N
                     f"{path} is separated by {name}, not by commas",
                     hint="save it as comma-separated text, with a point for decimals",
                 )
-    twice = sorted({name for name in header if name and header.count(name) > 1})
+    twice = sorted(name for name, times in Counter(header).items() if name and times > 1)
     if twice:
         raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
 

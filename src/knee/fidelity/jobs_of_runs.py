@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import Any, get_args
 
 from knee.errors import SpecError
@@ -195,7 +195,7 @@ def cluster_of(setting: Setting) -> Cluster:
     return _cluster(gpu_key(setting.gpu) or setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
 
 
-@cache
+@lru_cache(maxsize=4096)
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
     """One object for equal words; its name tells it from the others."""
     if gpu not in GPUS:

@@ -12,6 +12,7 @@ from knee.fidelity.kernels import KernelFit, fit_kernels
 from knee.fidelity.link_values import link_values
 from knee.fidelity.power import power_values
 from knee.fidelity.products import FEWEST
+from knee.files import scratch_folder, write_text
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
@@ -106,15 +107,10 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
             f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
         ),
     )
-    new = out.with_name(f"{out.stem}.new.toml")
-    try:
-        new.write_text(text, encoding="utf-8")
-        load_cluster(str(new))  # what is written can be read
-        new.replace(out)
-    except OSError as error:
-        raise InputError(f"{out} cannot be written: {error.strerror}") from None
-    finally:
-        new.unlink(missing_ok=True)
+    with scratch_folder() as folder:
+        (folder / "new.toml").write_text(text, encoding="utf-8")
+        load_cluster(str(folder / "new.toml"))  # what is written can be read
+    write_text(out, text)
     return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -114,10 +115,10 @@ class RunFile:
         return tuple(_one_run(setting, rows) for setting, rows in repeats.items())
 
 
-def read_runs(path: Path, text: str | None = None) -> RunFile:
+def read_runs(path: Path, text: str | None = None, *, most: int | None = None) -> RunFile:
     """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
     used keep their reason."""
-    header, lines = read_table(path, REQUIRED, text)
+    header, lines = read_table(path, REQUIRED, text, most=most)
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in lines)
     if not rows:
@@ -193,7 +194,7 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
 def _one_run(setting: Setting, rows: Sequence[Row]) -> PublishedRun:
     notes = dict.fromkeys(row.setting.note for row in rows if row.setting is not None)
     return PublishedRun(
-        setting=replace(setting, note=" | ".join(notes)),
+        setting=setting if len(notes) == 1 else replace(setting, note=" | ".join(notes)),
         lines=tuple(row.line for row in rows),
         status=next(status for status in STATUSES if any(row.status == status for row in rows)),
         tokens_per_s_per_gpu=_median([row.tokens_per_s_per_gpu for row in rows]),
@@ -218,11 +219,11 @@ def _flag(column: str, text: str) -> bool:
 
 
 def _word(column: str, text: str) -> str:  # noqa: ARG001 - as the others
-    return text.lower()
+    return sys.intern(text.lower())
 
 
 def _text(column: str, text: str) -> str:  # noqa: ARG001 - as the others
-    return text
+    return sys.intern(text)  # a few words in a million rows
 
 
 REQUIRED = ("layers", "hidden", "heads", "gpu", "n_gpus", "seq_len", "global_batch")

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from knee.errors import InputError
 from knee.record.measurement import Kind
+from knee.text_files import read_text
 from knee.units import show
 
 FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
@@ -63,7 +64,7 @@ def read_record(path: Path) -> dict[str, Any]:
     """One record of a file, or of the folder of a run."""
     file = path / "record.json" if path.is_dir() else path
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}", hint=FORM
@@ -78,6 +79,8 @@ def read_record(path: Path) -> dict[str, Any]:
         raise InputError(f"{file} is not a record", hint=FORM)
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
         raise InputError(f"{file} has nothing that could be compared", hint=FORM)
+    if not isinstance(record.get("flop_convention", ""), str):
+        raise InputError(f"{file}: flop_convention is not a name", hint=FORM)
     return record
 
 

@@ -12,11 +12,12 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.fidelity.cases import grouped, predicted
-from knee.fidelity.csv_cells import text_of
+from knee.fidelity.csv_cells import TooManyRows, text_of
 from knee.fidelity.jobs_of_runs import check_memory, job_of
 from knee.fidelity.runs import Row, RunFile, read_runs
 from knee.fidelity.user_records import Pair, Recorded, is_json, merged, read_records
 from knee.fidelity.validation import NO_ANSWER
+from knee.limits import MOST_FITTED_ROWS
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 
@@ -68,10 +69,12 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
         if is_json(text):
             records += read_records(path, text, profile, cluster)
         else:
-            file = read_runs(path, text)
+            file = read_runs(path, text, most=MOST_FITTED_ROWS)
             rows += file.rows
             defaults += [file.defaults] * len(file.rows) if file.defaults else []
             ignored += file.ignored
+        if len(rows) + len(records) > MOST_FITTED_ROWS:
+            raise TooManyRows(path, len(rows) + len(records), MOST_FITTED_ROWS)
     skipped = Counter(row.reason for row in rows if row.reason is not None)
     skipped.update(record.reason for record in records if record.reason is not None)
     pairs: list[Pair] = []

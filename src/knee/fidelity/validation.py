@@ -5,16 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
+from typing import TypeVar
 
 import numpy as np
 
-from knee.fidelity.cases import Ask, Case, Refused, cases_of, predicted, unread_bytes
+from knee.fidelity.cases import Ask, Refused, cases_of, predicted, unread_bytes
 from knee.fidelity.jobs_of_runs import job_of
 from knee.fidelity.ranking import Group, Ranking, job_key, rank_group
 from knee.fidelity.residuals import Residuals
 from knee.fidelity.runs import STATUSES, PublishedRun, Row, RunFile, Status
 
-Watch = Callable[[list[Case]], Iterable[Case]]
+T = TypeVar("T")
+Watch = Callable[[Sequence[PublishedRun]], Iterable[PublishedRun]]
+PIECE = 20_000
+"""Runs that are predicted together: their jobs take ten times the memory of their answers."""
 NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
 UNREAD = "memory read from torch's allocator: the context and NCCL's buffers beside it are not compared"
 
@@ -88,20 +94,18 @@ class Validation:
 
 
 def validate(file: RunFile, ask: Ask = job_of, watch: Watch = iter) -> Validation:
-    """Predict every row of a file and score it; ``watch`` sees the tables pass that are predicted."""
+    """Predict every row of a file and score it; ``watch`` sees the runs pass that are predicted."""
     found, refused = predict(file.runs, ask, watch)
     predictions = {line: p for p in found for line in p.run.lines}
     reasons = {row.line: row.reason for row in file.rows if row.reason is not None}
     reasons |= {line: reason for run, reason in refused for line in run.lines}
     groups = _groups(found)
+    rows_of = by_name(file.rows, attrgetter("source"))
+    found_of = by_name(found, lambda p: p.run.setting.source)
+    groups_of = by_name(groups, attrgetter("source"))
     sources = {
-        name: _score(
-            rows=[row for row in file.rows if row.source == name],
-            reasons=reasons,
-            found=[p for p in found if p.run.setting.source == name],
-            groups=[group for group in groups if group.source == name],
-        )
-        for name in dict.fromkeys(row.source for row in file.rows)
+        name: _score(rows=rows, reasons=reasons, found=found_of.get(name, ()), groups=groups_of.get(name, ()))
+        for name, rows in rows_of.items()
     }
     medians = [score.throughput.median_frac for score in sources.values() if score.throughput is not None]
     return Validation(
@@ -116,6 +120,14 @@ def validate(file: RunFile, ask: Ask = job_of, watch: Watch = iter) -> Validatio
     )
 
 
+def by_name(items: Iterable[T], name_of: Callable[[T], str]) -> dict[str, list[T]]:
+    """Items by a name that each has, in their order."""
+    found: dict[str, list[T]] = {}
+    for item in items:
+        found.setdefault(name_of(item), []).append(item)
+    return found
+
+
 def _notes(file: RunFile, predictions: Mapping[int, Prediction]) -> dict[str, int]:
     """Columns that are missing first; then what was assumed of most rows."""
     said = Counter(note for p in predictions.values() for note in p.notes)
@@ -125,11 +137,26 @@ def _notes(file: RunFile, predictions: Mapping[int, Prediction]) -> dict[str, in
 
 
 def predict(
-    runs: Iterable[PublishedRun], ask: Ask = job_of, watch: Watch = iter
+    runs: Sequence[PublishedRun], ask: Ask = job_of, watch: Watch = iter
 ) -> tuple[list[Prediction], list[Refused]]:
-    """All runs at once; those that cannot be asked, or have no finite answer, with the reason."""
+    """All runs, some thousands together; those that cannot be asked, or have no finite answer, with the reason."""
+    found: list[Prediction] = []
+    refused: list[Refused] = []
+    said: dict[tuple[str, ...], tuple[str, ...]] = {}
+    passing = iter(watch(runs))
+    while piece := list(islice(passing, PIECE)):
+        good, bad = _predict(piece, ask, said)
+        found += good
+        refused += bad
+    return found, refused
+
+
+def _predict(
+    runs: Sequence[PublishedRun], ask: Ask, said: dict[tuple[str, ...], tuple[str, ...]]
+) -> tuple[list[Prediction], list[Refused]]:
+    """``said`` has the notes so far: most runs share theirs."""
     cases, refused = cases_of(runs, ask)
-    answer = predicted(watch(cases))
+    answer = predicted(cases)
     found: list[Prediction] = []
     pairs = [(case, run, asked) for case in cases for run, asked in zip(case.runs, case.asked, strict=True)]
     for i, (case, run, asked) in enumerate(pairs):
@@ -145,7 +172,7 @@ def predict(
                 tokens_per_s_per_gpu=rate,
                 memory_bytes=memory,
                 fits=bool(answer.fits[i]),
-                notes=(*asked.notes, *unread),
+                notes=said.setdefault(notes := (*asked.notes, *unread), notes),
             )
         )
     return found, refused

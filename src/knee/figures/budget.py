@@ -14,6 +14,7 @@ from knee.figures.heat import Cell, heat
 from knee.figures.lines import Point, lines
 from knee.figures.palette import IDEAL, INK
 from knee.figures.vega import Spec, alone, to_png, to_svg
+from knee.files import write_bytes, write_text
 from knee.units import amount, counted
 
 Data = Mapping[str, Any]
@@ -189,12 +190,12 @@ def write_plot(data: Data, path: str) -> None:
     spec = alone(together(figures))
     target = Path(path)
     if path.endswith(".json"):
-        target.write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
+        write_text(target, json.dumps(spec, indent=2) + "\n")
     elif path.endswith(".png"):
-        target.write_bytes(to_png(spec))
+        write_bytes(target, to_png(spec))
     elif path.endswith(".html"):
         said = "".join(f"<p>{escape(sentence)}</p>" for sentence in data["sentences"])
         head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>knee budget</title></head>'
-        target.write_text(f"{head}<body>{to_svg(spec)}{said}</body></html>\n", encoding="utf-8")
+        write_text(target, f"{head}<body>{to_svg(spec)}{said}</body></html>\n")
     else:
-        target.write_text(to_svg(spec), encoding="utf-8")
+        write_text(target, to_svg(spec))

@@ -11,6 +11,7 @@ from typing import Any
 
 from knee.figures.palette import IDEAL, INK, SERIES
 from knee.figures.vega import CONFIG, PAPER, Spec, load, to_svg
+from knee.files import write_bytes, write_text
 
 ENDINGS = (".svg", ".png", ".html", ".json")
 WIDTH, HEIGHT = 340, 240
@@ -58,15 +59,15 @@ def write(series: Sequence[Series], path: str) -> None:
     """Draw into a file; its ending says how."""
     spec = spec_of(series)
     if path.endswith(".json"):
-        Path(path).write_text(json.dumps(spec, indent=2) + "\n", encoding="utf-8")
+        write_text(Path(path), json.dumps(spec, indent=2) + "\n")
     elif path.endswith(".png"):
         # a file stands alone, so that its ground is not the reader's
         plain = spec | {"config": spec["config"] | {"background": PAPER}}
-        Path(path).write_bytes(load("vl_convert").vegalite_to_png(plain, scale=2, allowed_base_urls=[]))
+        write_bytes(Path(path), load("vl_convert").vegalite_to_png(plain, scale=2, allowed_base_urls=[]))
     elif path.endswith(".html"):
-        Path(path).write_text(_page(series, to_svg(spec)), encoding="utf-8")
+        write_text(Path(path), _page(series, to_svg(spec)))
     else:
-        Path(path).write_text(to_svg(spec), encoding="utf-8")
+        write_text(Path(path), to_svg(spec))
 
 
 def spec_of(series: Sequence[Series]) -> Spec:

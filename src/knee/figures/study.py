@@ -24,6 +24,10 @@ PUBLISHED = "published_"
 """Beginning of the columns that have a published reading beside knee's value."""
 
 
+MOST_DRAWN = 5_000
+"""Runs of a chart and of the table behind it: 3 MB of the page."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """A chart and what belongs beside it."""
@@ -72,6 +76,8 @@ def _figure(
     id: str, draw: Draw, every: Sequence[Row], impossible: Sequence[Row], published: Sequence[Published]
 ) -> Figure:
     rows, impossible = matching(every, draw.at), matching(impossible, draw.at)
+    if len(rows) + len(impossible) > MOST_DRAWN:
+        return _too_many(id, draw, len(rows) + len(impossible))
     stated = [one for one in published if one.metric == draw.y] if draw.mark in ("line", "bar") else []
     beside = _beside(draw, stated, every, rows)
     empty = Figure(
@@ -92,6 +98,14 @@ def _figure(
         frame += " ● measured; the others are simulated."
     note = f"Left out, because they do not fit in memory: {left_out:,}; the table has them." if left_out else ""
     return replace(empty, spec=spec, caption=_sentences(draw.caption, frame, note))
+
+
+def _too_many(id: str, draw: Draw, count: int) -> Figure:
+    """In the place of a chart that nobody could read, and of a table that no browser would scroll."""
+    said = f"{count:,} runs are too many to draw: choose some with `at`, up to {MOST_DRAWN:,}. All are in runs.csv."
+    return Figure(
+        id=id, title=draw.title, caption=_sentences(draw.caption, said), spec=None, columns=("series",), rows=()
+    )
 
 
 def slug(words: str) -> str:

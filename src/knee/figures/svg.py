@@ -13,7 +13,7 @@ DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "font-size": "12px", "fon
             "stroke-opacity": "1", "fill-opacity": "1", "transform": "translate(0,0)"}  # fmt: skip
 INHERITED = ("fill", "stroke", "stroke-width", "font-size", "font-weight", "text-anchor", "stroke-dasharray",
              "stroke-linecap")  # fmt: skip
-NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+NUMBER = re.compile(r"-?(?<!\d)\d++\.\d++(?:e-?\d++)?")
 DISC = re.compile(r"^M([\d.]+),0A\1,\1,0,1,1,-\1,0A\1,\1,0,1,1,\1,0Z?$")
 MOVED = re.compile(r"^translate\((-?[\d.]+),(-?[\d.]+)\)$")
 SPACE = "{http://www.w3.org/2000/svg}"

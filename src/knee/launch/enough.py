@@ -115,6 +115,9 @@ class Knees:
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self.rates: dict[str, Rate | None] = {}
+        self.series: dict[str, list[Entry]] = {}
+        for entry in sweep.entries:
+            self.series.setdefault(entry.series, []).append(entry)
 
     def beyond(self, entry: Entry, statuses: Mapping[str, Status]) -> str | None:
         """Why a run is not worth starting: a count of GPUs below its own is known not to pay.
@@ -124,8 +127,8 @@ class Knees:
         """
         best: dict[int, Rate] = {}
         unknown: set[int] = set()
-        for other in self.sweep.entries:
-            if other.series != entry.series or other.gpus >= entry.gpus:
+        for other in self.series[entry.series]:
+            if other.gpus >= entry.gpus:
                 continue
             status = statuses[other.id]
             rate = self._rate(other) if status.state == "done" else None

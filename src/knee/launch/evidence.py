@@ -16,7 +16,7 @@ TAIL_BYTES = 65_536
 ALL_TAILS_BYTES = 32 << 20
 SILENT_S = 5.0
 """A rank whose last heartbeat is so much older than the newest has stopped before the others."""
-STUCK = re.compile(r"no step has ended for (\d+) s")
+STUCK = re.compile(r"no step has ended for (\d{1,9}) s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

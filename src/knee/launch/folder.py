@@ -15,6 +15,7 @@ from typing import Any
 from knee.errors import InputError
 from knee.files import make_folder, write_text
 from knee.launch.status import Status, read_status
+from knee.text_files import read_text
 from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 SWEEP = "sweep.json"
@@ -83,11 +84,13 @@ def read_sweep(folder: Path) -> Sweep:
     """The sweep of a folder."""
     path = folder / SWEEP
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             f"{folder} has no {SWEEP}: it is no sweep's folder", hint="`knee sweep STUDY --out DIR` makes one"
         ) from None
+    except InputError:
+        raise
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
     version = plain.get("schema_version") if isinstance(plain, dict) else None
@@ -173,7 +176,7 @@ def wants_cancel(run: Path) -> bool:
 def read_record(run: Path) -> dict[str, Any]:
     """What the trainer left; empty where it left nothing that can be read."""
     try:
-        record = json.loads((run / RECORD).read_text(encoding="utf-8"))
+        record = json.loads(read_text(run / RECORD))
     except (OSError, ValueError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -36,8 +36,8 @@ def go_on(
     until_knee: bool = False,
     only: Collection[str] | None = None,
     tell: Tell = lambda _entry, _status: None,
-) -> bool:
-    """Start what is missing, cheap runs first; False where it was interrupted. The caller holds the folder's lock.
+) -> int | None:
+    """Start what is missing, cheap runs first; the signal that ended it. The caller holds the folder's lock.
 
     ``only``: ids of the runs to start, where not all that are missing are meant.
     """
@@ -47,7 +47,7 @@ def go_on(
         knees = Knees(sweep)
         for entry in missing(sweep, statuses, until_knee=until_knee, only=only):
             if told.signal is not None:
-                return False
+                return told.signal
             run, status = sweep.run(entry), statuses[entry.id]
             if wants_cancel(run):
                 tell(entry, write_status(run, not_started(status, "cancelled", CANCELLED)))
@@ -59,7 +59,7 @@ def go_on(
                 tell(entry, replace(status, state="running"))
                 statuses[entry.id] = keep(what)
                 tell(entry, statuses[entry.id])
-        return told.signal is None
+        return told.signal
 
 
 def _keeping(sweep: Sweep, site: Site, entry: Entry, timeout_s: float, program: Sequence[str]) -> Keeping:

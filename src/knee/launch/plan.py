@@ -19,6 +19,7 @@ from knee.search.export_file import job_file
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.table import table_of
+from knee.text_files import read_text
 from knee.train.job import TrainJob
 from knee.train.launch import write_job
 from knee.train.record import JOB
@@ -108,22 +109,17 @@ def _checked(
 
 def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
     """Groups of jobs that share their specs are simulated together."""
-    groups: dict[int, list[int]] = {}
-    kinds: list[tuple[Any, Any, Any]] = []
+    groups: dict[tuple[int, ...], list[int]] = {}
     for at, one in enumerate(planned):
         job = one.wanted.job
         if job is None or one.train is None:
             continue
-        kind = (job.model, job.cluster, job.profile)
-        number = next((i for i, other in enumerate(kinds) if other == kind), None)
-        if number is None:
-            number = len(kinds)
-            kinds.append(kind)
-        groups.setdefault(number, []).append(at)
+        # by identity: specs are loaded once, have no hash, and comparing each with all others would take squared time
+        groups.setdefault((id(job.model), id(job.cluster), id(job.profile)), []).append(at)
     found = list(planned)
-    for number, members in groups.items():
+    for members in groups.values():
         jobs = [job for at in members if (job := planned[at].wanted.job) is not None]
-        results = simulate_table(*kinds[number], table_of(jobs))
+        results = simulate_table(jobs[0].model, jobs[0].cluster, jobs[0].profile, table_of(jobs))
         price = jobs[0].cluster.usd_per_gpu_h
         for row, at in enumerate(members):
             one, job = planned[at], jobs[row]
@@ -147,7 +143,7 @@ def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
     return found
 
 
-def write_plan(sweep: Sweep, planned: Sequence[Planned]) -> None:
+def write_plan(sweep: Sweep, planned: Iterable[Planned]) -> None:
     """The runs' folders, then the sweep's own file: where that is, all are whole."""
     for one in planned:
         run = sweep.run(one.entry)
@@ -174,7 +170,7 @@ def renew(sweep: Sweep) -> None:
             write_status(run, replace(status, state="failed", cause="spec", words=entry.refused))
         path = run / JOB
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
+            plain = json.loads(read_text(path))
         except (OSError, ValueError):
             continue
         now = {"out": str(run), "timeout_s": sweep.options["timeout_s"]}

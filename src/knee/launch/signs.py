@@ -28,9 +28,13 @@ class Sign:
 
     def line(self, log: str) -> str | None:
         """The first line that has it and is not a mere warning, without what loggers put before it."""
+        end = 0
         for match in self.pattern.finditer(log):
+            if match.start() < end:  # the line was looked at
+                continue
             start, end = log.rfind("\n", 0, match.start()) + 1, log.find("\n", match.end())
-            line = LABEL.sub("", log[start : end if end >= 0 else len(log)])
+            end = end if end >= 0 else len(log)
+            line = LABEL.sub("", log[start:end])
             if not HARMLESS.search(line) and not (self.unless and self.unless.search(line)):
                 return line.strip()[:300]
         return None
@@ -44,23 +48,24 @@ HARMLESS = re.compile(
     r"^(?!.*CUDA initialization)(?:(?:\[rank\d+\]: )?\s|.*(?:Warning\b|\bWARNING\b|\bNCCL INFO\b|"
     r"\bINFO\b|\bDEBUG\b|\[W\d+|\bW\d{4} ))"
 )
+# what may stand between two words is bounded: a line that repeats the first would take the square of its length
 MEMORY = (
     Sign(cause="memory", memory="device", says="out of memory: ", pattern=re.compile(
         r"\b(?:CUDA|HIP) out of memory|\b(?:CUDA|HIP)(?: driver)? error:? .{0,20}out of memory|\bOutOfMemoryError|"
         r"[Cc]uda failure.{0,8}'out of memory'|cudaErrorMemoryAllocation|hipErrorOutOfMemory")),
     Sign(cause="memory", memory="limit", says="shared memory (/dev/shm) is full: ", pattern=re.compile(
-        r"unable to \w+ [^\n]*</torch_[^\n]*(?:No space left|Cannot allocate)|insufficient shared memory|"
-        r"out of shared memory|failed to extend /dev/shm/|/dev/shm/[^\n]*No space left|posix_fallocate failed")),
+        r"</torch_[^\n]{0,300}(?:No space left|Cannot allocate)|insufficient shared memory|"
+        r"out of shared memory|failed to extend /dev/shm/|/dev/shm/[^\n]{0,300}No space left|posix_fallocate failed")),
     Sign(cause="memory", says="out of memory: ", pattern=re.compile(r"CU(?:BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     Sign(cause="memory", memory="host", says="out of memory: ", pattern=re.compile(
         r"[Cc]an(?:'t|not) allocate memory|[Nn]ot enough memory|\bMemoryError\b|std::bad_alloc|oom.kill|OOM Killed|"
         r"Out of memory: Killed process|\btasks? \S+: Out Of Memory|[Ee]xceeded (?:step |job )?memory limit|"
-        r"Error: [^\n]*\bout of memory"), unless=re.compile(r"\bibv_|\bNCCL\b")),
+        r"Error: [^\n]{0,300}\bout of memory"), unless=re.compile(r"\bibv_|\bNCCL\b")),
 )  # fmt: skip
 """The first that is found counts. Only the first of all is certain to be the device's."""
 FAULTS = (
     Sign(cause="bad_node", says="the limit on locked memory (ulimit -l) is too low for the network: ",
-         pattern=re.compile(r"\bibv_\w+ failed[^\n]*Cannot allocate memory")),
+         pattern=re.compile(r"\bibv_\w+ failed[^\n]{0,300}Cannot allocate memory")),
     Sign(cause="bad_node", pattern=re.compile(
         r"uncorrectable (?:ECC|NVLink)|fallen off the bus|\bXid\b|"
         r"CUDA error: (?:unknown error|initialization error|unspecified launch failure|hardware)|"
@@ -75,15 +80,15 @@ STARTS = (
     DENIED,
     Sign(cause="software", pattern=re.compile(
         r"ModuleNotFoundError|No module named|command not found|ImportError|undefined symbol|"
-        r"driver version is insufficient|No such file or directory: '[^']*(?:python|srun|torchrun)[^']*'|"
-        r"exec: [^\n]*: not found|: cannot execute|execve\(\): [^\n]*No such file|could not open image|"
-        r"pyxis: (?:failed|couldn't)[^\n]*")),
+        r"driver version is insufficient|No such file or directory: '[^'\n]{0,300}(?:python|srun|torchrun)|"
+        r"exec: [^\n]{0,300}: not found|: cannot execute|execve\(\): [^\n]{0,300}No such file|could not open image|"
+        r"pyxis: (?:failed|couldn't)")),
 )  # fmt: skip
 """What keeps a rank from its work, and is no fault of the node's."""
 TIMEOUTS = (
     Sign(cause="comm_timeout", pattern=re.compile(
         r"collective operation timeout|due to a collective timeout|watchdog got stuck for \d+|"
-        r"NCCL (?:error|WARN)[^\n]*(?:timeout|timed out)|Timed out waiting \d+ms|socket has timed out after|"
+        r"NCCL (?:error|WARN)[^\n]{0,300}(?:timeout|timed out)|Timed out waiting \d+ms|socket has timed out after|"
         r"DistStoreError|RendezvousTimeout|wait timeout after \d+ms")),
 )  # fmt: skip
 # the line that names the other end goes before those that only say that there was one
@@ -92,10 +97,10 @@ BROKEN = (
         r"Connection (?:closed|reset) by (?:remote )?peer|Got completion (?:from peer|with)|\bConnect to \S+ failed")),
     Sign(cause="comm", pattern=re.compile(
         r"ncclRemoteError|DistNetworkError|remote process exited or there was a network error|"
-        r"\b(?:gloo|NCCL|Socket)[^\n]*(?:Broken pipe|Connection refused|No route to host)")),
+        r"\b(?:gloo|NCCL|Socket)[^\n]{0,300}(?:Broken pipe|Connection refused|No route to host)")),
 )  # fmt: skip
 PEER = re.compile(r"(?:remote peer|from peer|by peer|Connect to) \[?([^\s<>\[\],]+)")
-ADDRESS = re.compile(r"[\d.]+|.*:.*")
+ADDRESS = re.compile(r"[\d.]++|[^:\n]*+:.*")
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
 SLURM: tuple[tuple[str, State, Cause, str], ...] = (
     (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "a node failed, says Slurm"),
@@ -114,8 +119,8 @@ SLURM: tuple[tuple[str, State, Cause, str], ...] = (
 SLURM_NODE = re.compile(r"[Nn]ode failure on (\S+)|Task launch for \S+ failed on node ([^\s:]+)")
 SCANCEL = re.compile(r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 """It says so too of a step that srun ends because one of its tasks failed."""
-TASK_NODE = re.compile(r"srun: error: (\S+): tasks? \S+: Out Of Memory|slurmstepd-([^\s:]+): error: ")
-REFUSED = re.compile(r"^error: (.+(?:\n[ \t].*)*)(?:\nhint: .*(?:\n[ \t].*)*)?\s*\Z", re.MULTILINE)
+TASK_NODE = re.compile(r"srun: error: (\S+): tasks? \S+: Out Of Memory|slurmstepd-([^\s:]{1,255}): error: ")
+REFUSED = re.compile(r"^error: (.++(?:\n[ \t].*+)*+)(?:\nhint: .*+(?:\n[ \t].*+)*+)?+\s*+\Z", re.MULTILINE)
 ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?((?!torch\.distributed\.elastic)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b"
                         r".*)$", re.MULTILINE)  # fmt: skip
 NOISE = re.compile(
@@ -123,11 +128,11 @@ NOISE = re.compile(
     r"traceback :|^torch\.distributed\.elastic|^Failures:|^Root Cause|^\[\d+\]:|FAILED$"
 )
 FAILURE = re.compile(
-    r"(Root Cause[^\n]*\n\[\d+\]:\n)?\s*time\s*: (\S+)\n\s*host\s*: (\S+)\n"
-    r"\s*rank\s*: (\d+) [^\n]*\n\s*exitcode\s*: (-?\d+)"
+    r"(Root Cause[^\n]{0,300}\n\[\d+\]:\n\s*+)?time\s*+: (\S++)\n\s*+host\s*+: (\S++)\n"
+    r"\s*+rank\s*+: (\d{1,9}) [^\n]*+\n\s*+exitcode\s*+: (-?\d{1,9})"
 )
 """How torchrun lists a rank that failed."""
-RECEIVED = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID (\d+)")
+RECEIVED = re.compile(r"Signal (\d{1,9}) \(SIG\w{1,20}\) received by PID (\d{1,9})")
 TASK_ENDED = re.compile(r"srun: error: (\S+): tasks? \S+: (Killed|Segmentation fault|Bus error|Aborted)")
 SRUN_SIGNALS = {
     "Killed": signal.SIGKILL,

@@ -183,7 +183,7 @@ def nodes_there(site: Site) -> int | None:
 
 def max_array() -> int:
     """Tasks that an array may have here."""
-    found = re.search(r"MaxArraySize\s*=\s*(\d+)", asked("scontrol", "show", "config"))
+    found = re.search(r"MaxArraySize\s*+=\s*+(\d{1,9})", asked("scontrol", "show", "config"))
     return max(1, int(found[1]) - 1 if found else DEFAULT_ARRAY - 1)
 
 

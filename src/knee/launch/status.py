@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from knee.files import write_text
+from knee.text_files import read_text
 from knee.train.record import LOGS, RECORD
 
 State = Literal["pending", "running", "done", "oom", "failed", "timeout", "cancelled"]
@@ -93,7 +94,7 @@ class Status:
 def read_status(folder: Path) -> Status:
     """The run's status; a new one's where there is none. One that cannot be read is told by what the run left."""
     try:
-        return _status(json.loads((folder / STATUS).read_text(encoding="utf-8")))
+        return _status(json.loads(read_text(folder / STATUS)))
     except FileNotFoundError:
         return Status()
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -106,7 +107,7 @@ def _by_record(folder: Path) -> Status:
     # earlier attempts are in folders of their own, and the last one has made its logs' folder
     attempts = sum(path.is_dir() for path in (folder / "attempts").glob("*")) + (folder / LOGS).is_dir()
     try:
-        plain = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        plain = json.loads(read_text(folder / RECORD))
         state = ENDED.get(plain["status"])
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         state = None

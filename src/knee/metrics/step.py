@@ -60,7 +60,7 @@ class Unions(NamedTuple):
 
 
 def unions_of(compute: tuple[Times, Times], comm: tuple[Times, Times]) -> Unions:
-    """From (starts, ends) of each kind: the one definition for simulated steps and for traces."""
+    """From (starts, ends) of each kind."""
     exposed, overlapped = exposed_and_overlapped_s(*comm, *compute)
     return Unions(compute=union_s(*compute), exposed=exposed, overlapped=overlapped)
 

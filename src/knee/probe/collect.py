@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
-from knee.errors import KneeError
+from knee.errors import RunFailed
 from knee.record.points import Point, Record, key_of
 from knee.record.readings import ReadingsFile
 
@@ -64,7 +64,7 @@ def refuse_if_broken(point: Point, why: str) -> None:
         torch.rand(1, device="cuda")
         torch.cuda.synchronize()
     except RuntimeError:
-        raise KneeError(
+        raise RunFailed(
             f"the GPU cannot be used any more after {key_of(point)}: {why}",
             hint="what was measured is kept; the same command goes on, and tries this point last",
         ) from None

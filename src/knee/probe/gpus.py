@@ -106,7 +106,7 @@ def nvidia_gpus(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
 def _without_nvml(root: Path, trouble: str) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
     """The kernel module alone tells its version and the GPUs' names."""
     proc = root / "proc/driver/nvidia"
-    version = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", text_of(proc / "version") or "")
+    version = re.search(r"^(?>.*?Kernel Module).*?\s(\d++\.[\d.]+)", text_of(proc / "version") or "", re.M)
     files = sorted((proc / "gpus").glob("*/information"))  # folders are PCI addresses, of hexadecimal digits
     models = [re.search(r"^Model:\s*(.+)$", text_of(file) or "", re.M) for file in files]
     gpus = tuple(Gpu(index=index, name=model[1] if model else None) for index, model in enumerate(models))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import InputError, KneeError, MissingExtra, RunFailed
 from knee.probe.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, nvml_in_words, nvml_library
 from knee.units import MIB
 
@@ -61,20 +61,20 @@ class Nvml:
             import pynvml
         except ImportError:
             if nvml_library() is None:
-                raise KneeError(NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR) from None
+                raise MissingExtra(NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR) from None
             raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
         except Exception as error:  # whatever a broken package does
-            raise KneeError(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
+            raise MissingExtra(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
         self.nvml: Any = pynvml
         try:
             pynvml.nvmlInit()
             if not pynvml.nvmlDeviceGetCount():
-                raise KneeError(NO_GPU, hint="is one given to this container or job?")
+                raise MissingExtra(NO_GPU, hint="is one given to this container or job?")
             self.handle = self._handle(uuid or _first_visible())
         except pynvml.NVMLError as error:
-            raise KneeError(nvml_in_words(error), hint=DOCTOR) from None
+            raise MissingExtra(nvml_in_words(error), hint=DOCTOR) from None
         except OSError as error:
-            raise KneeError(f"NVML cannot be loaded: {error}", hint=DOCTOR) from None
+            raise MissingExtra(f"NVML cannot be loaded: {error}", hint=DOCTOR) from None
         self.index: int | None = self._ask("nvmlDeviceGetIndex")
         self.called = "the GPU" if self.index is None else f"GPU {self.index}"
 
@@ -95,7 +95,7 @@ class Nvml:
         try:
             return n.nvmlDeviceGetHandleByUUID("MIG-" + wanted)
         except n.NVMLError:
-            raise KneeError(f"NVML knows no GPU {wanted}, which CUDA uses", hint=DOCTOR) from None
+            raise MissingExtra(f"NVML knows no GPU {wanted}, which CUDA uses", hint=DOCTOR) from None
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         """An answer, or None where the board, the driver or the package does not give it."""
@@ -115,7 +115,8 @@ class Nvml:
                 NO_PERMISSION: f"this user has no permission to read the {what} of {self.called}",
                 LOST: f"{self.called} no longer answers: it has fallen off the bus",
             }
-            raise KneeError(why.get(code or 0, f"the {what} of {self.called}: {error}"), hint=DOCTOR) from None
+            kind = RunFailed if code == LOST else MissingExtra
+            raise kind(why.get(code or 0, f"the {what} of {self.called}: {error}"), hint=DOCTOR) from None
 
     @property
     def uuid(self) -> str:

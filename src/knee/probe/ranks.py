@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, RunFailed
 
 HOW = "torchrun --nproc-per-node 8 -m knee.cli probe collectives --out mine.toml"
 """The command for a node of eight GPUs."""
@@ -62,12 +62,12 @@ class Stop:
     """Remembers that someone asked to stop; a second time ends the process."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.number: int | None = None
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: Any) -> None:  # noqa: ARG002 - the form that signal calls
-        self.asked = True
+        self.number = number
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -95,7 +95,7 @@ class Ranks:
             yield
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0][:160]
-            raise KneeError(
+            raise RunFailed(
                 f"rank {self.launch.rank} lost the others: {first}",
                 hint="what was measured is kept; see what ended the other rank, then run the same command again",
             ) from None
@@ -116,7 +116,7 @@ class Ranks:
 
     def stopped(self) -> bool:
         """Whether some rank was asked to stop."""
-        return self.any(self.stop.asked)
+        return self.any(self.stop.number is not None)
 
     def barrier(self) -> None:
         """All ranks are here, and their devices have nothing left to do."""

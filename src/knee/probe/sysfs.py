@@ -27,4 +27,4 @@ def text_of(file: Path) -> str | None:
 def number_of(file: Path) -> int | None:
     """A count; the kernel writes -1 for what it does not know."""
     text = text_of(file)
-    return int(text) if text is not None and re.fullmatch(r"[0-9]+", text) else None
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,18}", text) else None

@@ -9,13 +9,14 @@ The file follows the dialect of ``torch.profiler`` with NCCL, with what readers 
 * Correlation ids need 32 bits, because HolisticTraceAnalysis stores row numbers in the type of the ids.
 * The header has a line of its own with ``"rank": N``, which HolisticTraceAnalysis looks for by line.
 * Kernels that follow each other on a stream never overlap by a rounding error: Perfetto drops those.
+* The head says when the step begins and ends on the device. Kernels do not: a pipeline stage waits for its first, and a
+  device for its host after the last. In a job's trace the next step's first kernel ends a step, and here none follows.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -25,6 +26,7 @@ import numpy as np
 
 from knee.columns import Ints
 from knee.errors import InputError
+from knee.files import write_bytes
 from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, Group
 
 BASE_NS = 10**12
@@ -103,23 +105,15 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
 
 
 def _write(path: Path, data: bytes, *, compress: bool) -> None:
-    """Replace ``path`` by ``data`` in one move, so that no reader meets half a file."""
     if not path.parent.is_dir():
         raise InputError(f"{path}: there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(gzip.compress(data, compresslevel=6, mtime=0) if compress else data)
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise InputError(
-            f"{path}: cannot be written ({error.strerror})", hint="choose a file in a folder you may write to"
-        ) from error
+    write_bytes(path, gzip.compress(data, compresslevel=6, mtime=0) if compress else data)
 
 
 def _lines(events: Events, name: str, device: str) -> Iterator[str]:
     """The file's text: a header, then one event per line."""
-    yield '{\n"schemaVersion": 1,\n"knee": {"simulated": true},\n'
+    step_ns = [BASE_NS, BASE_NS + round(events.step_s * 1e9)]
+    yield f'{{\n"schemaVersion": 1,\n"knee": {json.dumps({"simulated": True, "step_ns": step_ns})},\n'
     yield f'"deviceProperties": {json.dumps([{"id": GPU, "name": device}])},\n'
     yield f'"distributedInfo": {json.dumps(_distributed_info(events))},\n'
     yield f'"displayTimeUnit": "ms",\n"baseTimeNanoseconds": {EPOCH_NS},\n'

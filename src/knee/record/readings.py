@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,9 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from knee.errors import InputError
+from knee.files import cannot_write, write_text
 from knee.record.points import KINDS, Record, point_of
+from knee.text_files import read_text
 
 Probe = Literal["kernels", "power", "collectives", "steps"]
 
@@ -78,7 +79,7 @@ class Readings:
 def read_readings(path: Path) -> Readings:
     """Everything in a file, or one sentence about what is wrong with it and where."""
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        lines = read_text(path).rstrip("\n").split("\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -201,16 +202,12 @@ def _finite(text: str) -> float:
 
 def write_readings(path: Path, readings: Readings) -> None:
     """A whole file at once: the old one stays until the new one is there."""
-    whole = path.with_name(path.name + ".new")
     lines = [json.dumps(record) + "\n" for record in (asdict(readings.machine), *readings.records)]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole.write_text("".join(lines), encoding="utf-8")
-        whole.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            whole.unlink()
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        raise cannot_write(path, error) from None
+    write_text(path, "".join(lines))
 
 
 class ReadingsFile:
@@ -244,5 +241,5 @@ class ReadingsFile:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"key": key} | record) + "\n")
         except OSError as error:
-            raise InputError(f"{self.path} cannot be written: {error.strerror}", hint="what is in it is kept") from None
+            raise cannot_write(self.path, error, hint="what is in it is kept") from None
         self.done.add(key)

@@ -20,6 +20,7 @@ from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.study.quantities import Row
 from knee.study.rows import METRICS, identity, step_row
+from knee.text_files import read_text
 
 LARGEST = 1e30
 """What is beyond it is not a number of this world."""
@@ -88,7 +89,10 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _values(path: Path) -> Iterator[tuple[str, Any]]:
     """Every JSON value of a file with its name; a text where one is damaged."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, encoding="utf-8-sig")
+    except InputError as error:
+        yield str(path), error.message
+        return
     except (OSError, UnicodeDecodeError) as error:
         yield str(path), f"it cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
         return

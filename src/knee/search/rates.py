@@ -15,7 +15,7 @@ import numpy as np
 from knee.columns import Bools, Floats, Ints
 from knee.search.best import SHARES, SLACK, joined, memory_table, partly_recomputed
 from knee.search.bound import least_compute_s, least_step_s
-from knee.search.space import Space, whole_table
+from knee.search.space import Space, degrees, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -34,6 +34,8 @@ SHARDED = ("fsdp", "fsdp_no_reshard", "zero1", "hsdp")
 
 Key = tuple[int, int]
 """GPUs, sequences a step."""
+Degrees = tuple[tuple[int, int, int, int], ...]
+"""Every (tp, pp, cp, dp) of a model on so many GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,8 @@ class Rates:
     """Tokens/s that no plan of a count and batch exceeds, by the bounds of its plans."""
     bounds: dict[Model, float] = field(default_factory=dict)
     """Tokens/s a GPU that no plan of a model exceeds on any count."""
+    tables: dict[tuple[Key, Degrees], PlanTable] = field(default_factory=dict)
+    """Plans of a count and batch: models that are cut into the same degrees have the same ones."""
     plans: int = 0
     """Looked at so far."""
 
@@ -160,9 +164,12 @@ class Rates:
         )
 
     def _table(self, model: Model, gpus: int, batch: int) -> PlanTable | None:
-        table = whole_table(replace(self._space(model, gpus, batch), recomputes=("none",)))
-        keep = np.flatnonzero(self._lean(table))
-        return table.rows(keep) if len(keep) else None
+        space = replace(self._space(model, gpus, batch), recomputes=("none",))
+        key = (gpus, batch), tuple(degrees(space))  # the model has no other part in it: interleaving is left out
+        if key not in self.tables:
+            table = whole_table(space)
+            self.tables[key] = table.rows(np.flatnonzero(self._lean(table)))
+        return self.tables[key] if len(self.tables[key]) else None
 
     def _lean(self, table: PlanTable) -> Bools:
         """Few shard sizes; pipelines without a bubble, which gather nothing again, with small micro-batches."""

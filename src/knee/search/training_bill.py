@@ -14,8 +14,8 @@ from knee.specs.constants import constant
 DAY_S = 86_400.0
 MOST_PUE = 10.0
 # commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
-_TOKENS = re.compile(r"^\s*((?:\d{1,3}(?:,\d{3})+|\d[\d_]*)(?:\.\d*)?(?:[eE]\+?\d+)?|\.\d+(?:[eE]\+?\d+)?)"
-                     r"\s*([kKmMbBtT]?)\s*$", re.ASCII)  # fmt: skip
+_TOKENS = re.compile(r"^\s*+((?:\d{1,3}(?:,\d{3})++|\d[\d_]*+)(?:\.\d*+)?+(?:[eE]\+?\d++)?+|\.\d++(?:[eE]\+?\d++)?+)"
+                     r"\s*+([kKmMbBtT]?+)\s*+$", re.ASCII)  # fmt: skip
 _TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 

@@ -16,16 +16,21 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
+from knee import text_files
 from knee.errors import InputError
+from knee.limits import MOST_JSON_BYTES, MOST_TOML_BYTES
 
 Kind = Literal["model", "gpu", "cluster", "profile"]
 SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "user"]
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCE_KINDS: tuple[SourceKind, ...] = get_args(SourceKind)
+LONGEST_WORD, MOST_WORDS = 80, 1000
+"""Words that are compared with a misspelt one."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
 _HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
@@ -70,7 +75,7 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where."""
     try:
-        return tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path, most=MOST_TOML_BYTES))
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
@@ -78,10 +83,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not valid TOML: {why}") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
     """A text file, or one sentence about why it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return text_files.read_text(path, most=most)
     except FileNotFoundError:
         raise InputError(f"there is no file {str(path)!r}") from None
     except OSError as error:
@@ -91,8 +96,12 @@ def read_text(path: Path) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The closest of the known words, if one is close."""
-    close = difflib.get_close_matches(word.lower(), list(known), n=1, cutoff=0.6)
+    """The closest of the known words, if one is close; long ones are no slips of the pen, and take the square of their
+    length."""
+    if len(word) > LONGEST_WORD:
+        return None
+    short = [name for name in islice(known, MOST_WORDS) if len(name) <= LONGEST_WORD]
+    close = difflib.get_close_matches(word.lower(), short, n=1, cutoff=0.6)
     return close[0] if close else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from knee.errors import SpecError
@@ -52,7 +52,7 @@ def _degree(job: Job) -> int:
     return job.plan.tp * job.plan.pp * job.plan.cp
 
 
-@cache
+@lru_cache(maxsize=1024)  # a grid may change a value of the catalogue in every point
 def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
     """Model, cluster and profile with their sources, loaded once."""
     model, cluster, profile = question_specs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -203,8 +204,8 @@ class Study:
     def __post_init__(self) -> None:
         if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
             raise SpecError("it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing")
-        ids = [claim.id for claim in self.claim]
-        if twice := sorted({one for one in ids if ids.count(one) > 1}):
+        ids = Counter(claim.id for claim in self.claim)
+        if twice := sorted(one for one, count in ids.items() if count > 1):
             raise SpecError(f"claim {twice[0]} is there twice")
         try:
             named = {name for _, name, _, _ in Formatter().parse(self.finding) if name is not None}

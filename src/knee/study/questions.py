@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
 from typing import Any
 
 from knee.errors import InputError
+from knee.limits import MOST_POINTS
 from knee.study.files import Grid, Pick, Study
 
 SPECS = ("model", "cluster", "profile")
-MOST = 100_000
-"""Plans of a grid; more are a slip of the pen, and would take hours."""
-
 Options = tuple[tuple[str, Any], ...]
 
 
@@ -50,6 +48,28 @@ class Point:
         return f"{self.study}: {self.series}, {q.model} on {q.gpus:,} x {q.cluster}"
 
 
+class TooManyPoints(InputError):
+    """Grids that would take too long, found before they are expanded."""
+
+    def __init__(self, studies: str, count: int, most: int) -> None:
+        super().__init__(f"{studies}: {count:,} plans in all", hint=f"up to {most:,} are run at once: leave some out")
+        self.count, self.most = count, most
+
+
+def check_count(studies: Iterable[Study], changes: Mapping[str, Any] | None = None, *, most: int | None = None) -> None:
+    """Refuse grids with more plans than ``most`` in all, by the lengths of their lists."""
+    most = MOST_POINTS if most is None else most
+    studies = list(studies)
+    count = sum(_count(grid, changes or {}) for study in studies for grid in study.grid)
+    if count > most:
+        raise TooManyPoints(", ".join(f"study {study.name}" for study in studies if study.grid), count, most)
+
+
+def _count(grid: Grid, changes: Mapping[str, Any]) -> int:
+    axes, plan = _axes(grid, changes)
+    return prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
+
+
 def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Point]:
     """Every point of a study's grids; ``changes`` replace what the grids say (``model``, ``gpus``, ...)."""
     return list(dict.fromkeys(all_points(study, changes)))
@@ -57,11 +77,13 @@ def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Po
 
 def all_points(study: Study, changes: Mapping[str, Any] | None = None) -> Iterator[Point]:
     """The same, and what is asked twice twice."""
+    check_count([study], changes)
     for grid in study.grid:
         yield from _points(study.name, grid, changes or {})
 
 
-def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
+def _axes(grid: Grid, changes: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+    """What is multiplied: the axes of its points, and those of the plans."""
     axes = {name: _many(changes.get(name, getattr(grid, name))) for name in (*SPECS, "gpus", "seq_len")}
     asked = [name for name in ("global_batch", "local_batch") if name in changes]
     batch = asked[0] if asked else "global_batch" if grid.local_batch is None else "local_batch"
@@ -70,9 +92,11 @@ def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Poin
     plan = {name: _many(value) for name, value in grid.plan.items()}
     if grid.pick == "each":
         axes |= {f"plan {name}": values for name, values in plan.items()}
-    count = prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
-    if count > MOST:
-        raise InputError(f"study {study}: a grid has {count:,} plans", hint=f"up to {MOST:,} are run: leave some out")
+    return axes, plan
+
+
+def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
+    axes, plan = _axes(grid, changes)
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         sets = {key.removeprefix("set "): value for key, value in chosen.items() if key.startswith("set ")}

@@ -67,7 +67,13 @@ def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
                "--device", device, "--out", str(own / RUN), "--force"]  # fmt: skip
     command += [] if steps is None else ["--steps", str(steps)]
     with (own / LOG).open("wb") as log:
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, check=False)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # it ends its ranks, and leaves a record
+            process.terminate()
+            process.wait()
+            raise
     return _read(own)
 
 

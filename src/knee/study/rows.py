@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -124,7 +124,7 @@ def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, 
     }
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _cluster(name: str, sets: tuple[tuple[str, str], ...]) -> Cluster:
     """Loaded once for all rows that name it."""
     return load_cluster(name, split_overrides(sets)[1]).spec

@@ -13,7 +13,7 @@ from knee.study.budgets import budget_rows
 from knee.study.claims import Verdict, judge, not_testable
 from knee.study.files import Study, load_study
 from knee.study.quantities import NotTestable, Row, Rows
-from knee.study.questions import Point, Question, points_of
+from knee.study.questions import Point, Question, check_count, points_of
 from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
 from knee.study.store import IMPOSSIBLE
 
@@ -53,31 +53,35 @@ def with_needs(names: Iterable[str]) -> list[Study]:
 
 def points_to_run(names: Iterable[str], changes: Mapping[str, Any] | None = None) -> list[Point]:
     """All points of the studies and of what they need, in order."""
-    return [point for study in with_needs(names) for point in points_of(study, changes)]
+    studies = with_needs(names)
+    check_count(studies, changes)
+    return [point for study in studies for point in points_of(study, changes)]
 
 
-def recorded(points: Sequence[Point], answers: Answers) -> Iterator[tuple[Point, Mapping[str, Any]]]:
-    """Each point with its record, as it comes: for bars, and so that an interrupted run keeps what it has."""
+def recorded(points: Sequence[Point], answers: Answers) -> Iterator[Row]:
+    """The row of each point, as it comes: for bars, and so that an interrupted run keeps what it has. A record is ten
+    times as large as its row, and is let go."""
     for point in points:
-        yield point, answers(point.question)
+        record = answers(point.question)
+        if IMPOSSIBLE in record:
+            yield impossible_row(point, str(record[IMPOSSIBLE]))
+        else:
+            yield step_row(record, study=point.study, series=point.series)
 
 
 def results(
     names: Sequence[str],
-    records: Iterable[tuple[Point, Mapping[str, Any]]],
+    answered: Iterable[Row],
     measured: Sequence[tuple[Point | None, Mapping[str, Any]]] = (),
     changes: Mapping[str, Any] | None = None,
     kept: Path | None = None,
 ) -> list[Ran]:
-    """Rows, verdicts and findings of the studies. A measured record is of a point, or of every point that it fits;
-    ``kept`` is a folder in which budgets are, because they take a while."""
+    """Rows, verdicts and findings of the studies, of what ``recorded`` gives. A measured record is of a point, or of
+    every point that it fits; ``kept`` is a folder in which budgets are, because they take a while."""
     rows: dict[str, list[Row]] = {}
     impossible: dict[str, list[Row]] = {}
-    for point, record in records:
-        if IMPOSSIBLE in record:
-            impossible.setdefault(point.study, []).append(impossible_row(point, str(record[IMPOSSIBLE])))
-        else:
-            rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
+    for row in answered:
+        (impossible if row["kind"] == IMPOSSIBLE else rows).setdefault(row["study"], []).append(row)
     for study in with_needs(names):
         rows.setdefault(study.name, []).extend(_sheets(study, kept))
     _add_measured(rows, measured)
@@ -85,11 +89,9 @@ def results(
     return [_ran(study, rows, pools, impossible.get(study.name, []), changes) for study in map(load_study, names)]
 
 
-def strangers(
-    records: Iterable[tuple[Point, Mapping[str, Any]]], measured: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+def strangers(answered: Iterable[Row], measured: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Measured records that are of none of the points."""
-    known = {identity(step_row(record, study="", series="")) for _, record in records if IMPOSSIBLE not in record}
+    known = {identity(row) for row in answered if row["kind"] != IMPOSSIBLE} if measured else set()
     return [record for record in measured if identity(step_row(record, study="", series="")) not in known]
 
 
@@ -104,6 +106,10 @@ def _sheets(study: Study, kept: Path | None) -> Iterator[Row]:
 
 
 def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[Point | None, Mapping[str, Any]]]) -> None:
+    at: dict[tuple[Any, ...], list[Row]] = {}
+    for row in (row for found in rows.values() for row in found) if measured else ():
+        if row["kind"] == "simulated" and "plan" in row:
+            at.setdefault(identity(row), []).append(row)
     for point, record in measured:
         if record.get("step_s") is None:
             continue
@@ -111,10 +117,8 @@ def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[Point | N
             record = {**record, "question": asdict(point.question)}
             rows.setdefault(point.study, []).append(step_row(record, study=point.study, series=point.series))
             continue
-        key = identity(step_row(record, study="", series=""))
-        for study, found in rows.items():
-            same = [row for row in found if row["kind"] == "simulated" and "plan" in row and identity(row) == key]
-            found.extend(step_row(record, study=study, series=str(row["series"])) for row in same)
+        for row in at.get(identity(step_row(record, study="", series="")), ()):
+            rows[row["study"]].append(step_row(record, study=row["study"], series=str(row["series"])))
 
 
 def _ran(

@@ -20,6 +20,7 @@ from knee.files import make_folder, write_text
 from knee.specs.catalog import KINDS, ROOT
 from knee.study.answers import answer, loaded
 from knee.study.questions import Options, Question
+from knee.text_files import read_text
 
 ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record", "fidelity")
 """Rooms whose text decides an answer, with the files that compose them and choose the plan."""
@@ -35,7 +36,8 @@ class Store:
     warn: Callable[[str], None] = print
     made: int = 0
     reused: int = 0
-    _seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _seen: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """What was asked for; the answers only where there is no folder to read them from again."""
 
     def __post_init__(self) -> None:
         if self.folder is not None:
@@ -44,11 +46,13 @@ class Store:
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
         key = key_of(question)
-        if key not in self._seen:
-            found = self._kept(key)
-            self.reused += found is not None
-            self._seen[key] = found or self._made(question, key)
-        return self._seen[key]
+        if (seen := self._seen.get(key)) is not None:
+            return seen
+        found = self._kept(key)
+        self.reused += found is not None and key not in self._seen
+        found = found or self._made(question, key)
+        self._seen[key] = found if self.folder is None else None
+        return found
 
     def _made(self, question: Question, key: str) -> dict[str, Any]:
         answered = _answered(question) | {"question": asdict(question), "key": key, "made": _made_by()}
@@ -65,10 +69,10 @@ class Store:
     def _read(self, path: Path, key: str) -> dict[str, Any] | None:
         """None where there is none, or none that is whole; of the latter the user hears."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = read_text(path)
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             self.warn(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}): computed again")
             return None
         why = damage(text, key)
@@ -144,8 +148,8 @@ def fidelity_kept(folder: Path) -> CarriedFidelity:
 
 def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
     """What lies in a file under this key, if it is whole; else what is made, which then does."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        text = path.read_text(encoding="utf-8")
+    with contextlib.suppress(OSError, ValueError):
+        text = read_text(path)
         if damage(text, key) is None:
             return json.loads(text)["found"]
     text = json.dumps(sealed({"key": key, "found": make()}), allow_nan=False)

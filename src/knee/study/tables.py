@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from knee.files import csv_text, write_bytes, write_text
 from knee.study.quantities import Row
@@ -24,7 +23,7 @@ def write_tables(ran: Sequence[Ran], folder: Path) -> list[Path]:
     for name, mark in KINDS.items():
         rows = [row for one in ran for row in one.rows if mark in row]
         if rows:
-            written += _write(folder / name, _even(rows))
+            written += _write(folder / name, rows)
         else:
             _forget(folder / name)
     return written
@@ -38,21 +37,17 @@ def _forget(stem: Path) -> None:
         stem.with_suffix(".parquet").unlink(missing_ok=True)
 
 
-def _even(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _write(stem: Path, rows: Sequence[Row]) -> list[Path]:
     """Every row with every column."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    return [{column: row.get(column) for column in columns} for row in rows]
-
-
-def _write(stem: Path, rows: Sequence[Mapping[str, Any]]) -> list[Path]:
     path = stem.with_suffix(".csv")
-    write_text(path, csv_text(rows))
+    write_text(path, csv_text({column: row.get(column) for column in columns} for row in rows))
     if importlib.util.find_spec("pyarrow") is None:
         return [path]
     import pyarrow
     from pyarrow import parquet
 
     data = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), data)
+    parquet.write_table(pyarrow.table({column: [row.get(column) for row in rows] for column in columns}), data)
     write_bytes(stem.with_suffix(".parquet"), data.getvalue())
     return [path, stem.with_suffix(".parquet")]

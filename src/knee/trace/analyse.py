@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.limits import MOST_TRACE_BYTES
 from knee.trace.audit import Audit, audit
+from knee.trace.blocks import too_large
 from knee.trace.classes import Classes, classes_of
+from knee.trace.columns import check_kernels
 from knee.trace.files import LeftOut, find_files
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read import Trace, read_trace
-from knee.trace.times import Times, Window, mean_times, times_of
+from knee.trace.times import Times, Window, mean_times, times_in
 
 PARALLEL_BYTES = 1 << 25
 """From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
@@ -72,7 +75,8 @@ class Analysis:
         return all(rank.audit.cut is None for rank in self.ranks) and not any(one.is_trace for one in self.left_out)
 
 
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, int], None]
+"""Hears of traces that were read, of how many, and of the bytes of those that this process reads itself."""
 
 
 def analyse(
@@ -115,17 +119,27 @@ def _read_all(
     files: Sequence[Path], classes: Classes, axes: Mapping[str, str] | None, cache: bool, progress: Progress | None
 ) -> list[Trace | InputError]:
     """Each file's trace, or why there is none."""
-    finished = 0
+    finished = kept = read_bytes = 0
 
-    def done() -> None:
-        nonlocal finished
-        finished += 1
+    def told(count: int) -> None:
+        nonlocal read_bytes
+        read_bytes += count
         if progress:
-            progress(finished, len(files))
+            progress(finished, len(files), read_bytes)
+
+    def done(found: Trace | InputError) -> None:
+        nonlocal finished, kept
+        finished += 1
+        if isinstance(found, Trace):
+            kept += len(found.columns) + len(found.columns.launch_ns)
+            check_kernels(kept)
+        told(0)
 
     # a pipe of this process is none of another one's
     apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]
     total = sum(path.stat().st_size * (PACKED if path.suffix == ".gz" else 1) for path in apart)
+    if total > MOST_TRACE_BYTES:
+        raise too_large(apart[0] if len(apart) == 1 else apart[0].parent)
     workers = min(len(apart), os.cpu_count() or 1)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:
@@ -136,10 +150,10 @@ def _read_all(
     for path in files:
         if path not in found:
             try:
-                found[path] = read_trace(path, classes, axes=axes, cache=cache)
+                found[path] = read_trace(path, classes, axes=axes, cache=cache, told=told)
             except InputError as error:
                 found[path] = error
-            done()
+            done(found[path])
     return [found[path] for path in files]
 
 
@@ -196,18 +210,13 @@ def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
         # where launches are not known a step may begin before its first kernel
         begin, end = int(c.start_ns.min()), int(c.end_ns.max())
         window = Window(start_ns=min([begin, *border[:1].tolist()]), end_ns=max([end, *border[-1:].tolist()]))
-    parts = [
-        StepTimes(
-            step=step.number,
-            window=(w := Window(start_ns=int(border[skip + i]), end_ns=int(border[skip + i + 1]))),
-            times=times_of(trace, w),
-        )
-        for i, step in enumerate(chosen)
-    ]
-    if parts and window.start_ns < parts[0].window.start_ns:
-        before = Window(start_ns=window.start_ns, end_ns=parts[0].window.start_ns)
-        parts.insert(0, StepTimes(step=None, window=before, times=times_of(trace, before)))
-    times = times_of(trace, window)
+    windows = [Window(start_ns=a, end_ns=b) for a, b in pairwise(border[skip : skip + len(chosen) + 1].tolist())]
+    numbers: list[int | None] = [step.number for step in chosen]
+    if windows and window.start_ns < windows[0].start_ns:
+        windows.insert(0, Window(start_ns=window.start_ns, end_ns=windows[0].start_ns))
+        numbers.insert(0, None)
+    times, *each = times_in(trace, [window, *windows])
+    parts = [StepTimes(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
     device_s = sum(part.times.window_s for part in parts if part.step is not None)
     host_s = sum(step.end_ns - step.start_ns for step in chosen) / 1e9
     return RankAnalysis(

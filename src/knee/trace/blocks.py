@@ -10,6 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.limits import GIB, MOST_TRACE_BYTES
+from knee.text_files import open_input
 
 BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
@@ -20,6 +22,14 @@ GZIP = b"\x1f\x8b"
 
 class CutOff(Exception):
     """The file ends before its content does; what came before is good."""
+
+
+def too_large(path: Path) -> InputError:
+    """What is said of a trace, or a folder of them, that would take hours."""
+    return InputError(
+        f"{path} has more than {MOST_TRACE_BYTES // GIB:,} GiB of trace, unpacked, which is as much as is read",
+        hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+    )
 
 
 def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[bytes]:
@@ -42,7 +52,11 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
 
     def work() -> None:
         try:
+            left = MOST_TRACE_BYTES
             for block in _unpacked(path, size or BLOCK_BYTES, copy):
+                left -= len(block)
+                if left < 0:
+                    raise too_large(path)
                 if not put(block):
                     return
             put(None)
@@ -57,13 +71,12 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
                 raise item
             yield item
     finally:
-        stop.set()
-        thread.join()
+        stop.set()  # not waited for: it may be reading a pipe that nobody writes to
 
 
 def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
     try:
-        with path.open("rb") as file, copy.open("wb") if copy is not None else nullcontext() as target:
+        with open_input(path) as file, copy.open("wb") if copy is not None else nullcontext() as target:
 
             def read(count: int) -> bytes:
                 data = file.read(count)

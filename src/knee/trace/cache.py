@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
@@ -19,9 +18,12 @@ from typing import Any
 
 import numpy as np
 
+from knee.errors import KneeError
+from knee.files import replacing, scratch_folder
 from knee.trace.columns import Counts, Issued, RankTrace, Step, read_columns
 from knee.trace.decode import Args
 from knee.trace.host import host_columns, of_gpu
+from knee.trace.stream import Told
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
@@ -31,33 +33,33 @@ READERS = ("blocks", "columns", "decode", "gloo", "host", "spans", "stream")
 """Modules whose text decides what an entry says."""
 
 
-def cached_columns(path: Path, *, use: bool = True) -> RankTrace:
-    """The columns of a trace, from the cache where it has them."""
+def cached_columns(path: Path, *, use: bool = True, told: Told | None = None) -> RankTrace:
+    """The columns of a trace, from the cache where it has them; ``told`` hears how many bytes were read."""
     if not path.is_file():
-        return _read_pipe(path)
+        return _read_pipe(path, told)
     if not use:
-        return _read(path)
+        return _read(path, told)
     try:
         entry, seal = _entry(path), _seal(path)
     except (OSError, RuntimeError):  # there may be no home to have a cache in
-        return _read(path)
+        return _read(path, told)
     found = _load(entry, seal, path)
     if found is None:
-        found = _read(path)
+        found = _read(path, told)
         _save(entry, seal, found)
     return found
 
 
-def _read(path: Path) -> RankTrace:
-    found = read_columns(path)
+def _read(path: Path, told: Told | None) -> RankTrace:
+    found = read_columns(path, told=told)
     return found if len(found) or of_gpu(found) else host_columns(found)
 
 
-def _read_pipe(path: Path) -> RankTrace:
+def _read_pipe(path: Path, told: Told | None) -> RankTrace:
     """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
-    with tempfile.TemporaryDirectory(prefix="knee-") as made:
-        copy = Path(made) / "trace"
-        found = read_columns(path, copy=copy)
+    with scratch_folder() as made:
+        copy = made / "trace"
+        found = read_columns(path, copy=copy, told=told)
         if not len(found) and not of_gpu(found):
             found = replace(host_columns(replace(found, path=copy)), path=path)
     return found
@@ -105,17 +107,13 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
         "steps": [asdict(step) for step in trace.steps],
         "counts": asdict(trace.counts),
     }
-    partial = entry.with_name(f".{entry.stem}.{os.getpid()}")
-    try:
+    # no room, no right to write, or what no JSON holds
+    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
         text = json.dumps({"seal": seal, "told": told}).encode()
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with replacing(entry) as partial, partial.open("wb") as file:
             np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
-        os.replace(partial, entry)
         _prune(entry.parent)
-    except (OSError, TypeError, ValueError, RecursionError):  # no room, no right to write, or what no JSON holds
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from pkgutil import get_data
@@ -15,7 +15,10 @@ import numpy as np
 
 from knee.columns import Bools
 from knee.errors import InputError
+from knee.limits import MOST_TOML_BYTES
+from knee.text_files import read_text
 from knee.trace.columns import KERNEL, Int64, RankTrace
+from knee.trace.patterns import user_pattern
 
 OTHER = "other"
 FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
@@ -31,6 +34,8 @@ class KernelClass:
     side_only: bool = False
     """Communication only on streams that nothing else computes on."""
     source: str = ""
+    own: bool = False
+    """Whether it is of knee's own table, whose patterns are tested to be quick."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,10 @@ class Classes:
 
     def of_names(self, names: Sequence[str]) -> Int64:
         """Index of each name's class; the last one is ``other``."""
-        patterns = [re.compile(entry.pattern, re.IGNORECASE) for entry in self.entries]
+        patterns = [
+            re.compile(entry.pattern, re.IGNORECASE) if entry.own else user_pattern(entry.pattern, entry.source)
+            for entry in self.entries
+        ]
         found = [next((i for i, p in enumerate(patterns) if p.search(name)), len(patterns)) for name in names]
         return np.array(found, dtype=np.int64)
 
@@ -56,7 +64,7 @@ def known_classes() -> Classes:
     """knee's own table."""
     # importlib.resources takes longer to import than the table to read
     text = get_data("knee", "catalog/kernel_classes.toml") or b""
-    return Classes(entries=tuple(_entries(tomllib.loads(text.decode()), "kernel_classes.toml")))
+    return Classes(entries=tuple(_entries(tomllib.loads(text.decode()), "kernel_classes.toml", own=True)))
 
 
 def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: Iterable[str] = ()) -> Classes:
@@ -65,8 +73,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     own = list(known_classes().entries)
     first: list[KernelClass] = []
     for pattern in patterns:
-        _check_pattern(pattern, "--comm-pattern")
-        if re.search(pattern, ""):
+        if user_pattern(pattern, "--comm-pattern").search(""):
             raise InputError(f"--comm-pattern {pattern!r} is found in every name: all would be communication",
                              hint="give a part of the names that are meant")  # fmt: skip
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
@@ -80,23 +87,20 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
             hint=f"classes are {', '.join(entry.name for entry in entries)}",
         )
     return Classes(
-        entries=tuple(
-            KernelClass(name=e.name, pattern=e.pattern, communication=True, source=e.source) if e.name in always else e
-            for e in entries
-        )
+        entries=tuple(replace(e, communication=True, side_only=False) if e.name in always else e for e in entries)
     )
 
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:  # of the text, of its encoding, of a number without end
         raise InputError(f"{file} is not TOML: {error}") from None
 
 
-def _entries(table: dict[str, Any], where: str) -> list[KernelClass]:
+def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[KernelClass]:
     found = []
     for name, entry in table.items():
         if not isinstance(entry, dict) or "pattern" not in entry:
@@ -110,7 +114,8 @@ def _entries(table: dict[str, Any], where: str) -> list[KernelClass]:
                 raise InputError(f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}")
         if entry.get("streams", "all") not in ("all", "side"):
             raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
-        _check_pattern(entry["pattern"], f"{where}: [{name}]")
+        if not own:
+            user_pattern(entry["pattern"], f"{where}: [{name}]")
         found.append(
             KernelClass(
                 name=name,
@@ -118,17 +123,10 @@ def _entries(table: dict[str, Any], where: str) -> list[KernelClass]:
                 communication=entry.get("communication", False),
                 side_only=entry.get("streams") == "side",
                 source=entry.get("source", ""),
+                own=own,
             )
         )
     return found
-
-
-def _check_pattern(pattern: str, where: str) -> None:
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        shown = pattern if len(pattern) < 100 else f"{pattern[:100]}..."
-        raise InputError(f"{where}: {shown!r} is no regular expression: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

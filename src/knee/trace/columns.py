@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knee.errors import InputError
+from knee.limits import MOST_KERNELS
 from knee.trace.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.trace.decode import Int64 as Int64
-from knee.trace.stream import HINT, Stream
+from knee.trace.stream import HINT, Stream, Told
 
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
 KERNEL, COPY, FILL = range(3)
@@ -103,13 +104,22 @@ class RankTrace:
         """Whether knee's simulator wrote it."""
         return bool(self.knee.get("simulated"))
 
+    @property
+    def simulated_step_ns(self) -> tuple[int, int] | None:
+        """When the step of a simulated trace begins and ends on the device; None where its head does not say."""
+        match self.knee:
+            case {"simulated": True, "step_ns": [int(start), int(end)]} if -FURTHEST_NS < start <= end < FURTHEST_NS:
+                return start - self.first_ns, end - self.first_ns
+        return None
+
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
-def read_columns(path: Path, *, copy: Path | None = None) -> RankTrace:
-    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
-    stream, collect = Stream(path=path, copy=copy), _Collector()
+def read_columns(path: Path, *, copy: Path | None = None, told: Told | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``,
+    ``told`` hears how many bytes were."""
+    stream, collect = Stream(path=path, copy=copy, told=told), _Collector()
     for events in stream.events():
         collect.take(events)
     return collect.finish(path, stream)
@@ -152,15 +162,25 @@ class Issued(NamedTuple):
     """Ranks of the group, where the operator's tensors tell: what it gathers over what a rank has."""
 
 
+def check_kernels(count: int) -> None:
+    """Refuse more rows than memory is meant for."""
+    if count > MOST_KERNELS:
+        raise InputError(
+            f"there are more than {MOST_KERNELS:,} kernels, copies and launches, and no more are kept in memory",
+            hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+        )
+
+
 class _Collector:
     """Takes events as they are decoded, and keeps what is asked of them."""
 
     def __init__(self) -> None:
         self.base: int | None = None
         self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, "launch", "launched")}
-        self.rows = 0
+        self.rows = self.launches = 0
         self.waiting: list[list[Any]] = []
         self.names: dict[str, int] = {}
+        self.words: dict[Any, Any] = {}
         self.args: dict[int, Args] = {}
         self.steps: dict[tuple[int, int], Step] = {}
         self.events = self.without_duration = self.anomalies = 0
@@ -175,17 +195,21 @@ class _Collector:
     def _flush(self) -> None:
         found = [event for events in self.waiting for event in events]
         self.waiting.clear()
+        check_kernels(self.rows + self.launches)
         self._device([event for event in found if event.role in DEVICE_KINDS and event.ph == "X"])
         self._launches([event for event in found if event.role == "launch" and event.args is not None])
         for event in found:
             if event.role == "annotation":
                 self._annotation(event)
 
-    def _since_base(self, times: list[Any]) -> Int64:
-        """Since the middle of the first times that were seen, as one of them may be broken."""
+    def _set_base(self, times: list[Any]) -> None:
+        """The middle of the first times that were seen, as one of them may be broken."""
         if self.base is None:
             known = sorted(at for at in map(nanoseconds, times) if at is not None)
             self.base = known[len(known) // 2] if known else None
+
+    def _since_base(self, times: list[Any]) -> Int64:
+        self._set_base(times)
         return _times(times, self.base or 0)
 
     def _launches(self, events: list[Any]) -> None:
@@ -193,12 +217,14 @@ class _Collector:
         good = (launch != MISSING) & (at > FAR)
         self.columns["launch"].append(launch[good])
         self.columns["launched"].append(at[good])
+        self.launches += int(good.sum())
 
     def _annotation(self, event: Any) -> None:
         found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
         if found is None or event.ph != "X":
             return
-        start, duration = int(self._since_base([event.ts])[0]), nanoseconds(event.dur)
+        self._set_base([event.ts])
+        start, duration = _since(event.ts, self.base or 0), nanoseconds(event.dur)
         if start <= FAR or duration is None or not 0 <= duration < LONGEST_NS:
             return
         number = int(found.group(1))
@@ -217,7 +243,7 @@ class _Collector:
         args, names = [event.args or NO_ARGS for event in events], self.names
         for i, some in enumerate(args):
             if some.collective is not None:
-                self.args[self.rows + i] = Args(*(plain(getattr(some, field)) for field in KEYS))
+                self.args[self.rows + i] = Args(*(self._shared(plain(getattr(some, field))) for field in KEYS))
         named = [event.name if isinstance(event.name, str) else str(event.name) for event in events]
         found = {
             "start": start,
@@ -231,6 +257,10 @@ class _Collector:
         for name, values in found.items():
             self.columns[name].append(np.asarray(values, dtype=np.int64))
         self.rows += len(events)
+
+    def _shared(self, value: Any) -> Any:
+        """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
+        return self.words.setdefault(value, value) if isinstance(value, str) else value
 
     def finish(self, path: Path, stream: Stream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""
@@ -284,21 +314,27 @@ class _Collector:
 
 def _times(times: list[Any], base: int) -> Int64:
     """Nanoseconds since ``base``, or MISSING, or FAR."""
-    quick = nanosecond_column(times) if 0 <= base < FURTHEST_NS * 4 else None
-    if quick is not None:
-        since: Int64 = quick - base
-        return np.where(np.abs(since) < FURTHEST_NS, since, FAR)
-    found = [None if at is None else at - base for at in map(nanoseconds, times)]
-    return np.array([MISSING if at is None else at if abs(at) < FURTHEST_NS else FAR for at in found], dtype=np.int64)
+    if not 0 <= base < FURTHEST_NS * 4:
+        return np.array([_since(time, base) for time in times], dtype=np.int64)
+    found, others = nanosecond_column(times)
+    since = found - base
+    since[np.abs(since) >= FURTHEST_NS] = FAR
+    since[others] = [_since(times[row], base) for row in others.tolist()]
+    return since
+
+
+def _since(time: Any, base: int) -> int:
+    at = nanoseconds(time)
+    return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
 
 
 def _wholes(values: list[Any]) -> Int64:
     """Whole numbers, or MISSING."""
-    quick = whole_column(values)
-    if quick is not None:
-        return quick
-    found = [whole(plain(value)) for value in values]
-    return np.array([MISSING if number is None else number for number in found], dtype=np.int64)
+    found, others = whole_column(values)
+    found[np.abs(found) >= FURTHEST_NS] = MISSING
+    numbers = (whole(plain(values[row])) for row in others.tolist())
+    found[others] = [MISSING if number is None else number for number in numbers]
+    return found
 
 
 def _numbers(arguments: list[Any], tracks: list[Any]) -> Int64:

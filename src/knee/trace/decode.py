@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Union
 
 import numpy as np
 import numpy.typing as npt
+
+from knee.columns import Bools
 
 try:
     import msgspec
@@ -20,9 +22,12 @@ except ImportError:  # a worker on a machine with torch and NumPy alone
     msgspec = None  # type: ignore[assignment]
 
 STRING_OR_NUMBER = re.compile(
-    rb'"[^"\\]*(?:\\.[^"\\]*)*"|[-+]?\b(?:nan(?:\(\w*\))?|inf(?:inity)?)(?=\s*(?:[,}\]]|$))', re.IGNORECASE | re.DOTALL
+    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|'
+    rb"[-+]?\b(?:nan(?:\(\w*+\))?|inf(?:inity)?)(?=\s*+(?:[,}\]]|$))",
+    re.IGNORECASE | re.DOTALL,
 )
-"""What C++ prints for numbers that JSON does not have; strings are matched too, so that none is found inside them."""
+"""What C++ prints for numbers that JSON does not have; strings are matched too, so that none is found inside them,
+and one without an end to the end, so that none is searched twice."""
 Int64 = npt.NDArray[np.int64]
 LAUNCHES = ("_runtime", "_driver")
 """How the categories of calls that launch end: CUDA's and HIP's."""
@@ -31,6 +36,8 @@ ROLES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_mems
 """Category -> what it is read as; the last four are torch 1.8's to 1.11's, whose steps are operators."""
 FURTHEST_DIGIT = 40
 """A time of more digits is none."""
+_CUT_OFF = Context(prec=FURTHEST_DIGIT + 24, rounding=ROUND_DOWN)
+"""Enough digits for every time, and no rounding up of those beyond."""
 
 
 @lru_cache(1024)
@@ -191,41 +198,73 @@ def decode_object(text: bytes) -> Any:
         raise NotJson from None
 
 
-def repaired(text: bytes) -> bytes:
-    """The same with null for numbers that JSON does not have."""
+def repaired(text: bytes, *, by: bytes = b"null") -> bytes:
+    """The same with null, or another word, for numbers that JSON does not have."""
     plain_text = text.lower()
     if b"nan" not in plain_text and b"inf" not in plain_text:
         return text
-    return STRING_OR_NUMBER.sub(lambda found: found[0] if found[0].startswith(b'"') else b"null", text)
+    return STRING_OR_NUMBER.sub(lambda one: one[0] if one[0].startswith(b'"') else by.ljust(len(one[0])), text)
 
 
 _ZEROS = (b"000", b"00", b"0", b"")
-_WHOLE = re.compile(rb"-?\d{1,18}(?:,-?\d{1,18})*")
-_MICROSECONDS = re.compile(rb"[0-8]?\d{1,15}(?:,[0-8]?\d{1,15})*")
-_THREE_DECIMALS = re.compile(rb"[0-8]?\d{1,15}\.\d{3}(?:,[0-8]?\d{1,15}\.\d{3})*")
+_COMMA, _MINUS, _POINT, _ZERO = b",-.0"
+_TENS = 10 ** np.arange(19, dtype=np.int64)
 
 
-def whole_column(values: list[Any]) -> Int64 | None:
-    """Whole numbers as they stand in the file, all at once; None where one is anything else."""
-    text = _joined(values)
-    return np.fromstring(text, dtype=np.int64, sep=",") if _WHOLE.fullmatch(text) else None
+def whole_column(values: list[Any]) -> tuple[Int64, Int64]:
+    """Whole numbers as they stand in the file, and the rows of those that are written in another way."""
+    found, read = _column(values, decimals=0)
+    return found, np.flatnonzero(~read)
 
 
-def nanosecond_column(times: list[Any]) -> Int64 | None:
-    """``nanoseconds`` of all at once; None where one is not written as Kineto writes them."""
-    text = _joined(times)
-    if _MICROSECONDS.fullmatch(text):
-        return np.fromstring(text, dtype=np.int64, sep=",") * 1000
-    if _THREE_DECIMALS.fullmatch(text):
-        return np.fromstring(text.replace(b".", b""), dtype=np.int64, sep=",")
-    return None
+def nanosecond_column(times: list[Any]) -> tuple[Int64, Int64]:
+    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
+    found, read = _column(times, decimals=3)
+    return found, np.flatnonzero(~read | (found < 0))
+
+
+def _column(values: list[Any], *, decimals: int) -> tuple[Int64, Bools]:
+    """Numbers times ten to the ``decimals``, further ones cut off, and which were read.
+
+    Digit by digit for all numbers together: no expression has to guess where a number ends, so that the time does not
+    depend on how they are written.
+    """
+    nothing = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
+    text = np.frombuffer(_joined(values) + b",", dtype=np.uint8)
+    digit = text - np.uint8(_ZERO)  # what stands before 0 comes out large
+    marks = np.flatnonzero(digit > 9)
+    end = marks[text[marks] == _COMMA]
+    if len(end) != len(values):
+        return nothing
+    start = np.concatenate(([0], end[:-1] + 1))
+    minus = text[start] == _MINUS
+    start += minus
+    points = marks[text[marks] == _POINT]
+    point = end.copy()
+    point[np.searchsorted(end, points)] = points
+    has_point, width, after = point < end, point - start, end - point - 1
+    other = np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - minus - has_point
+    widest = len(_TENS) - decimals
+    fits = (width < widest) | ((width == widest) & (digit[start] < 9))  # int64 ends between 9 and 10 times 10^18
+    read = (other == 0) & (width > 0) & fits & (~has_point | ((after > 0) & (decimals > 0)))
+    found = nothing[0]
+    for place in range(1, int(width[read].max(initial=0)) + 1):
+        found += _at(digit, point - place, place <= width) * _TENS[place - 1 + decimals]
+    for place in range(1, decimals + 1):
+        found += _at(digit, point + place, place <= after) * _TENS[decimals - place]
+    return np.where(minus, -found, found), read
+
+
+def _at(digit: npt.NDArray[np.uint8], place: Int64, there: Bools) -> Int64:
+    """The digits at some places, 0 where there is none."""
+    return np.where(there, digit[np.where(there, place, 0)], 0).astype(np.int64)
 
 
 def _joined(values: list[Any]) -> bytes:
     try:
         return b",".join(values)
-    except TypeError:  # the standard library's are no text
-        return b""
+    except TypeError:  # the last events of a file come from the standard library, which has made numbers and words
+        return b",".join(map(_text, values))
 
 
 def plain(value: Any) -> Any:
@@ -265,4 +304,4 @@ def _unusual(text: bytes) -> int | None:
         return None
     if not number.is_finite() or number.adjusted() > FURTHEST_DIGIT:
         return None
-    return int(number.scaleb(3)) if number.adjusted() > -FURTHEST_DIGIT else 0
+    return int(number.scaleb(3, _CUT_OFF)) if number.adjusted() > -FURTHEST_DIGIT else 0

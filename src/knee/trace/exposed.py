@@ -48,10 +48,33 @@ def _fills_most(start: Int64, end: Int64, begin: Int64, finish: Int64) -> Int64:
     """For each of the disjoint stretches, the kernel (index) that lasts longest inside it."""
     first = np.searchsorted(finish, start, side="right")
     count = np.maximum(np.searchsorted(begin, end, side="left") - first, 0)
-    # one pair for every kernel and every stretch that it reaches into
-    kernel = np.repeat(np.arange(len(start)), count)
-    stretch = np.arange(len(kernel)) - np.repeat(np.cumsum(count) - count - first, count)
+    # a kernel may end inside its first and its last stretch; it fills those between, where the longest kernel counts
+    reaches = np.flatnonzero(count)
+    last = first + count - 1
+    place = np.empty(len(start), dtype=np.int64)
+    by_length = np.lexsort((np.arange(len(start)), end - start))
+    place[by_length] = np.arange(len(start))
+    within = np.flatnonzero(count > 2)
+    longest = _largest_over(first[within] + 1, last[within] - 1, place[within], len(begin))
+    filled = np.flatnonzero(longest >= 0)
+    kernel = np.concatenate((reaches, reaches, by_length[longest[filled]]))
+    stretch = np.concatenate((first[reaches], last[reaches], filled))
     inside = np.minimum(end[kernel], finish[stretch]) - np.maximum(start[kernel], begin[stretch])
-    order = np.lexsort(((end - start)[kernel], inside, stretch))
-    last = np.searchsorted(stretch[order], np.arange(len(begin)), side="right") - 1
-    return np.asarray(kernel[order][last], dtype=np.int64)
+    order = np.lexsort((place[kernel], inside, stretch))
+    most = np.searchsorted(stretch[order], np.arange(len(begin)), side="right") - 1
+    return np.asarray(kernel[order][most], dtype=np.int64)
+
+
+def _largest_over(first: Int64, last: Int64, value: Int64, size: int) -> Int64:
+    """For each of ``size`` places the largest value whose range has it, -1 for none: a range is two that overlap, of a
+    length that is a power of two, and those are halved until they are single places."""
+    largest = np.full(size, -1)
+    level = np.frexp(last - first + 1)[1] - 1
+    for bits in range(int(level.max(initial=0)), -1, -1):
+        these = level == bits
+        np.maximum.at(largest, first[these], value[these])
+        np.maximum.at(largest, last[these] + 1 - (1 << bits), value[these])
+        if bits:
+            half, whole = (1 << bits) // 2, largest.copy()
+            np.maximum(largest[half:], whole[:-half], out=largest[half:])
+    return largest

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.limits import MOST_TRACES
 from knee.trace.blocks import GZIP
 from knee.trace.stream import HINT, SPACE
 
@@ -61,17 +62,29 @@ def find_files(paths: Iterable[str | Path]) -> Found:
             raise InputError(f"{path} does not exist", hint=HINT)
         else:
             found.append(path)
-    files = tuple(dict.fromkeys(found))
+    given = dict.fromkeys(found)
+    files = tuple(given)
+    _check_count(len(files), "what was given")
     if not files:
         raise InputError("no trace was given", hint="give files, or folders that have traces in them")
-    return Found(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in files))
+    return Found(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
+
+
+def _check_count(count: int, where: str) -> None:
+    """Before the first is opened."""
+    if count > MOST_TRACES:
+        raise InputError(
+            f"{where} has {count:,} files that may be traces, and at most {MOST_TRACES:,} ranks are read together",
+            hint="give some of the ranks",
+        )
 
 
 def _in_folder(folder: Path) -> Found:
-    inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if not p.is_dir()})
+    inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if p.is_file()})
     if not inside:
         raise InputError(f"{folder} has no .json and no .json.gz in it, nor has a folder right below it", hint=HINT)
-    own = [p for p in inside if p.parent == folder / OWN_FOLDER]
+    own = {p for p in inside if p.parent == folder / OWN_FOLDER}
+    _check_count(len(own or inside), str(folder))
     files: list[Path] = []
     left_out: list[LeftOut] = []
     for path in inside:

@@ -8,7 +8,8 @@ put one. A group has worker threads of its own, so that one call whose axis is k
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from knee.trace.columns import Issued
@@ -20,6 +21,10 @@ COMM_NAMESPACES = ("c10d", "_c10d_functional", "_dtensor", "gloo")
 WAITING = ("autograd", "profiler")
 """Namespaces of operators that wrap others, and wait for communication inside hooks."""
 AXIS = "knee::"
+FSDP = "FSDP::"
+REDISTRIBUTES = "Redistribute"
+MOST_KINDS = 64
+"""Of calls that operators are looked for; gloo has a dozen."""
 PAIRS = ("send", "recv")
 OPERATORS = ("cpu_op", "operator")
 CATEGORIES = (*OPERATORS, "user_annotation")
@@ -43,21 +48,32 @@ def args_asked(event: Any) -> dict[str, Any]:
 def host_compute(spans: Iterable[Span]) -> list[Span]:
     """The outermost operators that compute: those that have no communication inside them."""
     operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
-    around = {id(outer) for span, outside in nested(operators) if _communicates(span.name) for outer in outside}
+    around = _around(operators, _communicates)
     chosen: list[Span] = []
-    taken: set[int] = set()
+    inside: set[int] = set()
     for span, outside in nested(operators):
-        if id(span) in around or _communicates(span.name) or _namespace(span) in WAITING or "::" not in span.name:
-            continue
-        if any(id(outer) in taken for outer in outside):
-            continue
-        taken.add(id(span))
-        chosen.append(span)
+        if outside and id(outside[-1]) in inside:
+            inside.add(id(span))
+        elif id(span) not in around and _computes(span.name):
+            inside.add(id(span))
+            chosen.append(span)
     return chosen
 
 
-def _namespace(span: Span) -> str:
-    return span.name.partition("::")[0]
+def _around(spans: list[Span], asked: Callable[[str], bool]) -> set[int]:
+    """Spans that have one inside them whose name is asked for."""
+    found: set[int] = set()
+    for span, outside in nested(spans):
+        if asked(span.name):
+            for outer in reversed(outside):
+                if id(outer) in found:  # and so are all around it
+                    break
+                found.add(id(outer))
+    return found
+
+
+def _computes(name: str) -> bool:
+    return "::" in name and name.partition("::")[0] not in WAITING and not _communicates(name)
 
 
 def _communicates(name: str) -> bool:
@@ -70,36 +86,83 @@ def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
     calls = sorted((s for s in spans if s.name.startswith(CALLS)), key=lambda s: s.start_ns)
     if not calls:
         return []
-    free = sorted(
-        ((span, outside) for span, outside in nested(spans) if span.name.startswith(ISSUES)),
-        key=lambda pair: pair[0].start_ns,
-    )
+    free = _Free(_operators(spans), list(dict.fromkeys(map(_kind, calls)))[:MOST_KINDS])
+    return [(call, _issued(call, free.take(call))) for call in calls]
+
+
+def _operators(spans: list[Span]) -> list[tuple[Span, Span | None]]:
+    """Those that issue calls, the first one first, each with the innermost span around it that tells the axis."""
     found = []
-    for call in calls:
-        at = next((i for i, (operator, _) in enumerate(free) if _issued(operator, call)), None)
-        if at is None:
-            found.append(
-                (call, Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None))
-            )
-            continue
-        operator, outside = free.pop(at)
-        elements = max(_elements(operator), _elements(call))
-        found.append(
-            (
-                call,
-                Issued(
-                    call.name,
-                    str(call.track),
-                    operator.name,
-                    _axis(operator, outside),
-                    elements,
-                    bool(_elements(operator)),
-                    _dtype(call),
-                    _ranks(operator),
-                ),
-            )
-        )
-    return found
+    tells: dict[int, Span | None] = {}
+    for span, outside in nested(spans):
+        around = tells[id(outside[-1])] if outside else None
+        tells[id(span)] = span if _tells_axis(span.name) else around
+        if span.name.startswith(ISSUES):
+            found.append((span, around))
+    return sorted(found, key=lambda pair: pair[0].start_ns)
+
+
+class _Free:
+    """Operators that have issued no call yet, by the kinds and sizes of calls that they may have issued."""
+
+    def __init__(self, operators: Sequence[tuple[Span, Span | None]], kinds: Sequence[str]) -> None:
+        self.operators, self.kinds = operators, kinds
+        self.kinds_of: dict[str, list[str]] = {}
+        self.waiting: dict[tuple[str, int | None], deque[int]] = {}
+        """Kind and size, None for any size -> numbers of operators."""
+        self.seen = 0
+        self.taken: set[int] = set()
+
+    def take(self, call: Span) -> tuple[Span, Span | None] | None:
+        """The first that may have issued a call; calls come in the order of their time."""
+        while self.seen < len(self.operators) and self.operators[self.seen][0].start_ns <= call.start_ns:
+            self._add(self.seen)
+            self.seen += 1
+        firsts = [queue[0] for size in (_elements(call), None) if (queue := self._queue(_kind(call), size))]
+        if not firsts:
+            return None
+        self.taken.add(min(firsts))
+        return self.operators[min(firsts)]
+
+    def _add(self, number: int) -> None:
+        operator = self.operators[number][0]
+        if operator.name not in self.kinds_of:
+            self.kinds_of[operator.name] = [kind for kind in self.kinds if _issues(operator.name, kind)]
+        for kind in self.kinds_of[operator.name]:
+            for size in _sizes(operator) or (None,):
+                self.waiting.setdefault((kind, size), deque()).append(number)
+
+    def _queue(self, kind: str, size: int | None) -> deque[int]:
+        queue = self.waiting.get((kind, size), deque())
+        while queue and queue[0] in self.taken:
+            queue.popleft()
+        return queue
+
+
+def _kind(call: Span) -> str:
+    return call.name.removeprefix(CALLS).replace("_", "")
+
+
+def _issues(operator: str, kind: str) -> bool:
+    """Whether an operator of this name issues calls of this kind."""
+    name = operator.replace("_", "")
+    return kind in name or (kind == "allreduce" and "reducescatter" in name)
+
+
+def _issued(call: Span, by: tuple[Span, Span | None] | None) -> Issued:
+    if by is None:
+        return Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
+    operator, around = by
+    return Issued(
+        call.name,
+        str(call.track),
+        operator.name,
+        _axis(operator, around),
+        max(_elements(operator), _elements(call)),
+        bool(_elements(operator)),
+        _dtype(call),
+        _ranks(operator),
+    )
 
 
 def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
@@ -110,23 +173,29 @@ def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
     """
     claimed = {call.axis for call in calls if call.axis in ("dp_shard", "dp_replicate")}
     of_thread: dict[str, str] = {}
+    open_to: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        if name not in claimed and name != "world":
+            open_to.setdefault(size, []).append(name)
     for call in calls:
         axis = call.axis
         if axis is None and call.ranks is not None:
-            open_to = [name for name, size in sizes.items() if size == call.ranks and name not in (*claimed, "world")]
-            axis = open_to[0] if len(open_to) == 1 else None
+            names = open_to.get(call.ranks, [])
+            axis = names[0] if len(names) == 1 else None
         if axis not in (None, "world", "pp"):
             of_thread[call.thread] = str(axis)
     sure = ("dp_shard", "dp_replicate", "pp")
+    world, others = sizes.get("world"), {size for name, size in sizes.items() if name != "world"}
     return [
-        call if call.axis in sure else call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, sizes)))
+        call
+        if call.axis in sure
+        else call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, world, others)))
         for call in calls
     ]
 
 
-def _world(call: Issued, sizes: Mapping[str, int]) -> str | None:
+def _world(call: Issued, world: int | None, others: set[int]) -> str | None:
     """The group of all ranks, where it is the only one that a call can be of."""
-    world, others = sizes.get("world"), {size for name, size in sizes.items() if name != "world"}
     fits = call.ranks == world and world not in others if call.ranks is not None else not others
     return "world" if world is not None and fits else None
 
@@ -137,27 +206,18 @@ def _ranks(operator: Span) -> int | None:
     return sizes[1] // sizes[0] if moves_parts and len(sizes) == 2 and sizes[0] else None
 
 
-def _issued(operator: Span, call: Span) -> bool:
-    """Whether this operator may have issued this call."""
-    if operator.start_ns > call.start_ns:
-        return False
-    kind, name = call.name.removeprefix(CALLS).replace("_", ""), operator.name.replace("_", "")
-    reduces = kind == "allreduce" and "reducescatter" in name
-    if not (kind in name or reduces):
-        return False
-    sizes = _sizes(operator)
-    return not sizes or _elements(call) in sizes
+def _tells_axis(name: str) -> bool:
+    return name.startswith((AXIS, FSDP)) or REDISTRIBUTES in name
 
 
-def _axis(operator: Span, outside: list[Span]) -> str | None:
+def _axis(operator: Span, around: Span | None) -> str | None:
     """The mesh axis, where what is around the operator tells it."""
-    for outer in reversed(outside):
-        if outer.name.startswith(AXIS):
-            return str(outer.name.removeprefix(AXIS))
-        if outer.name.startswith("FSDP::"):
+    if around is not None:
+        if around.name.startswith(AXIS):
+            return str(around.name.removeprefix(AXIS))
+        if around.name.startswith(FSDP):
             return "dp_replicate" if "allreduce" in operator.name else "dp_shard"
-        if "Redistribute" in outer.name:
-            return "tp"
+        return "tp"
     if any(pair in operator.name for pair in PAIRS):
         return "pp"
     return "world" if "allreduce" in operator.name else None

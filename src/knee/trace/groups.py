@@ -71,6 +71,7 @@ class Groups:
         self.renamed = ALIASES | dict(axes or {})
         self.world_size = whole(info.get("world_size"))
         self.known: dict[str, Group] = {}
+        self.told: dict[str, tuple[Group | None, bool, str]] = {}
         entries = info.get("pg_config")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
@@ -78,6 +79,11 @@ class Groups:
                 if ranks and min(ranks) >= 0:
                     name = str(entry.get("pg_name"))
                     self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
+        self.words = {id(group): _in_words(group) for group in self.known.values()}
+        self.widest: dict[str, Group] = {}
+        for group in self.known.values():
+            if group.name not in self.widest or group.size > self.widest[group.name].size:
+                self.widest[group.name] = group
 
     def name(self, description: str, torch_name: str = "") -> str:
         """The axis that a description stands for; a group without one goes by its name in torch."""
@@ -112,7 +118,7 @@ class Groups:
 
     def call(self, args: Args, kernel: str) -> Call:
         """What a kernel with these arguments does."""
-        group, ranks_known = self.of_args(args)
+        group, ranks_known, key = self._told(args)
         named, of_kernel = collective_of(str(args.collective or "")), collective_of(kernel)
         dtype = DTYPES.get(str(args.dtype))
         elements = max(whole(args.in_elements) or 0, whole(args.out_elements) or 0)
@@ -121,20 +127,37 @@ class Groups:
             group=group,
             message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
             dtype=dtype,
-            key=key_of(args.group, group, ranks_known) if group is not None else "",
+            key=key,
             seq=whole(args.seq),
             ranks_known=ranks_known,
         )
 
+    def _told(self, args: Args) -> tuple[Group | None, bool, str]:
+        """Group, whether its ranks are known, and key; found once for all calls that say the same: a thousand ranks
+        are 4 kB of text in each."""
+        words = repr((args.group, args.group_description, args.group_ranks, args.group_size, args.rank_start,
+                      args.rank_stride))  # fmt: skip
+        if words not in self.told:
+            group, ranks_known = self.of_args(args)
+            key = self.key_of(args.group, group, ranks_known) if group is not None else ""
+            self.told[words] = group, ranks_known, key
+        return self.told[words]
+
     def on_axis(self, axis: str | None) -> Group | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""
-        return max((group for group in self.known.values() if group.name == axis), key=lambda g: g.size, default=None)
+        return None if axis is None else self.widest.get(axis)
+
+    def key_of(self, name: Any, group: Group, ranks_known: bool) -> str:
+        """What tells a group from others: its ranks, or all that there is."""
+        ranks = (self.words.get(id(group)) or _in_words(group)) if ranks_known else f"{group.size} ranks"
+        return f"{name}/{ranks}"
 
 
-def key_of(name: Any, group: Group, ranks_known: bool) -> str:
-    """What tells a group from others: its ranks, or all that there is."""
-    ranks = ",".join(map(str, group.ranks)) if ranks_known else f"{group.size} ranks"
-    return f"{name}/{ranks}"
+def _in_words(group: Group) -> str:
+    """Its ranks; those at equal distances in few words, since a few bytes of a trace may say a million of them."""
+    if group.members:
+        return ",".join(map(str, group.members))
+    return f"{group.size} from {group.first_rank} by {group.stride if group.size > 1 else 1}"
 
 
 def _ranks(text: Any) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Group
 from knee.trace.columns import FURTHEST_NS, KERNEL, LONGEST_NS, Issued, RankTrace
 from knee.trace.gloo import args_asked, gloo_calls, host_compute, is_asked, settle
-from knee.trace.groups import DTYPES, Call, Groups, collective_of, key_of
+from knee.trace.groups import DTYPES, Call, Groups, collective_of
 from knee.trace.spans import Span, span_of
 from knee.trace.stream import Stream
 
@@ -85,6 +85,6 @@ def _call(call: Issued, groups: Groups) -> Call:
         group=group,
         message_bytes=float(elements * DTYPE_BYTES[dtype]) if dtype else 0.0,
         dtype=dtype,
-        key=key_of(group.name, group, ranks_known) if group is not None else "",
+        key=groups.key_of(group.name, group, ranks_known) if group is not None else "",
         ranks_known=ranks_known,
     )

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, NoReturn
 
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, RunFailed
+from knee.signals import clean_up
 from knee.trace.classes import Classes
 from knee.trace.read import Trace, read_trace
 
@@ -22,8 +26,14 @@ WORKER = "from knee.trace.parallel import serve; serve()"
 
 
 def read_parallel(
-    files: Sequence[Path], classes: Classes, *, axes: Any, cache: bool, workers: int, done: Callable[[], None]
-) -> list[Trace | InputError]:
+    files: Sequence[Path],
+    classes: Classes,
+    *,
+    axes: Any,
+    cache: bool,
+    workers: int,
+    done: Callable[[Trace | InputError], None],
+) -> list[Trace | InputError]:  # fmt: skip
     """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
     order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
     found: dict[int, Trace | InputError] = {}
@@ -39,11 +49,11 @@ def read_parallel(
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
-                raise KneeError(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
+                raise RunFailed(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
             if isinstance(answer, Exception) and not isinstance(answer, InputError):
                 raise answer
             found[i] = answer
-            done()
+            done(answer)
 
     pool = ThreadPoolExecutor(workers)
     try:
@@ -52,7 +62,7 @@ def read_parallel(
     finally:
         # the pool's threads wait for the processes: those end first, or Ctrl-C would wait for whole traces
         for process in processes:
-            process.kill()
+            process.terminate()
         pool.shutdown(cancel_futures=True)
         for process in processes:
             process.communicate()
@@ -70,16 +80,29 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 def serve() -> None:
-    """Read what is asked for, until nothing more is."""
-    asked, answers = sys.stdin.buffer, sys.stdout.buffer
-    while True:
+    """Read what is asked for. Ends with whoever asks, in the middle of a trace too, and leaves no half of a file."""
+    asked: SimpleQueue[Any] = SimpleQueue()
+    answers = sys.stdout.buffer
+
+    def hear() -> None:
         try:
-            path, classes, axes, cache = pickle.load(asked)
-        except EOFError:
-            return
+            while True:
+                asked.put(pickle.load(sys.stdin.buffer))
+        except (EOFError, pickle.UnpicklingError):
+            _leave()
+
+    signal.signal(signal.SIGTERM, lambda *_: _leave())
+    threading.Thread(target=hear, daemon=True).start()
+    while True:
+        path, classes, axes, cache = asked.get()
         try:
             answer: Trace | Exception = read_trace(path, classes, axes=axes, cache=cache)
         except Exception as error:  # raised again where it was asked for
             answer = error
         pickle.dump(answer, answers)
         answers.flush()
+
+
+def _leave() -> NoReturn:
+    clean_up()
+    os._exit(0)

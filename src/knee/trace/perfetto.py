@@ -10,6 +10,7 @@ communication are those of the whole. What Perfetto is known to do shapes the fi
 from __future__ import annotations
 
 import gzip
+import heapq
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def write_small(analysis: Analysis, path: Path) -> SmallTrace:
         "distributedInfo": first.info | {"rank": first.rank},
         "displayTimeUnit": "ms",
         "knee": {"kernels": kept, "of_kernels": of_all, "margin_ns": MARGIN_NS, "zero_ns": first.first_ns + zeros[0]}
-        | ({"simulated": True} if first.is_simulated else {}),
+        | ({"simulated": True} if first.is_simulated else {})
+        | ({"step_ns": [time - zeros[0] for time in step]} if (step := first.simulated_step_ns) else {}),
     }
     lines = (line for rank in ranks for line in rank.lines())
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
@@ -134,9 +136,9 @@ class _Rank:
         # a kernel that counts as compute for its stream's sake needs one that does so by itself; one outside the
         # window, cut to it, has no length
         plain = of.is_compute & ~of.counted_as_compute
-        for number in np.unique(stream[near & of.counted_as_compute]).tolist():
-            rows = np.flatnonzero(plain & (stream == number))
-            near[rows[np.argmax(self.inside[rows])]] = True
+        rows = np.flatnonzero(plain & np.isin(stream, np.unique(stream[near & of.counted_as_compute])))
+        rows = rows[np.lexsort((rows, ~self.inside[rows], stream[rows]))]
+        near[rows[np.unique(stream[rows], return_index=True)[1]]] = True
         return near
 
     def _first_of_start(self) -> Bools:
@@ -200,23 +202,21 @@ class _Rank:
         # cut to the window, rows may have a new order
         rows = rows[np.lexsort((self.end[rows], self.start[rows]))].tolist()
         devices = np.unique(c.device[rows]).tolist()
-        lanes: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        lanes: dict[tuple[int, int], _Lanes] = {}
         used: set[int] = set()
         for row in rows:
             key = int(c.device[row]), int(c.stream[row])
             begin, end = int(self.start[row]), int(self.end[row])
-            tracks = lanes.setdefault(key, [])
-            at = next((i for i, (_, until) in enumerate(tracks) if until <= begin), len(tracks))
-            if at == len(tracks):
+            tracks = lanes.setdefault(key, _Lanes())
+            at = tracks.take(begin, end)
+            if at == len(tracks.threads):
                 thread = key[1] if key[1] not in used and 0 < key[1] < STEPS else FIRST_EXTRA + len(used)
                 used.add(thread)
-                tracks.append((thread, end))
+                tracks.threads.append(thread)
                 place = f"GPU {key[0]} stream {key[1]}" if len(devices) > 1 else f"stream {key[1]}"
                 yield from self._thread(thread, place, 2 + min(max(key[1], 0), STEPS))
-            thread = tracks[at][0]
-            tracks[at] = (thread, end)
             category = self._category(CATEGORIES[int(c.kind[row])])
-            yield self._slice(c.names[c.name_id[row]], category, thread, begin, end, self._args(row))
+            yield self._slice(c.names[c.name_id[row]], category, tracks.threads[at], begin, end, self._args(row))
 
     def _args(self, row: int) -> dict[str, Any]:
         """What knee reads of a kernel, with Kineto's words; and what a person may want to know."""
@@ -247,6 +247,24 @@ class _Rank:
             f'{{"ph": "X", "cat": {json.dumps(category)}, "name": {json.dumps(name)}, "pid": {self.rank.rank}, '
             f'"tid": {thread}, "ts": {_us(start - self.zero)}, "dur": {_us(end - start)}, "args": {json.dumps(args)}}}'
         )
+
+
+class _Lanes:
+    """The threads of a stream, so many that no two kernels overlap on one."""
+
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+        self.free: list[int] = []
+        self.busy: list[tuple[int, int]] = []
+        """(until when, lane); both lists are heaps."""
+
+    def take(self, begin: int, end: int) -> int:
+        """The first lane that is free; the number after the last one where none is."""
+        while self.busy and self.busy[0][0] <= begin:
+            heapq.heappush(self.free, heapq.heappop(self.busy)[1])
+        at = heapq.heappop(self.free) if self.free else len(self.threads)
+        heapq.heappush(self.busy, (end, at))
+        return at
 
 
 def _call_args(call: Call) -> dict[str, Any]:

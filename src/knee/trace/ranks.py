@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import InputError
+from knee.trace.groups import MOST_RANKS
 from knee.trace.read import Trace
 from knee.trace.times import NS, Window
 
@@ -142,13 +143,19 @@ def across_ranks(traces: Sequence[Trace], windows: Sequence[Window]) -> AcrossRa
 
 def missing_ranks(traces: Sequence[Trace]) -> tuple[int, ...]:
     """Members of the groups that were used, or of the world, of whom there is no trace."""
-    given = {trace.columns.rank for trace in traces}
-    groups = [{call.group for call in t.calls.values() if call.group and call.ranks_known} for t in traces]
-    wanted = {rank for group in set.union(*groups) for rank in group.ranks}
+    wanted = np.zeros(MOST_RANKS, dtype=np.bool_)
     for trace in traces:
+        # by identity first: to compare groups takes as long as they have ranks
+        named = {id(call.group): call.group for call in trace.calls.values() if call.group and call.ranks_known}
+        for group in set(named.values()):
+            if group.members:
+                wanted[[rank for rank in group.members if rank < MOST_RANKS]] = True
+            else:
+                wanted[group.first_rank : group.first_rank + group.size * group.stride : group.stride] = True
         if trace.calls and not any(call.group for call in trace.calls.values()):
-            wanted |= set(range(min(trace.columns.world_size or 0, 1 << 20)))
-    return tuple(sorted(wanted - given))
+            wanted[: trace.columns.world_size or 0] = True
+    wanted[[trace.columns.rank for trace in traces if trace.columns.rank < MOST_RANKS]] = False
+    return tuple(np.flatnonzero(wanted).tolist())
 
 
 def _calls(trace: Trace, window: Window) -> tuple[dict[Key, int], int]:

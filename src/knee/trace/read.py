@@ -15,7 +15,7 @@ from knee.trace.classes import Classes, Classified, classify
 from knee.trace.columns import KERNEL, Int64, RankTrace, Step
 from knee.trace.groups import Call, Groups, collective_of
 from knee.trace.host import host_calls, of_gpu
-from knee.trace.stream import HINT
+from knee.trace.stream import HINT, Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,9 +41,16 @@ class Trace:
         return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
 
 
-def read_trace(path: Path, classes: Classes, *, axes: Mapping[str, str] | None = None, cache: bool = True) -> Trace:
-    """Read a ``.json`` or ``.json.gz`` trace."""
-    columns = cached_columns(path, use=cache)
+def read_trace(
+    path: Path,
+    classes: Classes,
+    *,
+    axes: Mapping[str, str] | None = None,
+    cache: bool = True,
+    told: Told | None = None,
+) -> Trace:
+    """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
+    columns = cached_columns(path, use=cache, told=told)
     if columns.is_host:
         calls = host_calls(columns, axes)
     elif len(columns):
@@ -101,10 +108,13 @@ def _busy_steps(columns: RankTrace, launched: Int64) -> tuple[tuple[Step, ...], 
 def _borders(columns: RankTrace, launched: Int64, steps: tuple[Step, ...]) -> Int64:
     """A step begins on the device with the first kernel that was launched in it; the last ends with its last kernel.
 
-    What lies across a border is cut there, so that the parts add up to the whole.
+    What lies across a border is cut there, so that the parts add up to the whole. A simulated trace has one step, and
+    says when that begins and ends: a stage may wait before its first kernel, and for the host after its last.
     """
     if not steps:
         return np.array([], dtype=np.int64)
+    if len(steps) == 1 and (simulated := columns.simulated_step_ns) is not None:
+        return np.array(simulated, dtype=np.int64)
     starts = np.array([step.start_ns for step in steps])
     if columns.is_host:
         begins, end = starts, steps[-1].end_ns

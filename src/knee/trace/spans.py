@@ -44,12 +44,13 @@ def _track(number: Any) -> int | str:
 
 
 def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
-    """Each span with those of its thread that it lies in, the outermost first."""
+    """Each span with those of its thread that it lies in, the outermost first; the list changes with the next span,
+    since copies of deep ones would take the square of the trace."""
     stack: list[Span] = []
     for span in sorted(spans, key=lambda s: (str(s.track), s.start_ns, -s.end_ns)):
         while stack and (
             stack[-1].track != span.track or stack[-1].end_ns < span.end_ns or stack[-1].end_ns <= span.start_ns
         ):
             stack.pop()
-        yield span, list(stack)
+        yield span, stack
         stack.append(span)

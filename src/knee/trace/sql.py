@@ -67,10 +67,13 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
 
 
 def _told_apart(names: list[str]) -> list[str]:
-    found: list[str] = []
+    used, seen, found = set(names), set[str](), []
+    numbers = {name: itertools.count(2) for name in names}
     for name in names:
-        others = (f"{name}_{number}" for number in itertools.count(2))
-        found.append(name if name not in found else next(one for one in others if one not in (*found, *names)))
+        others = (f"{name}_{number}" for number in numbers[name])  # goes on where it ended
+        found.append(name if name not in seen else next(one for one in others if one not in used))
+        seen.add(name)
+        used.add(found[-1])
     return found
 
 

@@ -7,7 +7,7 @@ events and parses as a list of them ends between two as well, since brackets and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,17 @@ from knee.errors import InputError
 from knee.trace.blocks import CutOff, blocks
 from knee.trace.decode import NotJson, decode, decode_object, event_of, repaired, scan
 
-KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
-BETWEEN = re.compile(rb"\}\s*,\s*\{")
-SEPARATORS = re.compile(r"[ \t\r\n,]*")
+Told = Callable[[int], None]
+"""Hears of bytes that were read, unpacked."""
+KEY = re.compile(r'[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+(\[?)', re.DOTALL)
+BETWEEN = re.compile(rb"\}\s*+,\s*+\{")
+SEPARATORS = re.compile(r"[ \t\r\n,]*+")
 GUESSES = 4
 LONGEST_EVENT_BYTES = 1 << 24
 """More text without a whole event is no trace."""
 LONGEST_HEAD_BYTES = 1 << 26
+NEAR_BYTES = 1 << 12
+"""Where the end of an event is looked for first."""
 SPACE = b" \t\r\n"
 LONGEST_LETTER = 4
 """Bytes of UTF-8."""
@@ -36,6 +40,7 @@ class Stream:
     all_args: bool = False
     copy: Path | None = None
     """A file to write all to that is read."""
+    told: Told | None = None
     head: dict[str, Any] = field(default_factory=dict)
     """What the document says besides its events."""
     cut: str | None = None
@@ -79,17 +84,8 @@ class Stream:
             return
         if not start.startswith(b"{"):
             raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT)
-        while True:
-            for found in KEY.finditer(buffer.text):
-                try:
-                    head = decode_object(repaired(buffer.text[: found.start()] + b'"traceEvents":[]}'))
-                except NotJson:
-                    continue
-                self.head |= {name: value for name, value in head.items() if name != "traceEvents"}
-                buffer.text = buffer.text[found.end() :]
-                return
-            if len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.double():
-                break
+        if self._find_events(buffer):
+            return
         if self.cut:
             raise InputError(f"{self.path}: {self.cut}, before any event")
         try:
@@ -97,6 +93,27 @@ class Stream:
         except NotJson:
             raise InputError(f"{self.path} is not whole JSON, and has no traceEvents", hint=HINT) from None
         raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT)
+
+    def _find_events(self, buffer: _Buffer) -> bool:
+        """Read up to the events; False where there are none."""
+        at = 1
+        while True:
+            for repair in (False, True):
+                text = repaired(buffer.text, by=b"0") if repair else buffer.text  # of one length: places stay the same
+                at, events = _past_keys(text.decode("latin-1"), at)
+                if events is not None:
+                    return self._take_head(buffer, at, events)
+            if buffer.text[at : at + 1] == b"}" or len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.double():
+                return False
+
+    def _take_head(self, buffer: _Buffer, end: int, events: int) -> bool:
+        try:
+            head = decode_object(repaired(buffer.text[:end] + b'"traceEvents":[]}'))
+        except NotJson:
+            return False
+        self.head |= {name: value for name, value in head.items() if name != "traceEvents"}
+        buffer.text = buffer.text[events:]
+        return True
 
     def _whole_block(self, buffer: _Buffer) -> list[Any]:
         """Events of the buffer up to a proven cut; none where there is no such cut."""
@@ -206,6 +223,8 @@ class _Buffer:
             self.ended = True
             return False
         self.text += block
+        if self.stream.told is not None:
+            self.stream.told(len(block))
         return True
 
     def double(self) -> bool:
@@ -220,22 +239,43 @@ class _Buffer:
 
     def rest(self) -> bytes:
         """All that is left to read; nothing more is wanted then."""
-        self.text = b""
-        while len(self.text) < LONGEST_HEAD_BYTES and self.more():
-            pass
-        rest, self.text, self.ended = self.text, b"", True
-        return rest
+        parts: list[bytes] = []
+        self.text, size = b"", 0
+        while size < LONGEST_HEAD_BYTES and self.more():
+            parts.append(self.text)
+            self.text, size = b"", size + len(self.text)
+        self.ended = True
+        return b"".join(parts)
 
 
 def _last_between(text: bytes, end: int) -> int | None:
     """Where the last event before ``end`` seems to close."""
-    at = end
-    while (at := text.rfind(b"}", 0, at)) >= 0:
-        if (found := BETWEEN.match(text, at)) and found.end() <= end:
-            return at
-        if end - at > LONGEST_EVENT_BYTES:
+    reach = NEAR_BYTES
+    while True:
+        begin, found = max(0, end - reach), None
+        for found in BETWEEN.finditer(text, begin, end):  # noqa: B007  the last one counts
+            pass
+        if found is not None:
+            return found.start()
+        if begin == 0 or reach > LONGEST_EVENT_BYTES:
             return None
-    return None
+        reach *= 8
+
+
+def _past_keys(text: str, at: int) -> tuple[int, int | None]:
+    """From where a key of the document may begin: the last such place, and where the events of ``traceEvents`` begin;
+    None where the text ends before, or is no JSON. Each value is read once, and no string is taken for a key."""
+    while found := KEY.match(text, at):
+        if found[1] == '"traceEvents"' and found[2]:
+            return at, found.end()
+        try:
+            end = _skip(text, scan(text, found.start(2))[1])
+        except (ValueError, RecursionError):
+            break
+        if end == len(text):  # a number may go on
+            break
+        at = end
+    return at, None
 
 
 def _skip(text: str, at: int) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from knee.columns import Bools
-from knee.metrics.intervals import covered, exposed_s, merge
-from knee.metrics.step import unions_of
+from knee.metrics.intervals import covered, merge
 from knee.trace.columns import COPY, FILL, Int64
 from knee.trace.read import Trace
 
@@ -86,66 +86,82 @@ def exposed_ns(start: Int64, end: Int64, compute: tuple[Int64, Int64]) -> Int64:
     return np.asarray(end - start - inside, dtype=np.int64)
 
 
-def _near(trace: Trace, window: Window) -> slice:
-    """Rows among which are all that reach into a window: a step should not cost the whole trace."""
-    c = trace.columns
-    first = np.searchsorted(np.maximum.accumulate(c.end_ns), window.start_ns, side="right")
-    return slice(int(first), int(np.searchsorted(c.start_ns, window.end_ns)))
-
-
 def times_of(trace: Trace, window: Window) -> Times:
     """Loads and unions within a window."""
-    c, near = trace.columns, _near(trace, window)
-    start, end = (np.clip(times[near], window.start_ns, window.end_ns) for times in (c.start_ns, c.end_ns))
-    length, kind = end - start, c.kind[near]
-    of = trace.classified
-    is_compute, is_comm, is_copy = of.is_compute[near], of.is_comm[near], trace.is_copy[near]
+    return times_in(trace, [window])[0]
 
-    def spans(rows: Bools) -> tuple[Int64, Int64]:
-        return start[rows], end[rows]
 
-    found = unions_of(spans(is_compute), spans(is_comm))
-    copies = exposed_s(*spans(is_copy), *spans(~is_copy))
-    whole = window.end_ns - window.start_ns
-    return Times(
-        window_s=whole / NS,
-        compute_load_s=_sum(length, is_compute),
-        comm_load_s=_sum(length, is_comm),
-        copy_load_s=_sum(length, kind == COPY),
-        fill_load_s=_sum(length, kind == FILL),
-        compute_s=found.compute / NS,
-        comm_s=(found.exposed + found.overlapped) / NS,
-        exposed_comm_s=found.exposed / NS,
-        overlapped_comm_s=found.overlapped / NS,
-        exposed_copies_s=copies / NS,
-        idle_s=(whole - found.compute - found.exposed - copies) / NS,
-        bubble_s=_bubble_s(trace, window),
+def times_in(trace: Trace, windows: Sequence[Window]) -> list[Times]:
+    """The same of many windows: a look at the trace for all, and a look at its sums for each, since a trace may have as
+    many steps as kernels, and one kernel may last through all of them."""
+    c, of = trace.columns, trace.classified
+    edges = np.array([[w.start_ns for w in windows], [w.end_ns for w in windows]], dtype=np.int64)
+
+    def load(rows: Bools) -> Int64:
+        return _sum_ns(edges, c.start_ns[rows], c.end_ns[rows])
+
+    compute, comm, kernels, anything = (
+        _union_ns(edges, c.start_ns[rows], c.end_ns[rows])
+        for rows in (of.is_compute, of.is_comm, of.is_compute | of.is_comm, slice(None))
     )
+    lasted = {
+        "window_s": edges[1] - edges[0],
+        "compute_load_s": load(of.is_compute),
+        "comm_load_s": load(of.is_comm),
+        "copy_load_s": load(c.kind == COPY),
+        "fill_load_s": load(c.kind == FILL),
+        "compute_s": compute,
+        "comm_s": comm,
+        "exposed_comm_s": kernels - compute,
+        "overlapped_comm_s": comm + compute - kernels,
+        "exposed_copies_s": anything - kernels,
+        "idle_s": edges[1] - edges[0] - anything,
+    }
+    bubbles = _bubble_ns(trace, edges)
+    if bubbles is not None:
+        lasted["bubble_s"] = bubbles
+    each = zip(*(column.tolist() for column in lasted.values()), strict=True)
+    return [Times(**{"bubble_s": None} | {n: t / NS for n, t in zip(lasted, one, strict=True)}) for one in each]
 
 
-def _sum(length: Int64, rows: Bools) -> float:
-    return int(length[rows].sum()) / NS
+def _union_ns(edges: Int64, start: Int64, end: Int64) -> Int64:
+    """Time of each window with at least one of the intervals."""
+    until = covered(edges, *merge(start, end))
+    return np.asarray(until[1] - until[0], dtype=np.int64)
 
 
-def _bubble_s(trace: Trace, window: Window) -> float | None:
+def _sum_ns(edges: Int64, start: Int64, end: Int64) -> Int64:
+    """Time of all intervals in each window; those that run at the same time count twice."""
+    until = _since(edges, start) - _since(edges, end)
+    return np.asarray(until[1] - until[0], dtype=np.int64)
+
+
+def _since(edges: Int64, times: Int64) -> Int64:
+    """Of all times before each edge, how long before, summed. Beyond int64 it wraps around, and differences are right
+    all the same."""
+    before = np.sort(times)
+    count = np.searchsorted(before, edges)
+    return np.asarray(count * edges - np.concatenate(([0], np.cumsum(before)))[count], dtype=np.int64)
+
+
+def _bubble_ns(trace: Trace, edges: Int64) -> Int64 | None:
     """Exposed waiting in transfers between stages: what they last before as much is left as the shortest of their size
     and partner takes."""
     if trace.columns.is_simulated:
         return None
     pairs = {row: call for row, call in trace.calls.items() if call.collective == "send_recv"}
     if not pairs:
-        return 0.0
+        return np.zeros(edges.shape[1], dtype=np.int64)
     if any(call.group is None for call in pairs.values()):
         return None
     rows = np.array(sorted(pairs))
     sizes: dict[tuple[str, float], int] = {}
     size_of = np.array([sizes.setdefault((pairs[row].key, pairs[row].message_bytes), len(sizes)) for row in rows])
-    duration = trace.columns.end_ns[rows] - trace.columns.start_ns[rows]
+    start, end = trace.columns.start_ns, trace.columns.end_ns
     shortest = np.full(len(sizes), np.iinfo(np.int64).max)
-    np.minimum.at(shortest, size_of, duration)
-    start, end = clipped(trace, window)
-    compute = trace.classified.is_compute
-    moves = trace.columns.end_ns[rows] - shortest[size_of]  # a stage waits first, and then the message moves
-    until = np.clip(moves, window.start_ns, window.end_ns)
+    np.minimum.at(shortest, size_of, end[rows] - start[rows])
+    moves = end[rows] - shortest[size_of]  # a stage waits first, and then the message moves
+    compute = start[trace.classified.is_compute], end[trace.classified.is_compute]
     # transfers on several streams wait at the same time: a union, as all of exposed communication is
-    return exposed_s(start[rows], until, start[compute], end[compute]) / NS
+    both = np.concatenate((start[rows], compute[0])), np.concatenate((moves, compute[1]))
+    return np.asarray(_union_ns(edges, *both) - _union_ns(edges, *compute), dtype=np.int64)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import InputError, MissingExtra, RunFailed
 from knee.train.shard_index import Dtype, Tokenizer, sha256_of
 from knee.train.text import DATA, Block, Split, documents
 
@@ -157,7 +157,7 @@ def encode_all(encoding: Encoding, blocks: Iterable[Block], jobs: int) -> Iterat
             first, future = waiting.popleft()
             yield first, future.result()
     except BrokenProcessPool:
-        raise KneeError(
+        raise RunFailed(
             "a process that made tokens was killed, perhaps because memory ran out",
             hint="the same command goes on with what is finished; fewer --jobs need less memory",
         ) from None

@@ -66,8 +66,9 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
     clear(out)
     path = write_job(out, job)
     (out / LOGS).mkdir(parents=True, exist_ok=True)
-    ranks = _Ranks(job, path, out, tell or sys.stderr)
+    ranks = _Ranks()
     with _forwarded(ranks):
+        ranks.start(job, path, out, tell or sys.stderr)
         ranks.wait()
     if any(ranks.codes.values()) or not (out / RECORD).exists():
         record = compose_from_files(out, job, ranks.told)
@@ -83,16 +84,22 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
 class _Ranks:
     """The processes."""
 
-    def __init__(self, job: TrainJob, path: Path, out: Path, tell: IO[str]) -> None:
+    def __init__(self) -> None:
         self.codes: dict[int, int] = {}
         """Exit codes of those that have ended, in that order."""
         self.asked: int | None = None
         self.killed: set[int] = set()
         """Ranks that had to be killed, because they did not end when they were asked to."""
         self.pumps: list[threading.Thread] = []
-        environment = _environment(job)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, job: TrainJob, path: Path, out: Path, tell: IO[str]) -> None:
+        """Start them; no more of them once a signal has come."""
+        environment = _environment(job)
         for rank in range(job.gpus):
+            if self.asked is not None:
+                self.send(self.asked)  # the last one may have been in the making when it came
+                return
             own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             process = subprocess.Popen(
                 [sys.executable, "-m", "knee.train.worker", str(path)],
@@ -110,6 +117,8 @@ class _Ranks:
             )
             pump.start()
             self.pumps.append(pump)
+        if self.asked is not None:
+            self.send(self.asked)
 
     @property
     def running(self) -> dict[int, subprocess.Popen[bytes]]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError
-from knee.files import make_folder, write_text
+from knee.files import cannot_write, make_folder, write_text
 from knee.train import shard_index
 from knee.train.encode import FIRST_BAD, Encoded, Encoding, describe_tokenizer, encode_all
 from knee.train.shard_index import INDEX, TOKENIZER, WIDTH, Asked, Index, LeftOut, Shard, Source
@@ -342,9 +342,7 @@ def _in_words(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"{path} cannot be written: {error.strerror or error}", hint=f"{GOES_ON} once it can be"
-        ) from None
+        raise cannot_write(path, error, hint=f"{GOES_ON} once it can be") from None
 
 
 def _few(paths: Sequence[str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from knee.errors import KneeError
+from knee.errors import NotWritten
+from knee.files import replacing, scratch_folder
 from knee.specs.plan import Plan
 from knee.trace.analyse import analyse
 from knee.trace.answer import step_of
@@ -59,14 +60,13 @@ def traced_steps(steps: int, device: str, run: Callable[[], None]) -> Any:
 
 def write_trace(profiler: Any, path: Path) -> None:
     """The trace, compressed, whole or not at all."""
-    partial = path.with_name(f".partial-{path.name}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(partial))
-        os.replace(partial, path)
+        with scratch_folder() as made, replacing(path) as partial:
+            profiler.export_chrome_trace(str(made / path.name))  # packed where the name ends in .gz
+            shutil.copyfile(made / path.name, partial)
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
-        raise KneeError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
+        raise NotWritten(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_trace(path: Path, plan: Plan) -> dict[str, Any]:

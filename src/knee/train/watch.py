@@ -17,6 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from knee.errors import ExitCode
+from knee.signals import BY_SIGNAL
+
 BEAT_S = 1.0
 """Between heartbeats of one rank; a hundred more ranks make it a second longer, to spare a shared file system."""
 GRACE_S = 5.0
@@ -63,10 +66,11 @@ class Watch:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         self._before: dict[int, Any] = {}
+        self._woken = -1
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._hear) for number in SIGNALS}
             # the byte is written at once, even while the main thread is in a library's call
-            signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+            self._woken = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._thread = threading.Thread(target=self._run, name="knee-watch", daemon=True)
         self._thread.start()
 
@@ -90,7 +94,7 @@ class Watch:
         self._over.set()
         self._thread.join(timeout=2 * POLL_S + 1)
         if self._before:
-            signal.set_wakeup_fd(-1)
+            signal.set_wakeup_fd(self._woken)
             for number, handler in self._before.items():
                 signal.signal(number, handler)
 
@@ -117,10 +121,10 @@ class Watch:
             if self.signal is not None:
                 asked_s = asked_s or now
                 if now - asked_s > min(GRACE_S, self.timeout_s):
-                    self._end("terminated", str(self.asked(self.signal)), 128 + self.signal, lost=False)
+                    self._end("terminated", str(self.asked(self.signal)), BY_SIGNAL + self.signal, lost=False)
             elif now - moved_s > EARLY_FRAC * self.timeout_s:
                 words = f"no step has ended for {now - moved_s:.0f} s: another rank is gone or stuck"
-                self._end("failed", words, 1, lost=True)
+                self._end("failed", words, ExitCode.FAILED, lost=True)
 
     def _end(self, status: str, error: str, code: int, *, lost: bool) -> None:
         if self._over.is_set() or not self.claim():

@@ -15,7 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError, KneeError
+from knee.errors import ExitCode, InputError, KneeError
+from knee.signals import BY_SIGNAL
 from knee.train.environment import inventory, versions
 from knee.train.job import TrainJob
 from knee.train.launch import LAUNCHED
@@ -41,7 +42,12 @@ from knee.train.watch import Terminated, Watch
 ENDING_S = 12.0
 SETTLE_S = 3.0
 """How long ranks that ended early wait for each other's last words."""
-CODES = {"done": 0, "failed": 1, "oom": 3, "terminated": 143}
+CODES = {
+    "done": ExitCode.ANSWERED,
+    "failed": ExitCode.FAILED,
+    "oom": ExitCode.DOES_NOT_FIT,
+    "terminated": ExitCode.TERMINATED,
+}
 NO_MEMORY = re.compile(r"out of memory|can't allocate memory|not enough memory", re.IGNORECASE)
 PEER = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|broken pipe|timed out|timeout|socket|store", re.IGNORECASE
@@ -122,14 +128,14 @@ def _guarded(run: Run, watch: Watch) -> int:
             write_record(run.out, record)
         return CODES["done"]
     except Terminated as asked:
-        status, error, code = "terminated", str(asked), 128 + asked.number
+        status, error, code = "terminated", str(asked), BY_SIGNAL + asked.number
     except KneeError as problem:
         status, error = "failed", problem.message
     except Exception as problem:
         status, error = classify(problem)
         lost = status == "failed" and bool(PEER.search(f"{type(problem).__name__} {problem}"))
         if watch.signal is not None:  # the others have ended already
-            status, error, code = "terminated", str(watch.asked(watch.signal)), 128 + watch.signal
+            status, error, code = "terminated", str(watch.asked(watch.signal)), BY_SIGNAL + watch.signal
         elif status == "failed" and not lost:
             import traceback
 

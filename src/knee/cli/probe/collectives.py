@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee import units
-from knee.cli import INTERRUPTED, nearest
+from knee.cli import nearest
 from knee.cli.probe.session import Progress, Session, options, replay
 from knee.errors import InputError, KneeError
 from knee.probe.groups import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
 from knee.record.points import CollectivePoint, Record, key_of
 from knee.record.readings import Readings, ReadingsFile, read_readings
+from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.fidelity.links import Contention, LinkFit
@@ -135,7 +137,7 @@ def _measure(session: Session, launch: Launch, device: str, wanted: Sequence[str
         click.echo(
             f"stopped: {len(journal.file.done)} readings are kept in {session.path}; the same command goes on", err=True
         )
-    raise SystemExit(INTERRUPTED)
+    raise SystemExit(BY_SIGNAL + (ranks.stop.number or signal.SIGINT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,93 @@
+"""Files from outside, read up to a limit: one that never ends, or that nobody writes to, is refused in a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from knee.errors import InputError
+from knee.limits import MOST_JSON_BYTES, WRITER_S
+
+BLOCK_BYTES = 1 << 20
+
+
+class TooLarge(InputError, ValueError):
+    """A file has more bytes than knee reads of its kind. Also a ValueError, as a document that cannot be parsed is."""
+
+    def __init__(self, path: Path, most: int, has: int | None = None) -> None:
+        size = f"has {_size(has)}" if has is not None else f"goes on after {_size(most)}"
+        super().__init__(
+            f"{path} {size}, and at most {_size(most)} of such a file are read",
+            hint="is it the file that was meant? Otherwise give it in parts",
+        )
+        self.path, self.most, self.has = path, most, has
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20:,} MiB" if count >= 1 << 20 else f"{count:,} bytes"
+
+
+def read_text(path: Path, *, most: int = MOST_JSON_BYTES, encoding: str = "utf-8") -> str:
+    """A text file as ``Path.read_text`` reads it; ``TooLarge`` where it has more bytes than ``most``."""
+    return read_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """All of a file of text: a plain one that is too large is not read at all, and of others no more than ``most``."""
+    with open_input(path) as file:
+        status = os.fstat(file.fileno())
+        if stat.S_ISREG(status.st_mode) and status.st_size > most:
+            raise TooLarge(path, most, status.st_size)
+        return read_all(file, path, most)
+
+
+def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
+    """What an open file has. A zero byte ends it, since no text has one: a device may give nothing else forever."""
+    found, left = [], most
+    while block := file.read(min(BLOCK_BYTES, left + 1)):
+        if (at := block.find(0)) >= 0:
+            raise UnicodeDecodeError("utf-8", block[at : at + 1], 0, 1, "a zero byte")
+        found.append(block)
+        left -= len(block)
+        if left < 0:
+            raise TooLarge(path, most)
+    return b"".join(found)
+
+
+def open_input(path: Path) -> BinaryIO:
+    """Open for reading without waiting for ever: InputError for a named pipe that nobody writes to."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISFIFO(mode):
+            _await_writer(handle, path)
+        if stat.S_ISFIFO(mode) or os.isatty(handle):
+            os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _await_writer(handle: int, path: Path) -> None:
+    """A pipe of this process (`<(...)`, the standard input) had its writer from the start; a named one may get one."""
+    waits = select.poll()
+    waits.register(handle, select.POLLIN)
+    if os.path.realpath(path).startswith("/proc/") or waits.poll(0):
+        return
+    waits.poll(WRITER_S * 1000)
+    if _is_left(handle, path):
+        raise InputError(f"{path} is a pipe that nobody writes to", hint="start what writes to it first")
+
+
+def _is_left(handle: int, path: Path) -> bool:
+    """Whether an empty pipe has no writer: one more that comes and goes leaves it hung up only then."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    waits = select.poll()
+    waits.register(handle, select.POLLIN)
+    return any(event & select.POLLHUP and not event & select.POLLIN for _, event in waits.poll(0))

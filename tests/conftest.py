@@ -1,0 +1,78 @@
+"""What every test stands on: the same signals, environment and random cases on every machine and in every run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
+settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.load_profile("knee")
+
+ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "80", "LINES": "24", "TERM": "dumb"}
+"""What times, letters and the width of tables depend on."""
+UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZE", "PYTHONWARNINGS",
+         "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+         "MASTER_PORT")  # fmt: skip
+"""What colours, GPUs and torchrun would say of the shell that the tests were started from."""
+
+TESTS = Path(__file__).parent
+SLOW_NAMES = ("dist", "launch", "train", "web", "cli/test_data_cli.py", "cli/test_train_cli.py",
+              "cli/test_probe_collectives_cli.py")  # fmt: skip
+SLOW = tuple(TESTS / name for name in SLOW_NAMES)
+"""What starts ranks, Slurm, a browser or many processes. Other tests are marked where they stand."""
+
+
+def pytest_configure() -> None:
+    # Under nohup, or as a job in the background of a shell, SIGINT is inherited as ignored, also by what tests start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # altair's check of specs would take seconds to make grammars of addresses, which nothing here uses
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+    os.umask(0o022)
+    os.environ.update(ENVIRONMENT)
+    for name in UNSET:
+        os.environ.pop(name, None)
+    time.tzset()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no long one is left for the end. A file's tests share a process
+    (``--dist loadgroup``), as they share what they make; all tests of pages do, and one browser."""
+    for item in items:
+        if any(item.path.is_relative_to(path) for path in SLOW):
+            item.add_marker("slow")
+        folder = item.path.parent.name
+        item.add_marker(pytest.mark.xdist_group(folder if folder == "web" else f"{folder}/{item.path.name}"))
+    first = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in first)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests were skipped and why, each reason once."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    terminalreporter.write_line(f"{len(reports)} skipped" + (":" if reasons else ""))
+    for reason, count in sorted(reasons.items(), key=lambda pair: (-pair[1], pair[0])):
+        terminalreporter.write_line(f"  {count:>4}  {reason}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is read from the user's caches, and nothing is left in them."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of studies that all of pytest's processes share: what one has simulated, another finds there."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "paper"

@@ -1,0 +1,47 @@
+"""``knee probe collectives`` as a rank runs it, with the fewest samples: how long a message takes is not what is tested.
+
+With HELD in the environment, rank 0 stops at its first reading until it is asked to end, so that a signal surely finds
+it in the middle.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from waiting import POLL_S
+
+from knee.cli import main
+from knee.probe import collectives, ranks
+from knee.record.readings import ReadingsFile
+
+made: list[ranks.Stop] = []
+
+
+class Stop(ranks.Stop):
+    """One that can be looked at from outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        made.append(self)
+
+
+def held(add: Any) -> Any:
+    """Keep a reading, and wait."""
+
+    def add_and_wait(*reading: Any) -> None:
+        add(*reading)
+        while not made[0].asked:
+            time.sleep(POLL_S)
+
+    return add_and_wait
+
+
+if __name__ == "__main__":
+    collectives.QUICK["cpu"] = collectives.Effort(longest_s=3600.0, rounds=1, round_s=0.0)
+    if "HELD" in os.environ:
+        ranks.Stop = Stop  # type: ignore[misc]
+        ReadingsFile.add = held(ReadingsFile.add)  # type: ignore[method-assign]
+    sys.exit(main(["probe", "collectives", "--backend", "gloo", "--quick", *sys.argv[1:]]))
