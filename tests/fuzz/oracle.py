@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, NoReturn
 
-import click
-
 from fuzz.run import MEMORY_BYTES, STARTED, Outcome, TooLong
 
 SIGNALS = (130, 143)
@@ -115,21 +113,14 @@ def _json(words: Sequence[str], outcome: Outcome) -> list[Finding]:
 
 def _asks_json(words: Sequence[str]) -> bool:
     """Whether ``--json`` is an option there, and neither another option's value nor an argument."""
+    from fuzz.kinds.arguments import taking_values
+
     for before, word in zip(("", *words), words, strict=False):
         if word == "--":
             return False
         if word == "--json" and before not in taking_values():
             return True
     return False
-
-
-@cache
-def taking_values() -> frozenset[str]:
-    """Options of all commands behind which a value stands."""
-    from fuzz.kinds.arguments import commands
-
-    options = [param for command in commands().values() for param in command.params if isinstance(param, click.Option)]
-    return frozenset(name for option in options if not option.is_flag for name in option.opts)
 
 
 def _refuse(token: str) -> NoReturn:

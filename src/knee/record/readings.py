@@ -187,6 +187,8 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
             if number == len(lines):  # cut off while it was written
                 return
             raise InputError(f"{path}, line {number}: it is not JSON") from None
+        except OverflowError as error:
+            raise InputError(f"{path}, line {number}: {error} is not a number that was measured") from None
         if not isinstance(value, dict):
             raise InputError(f"{path}, line {number}: it is not a JSON object")
         yield value
@@ -196,7 +198,7 @@ def _finite(text: str) -> float:
     """JSON has no number that is none, and Python reads 1e999 as one."""
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(text)
+        raise OverflowError(text)
     return value
 
 

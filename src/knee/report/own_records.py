@@ -190,11 +190,15 @@ def _row(one: Found) -> dict[str, Any]:
     except (KeyError, TypeError, ValueError, AttributeError):
         keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *METRICS)
         row = {name: record.get(name) for name in keys} | {"kind": record.get("kind", "measured"), "plan": None}
-    return {name: None if _is_endless(value) else value for name, value in row.items()} | {"record": one.name}
+    return {name: _cell(value) if name != "plan" else value for name, value in row.items()} | {"record": one.name}
 
 
-def _is_endless(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and not -LARGEST < value < LARGEST
+def _cell(value: Any) -> Any:
+    """A value that a table can hold; of a list or a table what it says, and None for numbers without end."""
+    if isinstance(value, (list, dict)):
+        return str(value)
+    endless = isinstance(value, (int, float)) and not -LARGEST < value < LARGEST
+    return None if endless else value
 
 
 SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}

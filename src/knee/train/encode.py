@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -110,7 +110,7 @@ class Encoder:
         found = documents(block, field=self.encoding.field, split=self.encoding.split)
         eos, dtype = [self.encoding.tokenizer.eos_id], np.dtype(self.encoding.dtype).newbyteorder("<")
         pieces, ends, count = [np.empty(0, dtype)], [], 0
-        for number, text in enumerate(self.library.encode_batch_fast(found.texts, add_special_tokens=False)):
+        for number, text in enumerate(self._encoded(found.texts)):
             whole = not (found.goes_on and number == len(found.texts) - 1)
             pieces.append(np.array(text.ids + eos if whole else text.ids, dtype))
             count += len(pieces[-1])
@@ -125,6 +125,16 @@ class Encoder:
             first_bad=found.bad[:FIRST_BAD],
             empty=found.empty,
         )
+
+    def _encoded(self, texts: Sequence[str]) -> list[Any]:
+        try:
+            encoded: list[Any] = self.library.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # what the library throws has no type of its own
+            raise InputError(
+                f"{self.encoding.tokenizer.path} cannot make tokens of the text: {error}",
+                hint="is it the model's own tokenizer.json?",
+            ) from None
+        return encoded
 
 
 def encode_all(encoding: Encoding, blocks: Iterable[Block], jobs: int) -> Iterator[tuple[Block, Encoded]]:

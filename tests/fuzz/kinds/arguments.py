@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from random import Random
 
 import click
@@ -213,6 +214,13 @@ def commands() -> dict[str, click.Command]:
     return dict(_walk(main, ()))
 
 
+@cache
+def taking_values() -> frozenset[str]:
+    """Options of all commands behind which a value stands."""
+    options = [param for command in commands().values() for param in command.params if isinstance(param, click.Option)]
+    return frozenset(name for option in options if not option.is_flag for name in option.opts)
+
+
 def _walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, click.Command]]:
     if not isinstance(command, click.Group):
         yield " ".join(path), command
@@ -338,10 +346,11 @@ def damaged(rng: Random, words: list[str]) -> list[str]:
 def bounded(words: list[str]) -> list[str]:
     """Without what takes minutes by design: all studies at once, all published runs, and watching."""
     words = [word for word in words if word != "--watch"]
-    named = [word for word in words[1:] if not word.startswith("-")]
+    takes = taking_values()
+    named = [word for before, word in pairwise(words) if not word.startswith("-") and before not in takes]
     everything = (
-        (words[:1] == ["study"] and named[:1] not in (["list"], ["show"]) and "s.toml" not in words)
-        or (words[:1] == ["validate"] and not {"r.csv", "a.json"} & set(words))
+        (words[:1] == ["study"] and named[:1] not in (["list"], ["show"]) and "s.toml" not in named)
+        or (words[:1] == ["validate"] and not {"r.csv", "a.json"} & set(named))
         or (words[:1] == ["budget"] and "--params" not in words and "--model" not in words)
     )
     return [*words, "--nope"] if everything else words

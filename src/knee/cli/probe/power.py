@@ -60,7 +60,7 @@ def _report(session: Session) -> None:
     base = base_of(readings.machine, session.base)
     fit = fit_power(windows_of(readings), load_cluster(base).spec.gpu, limit_w=readings.machine.power_limit_w)
     written = write_machine_file(session.out, session.base, {"power": values_of(fit, readings.machine)})
-    if hot := sum((record.get("hot_frac") or 0.0) > 0 for _, record in readings.good("power")):
+    if hot := sum(record.get("hot_frac") not in (None, 0.0) for _, record in readings.good("power")):
         click.echo(f"heat held the clocks down in {hot} windows: the fit is of a board that is too warm", err=True)
     if session.as_json:
         _print_json(session, fit, written)
