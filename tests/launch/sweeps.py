@@ -112,6 +112,11 @@ def running(folder: Path) -> bool:
     return any(one["state"] == "running" and (one["pids"] or one["job"]) for one in status(folder).values())
 
 
+def over(folder: Path) -> bool:
+    """Whether all runs have ended, one way or another."""
+    return not {"pending", "running"} & set(states(folder).values())
+
+
 def until(met: Callable[[], Any], what: str, *, by: subprocess.Popen[str] | None = None) -> Any:
     """Wait for what is to happen, as long as ``by``, the process that is to bring it about, lives."""
     deadline_s = time.monotonic() + LIMIT_S

@@ -21,6 +21,7 @@ from .sweeps import (
     NEVER,
     TINY,
     ended,
+    over,
     program,
     record,
     run_folder,
@@ -174,7 +175,8 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     assert states(out) == {"0001": "pending"}
     go.touch()
     cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
-    until(lambda: states(out) == {"0001": "done"}, "it is done")
+    until(lambda: over(out), "it has ended")
+    assert states(out) == {"0001": "done"}
     assert status(out)["0001"]["attempts"] == 2
 
 
@@ -201,13 +203,15 @@ def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster
     scripts = [path.read_text(encoding="utf-8") for path in sorted((out / "slurm").glob("*.sbatch"))]
     assert ["--array=0-1\n" in scripts[0], "--array=0-0\n" in scripts[1]] == [True, True]
     sweep("cancel", out)
-    until(lambda: set(states(out).values()) == {"cancelled"}, "all are cancelled")
+    until(lambda: over(out), "all have ended")
+    assert set(states(out).values()) == {"cancelled"}
     cluster.until_idle()  # a run whose job has not left the queue yet is not submitted again
     # so does scancel, whenever it comes
     sweep(*words, "--env", NEVER)
     until(lambda: states(out)["0001"] == "running", "the first run runs again")
     cluster.call("scancel", "--user=root")
-    until(lambda: set(states(out).values()) == {"cancelled"}, "all are cancelled again")
+    until(lambda: over(out), "all have ended again")
+    assert set(states(out).values()) == {"cancelled"}
     cluster.until_idle()
     sweep(*words, "--wait")
     assert set(states(out).values()) == {"done"}
