@@ -251,6 +251,7 @@ print(len(list(recorded(points_to_run(["fig9"]), Store(Path(sys.argv[1]), said.a
 """
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_folder(tmp_path: Path, said: list[str]) -> None:
     command = [sys.executable, "-c", RECORDING, str(tmp_path / "records")]
     environment = os.environ | {"PYTHONPATH": str(SOURCES)}
@@ -281,6 +282,7 @@ main(sys.argv[3:])
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, said: list[str], number: signal.Signals) -> None:
     """The signal comes in the middle of the sixth point."""
