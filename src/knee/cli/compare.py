@@ -79,11 +79,16 @@ def command(records: tuple[Path, ...], as_json: bool) -> None:
             cells.append(shown(row, value) + ("" if share is None else f" ({share:+.1%})"))
         rows.append([row.title, *cells])
     print_rows(rows, right=tuple(range(1, len(found) + 1)))
-    conventions = {record["flop_convention"] for record in found if record.get("mfu_frac") is not None}
+    conventions = {str(record.get("flop_convention")) for record in found if record.get("mfu_frac") is not None}
     for note in [*(f"MFU by the {name} FLOP convention" for name in conventions), *notes]:
         click.echo(f"  - {note}")
 
 
 def _head(name: str, record: dict[str, Any]) -> dict[str, Any]:
     keys = ("kind", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "flop_convention", "status")
-    return {"record": name} | {key: record.get(key) for key in keys}
+    return {"record": name} | {key: _plain(record.get(key)) for key in keys}
+
+
+def _plain(value: Any) -> Any:
+    """As the record has it, where JSON does; what it says of anything else."""
+    return value if isinstance(value, (str, bool, int, type(None))) else str(value)

@@ -41,7 +41,7 @@ class Row:
             return value
         # a share of a traced step is of the traced step's own length
         whole = _number(record, f"traced_{self.over}") or _number(record, self.over)
-        return value / whole if whole else None
+        return _ratio(value, whole)
 
 
 ROWS = (
@@ -108,9 +108,14 @@ def compared(records: Sequence[Record]) -> list[tuple[Row, list[float | None], l
         if any(value is not None for value in values):
             first = values[0]
             table.append(
-                (row, values, [value / first - 1 if value is not None and first else None for value in values])
+                (row, values, [None if (ratio := _ratio(value, first)) is None else ratio - 1 for value in values])
             )
     return table
+
+
+def _ratio(value: float | None, whole: float | None) -> float | None:
+    """None where one is not known or the other nothing, or next to nothing."""
+    return value / whole if value is not None and whole and abs(whole) > 1 / LARGEST else None
 
 
 def differences(records: Sequence[Record]) -> list[str]:

@@ -110,7 +110,7 @@ def _beats(run: Path) -> dict[int, tuple[int, float]]:
     for rank, plain in files_of_ranks(run / HEARTBEATS):
         try:
             found[rank] = int(plain["step"]), float(plain["time_s"])
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return found
 
@@ -121,7 +121,7 @@ def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:
         try:
             plain = json.loads(path.read_text(encoding="utf-8"))
             yield int(path.stem.removeprefix("rank")), plain if isinstance(plain, dict) else {}
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
 
 

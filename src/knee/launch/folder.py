@@ -91,7 +91,7 @@ def read_sweep(folder: Path) -> Sweep:
         ) from None
     except InputError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
     version = plain.get("schema_version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SCHEMA:
@@ -101,7 +101,7 @@ def read_sweep(folder: Path) -> Sweep:
         )
     try:
         return _sweep(folder, plain)
-    except (TypeError, KeyError, AttributeError, ValueError):
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         raise InputError(f"{path} is not a sweep's", hint="another version of knee may have written it") from None
 
 
@@ -177,6 +177,6 @@ def read_record(run: Path) -> dict[str, Any]:
     """What the trainer left; empty where it left nothing that can be read."""
     try:
         record = json.loads(read_text(run / RECORD))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}

@@ -171,7 +171,7 @@ def renew(sweep: Sweep) -> None:
         path = run / JOB
         try:
             plain = json.loads(read_text(path))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         now = {"out": str(run), "timeout_s": sweep.options["timeout_s"]}
         if any(plain.get(key) != value for key, value in now.items()):

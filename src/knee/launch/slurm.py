@@ -220,7 +220,7 @@ def _is_cancelled(sweep: Sweep, entry: Entry, statuses: Mapping[str, Status]) ->
 def _on_gpus(sweep: Sweep, entry: Entry) -> bool:
     try:
         plain = json.loads((sweep.run(entry) / "job.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return bool(plain.get("device") == "cuda")
 

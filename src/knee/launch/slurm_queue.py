@@ -83,13 +83,13 @@ def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str, float]]:
         try:
             packs = json.loads(path.read_text(encoding="utf-8"))
             submitted_s = path.stat().st_mtime
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
         note = path.with_name(f"{number:04d}.job.json")
         try:
             plain = json.loads(note.read_text(encoding="utf-8"))
             job, submitted_s = str(plain["job"]), float(plain["submitted_s"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             lines = _queue("--noheader", f"--name={job_name(sweep, number)}", "--format=%F").split()
             if not lines:
                 continue  # never submitted, or over: its runs have their own word for it

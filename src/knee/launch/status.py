@@ -97,7 +97,7 @@ def read_status(folder: Path) -> Status:
         return _status(json.loads(read_text(folder / STATUS)))
     except FileNotFoundError:
         return Status()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return _by_record(folder)
 
 

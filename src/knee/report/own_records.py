@@ -187,18 +187,22 @@ def _row(one: Found) -> dict[str, Any]:
         row = step_row(record, study="", series="")
     except KneeError:  # a cluster that the catalogue does not have
         row = step_row({**record, "cluster": None}, study="", series="") | {"cluster": record.get("cluster")}
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError):
         keys = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len", *METRICS)
         row = {name: record.get(name) for name in keys} | {"kind": record.get("kind", "measured"), "plan": None}
-    return {name: _cell(value) if name != "plan" else value for name, value in row.items()} | {"record": one.name}
+    return {name: _cell(name, value) for name, value in row.items()} | {"record": one.name}
 
 
-def _cell(value: Any) -> Any:
-    """A value that a table can hold; of a list or a table what it says, and None for numbers without end."""
+COUNTS = ("global_batch", "local_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate")
+
+
+def _cell(name: str, value: Any) -> Any:
+    """A value that a table can hold: of a list what it says, None for what is no number where one belongs."""
     if isinstance(value, (list, dict)):
-        return str(value)
-    endless = isinstance(value, (int, float)) and not -LARGEST < value < LARGEST
-    return None if endless else value
+        value = str(value)
+    if name in COUNTS or isinstance(value, float) or (isinstance(value, int) and abs(value) > 1):
+        return _number(value)
+    return value
 
 
 SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}
