@@ -97,8 +97,8 @@ STUBBORN = """
 from knee.files import replacing
 with replacing(Path(sys.argv[1]) / "a.txt") as partial:
     partial.write_text("half")
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         signal.pause()
     except KeyboardInterrupt:
         print("heard", flush=True)
