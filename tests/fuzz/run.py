@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 import warnings
@@ -82,6 +83,7 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
         "COLUMNS": "100",
         "KNEE_TRACEBACK": "1",
     }
+    tempfile.tempdir = str(folder)  # Python remembers the one that it found first
     outcome = Outcome()
     before = _reset_peak()
     began = _cpu_s()
@@ -97,6 +99,7 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
         outcome.error = error
     outcome.cpu_s = _cpu_s() - began
     outcome.peak_bytes = max(0, _peak_bytes() - before)
+    tempfile.tempdir = None
     os.chdir(folder)
     for module, name in BY_NAME:
         if module in sys.modules:
