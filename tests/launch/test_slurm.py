@@ -16,6 +16,7 @@ from knee.launch.status import read_status
 
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import (
+    BEGUN,
     FEW,
     KNEE,
     NEVER,
@@ -25,7 +26,6 @@ from .sweeps import (
     program,
     record,
     run_folder,
-    running,
     start,
     states,
     status,
@@ -132,7 +132,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--gpus-per-node", "1", "--wait")
     words += ("--env", f"STUB_UNTIL={go}")
     with start(*words) as launcher:
-        until(lambda: list(states(out).values()) == ["running"] * 2, "both run", by=launcher)
+        until(lambda: len(list(out.glob(BEGUN))) == 2, "both run", by=launcher)
         launcher.kill()
         ended(launcher, code=-signal.SIGKILL)
     first = run_folder(out, "0001")
@@ -167,7 +167,7 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     grid, out, go = grid_of(tmp_path, "[[grid]]\ngpus = 2\n"), tmp_path / "out", tmp_path / "go"
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--gpus-per-node", "1")
     sweep(*words, "--env", f"STUB_UNTIL={go}")
-    until(lambda: running(out), "it runs")
+    until(lambda: list(out.glob(BEGUN)), "it runs")
     job = status(out)["0001"]["job"]
     cluster.call("scontrol", "requeue", job)
     until(lambda: read_status(run_folder(out, "0001")).cause == "preempted", "it is told")
@@ -197,7 +197,8 @@ def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster
     grid, out = grid_of(tmp_path, "[[grid]]\ngpus = 2\nseq_len = [32, 36, 40]\n"), tmp_path / "out"
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--exclusive", "--gpus-per-node", "1")
     sweep(*words, "--env", NEVER)
-    until(lambda: states(out)["0001"] == "running", "the first run runs")
+    begun = run_folder(out, "0001") / "begun"
+    until(begun.exists, "the first run runs")
     assert "waits in Slurm's queue" in status(out)["0003"]["words"]
     # the limit on arrays is the cluster's: no index reaches MaxArraySize
     scripts = [path.read_text(encoding="utf-8") for path in sorted((out / "slurm").glob("*.sbatch"))]
@@ -206,9 +207,10 @@ def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster
     until(lambda: over(out), "all have ended")
     assert set(states(out).values()) == {"cancelled"}
     cluster.until_idle()  # a run whose job has not left the queue yet is not submitted again
-    # so does scancel, whenever it comes
+    # so does scancel
+    begun.unlink()
     sweep(*words, "--env", NEVER)
-    until(lambda: states(out)["0001"] == "running", "the first run runs again")
+    until(begun.exists, "the first run runs again")
     cluster.call("scancel", "--user=root")
     until(lambda: over(out), "all have ended again")
     assert set(states(out).values()) == {"cancelled"}
