@@ -46,15 +46,16 @@ def pytest_configure() -> None:
     time.tzset()
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A file's tests share a process (``--dist loadgroup``), as they share what they make; those of pages, a browser."""
+    if any(item.path.is_relative_to(path) for path in SLOW):
+        item.add_marker("slow")
+    folder = item.path.parent.name
+    item.add_marker(pytest.mark.xdist_group(folder if folder == "web" else f"{folder}/{item.path.name}"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first, so that no long one is left for the end. A file's tests share a process
-    (``--dist loadgroup``), as they share what they make; all tests of pages do, and one browser."""
-    for item in items:
-        if any(item.path.is_relative_to(path) for path in SLOW):
-            item.add_marker("slow")
-        folder = item.path.parent.name
-        item.add_marker(pytest.mark.xdist_group(folder if folder == "web" else f"{folder}/{item.path.name}"))
+    """Files with slow tests come first, so that no long one is left for the end."""
     first = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in first)
 

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
+from knee.errors import ExitCode
 from knee.fidelity.carried_set import carried_fidelity
 from knee.study import store
 from knee.study.files import load_study, study_names
@@ -326,7 +327,9 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         real(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert "cannot be written" in refused("run", "table1", "--no-page", "--out", tmp_path / "out")
+    result = knee("run", "table1", "--no-page", "--out", tmp_path / "out")
+    assert result.exit_code == ExitCode.NOT_WRITTEN
+    assert "cannot be written" in result.stderr
 
 
 # ---- measured records ----------------------------------------------------------------------------------------------

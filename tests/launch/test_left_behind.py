@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,10 +37,10 @@ def grid(tmp_path: Path) -> Path:
 def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep_tables.said
 
-    def interrupted(made: Any, entry: Entry, status: Status) -> str:
+    def interrupted(number: int, count: int, entry: Entry, status: Status) -> str:
         if status.state == "done":
             os.kill(os.getpid(), signal.SIGINT)
-        return said(made, entry, status)
+        return said(number, count, entry, status)
 
     monkeypatch.setattr(sweep_tables, "said", interrupted)
     out = tmp_path / "out"

@@ -144,7 +144,7 @@ def test_a_failure_is_a_record(
     def act(step: int) -> None:
         raise ValueError(f"no luck at {step}\nmore")
 
-    assert work(a_job(tmp_path), monkeypatch, act) == 1
+    assert work(a_job(tmp_path), monkeypatch, act) == ExitCode.FAILED
     record = record_of(tmp_path)
     assert (record["status"], record["error"]) == ("failed", "ValueError: no luck at 1")
     assert record["tokens_per_s"] is None
@@ -163,7 +163,7 @@ def test_a_full_disk_is_said_in_words(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.os, "replace", full)
-    assert work(a_job(tmp_path), monkeypatch) == 1
+    assert work(a_job(tmp_path), monkeypatch) == ExitCode.FAILED
     said = capsys.readouterr().err
     assert "No space left on device" in said
     assert "Traceback" not in said

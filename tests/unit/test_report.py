@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.errors import InputError
+from knee.errors import InputError, NotWritten
 from knee.fidelity.carried_set import CarriedFidelity, SourceFidelity
 from knee.files import csv_text, make_folder, write_text
 from knee.record.events import EventLog, Group
@@ -140,7 +140,7 @@ def test_a_file_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(InputError, match="No space left"):
+    with pytest.raises(NotWritten, match="No space left"):
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.txt"]
