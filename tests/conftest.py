@@ -47,7 +47,7 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A file's tests share a process (``--dist loadgroup``), as they share what they make; those of pages, a browser."""
+    """A file's tests share a process (``--dist loadgroup``), as they share what they make; those of pages a browser."""
     if any(item.path.is_relative_to(path) for path in SLOW):
         item.add_marker("slow")
     folder = item.path.parent.name
