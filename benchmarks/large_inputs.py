@@ -2,7 +2,7 @@
 
     python benchmarks/large_inputs.py [--scale 0.1] [--only trace,ranks,runs,bandwidths,calibrate,study,sweep]
 
-At scale 1 that is a trace of 2 GB in one file, 1,000 rank files, 10^6 rows of runs and of bandwidths, 10^5 rows to
+At scale 1 that is a trace of 2 GB in one file, 1,000 rank files, 10^6 rows of runs and of bandwidths, 1,000 rows to
 calibrate on, a study of 10^5 points and a sweep of 10^4 runs. Inputs are made in a temporary folder (2.5 GB of it at
 scale 1) and deleted as soon as they have been read. Ten times the input should take about ten times the CPU; peak
 memory is that of the largest process of the command.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TENTH = 0.1
-TRACE_BYTES, RANKS, RANK_BYTES, ROWS, FIT_ROWS, POINTS, RUNS = 2e9, 1000, 5e5, 10**6, 10**5, 10**5, 10**4
+TRACE_BYTES, RANKS, RANK_BYTES, ROWS, FIT_ROWS, POINTS, RUNS = 2e9, 1000, 5e5, 10**6, 1000, 10**5, 10**4
 """Sizes at scale 1."""
 KERNELS = ("gemm_bf16_128x128", "flash_fwd_kernel", "vectorized_elementwise_kernel", "layer_norm_kernel")
 FINE = (0, 3, 5, 130)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from knee.cli import budget, progress
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
 settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -69,6 +72,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Nothing is read from the user's caches, and nothing is left in them."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_progress() -> None:
+    """Commands that take seconds say how far they are: on a busy machine that is any of them."""
+    budget.EVERY_S = progress.PATIENCE_S = math.inf
 
 
 @pytest.fixture(scope="session")

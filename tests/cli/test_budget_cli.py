@@ -44,6 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_an_answer_has_both_sides_and_what_lies_between(data: dict[str, Any]) -> None:
     best, flop = data["best"], data["flop_counting"]
     assert best["loss"] <= flop["really"]["loss"]
@@ -73,6 +74,7 @@ def test_on_the_screen_it_says_the_same() -> None:
     assert result.stdout.splitlines()[1].startswith("Counting FLOP at 40% MFU")
 
 
+@pytest.mark.slow
 def test_sizes_and_ratios_can_be_fixed() -> None:
     result = knee(*ASK, "--params", "1B", "--json")
     assert result.exit_code == 0, result.stderr

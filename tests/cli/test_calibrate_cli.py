@@ -104,6 +104,7 @@ def few(tmp_path: Path) -> Path:
     return write(tmp_path / "few.csv", rows(runs=RUNS[5:10]))
 
 
+@pytest.mark.slow
 def test_what_was_true_is_found(whole: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, data = whole
     profile = load_profile(str(out)).spec
@@ -121,6 +122,7 @@ def test_what_was_true_is_found(whole: tuple[Path, Path, dict[str, Any]]) -> Non
     assert held["throughput_after"]["median_frac"] < 0.03 < held["throughput_before"]["median_frac"]
 
 
+@pytest.mark.slow
 def test_what_has_no_evidence_is_not_written(whole: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, data = whole
     text = out.read_text(encoding="utf-8")
@@ -132,6 +134,7 @@ def test_what_has_no_evidence_is_not_written(whole: tuple[Path, Path, dict[str, 
     assert 'base = "eager"' in text
 
 
+@pytest.mark.slow
 def test_every_value_says_where_it_comes_from(whole: tuple[Path, Path, dict[str, Any]]) -> None:
     _, out, _ = whole
     source = load_profile(str(out)).sources["launch_s"]
@@ -141,6 +144,7 @@ def test_every_value_says_where_it_comes_from(whole: tuple[Path, Path, dict[str,
     assert load_profile(str(out)).sources["gemm_scale"].text == load_profile("eager").sources["gemm_scale"].text
 
 
+@pytest.mark.slow
 def test_other_commands_take_the_profile(whole: tuple[Path, Path, dict[str, Any]]) -> None:
     file, out, data = whole
     before, after = (
@@ -154,6 +158,7 @@ def test_other_commands_take_the_profile(whole: tuple[Path, Path, dict[str, Any]
     assert steps[1] > steps[0]
 
 
+@pytest.mark.slow
 def test_same_runs_same_file(few: Path, tmp_path: Path) -> None:
     for name in ("a.toml", "b.toml"):
         calibrate(few, "--only", "launch_s,stream_scale", "-o", tmp_path / name)
@@ -242,6 +247,7 @@ def test_what_cannot_be_told_apart_is_said(tmp_path: Path) -> None:
     assert any("stream_scale and gemm_scale cannot be told apart by these runs" in said for said in data["warnings"])
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_no_better_on_other_runs_is_not_taken(tmp_path: Path) -> None:
     records = rows(load_profile("eager").spec)
     file, out_file = write(tmp_path / "r.csv", records), tmp_path / "p.toml"
@@ -277,6 +283,7 @@ def test_several_stacks_need_a_name(tmp_path: Path) -> None:
     assert data["skipped"] == {"it was compiled, and the kernels of eager are not": 2}
 
 
+@pytest.mark.slow
 def test_runs_of_several_clusters_are_one_stack(tmp_path: Path) -> None:
     records = rows(runs=RUNS[5:8])
     other = [
@@ -290,6 +297,7 @@ def test_runs_of_several_clusters_are_one_stack(tmp_path: Path) -> None:
     assert "the GPU is a100-80gb" in next(iter(data["skipped"]))
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_from_a_file(few: Path, tmp_path: Path) -> None:
     first, second = tmp_path / "first.toml", tmp_path / "second.toml"
     calibrate(few, "--only", "stream_scale", "-o", first)
@@ -300,6 +308,7 @@ def test_a_fit_goes_on_from_a_file(few: Path, tmp_path: Path) -> None:
     assert "which is read" in refused(few, "--profile", first, "-o", first)
 
 
+@pytest.mark.slow
 def test_records_of_knee_itself(tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     texts = [
@@ -371,6 +380,7 @@ def test_records_that_cannot_be_used(change: dict[str, Any], words: str, tmp_pat
         assert f"the record has no {next(iter(change))}" in refused(tmp_path / "r.jsonl")
 
 
+@pytest.mark.slow
 def test_steps_of_a_probe() -> None:
     steps = Path(__file__).parents[2] / "data/h200/steps.jsonl"
     data = calibrate(steps, "--profile", "eager", "--only", "stream_scale,step_overhead_s")
@@ -429,6 +439,7 @@ def test_an_interrupted_fit_leaves_what_was_there(few: Path, tmp_path: Path, mon
     assert {path.name for path in tmp_path.iterdir()} == {"few.csv", "p.toml"}
 
 
+@pytest.mark.slow
 def test_runs_out_of_memory_are_evidence_for_the_memory_model(tmp_path: Path) -> None:
     """A sweep's folder as it is: what knee says fits with little to spare, and did not, makes it expect more memory."""
     from knee.single import simulate

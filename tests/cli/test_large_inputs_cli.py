@@ -186,7 +186,10 @@ def test_logs_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "checking: 3 of 4" in said
     monkeypatch.setattr("knee.cli.validate.MANY", 1)
     Path("runs.csv").write_text(RUNS + ROW + ROW.replace("64", "128"))
-    assert "predicting: 1 of 2" in knee("validate", "runs.csv").stderr
+    said = knee("validate", "runs.csv").stderr
+    assert ("reading: 1 of 3" in said, "predicting: 1 of 2" in said) == (True, True)
+    Path("links.csv").write_text(BANDWIDTHS + "h100,8,all_reduce,1048576,100\n" * 2)
+    assert "reading: 1 of 3" in knee("validate", "links.csv").stderr
     monkeypatch.setattr("knee.cli.trace.LARGE_BYTES", 1)
     Path("trace.json").write_text(trace(3))
     assert "read 0 of 1 trace, 0.0 GB" in knee("trace", "trace.json").stderr

@@ -58,6 +58,7 @@ def end_of(process: subprocess.Popen[str]) -> tuple[int, str]:
         _, said = process.communicate(timeout=SAFETY_S)
     finally:
         process.kill()
+        process.wait()
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     return process.returncode, said.strip()  # click ends the line that Ctrl-C may stand on
@@ -96,8 +97,8 @@ STUBBORN = """
 from knee.files import replacing
 with replacing(Path(sys.argv[1]) / "a.txt") as partial:
     partial.write_text("half")
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         signal.pause()
     except KeyboardInterrupt:
         print("heard", flush=True)

@@ -123,6 +123,7 @@ def test_the_paper_s_profile_names_its_study() -> None:
     assert "`knee study`" in found["reasons"][-1]
 
 
+@pytest.mark.slow
 def test_what_fits_within_the_error_is_said() -> None:
     for gib in range(40, 120):
         asked = (*ASK, "--set", f"gpu.hbm_bytes={gib}GiB")

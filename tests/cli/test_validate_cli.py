@@ -114,6 +114,7 @@ def test_only_status(tmp_path: Path) -> None:
     assert json.loads(knee(path, "--json").stdout)["median_of_sources_frac"] is None
 
 
+@pytest.mark.slow
 def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "study_names", lambda _kind=None: ["table1", "fig12"])
     real, found_once = carried_set.carried_fidelity, []

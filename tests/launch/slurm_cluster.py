@@ -39,6 +39,7 @@ SlurmdTimeout=3600
 MessageTimeout=100
 BatchStartTimeout=1200
 KillWait=120
+MinJobAge=3600
 # what is submitted is started at once
 SchedulerParameters=sched_interval=1,sched_min_interval=1,batch_sched_delay=0,bf_interval=1
 MaxArraySize={array}

@@ -30,8 +30,9 @@ seq_len = 32
 """
 FEW = ("--steps", "4", "--warmup", "1", "--trace-steps", "0")
 STUB = """#!/bin/bash
-# in place of the trainer; where STUB_UNTIL names a file, it waits for that
+# in place of the trainer: says in its run's folder that it has begun; where STUB_UNTIL names a file, it waits for that
 trap 'kill $!; exit 143' TERM
+touch "$1/begun"
 until [ -z "$STUB_UNTIL" ] || [ -e "$STUB_UNTIL" ]; do sleep 0.1 & wait $!; done
 echo '{"status": "done"}' > "$1/record.json"
 """
@@ -41,6 +42,8 @@ gpus=$(grep -m1 '^gpus' "$1/job.toml" | tr -dc 0-9)
 echo "{\\"status\\": \\"done\\", \\"gpus\\": $gpus, \\"tokens_per_s\\": 100, \\"window_steps\\": 3,
        \\"step_times_s\\": [1.0, 1.001, 0.999]}" > "$1/record.json"
 """
+BEGUN = "runs/*/begun"
+"""Of each run whose stub has begun, in a sweep's folder: its status says "running" a moment earlier."""
 NEVER = "STUB_UNTIL=/no/such/file"
 
 
@@ -110,6 +113,11 @@ def running(folder: Path) -> bool:
     if not (folder / "sweep.json").exists():
         return False
     return any(one["state"] == "running" and (one["pids"] or one["job"]) for one in status(folder).values())
+
+
+def over(folder: Path) -> bool:
+    """Whether all runs have ended, one way or another."""
+    return not {"pending", "running"} & set(states(folder).values())
 
 
 def until(met: Callable[[], Any], what: str, *, by: subprocess.Popen[str] | None = None) -> Any:

@@ -153,6 +153,7 @@ def test_a_log_tells_the_cause(log: str, state: str, cause: str, tmp_path: Path)
             "lost_node",
         ),
         ("srun: error: Task launch for StepId=5.0 failed on node n3: Invalid job credential", "failed", "bad_node"),
+        ("srun: error: Task launch for StepId=5.0 failed on node n3: Job credential revoked", "pending", "interrupted"),
     ],
 )
 def test_slurm_has_its_own_words(log: str, state: str, cause: str, tmp_path: Path) -> None:

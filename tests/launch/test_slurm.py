@@ -16,15 +16,16 @@ from knee.launch.status import read_status
 
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import (
+    BEGUN,
     FEW,
     KNEE,
     NEVER,
     TINY,
     ended,
+    over,
     program,
     record,
     run_folder,
-    running,
     start,
     states,
     status,
@@ -131,7 +132,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--gpus-per-node", "1", "--wait")
     words += ("--env", f"STUB_UNTIL={go}")
     with start(*words) as launcher:
-        until(lambda: list(states(out).values()) == ["running"] * 2, "both run", by=launcher)
+        until(lambda: len(list(out.glob(BEGUN))) == 2, "both run", by=launcher)
         launcher.kill()
         ended(launcher, code=-signal.SIGKILL)
     first = run_folder(out, "0001")
@@ -166,7 +167,7 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     grid, out, go = grid_of(tmp_path, "[[grid]]\ngpus = 2\n"), tmp_path / "out", tmp_path / "go"
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--gpus-per-node", "1")
     sweep(*words, "--env", f"STUB_UNTIL={go}")
-    until(lambda: running(out), "it runs")
+    until(lambda: list(out.glob(BEGUN)), "it runs")
     job = status(out)["0001"]["job"]
     cluster.call("scontrol", "requeue", job)
     until(lambda: read_status(run_folder(out, "0001")).cause == "preempted", "it is told")
@@ -174,7 +175,8 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     assert states(out) == {"0001": "pending"}
     go.touch()
     cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
-    until(lambda: states(out) == {"0001": "done"}, "it is done")
+    until(lambda: over(out), "it has ended")
+    assert states(out) == {"0001": "done"}
     assert status(out)["0001"]["attempts"] == 2
 
 
@@ -195,19 +197,23 @@ def test_cancel_and_what_is_cancelled_can_be_started_again(cluster: SlurmCluster
     grid, out = grid_of(tmp_path, "[[grid]]\ngpus = 2\nseq_len = [32, 36, 40]\n"), tmp_path / "out"
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub, "--exclusive", "--gpus-per-node", "1")
     sweep(*words, "--env", NEVER)
-    until(lambda: states(out)["0001"] == "running", "the first run runs")
+    begun = run_folder(out, "0001") / "begun"
+    until(begun.exists, "the first run runs")
     assert "waits in Slurm's queue" in status(out)["0003"]["words"]
     # the limit on arrays is the cluster's: no index reaches MaxArraySize
     scripts = [path.read_text(encoding="utf-8") for path in sorted((out / "slurm").glob("*.sbatch"))]
     assert ["--array=0-1\n" in scripts[0], "--array=0-0\n" in scripts[1]] == [True, True]
     sweep("cancel", out)
-    until(lambda: set(states(out).values()) == {"cancelled"}, "all are cancelled")
+    until(lambda: over(out), "all have ended")
+    assert set(states(out).values()) == {"cancelled"}
     cluster.until_idle()  # a run whose job has not left the queue yet is not submitted again
-    # so does scancel, whenever it comes
+    # so does scancel
+    begun.unlink()
     sweep(*words, "--env", NEVER)
-    until(lambda: states(out)["0001"] == "running", "the first run runs again")
+    until(begun.exists, "the first run runs again")
     cluster.call("scancel", "--user=root")
-    until(lambda: set(states(out).values()) == {"cancelled"}, "all are cancelled again")
+    until(lambda: over(out), "all have ended again")
+    assert set(states(out).values()) == {"cancelled"}
     cluster.until_idle()
     sweep(*words, "--wait")
     assert set(states(out).values()) == {"done"}

@@ -132,6 +132,7 @@ IMPROVEMENTS: dict[str, Change] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMPROVEMENTS)
 @given(table=job_tables(), k=st.sampled_from((1.07, 1.5, 10.0)))
 @settings(max_examples=5)
@@ -253,6 +254,7 @@ def check_folding(*table: Job) -> None:
         assert (abs(folded[name] - walked[name]) <= 2e-3 * walked["step_s"]).all(), name
 
 
+@pytest.mark.slow
 @given(table=job_tables(most_microbatches=64))
 @settings(max_examples=12)
 def test_folding_changes_next_to_nothing(table: list[Job]) -> None:
@@ -303,6 +305,7 @@ def test_folding_1f1b_with_uneven_stages() -> None:
     check_folding(job_of(model("llama3-8b"), cluster("gb200-nvl72"), stack, (plan, 13, 1024)))
 
 
+@pytest.mark.slow
 @given(table=job_tables(least=2))
 @settings(max_examples=12)
 def test_a_table_is_its_rows_one_by_one(table: list[Job]) -> None:

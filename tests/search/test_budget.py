@@ -206,6 +206,7 @@ def test_a_given_batch_takes_the_critical_ones_place() -> None:
 # ---- what more buys --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_frontiers_fall_and_their_knee_is_the_last_doubling_that_pays() -> None:
     problem, limits = made_up(latency=1.0), Limits(gpus=1024, days=30.0)
     best = problem.optimum(limits)
@@ -278,6 +279,7 @@ def test_on_no_cluster_does_more_hurt(
     assert after.loss <= before.loss * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fewer", "more"), [(200, 201), (64, 67), (7, 8)])
 def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
     before, after = (small("dgx-h100").optimum(Limits(gpus=gpus, days=20.0)) for gpus in (fewer, more))

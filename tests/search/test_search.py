@@ -27,6 +27,7 @@ def found() -> Found:
     return search(Space(model=MODEL, gpus=32, global_batch=64, seq_len=4096), CLUSTER, PROFILE)
 
 
+@pytest.mark.slow
 def test_the_best_is_the_best_of_all(found: Found) -> None:
     """Every valid plan simulated, without memory's and the bound's help."""
     table = whole_table(found.space)
@@ -44,6 +45,7 @@ def test_the_counts_add_up(found: Found) -> None:
     assert found.results.fits.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["tokens_per_j", "usd_per_mtoken"])
 def test_other_objectives(found: Found, objective: str) -> None:
     other = search(found.space, CLUSTER, PROFILE, objective=objective)  # type: ignore[arg-type]
@@ -58,6 +60,7 @@ def test_a_price_that_is_not_known() -> None:
         search(Space(model=MODEL, gpus=8, global_batch=8, seq_len=4096), free, PROFILE, objective="usd_per_mtoken")
 
 
+@pytest.mark.slow
 def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     big = load_model("llama2-70b").spec
     space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)
@@ -104,6 +107,7 @@ def test_plain_fsdp_is_there_where_the_bound_leaves_it_out() -> None:
     assert "do not split over 16 GPUs" in str(baseline(few))
 
 
+@pytest.mark.slow
 def test_conditions_hold_for_partly_recomputed_plans() -> None:
     big, profile = load_model("llama2-70b").spec, load_profile("fused").spec
     space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)

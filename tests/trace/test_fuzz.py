@@ -229,6 +229,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from places(one, (*path, key))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WHOLE)
 def test_a_field_of_another_type(tmp_path: Path, kind: str) -> None:
     """Every place of the document in turn is something else, or is not there."""

@@ -30,7 +30,7 @@ from click.testing import CliRunner
 
 from knee.cli import main as knee
 from knee.record.program import StageWork
-from knee.train import fake
+from knee.train import fake, pipeline  # noqa: F401 - imported once for all
 from knee.train.fake import Log, group_names, heard_step, trace_stage
 from knee.train.job import TrainJob
 from knee.train.mesh import local_device, make_mesh

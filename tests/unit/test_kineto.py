@@ -210,6 +210,7 @@ def test_other_suffixes_and_no_events_are_refused(tmp_path: Path) -> None:
         write_kineto([], tmp_path / "step.json")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("stages", [1, 2])
 def test_holistic_trace_analysis_agrees_with_its_default_settings(tmp_path: Path, stages: int) -> None:

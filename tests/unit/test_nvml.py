@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -222,21 +223,26 @@ def test_a_counter_that_stands_still(clock: Clock) -> None:
 
 
 def test_samples_in_place_of_a_counter() -> None:
-    gpu: Any = SimpleNamespace(instant_w=lambda: 300.0, refresh_s=0.002)
+    taken = threading.Semaphore(0)
+    gpu: Any = SimpleNamespace(instant_w=lambda: taken.release() or 300.0, refresh_s=0.002)
     meter = SamplingMeter(gpu)
     meter.start()
-    module.time.sleep(0.05)
+    for _ in range(20):
+        taken.acquire()
     assert meter.stop() / meter.window_s == pytest.approx(300.0)
     assert meter.uncertainty_frac > EnergyMeter.uncertainty_frac
 
 
 def test_samples_that_fail() -> None:
+    asked = threading.Event()
+
     def lost() -> float:
+        asked.set()
         raise KneeError("GPU 0 no longer answers")
 
     meter = SamplingMeter(SimpleNamespace(instant_w=lost, refresh_s=0.002))  # type: ignore[arg-type]
     meter.start()
-    module.time.sleep(0.05)
+    asked.wait()
     with pytest.raises(KneeError, match="no longer answers"):
         meter.stop()
     short = SamplingMeter(SimpleNamespace(instant_w=lambda: 1.0, refresh_s=60.0))  # type: ignore[arg-type]

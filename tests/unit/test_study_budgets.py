@@ -36,6 +36,7 @@ def test_rows_are_kept_and_made_again(tmp_path: Path, monkeypatch: pytest.Monkey
         assert made == [8]
 
 
+@pytest.mark.slow
 def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Path] = []
     bytes_, text = Path.read_bytes, Path.read_text

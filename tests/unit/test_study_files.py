@@ -320,6 +320,7 @@ def _named(part: Any, study: str) -> Iterator[tuple[str, str]]:
                 yield from _named(one, study)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", study_names())
 def test_every_column_that_a_study_names_is_one_of_its_rows(name: str, columns: dict[str, set[str]]) -> None:
     study = load_study(name)

@@ -35,6 +35,11 @@ TEXT_IN_PICTURES = """[...document.querySelectorAll("figure svg")].flatMap((svg)
   const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
   return [...svg.querySelectorAll("text")].map((text) => scale * parseFloat(getComputedStyle(text).fontSize));
 })"""
+DRAWN = """(width) => new Promise((done) => {
+  const next = () => requestAnimationFrame(innerWidth === width ? () => requestAnimationFrame(done) : next);
+  next();
+})"""
+"""Drawings follow a resize event, which comes with the next frame."""
 TICKS = """[...document.querySelectorAll(".axis")].map((axis) => {
   const boxes = [...axis.children].map((tick) => tick.getBoundingClientRect()), room = axis.getBoundingClientRect();
   return boxes.length > 0 && boxes.every((box, i) => box.right <= room.right + 1 && box.left >= room.left - 1
@@ -82,6 +87,7 @@ def page(request: pytest.FixtureRequest, made: Made, open_page: Open) -> Page:
 @pytest.mark.parametrize("width", [320, 360, 768, 1440])
 def test_nothing_is_cut_or_leaves_the_screen(width: int, page: Page) -> None:
     page.set_viewport_size({"width": width, "height": 740})
+    page.evaluate(DRAWN, width)
     assert page.evaluate(CUT) == []
     assert all(page.evaluate(TICKS))
     if width == 360:

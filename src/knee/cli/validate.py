@@ -14,10 +14,11 @@ import click
 from knee.errors import InputError
 
 if TYPE_CHECKING:
+    from knee.fidelity.csv_cells import Lines
     from knee.fidelity.runs import PublishedRun
 
 MANY = 2_000
-"""Runs above which a bar is shown."""
+"""Rows and runs above which a bar is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,7 @@ def _runs(path: Path, text: str | None, profile: str | None, cluster: str | None
     file, ask = (
         records_of(path, text, stack, where)
         if records
-        else (read_runs(path, text), partial(job_of, profile=stack, cluster=where))
+        else (read_runs(path, text, watch=_reading(text)), partial(job_of, profile=stack, cluster=where))
     )
 
     def watch(runs: Sequence[PublishedRun]) -> Iterable[PublishedRun]:
@@ -195,7 +196,7 @@ def _bandwidths(path: Path, text: str) -> Answer:
     from knee.fidelity.bandwidth_errors import validate_bandwidths
     from knee.fidelity.bandwidths import read_bandwidths
 
-    file = read_bandwidths(path, text)
+    file = read_bandwidths(path, text, watch=_reading(text))
     found = validate_bandwidths(file)
     return Answer(
         data=as_data(file, found),
@@ -206,6 +207,14 @@ def _bandwidths(path: Path, text: str) -> Answer:
         ignored=file.ignored,
         show=lambda: print_bandwidths(found),
     )
+
+
+def _reading(text: str | None) -> Callable[[Lines], Lines]:
+    """What shows the lines of a large table pass."""
+    from knee.cli.progress import progress
+
+    count = (text or "").count("\n")
+    return lambda lines: progress(lines, "reading", count) if count > MANY else lines
 
 
 def _write_rows(path: Path, rows: Iterable[dict[str, Any]]) -> None:

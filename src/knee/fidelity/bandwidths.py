@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import get_args
 
 from knee.cost.idle import Operation, ReduceAlgorithm
 from knee.errors import InputError
-from knee.fidelity.csv_cells import check_columns, count, positive, read_table
+from knee.fidelity.csv_cells import Lines, check_columns, count, positive, read_table
 from knee.fidelity.links import bus_factor
 from knee.specs.catalog import did_you_mean
 
@@ -137,12 +137,12 @@ def is_bandwidths(header: Sequence[str]) -> bool:
     return "collective" in header or any(name in header for name in MEASURED)
 
 
-def read_bandwidths(path: Path, text: str | None = None) -> BandwidthFile:
+def read_bandwidths(path: Path, text: str | None = None, *, watch: Callable[[Lines], Lines] = iter) -> BandwidthFile:
     """Read a file in the form of ``collectives.csv``, or its text where that was read already; rows that cannot be used
-    keep their reason."""
+    keep their reason. ``watch`` sees the lines pass."""
     header, lines = read_table(path, REQUIRED, text)
     check_columns(path, header, REQUIRED, MEASURED)
-    rows = tuple(_row(line, header, cells) for line, cells in lines)
+    rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one message size a row")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}

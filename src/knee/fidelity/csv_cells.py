@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from knee.errors import InputError
@@ -15,6 +15,8 @@ from knee.limits import MOST_CSV_BYTES, MOST_JSON_BYTES, MOST_ROWS
 from knee.specs.catalog import did_you_mean
 from knee.text_files import TooLarge, read_all, read_bytes
 
+Lines = Iterable[tuple[int, list[str]]]
+"""Lines of a table by their number."""
 LEAST = 1e-12
 """Measurements below it, or above one over it, are typing mistakes."""
 STDIN = "-"

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from knee.errors import InputError
-from knee.fidelity.csv_cells import check_columns, count, positive, read_table
+from knee.fidelity.csv_cells import Lines, check_columns, count, positive, read_table
 
 Status = Literal["ok", "oom", "failed"]
 """``failed``: out of memory or a crash, not told apart."""
@@ -115,12 +115,14 @@ class RunFile:
         return tuple(_one_run(setting, rows) for setting, rows in repeats.items())
 
 
-def read_runs(path: Path, text: str | None = None, *, most: int | None = None) -> RunFile:
+def read_runs(
+    path: Path, text: str | None = None, *, most: int | None = None, watch: Callable[[Lines], Lines] = iter
+) -> RunFile:
     """Read a file in the form of ``published_runs.csv``, or its text where that was read already; rows that cannot be
-    used keep their reason."""
+    used keep their reason. ``watch`` sees the lines pass."""
     header, lines = read_table(path, REQUIRED, text, most=most)
     check_columns(path, header, REQUIRED, MEASURED)
-    rows = tuple(_row(line, header, cells) for line, cells in lines)
+    rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
         raise InputError(f"{path} has a header but no rows", hint="give one training run a row")
     return RunFile(

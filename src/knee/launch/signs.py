@@ -110,6 +110,12 @@ SLURM: tuple[tuple[str, State, Cause, str], ...] = (
         "lost_node",
         "a node cannot be reached, says Slurm",
     ),
+    (
+        r"Task launch for \S+ failed on node \S+: Job(?: credential revoked|/step already completing)",
+        "pending",
+        "interrupted",
+        "Slurm ended its job while it was started",
+    ),
     (r"Task launch for \S+ failed on node \S+:", "failed", "bad_node", "a node starts nothing, says Slurm"),
     (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
     (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),

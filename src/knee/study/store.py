@@ -127,7 +127,10 @@ def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
 def engine() -> str:
     """A digest of the code and the data that every answer rests on."""
     root = Path(knee.__file__).parent
-    files = [root / name for name in ("simulator.py", "single.py", "units.py", "columns.py", "study/answers.py")]
+    files = [
+        root / name
+        for name in ("simulator.py", "single.py", "units.py", "columns.py", "text_files.py", "study/answers.py")
+    ]
     files += [path for room in ENGINE for path in (root / room).glob("*.py")]
     catalog = root / "catalog"
     files += [*catalog.glob("*.toml"), *(catalog / "nccl").glob("*.toml"), *(catalog / "validation").iterdir()]

@@ -99,8 +99,11 @@ def serve() -> None:
             answer: Trace | Exception = read_trace(path, classes, axes=axes, cache=cache)
         except Exception as error:  # raised again where it was asked for
             answer = error
-        pickle.dump(answer, answers)
-        answers.flush()
+        try:
+            pickle.dump(answer, answers)
+            answers.flush()
+        except BrokenPipeError:
+            _leave()
 
 
 def _leave() -> NoReturn:

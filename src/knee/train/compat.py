@@ -1,16 +1,16 @@
-"""Every private part of torch that the trainer uses, in one place. Held against torch 2.11 and 2.13."""
+"""Every private part of torch that the trainer uses, in one place. Held against torch 2.11 and 2.13.
+
+Those of pipelines are in ``compat_pipeline``, because importing torch's takes a rank most of a second."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining._backward import stage_backward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,66 +65,6 @@ def scaled_fused_step(optimizer: Any, *, divide_by: Any, skip: Any) -> None:
         del optimizer.grad_scale, optimizer.found_inf
 
 
-class HookedStage(PipelineStage):
-    """A pipeline stage whose backward is left to FSDP2's own hooks: they reduce beside it, and reshard where asked.
-
-    torch's own stage keeps parameters gathered from the first backward on and reduces all of a stage after its last.
-    """
-
-    def __init__(self, *args: Any, before_backward: Callable[[bool], None], **kwargs: Any) -> None:
-        """``before_backward(last)`` sets what FSDP2 does in the microbatch's backward."""
-        super().__init__(*args, **kwargs)
-        self._before_backward = before_backward
-
-    def backward_maybe_with_nosync(
-        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
-    ) -> Any:
-        """The whole backward of a microbatch."""
-        assert backward_type == "full", backward_type
-        self._before_backward(last_backward)
-        parts = (bwd_kwargs[name] for name in ("stage_output", "output_grads", "input_values"))
-        return stage_backward(*parts), None
-
-    def perform_reduce_grad(self, grad_scale_factor: int) -> None:
-        """Nothing: the last backward has done it."""
-        del self, grad_scale_factor
-
-
-def gather_when_used(schedule: Any) -> None:
-    """Leave gathering to FSDP2's hooks, layer by layer; torch's runtime would gather and free three stages as a whole,
-    those that the plan keeps gathered as well."""
-    orders = getattr(schedule, "pipeline_order_with_comms", None)
-    if orders is None:  # one stage a rank: no such actions
-        return
-    whole = (schedules.UNSHARD, schedules.RESHARD)
-    for rank, actions in orders.items():
-        orders[rank] = [action for action in actions if action.computation_type not in whole]
-    schedule._assert_unsharded = lambda *_: None
-
-
-def ordered_schedule(
-    stage: Any, microbatches: int, loss: Callable[..., Any], orders: list[list[tuple[str, int]]]
-) -> Any:
-    """A schedule of torch's runtime for one stage per rank, from an order of F, B (the whole backward), I (the input's)
-    and W (the weights').
-
-    Its own zero-bubble classes want two stages per rank, and its 1F1B as many microbatches as stages.
-    """
-    kinds = {
-        "F": schedules.FORWARD,
-        "B": schedules.FULL_BACKWARD,
-        "I": schedules.BACKWARD_INPUT,
-        "W": schedules.BACKWARD_WEIGHT,
-    }
-    schedule = schedules._PipelineScheduleRuntime([stage], n_microbatches=microbatches, loss_fn=loss, scale_grads=False)
-    schedule.pipeline_order = {
-        rank: [schedules._Action(rank, kinds[kind], microbatch) for kind, microbatch in order]
-        for rank, order in enumerate(orders)
-    }
-    schedule._prepare_schedule_with_comms(schedule.pipeline_order)
-    return schedule
-
-
 @contextmanager
 def fake_world(rank: int, world: int) -> Iterator[None]:
     """A process group of fake ranks, and what torch's own code needs to run on it quickly and without values.
@@ -135,6 +75,7 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
     import torch.distributed.fsdp._fully_shard._fsdp_param as fsdp_param
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.pipelining import schedules
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     made = DeviceMesh.__init__

@@ -6,6 +6,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from math import prod
 from typing import Any
 
@@ -17,6 +18,7 @@ from knee.errors import SpecError
 from knee.specs.plan import Plan
 from knee.train.compat import Group
 from knee.train.job import TrainJob
+from knee.workload.stages import chunk_layers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,3 +142,12 @@ def _copies(plan: Plan, root: Any, axes: list[str]) -> Any:
         return None
     copies = _flat(root, axes, ("dp_replicate", "cp"), "copies")
     return None if copies is None else copies.get_group()
+
+
+def chunks_here(job: TrainJob, mesh: Mesh) -> list[tuple[int, range]]:
+    """(number, layers) of the chunks of this rank, dealt as the simulator deals them."""
+    plan = job.plan
+    counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends = list(accumulate(counts))
+    numbers = range(mesh.index("pp"), len(counts), plan.pp)
+    return [(n, range(ends[n] - counts[n], ends[n])) for n in numbers]

@@ -1,30 +1,19 @@
-"""Pipeline parallelism: the layers of each stage, and torch's schedules over them with shapes known beforehand."""
+"""Pipeline parallelism: torch's schedules over the stages of each rank, with shapes known beforehand."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
-from knee.train.compat import HookedStage, gather_when_used, ordered_schedule
+from knee.train.compat_pipeline import HookedStage, gather_when_used, ordered_schedule
 from knee.train.fsdp import before_microbatch
 from knee.train.job import TrainJob
-from knee.train.mesh import Mesh
+from knee.train.mesh import Mesh, chunks_here
 from knee.train.precision import TYPES
-from knee.workload.stages import chunk_layers
-
-
-def chunks_here(job: TrainJob, mesh: Mesh) -> list[tuple[int, range]]:
-    """(number, layers) of the chunks of this rank, dealt as the simulator deals them."""
-    plan = job.plan
-    counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
-    ends = list(accumulate(counts))
-    numbers = range(mesh.index("pp"), len(counts), plan.pp)
-    return [(n, range(ends[n] - counts[n], ends[n])) for n in numbers]
 
 
 class Pipeline:

@@ -14,10 +14,9 @@ from knee.train.compiling import compiled
 from knee.train.context_parallel import GatheredAttention, causal_attention, positions
 from knee.train.fsdp import before_microbatch, local_part, place, shard
 from knee.train.job import TrainJob
-from knee.train.mesh import Mesh
+from knee.train.mesh import Mesh, chunks_here
 from knee.train.model import Decoder, full_shape, initial, rope_table
 from knee.train.optimizer import Optimizer
-from knee.train.pipeline import Pipeline, chunks_here
 from knee.train.precision import TYPES, LossScale
 from knee.train.recompute import recomputed
 from knee.train.replicas import Replicas
@@ -64,7 +63,7 @@ class Trainer:
             if mesh.copies is not None
             else None
         )
-        self.pipeline = Pipeline(job, mesh, self.decoders, self._start) if job.plan.pp > 1 else None
+        self.pipeline = self._pipeline() if job.plan.pp > 1 else None
         self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
 
     def step(self, tokens: Any) -> StepResult:
@@ -84,6 +83,11 @@ class Trainer:
             self.scale.update(overflow)
         self.optimizer.clear()
         return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
+
+    def _pipeline(self) -> Any:
+        from knee.train.pipeline import Pipeline  # torch's takes most of a second to import
+
+        return Pipeline(self.job, self.mesh, self.decoders, self._start)
 
     def _microbatches(self, inputs: Any, target: Any) -> Any:
         """Forward and backward of every microbatch in turn; the sum of what backward started from."""
