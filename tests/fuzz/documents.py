@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from fuzz import mutate
-from fuzz.values import Raw
+from fuzz.values import Raw, said
 
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 MARK = "\x01raw{}\x01"
@@ -97,7 +97,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]], delimiter: str = ",") -> str:
 def _cell(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return digits(value)
-    return "" if value is None else str(value)
+    return "" if value is None else said(value)
 
 
 def encoded(rng: Random, text: str, *, damage: float = 0.15) -> bytes:

@@ -100,23 +100,17 @@ def _swap(rng: Random, node: Any, key: Any, found: list[Place]) -> None:
 def _retype(rng: Random, node: Any, key: Any, found: list[Place]) -> None:
     old = node[key]
     if isinstance(old, dict):
-        node[key] = rng.choice((list(old.items()), list(old), list(old.values()), [old], _said(old), {}))
+        node[key] = rng.choice((list(old.items()), list(old), list(old.values()), [old], values.said(old), {}))
     elif isinstance(old, list):
-        node[key] = rng.choice((old[0] if old else None, [], [old], dict(enumerate(map(_said, old))), _said(old)))
+        node[key] = rng.choice(
+            (old[0] if old else None, [], [old], dict(enumerate(map(values.said, old))), values.said(old))
+        )
     elif isinstance(old, str):
         node[key] = rng.choice(([old], {old: old}, len(old), [], {}, None))
     elif old is None or (isinstance(old, int) and abs(old) > 10**300):
         _replace(rng, node, key, found)
     else:
         node[key] = rng.choice((str(old), [old], {"value": old}, bool(old), None, f"{old} GB", f" {old}"))
-
-
-def _said(value: Any) -> str:
-    """As text; Python itself refuses to write very large numbers."""
-    try:
-        return str(value)
-    except ValueError:
-        return "9" * 5000
 
 
 CHANGES: tuple[Callable[[Random, Any, Any, list[Place]], None], ...] = (

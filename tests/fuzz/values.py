@@ -271,3 +271,11 @@ def value(rng: Random) -> Any:
     if chance < 0.93:
         return [value(rng) for _ in range(rng.randrange(4))]
     return {text(rng): value(rng) for _ in range(rng.randrange(3))}
+
+
+def said(value: Any) -> str:
+    """As text; Python itself refuses to write very large numbers."""
+    try:
+        return str(value)
+    except ValueError:
+        return "9" * 5000

@@ -32,9 +32,11 @@ One = str | int | float | bool
 Many = One | Annotated[tuple[One, ...], Field(min_length=1)]
 """A value, or a list of them, which is an axis of the grid."""
 Names = StrictStr | Annotated[tuple[StrictStr, ...], Field(min_length=1)]
-Count = Annotated[StrictInt, Field(gt=0)]
+MOST = 10**12
+"""Of anything that is counted: products of two such numbers are still exact enough to be refused in words."""
+Count = Annotated[StrictInt, Field(gt=0, le=MOST)]
 Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
-Share = Count | Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+Share = Count | Annotated[StrictFloat, Field(gt=0, le=MOST, allow_inf_nan=False)]
 Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
