@@ -37,7 +37,7 @@ study: $(VENV)/.report
 	$(BIN)/knee study --out $(OUT)
 
 # A file's tests share what they make once, so that they stay in one process.
-PYTEST := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/.dev
 	$(call beside_linters,$(PYTEST) -n $(CHECK_JOBS) -m "not slow")

@@ -47,11 +47,8 @@ def pytest_configure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A file's tests share a process (``--dist loadgroup``), as they share what they make; those of pages a browser."""
     if any(item.path.is_relative_to(path) for path in SLOW):
         item.add_marker("slow")
-    folder = item.path.parent.name
-    item.add_marker(pytest.mark.xdist_group(folder if folder == "web" else f"{folder}/{item.path.name}"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
