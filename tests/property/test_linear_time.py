@@ -181,7 +181,6 @@ def stopped(after_s: float) -> Iterator[None]:
 
 def cpu_s(work: Callable[[int], object], size: int, tries: int = 1) -> float:
     best = float("inf")
-    gc.collect()
     gc.disable()  # looking for garbage takes as long as all that other tests keep is large
     try:
         for _ in range(tries):
