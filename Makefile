@@ -8,6 +8,9 @@
 #
 # The first run makes .venv and installs what is needed into it.
 
+# The tests start knee hundreds of times: it is compiled once.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

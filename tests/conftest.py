@@ -28,9 +28,9 @@ UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZ
 
 TESTS = Path(__file__).parent
 SLOW_NAMES = ("dist", "launch", "train", "web", "cli/test_data_cli.py", "cli/test_train_cli.py",
-              "cli/test_probe_collectives_cli.py")  # fmt: skip
+              "cli/test_probe_collectives_cli.py", "property/test_linear_time.py")  # fmt: skip
 SLOW = tuple(TESTS / name for name in SLOW_NAMES)
-"""What starts ranks, Slurm, a browser or many processes. Other tests are marked where they stand."""
+"""What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 
 
 def pytest_configure() -> None:
@@ -44,6 +44,11 @@ def pytest_configure() -> None:
     for name in UNSET:
         os.environ.pop(name, None)
     time.tzset()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only fast tests are asked for, slow files are not even imported: some need torch, which takes seconds."""
+    return True if config.getoption("markexpr") == "not slow" and collection_path in SLOW else None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

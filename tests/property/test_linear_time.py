@@ -58,9 +58,11 @@ class Pattern(NamedTuple):
 
 
 def found_patterns() -> list[Pattern]:
-    modules = {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in sorted(SRC.rglob("*.py"))}
-    uses = uses_of([node for tree in modules.values() for node in ast.walk(tree)])
-    return [*(p for name, tree in modules.items() for p in patterns_of(name, tree, uses)), *patterns_of_tables()]
+    calls = re.compile(rf"\.(?:{'|'.join(CALLS)})\b")  # most files have none, and need not be parsed
+    texts = {str(path.relative_to(SRC)): path.read_text() for path in sorted(SRC.rglob("*.py"))}
+    modules = {name: list(ast.walk(ast.parse(text))) for name, text in texts.items() if calls.search(text)}
+    uses = uses_of([node for nodes in modules.values() for node in nodes])
+    return [*(p for name, nodes in modules.items() for p in patterns_of(name, nodes, uses)), *patterns_of_tables()]
 
 
 def uses_of(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
@@ -72,13 +74,13 @@ def uses_of(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
     return found
 
 
-def patterns_of(name: str, tree: ast.Module, uses: dict[str, set[str]]) -> Iterator[Pattern]:
-    nodes = list(ast.walk(tree))
+def patterns_of(name: str, nodes: list[ast.AST], uses: dict[str, set[str]]) -> Iterator[Pattern]:
     names = {id(node.value): ast.unparse(node.targets[0]) for node in nodes if isinstance(node, ast.Assign)}
     for node in nodes:
-        if not (isinstance(node, ast.Call) and ast.unparse(node.func) in {f"re.{call}" for call in CALLS}):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CALLS
+                and ast.unparse(node.func.value) == "re"):  # fmt: skip
             continue
-        method, pattern = ast.unparse(node.func).removeprefix("re."), node.args[0]
+        method, pattern = node.func.attr, node.args[0]
         if not isinstance(pattern, ast.Constant):
             assert (name, ast.unparse(pattern)) in ELSEWHERE, f"{name}:{node.lineno}: test this pattern too"
             continue
