@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -25,7 +26,8 @@ def main() -> int:
     if unknown or not kinds:
         print(f"error: no kind {', '.join(sorted(unknown))}; there are {', '.join(kind.name for kind in KINDS)}")
         return 2
-    root = Path(tempfile.mkdtemp(prefix="knee-fuzz-"))
+    memory = Path("/dev/shm")  # a case makes and removes a few files, which takes a disk a quarter of the time
+    root = Path(tempfile.mkdtemp(prefix="knee-fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
     try:
         if given.case:
             return _repeat(_case(given.case), root)
@@ -67,6 +69,7 @@ def _repeat(case: Case, root: Path) -> int:
     from fuzz.run import run_case
 
     here = Path.cwd()
+    sys.dont_write_bytecode = True  # as in a worker: it would be a file outside the case's folder
     began = time.process_time()
     outcome = run_case(case, root / "case")
     for name, data in case.files.items():

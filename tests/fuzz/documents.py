@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from random import Random
+from types import NoneType
 from typing import Any
 
 from fuzz import mutate
@@ -28,9 +29,12 @@ def json_text(tree: Any, *, indent: int | None = None) -> str:
 
 
 def _marked(tree: Any, tokens: list[Raw]) -> Any:
-    if isinstance(tree, dict):
+    kind = type(tree)
+    if kind in (str, float, bool, NoneType):
+        return tree
+    if kind is dict:
         return {key if isinstance(key, str) else str(key): _marked(one, tokens) for key, one in tree.items()}
-    if isinstance(tree, (list, tuple)):
+    if kind in (list, tuple):
         return [_marked(one, tokens) for one in tree]
     if isinstance(tree, int) and not isinstance(tree, bool) and abs(tree) > 10**300:
         tree = Raw(digits(tree))

@@ -90,6 +90,8 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "steps without end": ((*DRY, "--steps", "1" + "0" * 400), {"g.toml": GRID}, 0),
     "an index without shards": (("data", "show", "d"), shown("shards", []), 2),
     "an index that counts in words": (("data", "show", "d"), shown("left_out/records", "x"), 2),
+    "an index of more text than there is": (("data", "show", "d"), shown("text_bytes", 10**400), 2),
+    "an index of a file that no system has": (("data", "show", "d"), shown("shards/0/file", "a\0b"), 2),
     "an index with a number without end": (("data", "show", "d", "--json"), shown("asked/shard_tokens", ENDLESS), 2),
     "a tokenizer that does not know a word": (
         ("data", "prepare", "a.txt", "--tokenizer", "k.json", "--out", "o", "--jobs", "1"),
@@ -122,6 +124,14 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     ),
     "a power reading's odd note": (
         ("probe", "power", "--replay", "r.jsonl", "--json"), {"r.jsonl": lines("power", "1/hot_frac", {})}, 0,
+    ),
+    "a sweep's cost without end": (
+        ("sweep", "status", "s", "--json"),
+        swept(sweep=with_(sweeps.state()[0], "entries/0/cost_usd", Raw("-1e999"))), 2,
+    ),
+    "nothing to start again": (
+        ("sweep", "retry", "s", "--status", "done", "--json"),
+        swept(sweep=with_(sweeps.state()[0], "options/site/env", [])), 0,
     ),
     "a sweep nested too deep": (("sweep", "status", "s"), swept(sweep=with_(sweeps.state()[0], "entries", DEEP)), 2),
     "a process without end": (

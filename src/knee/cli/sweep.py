@@ -344,6 +344,11 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         click.echo(f"{count} run{'s' if count != 1 else ''} to start again", err=True)
         if count:
             _go_on(sweep, site, as_json=as_json, wait=wait, only=frozenset(ids) or None)
+        elif as_json:
+            from knee.cli.sweep_tables import as_data
+            from knee.launch.now import statuses_now
+
+            click.echo(json.dumps(as_data(sweep, statuses_now(sweep)), indent=2))
 
 
 def _states(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.files import make_folder, write_text
-from knee.launch.status import Status, read_status
+from knee.launch.status import Status, is_number, read_status
 from knee.text_files import read_text
 from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
@@ -117,9 +117,9 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
     texts = [text for entry in entries for text in (entry.id, entry.name, entry.series, entry.refused)]
     right = (
         all(isinstance(size, int) for size in (*sizes, options["pack"]))
-        and all(cost is None or isinstance(cost, (int, float)) for cost in costs)
+        and all(cost is None or is_number(cost) for cost in costs)
         and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
-        and isinstance(options["timeout_s"], (int, float))
+        and is_number(options["timeout_s"])
         and isinstance(options["until_knee"], bool)
         and isinstance(options.get("site", {}), dict)
         and found.launcher in ("local", "torchrun", "slurm")

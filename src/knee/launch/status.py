@@ -136,14 +136,15 @@ def _status(plain: Any) -> Status:
     counts = (found.rank, *found.codes)
     if found.state not in STATES or found.cause not in get_args(Cause) or not all(isinstance(t, str) for t in texts):
         raise ValueError(found)
-    if not _is_number(found.gpu_h) or not all(t is None or _is_number(t) for t in times):
+    if not is_number(found.gpu_h) or not all(t is None or is_number(t) for t in times):
         raise ValueError(found)
     if not _is_count(found.attempts) or not all(n is None or _is_count(n) for n in counts):
         raise ValueError(found)
     return found
 
 
-def _is_number(value: object) -> bool:
+def is_number(value: object) -> bool:
+    """A finite one: what JSON can hold."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 

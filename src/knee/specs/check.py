@@ -73,11 +73,15 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
 def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
     """Dotted path -> source of every value of an entry; what the entry leaves out has the field's default."""
     sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
+    written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
     for path, field in fields_of(kind).items():
-        written = path in sources or any(known.startswith(path + ".") for known in sources)
-        if not written and path.rpartition(".")[2] != "name" and ".attention." not in f".{path}":
+        if path not in written and path.rpartition(".")[2] != "name" and ".attention." not in f".{path}":
             sources[path] = Source(value=field.default, kind="assumed", text="not given: the field's default")
     return sources
+
+
+def _dots(path: str) -> list[int]:
+    return [i for i, letter in enumerate(path) if letter == "."]
 
 
 @cache

@@ -41,7 +41,7 @@ class Shard:
     def __post_init__(self) -> None:
         _check(self)
         for name in (self.file, self.ends_file):
-            if Path(name).name != name:
+            if Path(name).name != name or "\0" in name:
                 raise ValueError(f"{name!r} is not the name of a file")
 
 
@@ -193,12 +193,14 @@ def index_of(data: dict[str, Any]) -> Index:
         raise ValueError(f"dtype is {data['dtype']!r}")
     if not data["shards"]:
         raise ValueError("it lists no shards")
+    if not _is_count(data["text_bytes"]):
+        raise ValueError("text_bytes is no count")
     return Index(
         asked=asked_of(data["asked"]),
         dtype=data["dtype"],
         shards=shards_of(data["shards"]),
         left_out=left_out_of(data["left_out"]),
-        text_bytes=int(data["text_bytes"]),
+        text_bytes=data["text_bytes"],
         version=data["version"],
     )
 
@@ -207,7 +209,7 @@ def asked_of(data: dict[str, Any]) -> Asked:
     """From JSON."""
     sources = tuple(Source(**source) for source in data["sources"])
     found = Asked(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
-    if not isinstance(found.shard_tokens, int) or not all(
+    if not _is_count(found.shard_tokens) or not all(
         isinstance(text, str) for text in (found.field, found.split, found.tokenizers)
     ):
         raise ValueError("what was asked for is not as it was written")
@@ -222,8 +224,8 @@ def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
 def left_out_of(data: dict[str, Any]) -> LeftOut:
     """From JSON."""
     found = LeftOut(**data | {"first": tuple(data["first"])})
-    if not all(isinstance(count, int) for count in (found.records, found.empty)):
-        raise ValueError(f"left_out counts {found.records!r} and {found.empty!r}")
+    if not all(_is_count(count) for count in (found.records, found.empty)):
+        raise ValueError("left_out has no counts")
     if not all(isinstance(place, str) for place in found.first):
         raise ValueError(f"left_out.first is {found.first!r}")
     return found
@@ -254,9 +256,14 @@ def _check(record: Any) -> None:
     for name in record.__slots__:
         value = getattr(record, name)
         numeric = name in ("tokens", "documents", "vocab_size", "eos_id", "size_bytes", "mtime_ns")
-        good = isinstance(value, int) and (value >= 0 or name == "mtime_ns") if numeric else isinstance(value, str)
+        good = _is_count(value, negative=name == "mtime_ns") if numeric else isinstance(value, str)
         if not good:
-            raise ValueError(f"{name} is {value!r}")
+            raise ValueError(f"{name} is no count" if numeric else f"{name} is {value!r}")
+
+
+def _is_count(value: object, *, negative: bool = False) -> bool:
+    """A whole number that a file's size or time can have."""
+    return isinstance(value, int) and (-(2**63) if negative else 0) <= value < 2**63
 
 
 def _in_words(error: Exception) -> str:

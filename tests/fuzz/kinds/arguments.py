@@ -363,4 +363,4 @@ def _named(words: list[str]) -> dict[str, bytes]:
     return {name: data for name, data in files().items() if name.split("/")[0] in words or name in text} | kept
 
 
-KINDS = (Kind(name="arguments", weight=16, make=arguments),)
+KINDS = (Kind(name="arguments", weight=9, make=arguments),)

@@ -45,4 +45,4 @@ def readings(rng: Random) -> Case:
     return Case(words=tuple(words), files={"r.jsonl": data})
 
 
-KINDS = (Kind(name="readings", weight=1.2, make=readings),)
+KINDS = (Kind(name="readings", weight=0.5, make=readings),)

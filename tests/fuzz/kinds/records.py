@@ -99,7 +99,7 @@ def fitted(rng: Random) -> Case:
 
 
 KINDS = (
-    Kind(name="records-compare", weight=8, make=compare),
-    Kind(name="records-report", weight=4, make=report),
-    Kind(name="records-fitted", weight=0.8, make=fitted),
+    Kind(name="records-compare", weight=9, make=compare),
+    Kind(name="records-report", weight=5, make=report),
+    Kind(name="records-fitted", weight=0.3, make=fitted),
 )

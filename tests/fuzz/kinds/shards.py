@@ -104,6 +104,6 @@ def prepared(rng: Random) -> Case:
 
 
 KINDS = (
-    Kind(name="shards", weight=6, make=shown),
-    Kind(name="text", weight=3, make=prepared),
+    Kind(name="shards", weight=11, make=shown),
+    Kind(name="text", weight=4, make=prepared),
 )

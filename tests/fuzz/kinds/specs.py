@@ -248,9 +248,9 @@ def job(rng: Random) -> Case:
 
 
 KINDS = (
-    Kind(name="model", weight=3, make=model),
+    Kind(name="model", weight=4, make=model),
     Kind(name="huggingface", weight=3, make=huggingface),
-    Kind(name="cluster", weight=1.5, make=cluster),
-    Kind(name="profile", weight=1.5, make=profile),
-    Kind(name="job", weight=2.5, make=job),
+    Kind(name="cluster", weight=1, make=cluster),
+    Kind(name="profile", weight=1, make=profile),
+    Kind(name="job", weight=1.5, make=job),
 )

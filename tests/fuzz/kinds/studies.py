@@ -138,7 +138,7 @@ def site(rng: Random) -> Case:
 
 
 KINDS = (
-    Kind(name="study", weight=2.5, make=study),
-    Kind(name="grid", weight=1.5, make=grid),
-    Kind(name="site", weight=2, make=site),
+    Kind(name="study", weight=3, make=study),
+    Kind(name="grid", weight=1, make=grid),
+    Kind(name="site", weight=1, make=site),
 )

@@ -93,4 +93,4 @@ def sweep(rng: Random) -> Case:
     return Case(words=words, files=folder(rng))
 
 
-KINDS = (Kind(name="sweep-state", weight=10, make=sweep),)
+KINDS = (Kind(name="sweep-state", weight=12, make=sweep),)

@@ -92,6 +92,6 @@ def _output(rng: Random) -> list[str]:
 
 
 KINDS = (
-    Kind(name="runs", weight=2, make=runs),
-    Kind(name="bandwidths", weight=4, make=bandwidths),
+    Kind(name="runs", weight=1, make=runs),
+    Kind(name="bandwidths", weight=7, make=bandwidths),
 )

@@ -231,9 +231,9 @@ def json_or_not(rng: Random) -> list[str]:
 
 
 KINDS = (
-    Kind(name="trace", weight=11, make=plain),
+    Kind(name="trace", weight=8, make=plain),
     Kind(name="trace-gz", weight=5, make=packed),
     Kind(name="trace-cut", weight=6, make=cut),
-    Kind(name="trace-ranks", weight=1.5, make=ranks),
-    Kind(name="classes", weight=4, make=classes),
+    Kind(name="trace-ranks", weight=1, make=ranks),
+    Kind(name="classes", weight=5, make=classes),
 )
