@@ -43,6 +43,15 @@ def lines(probe: str, path: str, value: Any) -> str:
     return "\n".join(map(json_text, with_(list(readings.lines(probe)), path, value)))
 
 
+def without(probe: str, name: str, **of: str) -> str:
+    """Readings without one value of those that have these."""
+    found = list(readings.lines(probe))
+    changed = [{k: v for k, v in one.items() if k != name or any(one.get(key) != of[key] for key in of)}
+               for one in found]  # fmt: skip
+    assert changed != found
+    return "\n".join(map(json_text, changed))
+
+
 def shown(path: str, value: Any) -> dict[str, str | bytes]:
     index = json_text(with_(shards.index(), path, value))
     return {"d/index.json": index, "d/shard-00000.bin": shards.TOKENS, "d/shard-00000.ends": shards.ENDS}
@@ -121,6 +130,14 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "a reading without end": (
         ("probe", "collectives", "--replay", "r.jsonl", "--json"),
         {"r.jsonl": lines("collectives", "1/median_s", ENDLESS)}, 2,
+    ),
+    "a reading beside products without its spread": (
+        ("probe", "collectives", "--replay", "r.jsonl", "--json"),
+        {"r.jsonl": without("collectives", "spread_frac", beside="gemm")}, 2,
+    ),
+    "a reading that does not say what ran beside it": (
+        ("probe", "collectives", "--replay", "r.jsonl", "--json"),
+        {"r.jsonl": without("collectives", "beside", beside="nothing")}, 0,
     ),
     "a power reading's odd note": (
         ("probe", "power", "--replay", "r.jsonl", "--json"), {"r.jsonl": lines("power", "1/hot_frac", {})}, 0,

@@ -112,7 +112,10 @@ NUMBERS = {
     "power": ("power_w", "window_s", "calls", "flop_per_call", "bytes_per_call"),
 }
 """What a reading of a kind must have. Collectives have other numbers alone than beside products."""
-BESIDE = {"nothing": ("time_s", "spread_frac"), "gemm": ("gemm_s", "gemm_beside_s", "gather_s", "gather_beside_s")}
+BESIDE = {
+    "nothing": ("time_s", "spread_frac"),
+    "gemm": ("gemm_s", "gemm_beside_s", "gather_s", "gather_beside_s", "spread_frac"),
+}
 OPTIONAL = ("power_w", "peak_bytes", "busy_s", "instant_w", "sm_hz", "uncertainty_frac")
 """What a reading may have, or say that it is not known."""
 LARGEST = 1e30
@@ -129,11 +132,11 @@ def _wrong(record: Record) -> str | None:
         return f"{trouble} is {record.get(trouble)!r}"
     if "error" in record:
         return None if isinstance(record["error"], str) else f"error is {record['error']!r}"
-    for name in BESIDE.get(record["beside"], ()) if kind == "collective" else NUMBERS[kind]:
+    for name in BESIDE[record.get("beside", "nothing")] if kind == "collective" else NUMBERS[kind]:
         value: Any = record.get(name)
         if not _is_number(value) or value < 0 or (value == 0 and name not in MAY_BE_ZERO):
             return f"{name} is {value!r}; it must be a positive number"
-    for name in (*OPTIONAL, *(("spread_frac",) if kind == "collective" else ())):
+    for name in OPTIONAL:
         value = record.get(name)
         if value is not None and not (_is_number(value) and value >= 0):
             return f"{name} is {value!r}; it must be a number"
