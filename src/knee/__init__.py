@@ -1,9 +1,24 @@
-"""knee: how many GPUs a training run can use, before they are rented.
+"""How many GPUs a training run can use, before they are rented.
 
->>> import knee
->>> model, cluster, profile = knee.load_model("llama2-7b"), knee.load_cluster("dgx-h100"), knee.load_profile("paper")
->>> job, notes = knee.make_job(model.spec, cluster.spec, profile.spec, gpus=256, local_batch=2)
->>> knee.simulate(job).mfu_frac  # doctest: +SKIP
+    >>> import knee
+    >>> step = knee.simulate("llama2-7b", cluster="dgx-h100", gpus=256, local_batch=2)
+    >>> step.fits
+    True
+
+Questions, each a function of plain names and keyword arguments, the same words as on the command line:
+
+    simulate       one training step of a model, cluster and plan: time, memory, power, cost
+
+Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
+``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
+with a stable ``code``, the ``field`` it is about, and a ``hint``.
+
+Parts, for those who build on the engine:
+
+    load_model, load_cluster, load_profile, load_job     specs by name or from files, with the source of every value
+    make_job, Job, Model, Cluster, Profile, Plan         specs as values
+    simulate_table, simulate_tables, PlanTable, table_of thousands of plans at once, as columns
+    events_of                                            the kernels of a simulated step
 """
 
 from __future__ import annotations
@@ -12,13 +27,14 @@ TYPE_CHECKING = False  # typing's own, without importing it: a command has to he
 if TYPE_CHECKING:
     from typing import Any
 
+    from knee.api.simulate import Simulation as Simulation
+    from knee.api.simulate import simulate as simulate
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
     from knee.simulator import simulate_table as simulate_table
     from knee.simulator import simulate_tables as simulate_tables
     from knee.single import events_of as events_of
-    from knee.single import simulate as simulate
     from knee.specs import Cluster as Cluster
     from knee.specs import Job as Job
     from knee.specs import Model as Model
@@ -42,17 +58,21 @@ _HOMES = {
     "PlanTable": "specs.table",
     "Profile": "specs",
     "Results": "simulator",
+    "Simulation": "api.simulate",
     "events_of": "single",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
     "load_model": "specs.load",
     "load_profile": "specs.load",
     "make_job": "specs.load",
-    "simulate": "single",
+    "simulate": "api.simulate",
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
     "table_of": "specs.table",
 }
+"""Where each name is at home; a module of the same name (``knee.trace``) is itself."""
+_ROOMS = ("trace",)
+"""Modules that are reached without importing them first."""
 __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), "__version__"]
 
@@ -61,6 +81,12 @@ def __getattr__(name: str) -> Any:
     """Load what is asked for, when it is asked for: ``import knee`` itself stays quick."""
     from importlib import import_module
 
+    if name in _ROOMS:
+        return import_module(f"knee.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'knee' has no attribute {name!r}")
     return getattr(import_module(f"knee.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_ROOMS})

@@ -8,11 +8,17 @@ KneeError                        anything knee says in words; never shown as a t
 ├── Incomplete       (exit 5)    the answer was given, and is about a part of the input
 ├── NotWritten       (exit 6)    the answer is known and could not be written
 └── RunFailed        (exit 7)    what was started or measured did not come to its end
+
+Programs read ``code`` (stable words such as ``missing-option``), ``field`` (the argument or value it is about) and
+``hint``; people read the message.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from enum import IntEnum
 
 CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
@@ -52,13 +58,20 @@ class KneeError(Exception):
     """A failure with one sentence for the user and, where there is one, the fix."""
 
     exit_code = ExitCode.BUG
+    code = "error"
+    """Stable word for programs; a raise may give a more exact one."""
 
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str | None = None, code: str | None = None, field: str | None = None
+    ) -> None:
         # words of a file or an argument may be in it, and one error is one line
         message = CONTROL.sub(_written_out, message)
         super().__init__(message)
         self.message = message
         self.hint = None if hint is None else CONTROL.sub(_written_out, hint)
+        self.code = code or type(self).code
+        self.field = field
+        """The argument, or the dotted path of the value, that is wrong; None where it is not about one."""
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -69,37 +82,70 @@ class InputError(KneeError):
     """The input is wrong; nothing was computed."""
 
     exit_code = ExitCode.WRONG_INPUT
+    code = "invalid-input"
 
 
 class SpecError(InputError, ValueError):
     """A spec cannot be valid. Also a ValueError, so that the loader collects it with the others."""
+
+    code = "invalid-spec"
 
 
 class DoesNotFit(KneeError):
     """The question is valid and the answer is that nothing fits."""
 
     exit_code = ExitCode.DOES_NOT_FIT
+    code = "does-not-fit"
 
 
 class MissingExtra(KneeError):
     """A part of knee that needs an optional package, or a driver or device that is not there."""
 
     exit_code = ExitCode.MISSING
+    code = "missing-extra"
 
 
 class Incomplete(KneeError):
     """An answer was given, about what of the input could be read."""
 
     exit_code = ExitCode.IN_PART
+    code = "incomplete"
 
 
 class NotWritten(KneeError):
     """The path is good, and the system does not take the bytes."""
 
     exit_code = ExitCode.NOT_WRITTEN
+    code = "not-written"
 
 
 class RunFailed(KneeError):
     """Processes that were started, or a device that was measured, did not come to the end."""
 
     exit_code = ExitCode.FAILED
+    code = "run-failed"
+
+
+_FLAGS: ContextVar[bool] = ContextVar("knee_flags", default=False)
+
+
+@contextmanager
+def as_flags() -> Iterator[None]:
+    """Errors name arguments as the command line does: ``--local-batch`` instead of ``local_batch``."""
+    token = _FLAGS.set(True)
+    try:
+        yield
+    finally:
+        _FLAGS.reset(token)
+
+
+def argument(name: str) -> str:
+    """An argument of the API as the reader of an error knows it."""
+    if not _FLAGS.get():
+        return name
+    return "--set" if name == "overrides" else f"--{name.removesuffix('_frac').replace('_', '-')}"
+
+
+def example(python: str, command: str) -> str:
+    """A hint that shows how it is asked, in Python or on the command line."""
+    return f"for example {command if _FLAGS.get() else python}"

@@ -449,7 +449,7 @@ def test_negative_and_absurd_sizes(args: tuple[str, ...]) -> None:
         (("gpus=8",), "use --gpus"),
         (("seq_len=8",), "use --seq-len"),
         (("cluster=dgx-a100",), "use --cluster"),
-        (("model=llama2-13b",), "the command's argument"),
+        (("model=llama2-13b",), "the first argument"),
         (("hop_s=1us",), "cluster.node.hop_s, cluster.fabric.hop_s"),
         (("layrs=3",), "did you mean"),
         (("layers",), "is not key=value"),

@@ -15,7 +15,7 @@ import knee
 from knee import signals
 from knee.cli.delivery import Delivery
 from knee.cli.ending import code_of, see_help
-from knee.errors import ExitCode, InputError
+from knee.errors import ExitCode, InputError, as_flags
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "simulate": ("knee.cli.simulate", "One training step of a model, cluster and plan: time, memory, power, cost."),
@@ -77,7 +77,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; wrong input without a hint of its own is sent to that command's help."""
         try:
-            return super().invoke(ctx)
+            with as_flags():
+                return super().invoke(ctx)
         except InputError as error:
             if error.hint is None:
                 error.hint = f"`knee {ctx.invoked_subcommand} --help` says what can be asked"

@@ -13,14 +13,16 @@ from knee.record.measurement import Measurement
 from knee.specs import Job
 
 if TYPE_CHECKING:
+    from knee.api.simulate import Simulation
     from knee.fidelity.trust import Trust
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
 
 
-def print_answer(job: Job, measurement: Measurement, trust: Trust, why: Sequence[WhyLine] = ()) -> None:
+def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
     """The answer as tables, its explanation if asked for, and its assumptions last."""
+    job, trust, measurement = answer.job, answer.trust, answer
     _print_question(job, trust)
     _print_throughput(measurement)
     _print_time(measurement)

@@ -244,7 +244,7 @@ def _answer(options: Mapping[str, Any], *, frontier: bool) -> Answer:
 
 
 def _specs(options: Mapping[str, Any]) -> tuple[Loaded[Cluster], Loaded[Profile]]:
-    from knee.cli.job import parse_sets
+    from knee.cli.overrides import parse_sets
     from knee.specs.load import load_cluster, load_profile, split_overrides
 
     if options["cluster"] is None:
@@ -331,16 +331,15 @@ def _problem(options: Mapping[str, Any], cluster: Cluster, profile: Profile) -> 
 
 
 def _model(options: Mapping[str, Any], family: Any) -> Model | None:
+    from knee.api.request import named_model
     from knee.cli.budget_options import count_of
-    from knee.cli.job import model_ref
     from knee.search.family import LEAST_PARAMS, MOST_PARAMS
-    from knee.specs.load import load_model
     from knee.units import short
 
     if options["model"] is not None and options["params"] is not None:
         raise InputError("--model and --params are both given", hint="each fixes the size: give one")
     if options["model"] is not None:
-        return load_model(model_ref(options["model"])).spec
+        return named_model(options["model"]).spec
     params = count_of("--params", options["params"])
     if params is None:
         return None

@@ -98,7 +98,8 @@ def command(
 
 
 def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], options: dict[str, Any]) -> Job:
-    from knee.cli.job import ask, is_job_file, parse_sets
+    from knee.api.request import is_job_file, request
+    from knee.cli.overrides import parse_sets
 
     in_file = is_job_file(model)
     plan = plan_of(options)
@@ -108,8 +109,13 @@ def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...
             sizes["gpus"] = prod(plan[axis] or 1 for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate"))
         if sizes["global_batch"] is None and sizes["local_batch"] is None:
             sizes["local_batch"] = LOCAL_BATCH
-    asked = ask(
-        model, cluster=None if in_file else PLACEHOLDER, profile=profile, sizes=sizes, plan=plan, sets=parse_sets(sets)
+    asked = request(
+        model,
+        cluster=None if in_file else PLACEHOLDER,
+        profile=profile,
+        sizes=sizes,
+        plan=plan,
+        overrides=parse_sets(sets),
     )
     for sentence in asked.assumptions:
         if not sentence.startswith("profile"):

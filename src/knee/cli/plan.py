@@ -182,17 +182,18 @@ def _exported(found: Found, recommended: int, to: str) -> str:
 def _search(model: str, options: dict[str, Any]) -> Found:
     from dataclasses import replace
 
-    from knee.cli.job import model_ref, parse_sets
+    from knee.api.request import named_model
+    from knee.cli.overrides import parse_sets
     from knee.search.best import search
     from knee.search.closest import no_plan, nothing_fits
     from knee.search.space import Space, whole_table
-    from knee.specs.load import DEFAULT_PROFILE, load_cluster, load_model, load_profile, split_overrides
+    from knee.specs.load import DEFAULT_PROFILE, load_cluster, load_profile, split_overrides
     from knee.specs.plan import Plan
 
     for_model, for_cluster, for_profile, for_plan = split_overrides(parse_sets(options["sets"]))
     if for_plan:
         raise InputError(f"--set {for_plan[0][0]}: plans are what is searched", hint="limit them with --only")
-    shape = load_model(model_ref(model), for_model).spec
+    shape = named_model(model, for_model).spec
     cluster = load_cluster(options["cluster"], for_cluster).spec
     profile = load_profile(options["profile"] or DEFAULT_PROFILE, for_profile).spec
     gpus = options["gpus"]

@@ -16,7 +16,7 @@ from knee.cli.progress import Patience
 from knee.errors import DoesNotFit, InputError
 
 if TYPE_CHECKING:
-    from knee.cli.job import Asked, Pairs
+    from knee.api.request import Pairs, Request
     from knee.cli.scale_answer import Answer, Scaled
     from knee.search.scale import Curve, Point
     from knee.search.space import Space
@@ -176,7 +176,7 @@ def command(
 
     Nothing fits at any count: exit 3, with what would.
     """
-    from knee.cli.job import parse_sets
+    from knee.cli.overrides import parse_sets
     from knee.cli.scale_answer import as_data, print_answer
 
     if plot is not None:
@@ -242,7 +242,7 @@ def _scaled(
     model: str, cluster: str | None, counts: Sequence[int], *, best: bool, options: Mapping[str, Any], sets: Pairs
 ) -> Scaled:
     """One model on one cluster."""
-    from knee.cli.job import ask, is_job_file
+    from knee.api.request import is_job_file, request
     from knee.cli.scale_answer import Scaled
     from knee.search.scale import curve_of
     from knee.specs.load import make_job, split_overrides
@@ -254,10 +254,10 @@ def _scaled(
     if is_job_file(model):
         if best:
             raise InputError(f"--best searches plans, and {model} is a job with one", hint="name its model and cluster")
-        asked: dict[int, Asked] = {}
+        asked: dict[int, Request] = {}
 
         def of_file(gpus: int) -> Job:
-            asked[gpus] = ask(model, **names, sizes=sizes | {"gpus": gpus}, plan=plan, sets=sets)
+            asked[gpus] = request(model, **names, sizes=sizes | {"gpus": gpus}, plan=plan, overrides=sets)
             return asked[gpus].job
 
         curve = curve_of(counts, of_file, convention=convention)
@@ -273,12 +273,12 @@ def _scaled(
             hint="give it once, as that option",
         )
     # a job that every model has, to load and check the specs once
-    base = ask(
+    base = request(
         model,
         **names,
         sizes={"gpus": 1, "global_batch": 1, "seq_len": sizes["seq_len"]},
         plan={},
-        sets=[pair for pair in sets if pair not in for_plan],
+        overrides=[pair for pair in sets if pair not in for_plan],
     )
     spec = base.job
 
@@ -300,7 +300,7 @@ def _scaled(
     return Scaled(asked=base, curve=curve, best=best, names=(spec.model.name, spec.cluster.name))
 
 
-def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], options: Mapping[str, Any]) -> Curve:
+def _best_curve(base: Request, counts: Sequence[int], plan: Mapping[str, Any], options: Mapping[str, Any]) -> Curve:
     from knee.errors import SpecError
     from knee.search.scale import Curve, Point, best_point, global_batch_of
 
@@ -328,7 +328,7 @@ def _best_curve(base: Asked, counts: Sequence[int], plan: Mapping[str, Any], opt
     return Curve(points=tuple(points))
 
 
-def _space(base: Asked, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple[Space, str | None]:
+def _space(base: Request, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple[Space, str | None]:
     """All plans of a count, and the condition that given degrees make."""
     from knee.search.space import Space
     from knee.specs.load import make_job

@@ -6,7 +6,7 @@ import sys
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from knee.cli.job import Asked
+from knee.api.request import Request
 from knee.cli.table import print_heading, print_rows
 from knee.energy.grid import Grid
 from knee.fidelity.doublings import DoublingBand
@@ -26,7 +26,7 @@ PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 class Scaled:
     """One curve with all that is said about it."""
 
-    asked: Asked | None
+    asked: Request | None
     """Its specs; None for a job file that is valid at no count."""
     curve: Curve
     best: bool

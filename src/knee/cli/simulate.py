@@ -3,26 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option, plan_of, plan_options
-from knee.errors import DoesNotFit, InputError, KneeError
-from knee.specs.plan import RECOMPUTES
-
-if TYPE_CHECKING:
-    from knee.cli.job import Asked
-    from knee.record.measurement import Measurement
-    from knee.specs import Job
-    from knee.why import WhyLine
-
-TRACED_PASSES = 2**16
-"""Most layers times microbatches of a trace: already gigabytes with eager kernels."""
 
 
 @click.command("simulate", cls=Sectioned)
@@ -108,114 +94,26 @@ def command(
 
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """
+    from knee.api.simulate import simulate
     from knee.cli.answer import print_answer
-    from knee.cli.job import ask, parse_sets
-    from knee.fidelity.answered import record_of
-    from knee.fidelity.trust import trust_of
+    from knee.cli.overrides import parse_sets
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
-    asked = ask(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan_of(options), sets=parse_sets(sets))
-    job = asked.job
-    measurement = _simulate(asked, flop_convention)
-    lines = _explain(asked, flop_convention) if why else []
+    answer = simulate(
+        model,
+        cluster=cluster,
+        profile=profile,
+        overrides=parse_sets(sets),
+        flop_convention=flop_convention,
+        **sizes,
+        **plan_of(options),
+    )
     if trace is not None:
-        _write_trace(job, trace)
-    trust = trust_of(job, asked.given)
+        for written in answer.write_trace(trace):
+            click.echo(f"wrote {written}", err=True)
     if as_json:
-        data = record_of(job, measurement, trust)
-        if sets:
-            data["set"] = [list(pair) for pair in parse_sets(sets)]
-        if why:
-            data["why"] = [
-                {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in lines
-            ]
+        data = answer.to_dict() | ({"why": answer.why_dicts()} if why else {})
         click.echo(json.dumps(data, indent=2, allow_nan=False))
     else:
-        print_answer(job, measurement, trust, lines)
-    if not measurement.fits:
-        raise _does_not_fit(asked, measurement)
-
-
-def _simulate(asked: Asked, convention: str) -> Measurement:
-    """The answer; values that no computer can multiply are refused in words."""
-    import numpy as np
-
-    from knee.single import simulate
-
-    message = "a size or rate is so far from any real one that the step has no finite answer"
-    hint = "look at the values given by --set, in files and as sizes"
-    try:
-        with np.errstate(all="ignore"):
-            measurement = simulate(asked.job, convention=convention, assumptions=asked.assumptions)
-    except OverflowError:
-        raise InputError(message, hint=hint) from None
-    if not (0 < measurement.step_s < math.inf and math.isfinite(measurement.memory_bytes)):
-        raise InputError(message, hint=hint)
-    return measurement
-
-
-def _explain(asked: Asked, convention: str) -> list[WhyLine]:
-    from knee.why import explain
-
-    return explain(asked.job, asked.sources, convention=convention)
-
-
-def _write_trace(job: Job, path: str) -> None:
-    from knee.record.kineto import write_kineto
-    from knee.single import events_of
-
-    passes = job.microbatches * job.model.layers
-    if passes > TRACED_PASSES:
-        raise InputError(
-            f"--trace: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace that "
-            "no viewer opens",
-            hint="trace a smaller batch: the microbatches in the middle repeat each other",
-        )
-    for written in write_kineto(events_of(job), path, device=job.cluster.gpu.name):
-        click.echo(f"wrote {written}", err=True)
-
-
-def _does_not_fit(asked: Asked, measurement: Measurement) -> DoesNotFit:
-    """What it needs and has, and the fastest change of the plan that fits."""
-    from knee.units import show
-
-    has = show(asked.job.cluster.gpu.hbm_bytes, "bytes")
-    return DoesNotFit(
-        f"the plan does not fit: it needs {show(measurement.memory_bytes, 'bytes')} a GPU, and "
-        f"{asked.job.cluster.gpu.name} has {has}",
-        hint=_what_would_fit(asked) or "use more GPUs, a smaller model, or shorter sequences",
-    )
-
-
-def _what_would_fit(asked: Asked) -> str | None:
-    """The fastest of the simplest changes that fit."""
-    from knee.cli.job import flag
-    from knee.single import simulate
-
-    for group in _changes(asked.job):
-        fitting: dict[str, float] = {}
-        for changes in group:
-            with suppress(KneeError):
-                found = simulate(asked.with_options(**changes))
-                if found.fits:
-                    words = " ".join(f"{flag(name)} {value}" for name, value in changes.items())
-                    fitting[words] = found.tokens_per_s
-        if fitting:
-            return f"it would fit with {max(fitting, key=lambda words: fitting[words])}"
-    return None
-
-
-def _changes(job: Job) -> Iterator[list[dict[str, Any]]]:
-    """Changes of the plan that save memory: first within its degrees, then with more tp, then with more pp."""
-    plan = job.plan
-    micro: list[dict[str, Any]] = [{}, {"micro_batch": 1}] if plan.micro_batch > 1 else [{}]
-    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1 :])]
-    shard: list[dict[str, Any]] = [{}, {"sharding": "fsdp"}] if plan.sharding != "fsdp" else [{}]
-    within = [{**a, **b, **c} for a in shard for b in micro for c in again]
-    yield within[1:]
-    for tp in (2, 4, 8):
-        if plan.tp < tp <= job.cluster.node.gpus:
-            yield [{"tp": tp, **changes} for changes in within]
-    for pp in (2, 4, 8, 16):
-        if plan.pp < pp:
-            yield [{"tp": max(plan.tp, 8), "pp": pp, **changes} for changes in within]
+        print_answer(answer, answer.why() if why else ())
+    answer.check_fits()

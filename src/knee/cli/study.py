@@ -326,7 +326,7 @@ def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool
 def changes_of(sets: Sequence[str]) -> dict[str, Any]:
     """What ``--set`` changes of every grid; a list where it has commas."""
     from knee.cli import nearest
-    from knee.cli.job import parse_sets
+    from knee.cli.overrides import parse_sets
 
     changes: dict[str, Any] = {}
     for key, text in parse_sets(list(sets)):

@@ -211,7 +211,8 @@ def _world(options: dict[str, Any], under_torchrun: bool) -> int:
 
 def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = False) -> TrainJob:
     """The job that the command line describes, resolved once. ``elsewhere``: it need not run on this machine."""
-    from knee.cli.job import ask, is_job_file, parse_sets
+    from knee.api.request import is_job_file, request
+    from knee.cli.overrides import parse_sets
     from knee.launch.training import STEPS, warmup_of
     from knee.train.job import TrainJob
 
@@ -227,8 +228,13 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     if not in_file and sizes["global_batch"] is None and sizes["local_batch"] is None:
         sizes["local_batch"] = LOCAL_BATCH
     cluster = options["cluster"] or (None if in_file else PLACEHOLDER)
-    asked = ask(
-        model, cluster=cluster, profile=options["profile"], sizes=sizes, plan=plan, sets=parse_sets(options["sets"])
+    asked = request(
+        model,
+        cluster=cluster,
+        profile=options["profile"],
+        sizes=sizes,
+        plan=plan,
+        overrides=parse_sets(options["sets"]),
     )
     job = asked.job
     dtype = dtype or job.plan.precision

@@ -1,0 +1,1 @@
+"""What ``import knee`` gives: a file for each question: a function of plain names, and its result."""

@@ -1,0 +1,194 @@
+"""``knee.simulate``: one training step, answered and explained."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
+from knee.api.result import Result
+from knee.errors import DoesNotFit, InputError, KneeError, argument
+from knee.fidelity.answered import record_of
+from knee.fidelity.trust import Trust, trust_of
+from knee.record.measurement import Measurement
+from knee.single import events_of
+from knee.single import simulate as simulate_job
+from knee.specs import Job
+from knee.specs.plan import RECOMPUTES
+from knee.units import show
+from knee.workload.flop import DEFAULT_CONVENTION
+
+if TYPE_CHECKING:
+    from knee.why import WhyLine
+
+TRACED_PASSES = 2**16
+"""Most layers times microbatches of a trace: already gigabytes with eager kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation(Result, Measurement):
+    """One simulated step: every field of ``Measurement``, what was asked, and how far it can be trusted."""
+
+    job: Job
+    trust: Trust
+    request: Request
+    overrides: tuple[tuple[str, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee simulate --json`` prints it."""
+        data = record_of(self.job, self.measurement, self.trust)
+        if self.overrides:
+            data["set"] = [list(pair) for pair in self.overrides]
+        return data
+
+    @property
+    def measurement(self) -> Measurement:
+        """The step alone."""
+        return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
+
+    def why(self) -> list[WhyLine]:
+        """The formulas, constants and sources behind the answer, one line each; ``depth`` says what belongs to what."""
+        from knee.why import explain
+
+        return explain(self.job, self.request.sources, convention=self.flop_convention)
+
+    def why_dicts(self) -> list[dict[str, Any]]:
+        """``why`` as plain data."""
+        return [
+            {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in self.why()
+        ]
+
+    def write_trace(self, path: str | Path) -> list[Path]:
+        """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
+        from knee.record.kineto import write_kineto
+
+        job = self.job
+        if job.microbatches * job.model.layers > TRACED_PASSES:
+            raise InputError(
+                f"{argument('trace')}: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace "
+                "that no viewer opens",
+                hint="trace a smaller batch: the microbatches in the middle repeat each other",
+                code="too-large",
+                field="trace",
+            )
+        return [Path(written) for written in write_kineto(events_of(job), str(path), device=job.cluster.gpu.name)]
+
+    def check_fits(self) -> None:
+        """``DoesNotFit`` where the plan needs more memory than a GPU has: how much, and the fastest plan that fits."""
+        if self.fits:
+            return
+        gpu = self.job.cluster.gpu
+        changes = fitting_change(self.request)
+        words = " ".join(f"{argument(name)} {value}" for name, value in (changes or {}).items())
+        raise DoesNotFit(
+            f"the plan does not fit: it needs {show(self.memory_bytes, 'bytes')} a GPU, and {gpu.name} has "
+            f"{show(gpu.hbm_bytes, 'bytes')}",
+            hint=f"it would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
+        )
+
+
+def simulate(
+    model: ModelLike | Job,
+    *,
+    cluster: ClusterLike | None = None,
+    gpus: int | None = None,
+    local_batch: float | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    profile: ProfileLike | None = None,
+    overrides: Overrides = (),
+    flop_convention: str = DEFAULT_CONVENTION,
+    **plan: Any,
+) -> Simulation:
+    """Simulate one training step.
+
+    ``model`` is a name of the catalogue, a model's TOML file, a Hugging Face ``config.json`` or its folder, a job file,
+    a ``Model`` or a complete ``Job``. ``plan`` takes the fields of ``knee.Plan``: ``tp``, ``pp``, ``cp``,
+    ``sharding``, ``micro_batch``, ...; what is left out is filled in, and said in ``assumptions``.
+
+    A plan that does not fit is answered in full, with ``fits`` false.
+
+    >>> import knee
+    >>> step = knee.simulate("llama2-7b", cluster="dgx-h100", gpus=64, local_batch=2, tp=2)
+    >>> step.fits, step.job.plan.dp_shard
+    (True, 32)
+    """
+    sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
+    pairs = pairs_of(overrides)
+    asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=checked_plan(plan), overrides=pairs)
+    found = _finite(asked, flop_convention)
+    values = {field.name: getattr(found, field.name) for field in fields(Measurement)}
+    return Simulation(
+        **values, job=asked.job, trust=trust_of(asked.job, asked.given), request=asked, overrides=tuple(pairs)
+    )
+
+
+def checked_plan(plan: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that are fields of a plan; others are refused with the nearest."""
+    from knee.specs.catalog import did_you_mean
+    from knee.specs.plan import Plan
+
+    known = [field.name for field in fields(Plan)]
+    for name in plan:
+        if name not in known:
+            close = did_you_mean(name, [*known, "gpus", "local_batch", "global_batch", "seq_len", "profile"])
+            raise InputError(
+                f"{name} is neither an argument nor a field of a plan",
+                hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
+                code="unknown-argument",
+                field=name,
+            )
+    return plan
+
+
+def _finite(asked: Request, convention: str) -> Measurement:
+    """The answer; values that no computer can multiply are refused in words."""
+    try:
+        with np.errstate(all="ignore"):
+            found = simulate_job(asked.job, convention=convention, assumptions=asked.assumptions)
+        finite = 0 < found.step_s < math.inf and math.isfinite(found.memory_bytes)
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise InputError(
+            "a size or rate is so far from any real one that the step has no finite answer",
+            hint=f"look at the values given by {argument('overrides')}, in files and as sizes",
+            code="not-finite",
+        )
+    return found
+
+
+def fitting_change(asked: Request) -> dict[str, Any] | None:
+    """The fastest of the simplest changes of the plan that fit; None where none does."""
+    for group in _memory_saving_changes(asked.job):
+        fitting: list[tuple[float, dict[str, Any]]] = []
+        for changes in group:
+            with suppress(KneeError):
+                found = simulate_job(asked.with_options(**changes))
+                if found.fits:
+                    fitting.append((found.tokens_per_s, changes))
+        if fitting:
+            return max(fitting, key=lambda pair: pair[0])[1]
+    return None
+
+
+def _memory_saving_changes(job: Job) -> Iterator[list[dict[str, Any]]]:
+    """Changes of the plan that save memory: first within its degrees, then with more tp, then with more pp."""
+    plan = job.plan
+    micro: list[dict[str, Any]] = [{}, {"micro_batch": 1}] if plan.micro_batch > 1 else [{}]
+    again: list[dict[str, Any]] = [{}, *({"recompute": r} for r in RECOMPUTES[RECOMPUTES.index(plan.recompute) + 1 :])]
+    shard: list[dict[str, Any]] = [{}, {"sharding": "fsdp"}] if plan.sharding != "fsdp" else [{}]
+    within = [{**a, **b, **c} for a in shard for b in micro for c in again]
+    yield within[1:]
+    for tp in (2, 4, 8):
+        if plan.tp < tp <= job.cluster.node.gpus:
+            yield [{"tp": tp, **changes} for changes in within]
+    for pp in (2, 4, 8, 16):
+        if plan.pp < pp:
+            yield [{"tp": max(plan.tp, 8), "pp": pp, **changes} for changes in within]
