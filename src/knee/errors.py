@@ -127,6 +127,8 @@ class RunFailed(KneeError):
 
 
 _FLAGS: ContextVar[bool] = ContextVar("knee_flags", default=False)
+_OTHER_FLAGS = {"overrides": "--set", "tp_overlap_frac": "--tp-overlap"}
+"""Arguments whose option has another name."""
 
 
 @contextmanager
@@ -143,7 +145,7 @@ def argument(name: str) -> str:
     """An argument of the API as the reader of an error knows it."""
     if not _FLAGS.get():
         return name
-    return "--set" if name == "overrides" else f"--{name.removesuffix('_frac').replace('_', '-')}"
+    return _OTHER_FLAGS.get(name) or f"--{name.replace('_', '-')}"
 
 
 def example(python: str, command: str) -> str:

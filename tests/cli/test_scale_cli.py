@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from knee.api.scale import ScalingCurve
+from knee.api.scale_words import against
 from knee.cli import main
-from knee.cli.scale_answer import Scaled, _against, _beyond
+from knee.cli.scale_answer import _beyond
 from knee.fidelity.trust import trust_of
 from knee.search.scale import Curve, point_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
@@ -226,7 +228,7 @@ def test_small_and_large_numbers_are_said_as_people_do() -> None:
 
 def test_only_counts_that_are_extrapolated_are_called_so() -> None:
     curve = Curve(points=tuple(point_of(make_job(MODEL, H100, EAGER, gpus=n, local_batch=1)[0]) for n in (8, 16, 32)))
-    one = Scaled(asked=None, curve=curve, best=False, names=("", ""))
+    one = ScalingCurve(request=None, curve=curve, best=False, names=("", ""))
     trust = trust_of(make_job(MODEL, H100, EAGER, gpus=8, local_batch=1)[0], [])
 
     def said(*labels: str) -> str:
@@ -238,7 +240,7 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
     assert "from 16 GPUs on" in said("near", "extrapolated", "extrapolated")
     assert "at all counts" in said("extrapolated", "extrapolated", "extrapolated")
     few, many = (replace(curve.usable[0][1], tokens_per_j=value) for value in (16.0, 1.0))
-    assert "costs 16 times the energy" in _against(one, 8, 16, {8: few, 16: many})
+    assert "costs 16 times the energy" in against(one, 8, 16, {8: few, 16: many})
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

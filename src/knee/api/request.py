@@ -15,6 +15,7 @@ from knee.specs.load import (
     Loaded,
     Source,
     catalog_entries,
+    default_profile_note,
     load_cluster,
     load_job,
     load_model,
@@ -190,7 +191,7 @@ def _from_names(
     options = _join(plan, for_plan)
     job, notes = make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
     sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
-    defaulted = [f"profile {DEFAULT_PROFILE} was not given"] if profile is None else []
+    defaulted = [default_profile_note()] if profile is None else []
     return Request(
         job=job,
         sources=sources | _given_sources(sizes, plan, for_plan),

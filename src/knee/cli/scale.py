@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from knee.cli.options import Sectioned, Word
-from knee.cli.plan_options import option, plan_of, plan_options
+from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.progress import Patience
-from knee.errors import DoesNotFit, InputError
+from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.api.request import Pairs, Request
-    from knee.cli.scale_answer import Answer, Scaled
-    from knee.search.scale import Curve, Point
-    from knee.search.space import Space
-    from knee.specs import Job
+    from knee.api.scale import Scaling
 
-_EXAMPLE = "knee scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2"
 OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
-EVERYWHERE = ("precision", "prefetch", "reduce_dtype", "state_dtype", "tp_overlap_frac", "placement")
-"""Options that all plans of a search have; the others limit it."""
-FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_batch", "recompute_frac")
-"""Options that a hint at a plan that fits may change: the sizes, not the kinds."""
 
 
 @click.command("scale", cls=Sectioned)
@@ -150,9 +140,7 @@ FREED = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages", "micro_
 def command(
     models: tuple[str, ...],
     clusters: tuple[str, ...],
-    gpus: str | None,
     sets: tuple[str, ...],
-    best: bool,
     as_json: bool,
     plot: str | None,
     **options: Any,
@@ -176,282 +164,35 @@ def command(
 
     Nothing fits at any count: exit 3, with what would.
     """
+    from knee.api.scale import scale
     from knee.cli.overrides import parse_sets
-    from knee.cli.scale_answer import as_data, print_answer
+    from knee.cli.scale_answer import print_answer
 
     if plot is not None:
         _check_plot(plot, as_json)
-    counts, pairs = _checked(gpus, best, options), parse_sets(sets)
-    # a job file names its own cluster
-    places: list[str | None] = [*_listed(clusters)] or [None]
-    scaled = [
-        _scaled(model, place, counts, best=best, options=options, sets=pairs)
-        for model in _listed(models)
-        for place in places
-    ]
-    answer = _answer(scaled, options)
-    if all(point.job is None for one in scaled for point in one.curve.points):
-        _refuse_what_never_is([point for one in scaled for point in one.curve.points])
+    sizes = {name: value for name, value in options.items() if name not in PLAN}
+    answer = scale(
+        _listed(models),
+        cluster=_listed(clusters) or None,
+        overrides=parse_sets(sets),
+        progress=Patience().of(),
+        **sizes,
+        **plan_of(options),
+    )
     if as_json:
         import json
 
-        click.echo(json.dumps(as_data(answer), indent=2, allow_nan=False))
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:
         print_answer(answer)
     if plot is not None:
         _draw(answer, plot)
-    if not any(one.curve.usable for one in scaled):
-        raise _nothing_fits(answer, best)
+    answer.check_usable()
 
 
 def _listed(texts: Sequence[str]) -> list[str]:
     """Each name once, in order; commas separate names."""
     return list(dict.fromkeys(name.strip() for text in texts for name in text.split(",") if name.strip()))
-
-
-def _checked(gpus: str | None, best: bool, options: Mapping[str, Any]) -> list[int]:
-    """The counts, once all that can be said without a model is right."""
-    from knee.search.scale import check_batch, parse_counts
-
-    batches = [name for name in ("local_batch", "global_batch") if options[name] is not None]
-    if len(batches) == 2:
-        raise InputError(
-            "--local-batch and --global-batch are both given",
-            hint="--local-batch grows the batch with the GPUs, --global-batch keeps it: give one",
-        )
-    if gpus is None or not batches:
-        missing = [*(["--gpus"] if gpus is None else []), *([] if batches else ["--local-batch (or --global-batch)"])]
-        raise InputError(f"missing: {', '.join(missing)}", hint=f"for example {_EXAMPLE}")
-    if not 1 < options["threshold"] <= 2:
-        raise InputError(
-            f"--threshold is {options['threshold']:g}; a doubling buys more than 1 and at most 2",
-            hint="1.5 asks each added GPU for half of a first one's work, 1.9 for nine tenths",
-        )
-    if not 0 < options["keep"] <= 1:
-        raise InputError(f"--keep is {options['keep']:g}; it is a share above 0, at most 1", hint="for example 0.9")
-    if not best and options["objective"] != OBJECTIVES[0]:
-        raise InputError("--objective is for the best plan", hint="add --best")
-    if best and options["recompute_frac"] is not None:
-        raise InputError("--recompute-frac is no part of the searched space", hint="leave it out, or leave --best out")
-    counts = parse_counts(gpus)
-    check_batch(options["local_batch"], options["global_batch"], counts[-1])
-    return counts
-
-
-def _scaled(
-    model: str, cluster: str | None, counts: Sequence[int], *, best: bool, options: Mapping[str, Any], sets: Pairs
-) -> Scaled:
-    """One model on one cluster."""
-    from knee.api.request import is_job_file, request
-    from knee.cli.scale_answer import Scaled
-    from knee.search.scale import curve_of
-    from knee.specs.load import make_job, split_overrides
-
-    names = {"cluster": cluster, "profile": options["profile"]}
-    plan = {name: value for name, value in plan_of(options).items() if value is not None}
-    sizes = {name: options[name] for name in ("local_batch", "global_batch", "seq_len")}
-    convention = options["flop_convention"]
-    if is_job_file(model):
-        if best:
-            raise InputError(f"--best searches plans, and {model} is a job with one", hint="name its model and cluster")
-        asked: dict[int, Request] = {}
-
-        def of_file(gpus: int) -> Job:
-            asked[gpus] = request(model, **names, sizes=sizes | {"gpus": gpus}, plan=plan, overrides=sets)
-            return asked[gpus].job
-
-        curve = curve_of(counts, of_file, convention=convention)
-        first = next(iter(asked.values()), None)
-        return Scaled(asked=first, curve=curve, best=False, names=(model, cluster or ""))
-    if cluster is None:
-        raise InputError("missing: --cluster", hint=f"for example {_EXAMPLE}")
-    for_plan = split_overrides(sets)[3]
-    of_plan = [key for key, _ in for_plan if key in plan]
-    if of_plan or (best and for_plan):
-        raise InputError(
-            f"--set {(of_plan or [key for key, _ in for_plan])[0]} is an option of the plan",
-            hint="give it once, as that option",
-        )
-    # a job that every model has, to load and check the specs once
-    base = request(
-        model,
-        **names,
-        sizes={"gpus": 1, "global_batch": 1, "seq_len": sizes["seq_len"]},
-        plan={},
-        overrides=[pair for pair in sets if pair not in for_plan],
-    )
-    spec = base.job
-
-    def of_names(gpus: int) -> Job:
-        return make_job(
-            spec.model,
-            spec.cluster,
-            spec.profile,
-            gpus=gpus,
-            **(sizes | {"seq_len": spec.seq_len}),
-            plan_options=plan | dict(for_plan),
-        )[0]
-
-    curve = (
-        _best_curve(base, counts, plan, options)
-        if best
-        else curve_of(counts, of_names, cut="micro_batch" not in plan | dict(for_plan), convention=convention)
-    )
-    return Scaled(asked=base, curve=curve, best=best, names=(spec.model.name, spec.cluster.name))
-
-
-def _best_curve(base: Request, counts: Sequence[int], plan: Mapping[str, Any], options: Mapping[str, Any]) -> Curve:
-    from knee.errors import SpecError
-    from knee.search.scale import Curve, Point, best_point, global_batch_of
-
-    points: list[Point] = []
-    progress = Patience()
-    for gpus in counts:
-        try:
-            batch = global_batch_of(gpus, options["local_batch"], options["global_batch"])
-            space, only = _space(base, gpus, batch, plan)
-        except SpecError as error:
-            points.append(Point(gpus=gpus, reason=error.message, hint=error.hint))
-            continue
-        points.append(
-            best_point(
-                space,
-                base.job.cluster,
-                base.job.profile,
-                objective=options["objective"],
-                only=only,
-                convention=options["flop_convention"],
-                progress=progress.of(f"{gpus:,} GPUs: "),
-                grows=options["global_batch"] is None,
-            )
-        )
-    return Curve(points=tuple(points))
-
-
-def _space(base: Request, gpus: int, batch: int, plan: Mapping[str, Any]) -> tuple[Space, str | None]:
-    """All plans of a count, and the condition that given degrees make."""
-    from knee.search.space import Space
-    from knee.specs.load import make_job
-
-    job = base.job
-    every = {name: plan[name] for name in EVERYWHERE if name in plan}
-    fixed = make_job(
-        job.model, job.cluster, job.profile, gpus=1, global_batch=1, seq_len=job.seq_len, plan_options=every
-    )[0].plan
-    words = {"cp_method": "cp == 1 or cp_method == {!r}", "sequence_parallel": "tp == 1 or sequence_parallel == {:d}"}
-    numbers = ("tp", "pp", "cp", "dp_shard", "dp_replicate", "virtual_stages")
-    only = [f"({name} == {plan[name]})" for name in numbers if name in plan]
-    only += [f"({text.format(plan[name])})" for name, text in words.items() if name in plan]
-
-    def limit(name: str) -> tuple[Any, ...]:
-        return (plan[name],) if name in plan else ()
-
-    space = Space(
-        model=job.model,
-        gpus=gpus,
-        global_batch=batch,
-        seq_len=job.seq_len,
-        fixed=fixed,
-        max_tp=plan.get("tp"),
-        max_pp=plan.get("pp"),
-        max_cp=plan.get("cp"),
-        shardings=limit("sharding"),
-        schedules=limit("schedule"),
-        recomputes=limit("recompute"),
-        micro_batches=limit("micro_batch"),
-        sync_every=plan.get("sync_every", 1),
-        selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective",
-    )
-    return space, " and ".join(only) or None
-
-
-def _answer(scaled: Sequence[Scaled], options: Mapping[str, Any]) -> Answer:
-    """Bands, knees and bills."""
-    from knee.cli.scale_answer import Answer
-    from knee.energy.grid import grid
-    from knee.fidelity.doublings import doubling_band
-    from knee.fidelity.trust import trust_of
-    from knee.search.knee import knees_of
-    from knee.search.training_bill import bill_of, checked_pue, parse_tokens
-
-    tokens = None if options["tokens"] is None else parse_tokens(options["tokens"])
-    site, pue, band = grid(options["grid"]), checked_pue(options["pue"]), doubling_band()
-    done = []
-    for one in scaled:
-        given = one.asked.given if one.asked else []
-        trusts = {p.gpus: trust_of(p.job, given) for p in one.curve.points if p.job is not None}
-        known = all(trust.low_frac is not None for trust in trusts.values())
-        bills = {}
-        for gpus, measured in one.curve.usable if tokens is not None else []:
-            low, high = trusts[gpus].low_frac, trusts[gpus].high_frac
-            ends = None if low is None or high is None else (low, high)
-            bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=pue, band=ends)
-        knees = knees_of(
-            one.curve, threshold=options["threshold"], keep_frac=options["keep"], band=band if known else None
-        )
-        done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=band if known else None))
-    return Answer(scaled=tuple(done), options=dict(options), tokens=tokens, grid=site, pue=pue)
-
-
-def _refuse_what_never_is(points: Sequence[Point]) -> None:
-    """The same mistake at every count is one of the question, not of a count."""
-    if len(points) > 1 and len({point.reason for point in points}) == 1:
-        raise InputError(str(points[0].reason), hint=points[0].hint or f"for example {_EXAMPLE}")
-
-
-def _nothing_fits(answer: Answer, best: bool) -> DoesNotFit:
-    """With what would: another plan, or more GPUs."""
-    from knee.cli.scale_answer import options_of
-    from knee.errors import SpecError
-    from knee.search.scale import best_point, global_batch_of
-
-    options, progress = answer.options, Patience()
-    kept = {name: value for name, value in plan_of(options).items() if value is not None and name not in FREED}
-    points = [point for one in answer.scaled for point in one.curve.points]
-    hints = [point.hint for point in points if point.hint]
-    if best:
-        split = all("not a whole number of sequences" in str(point.reason) for point in points)
-        hints += [_whole_batch(options["local_batch"])] if split else []
-        hint = hints[-1] if hints else "use more GPUs, or shorter sequences"
-        return DoesNotFit("no plan fits at any of these counts", hint=hint)
-    for one in answer.scaled:
-        for point in reversed(one.curve.points):
-            asked = one.asked
-            if asked is None:
-                continue
-            try:
-                batch = global_batch_of(point.gpus, options["local_batch"], options["global_batch"])
-            except SpecError:
-                hints.append(_whole_batch(options["local_batch"]))
-                continue
-            space, only = _space(asked, point.gpus, batch, kept)
-            found = best_point(
-                space,
-                asked.job.cluster,
-                asked.job.profile,
-                only=only,
-                progress=progress.of(f"{point.gpus:,} GPUs: "),
-                grows=options["global_batch"] is None,
-            )
-            if found.usable and found.job is not None:
-                return DoesNotFit(
-                    "the plan is of no use at any of these counts",
-                    hint=f"on {point.gpus:,} GPUs it would be with {options_of(found.job)}; "
-                    "--best finds the best plan at every count",
-                )
-            hints += [found.hint] if found.hint else []
-            break
-    return DoesNotFit(
-        "the plan is of no use at any of these counts",
-        hint=hints[-1] if hints else "use more GPUs, or shorter sequences",
-    )
-
-
-def _whole_batch(local_batch: float) -> str:
-    """A batch and counts of whole sequences."""
-    fewest = next((n for n in range(1, 1025) if n * local_batch >= 1 and (n * local_batch).is_integer()), None)
-    count = f", or a multiple of {fewest:,} GPUs" if fewest else ""
-    return f"use --local-batch {max(1, round(local_batch))}{count}"
 
 
 def _check_plot(plot: str, as_json: bool) -> None:
@@ -479,15 +220,13 @@ def _check_plot(plot: str, as_json: bool) -> None:
             raise InputError(f"{plot} cannot be written: {why}", hint="give --plot another path")
 
 
-def _draw(answer: Answer, plot: str) -> None:
-    from knee.cli.scale_answer import series_of
-    from knee.figures.scale import bars, write
+def _draw(answer: Scaling, plot: str) -> None:
+    from knee.figures.scale import bars
 
-    series = series_of(answer)
-    if not series:
+    if not answer.series():
         return
     if plot == "-":
-        click.echo("\n".join(bars(series)))
+        click.echo("\n".join(bars(answer.series())))
         return
-    write(series, plot)
+    answer.plot(plot)
     click.echo(f"wrote {plot}", err=True)

@@ -1,116 +1,23 @@
-"""Scaling curves on the screen, in words, and as plain data."""
+"""Scaling curves on the screen."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, field
-from typing import Any
 
-from knee.api.request import Request
+from knee.api.scale import Scaling, ScalingCurve
+from knee.api.scale_words import assumptions, listed, sentence, weak_words
 from knee.cli.table import print_heading, print_rows
-from knee.energy.grid import Grid
 from knee.fidelity.doublings import DoublingBand
-from knee.fidelity.trust import Trust
-from knee.figures.scale import Series
-from knee.record.measurement import Measurement
-from knee.search.knee import GOALS, Goal, Knee
-from knee.search.scale import Curve, Point
-from knee.search.training_bill import DAY_S, Bill
-from knee.specs import Job
-from knee.specs.plan import Plan, plan_words
+from knee.search.knee import GOALS, Knee
+from knee.search.training_bill import DAY_S
+from knee.specs.plan import plan_words
 
 PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaled:
-    """One curve with all that is said about it."""
-
-    asked: Request | None
-    """Its specs; None for a job file that is valid at no count."""
-    curve: Curve
-    best: bool
-    names: tuple[str, str]
-    trusts: dict[int, Trust] = field(default_factory=dict)
-    bills: dict[int, Bill] = field(default_factory=dict)
-    knees: dict[Goal, Knee] = field(default_factory=dict)
-    band: DoublingBand | None = None
-
-    @property
-    def name(self) -> str:
-        """As curves are told apart."""
-        model, cluster = (self.asked.job.model.name, self.asked.job.cluster.name) if self.asked else self.names
-        return f"{model} on {cluster}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Everything that was asked and found."""
-
-    scaled: tuple[Scaled, ...]
-    options: dict[str, Any]
-    tokens: float | None
-    grid: Grid
-    pue: float
-
-
-def as_data(answer: Answer) -> dict[str, Any]:
-    """The answer for ``--json``."""
-    options = answer.options
-    weak = options["local_batch"] is not None
-    training = None
-    if answer.tokens is not None:
-        site = asdict(answer.grid) | {"g_co2e_per_kwh": round(answer.grid.g_per_kwh, 6)}
-        training = {"tokens": answer.tokens, "pue": answer.pue, "grid": site}
-    return {
-        "scaling": "weak" if weak else "strong",
-        "local_batch": options["local_batch"],
-        "global_batch": options["global_batch"],
-        "threshold": options["threshold"],
-        "keep_frac": options["keep"],
-        "training": training,
-        "curves": [_curve_data(one, answer) for one in answer.scaled],
-        "assumptions": assumptions(answer),
-    }
-
-
-def _curve_data(one: Scaled, answer: Answer) -> dict[str, Any]:
-    returns = {r.to_gpus: asdict(r) for r in one.curve.returns()}
-    job = one.asked.job if one.asked else None
-    return {
-        "model": job.model.name if job else one.names[0],
-        "cluster": job.cluster.name if job else one.names[1],
-        "profile": job.profile.name if job else None,
-        "seq_len": job.seq_len if job else None,
-        "best": one.best,
-        "points": [_point_data(one, point, returns.get(point.gpus)) for point in one.curve.points],
-        "knees": {goal: asdict(knee) for goal, knee in one.knees.items()},
-        "doubling_band": asdict(one.band) if one.band else None,
-        "sentence": sentence(one, answer),
-    }
-
-
-def _point_data(one: Scaled, point: Point, gained: dict[str, Any] | None) -> dict[str, Any]:
-    job, trust, bill = point.job, one.trusts.get(point.gpus), one.bills.get(point.gpus)
-    measured = {} if point.measured is None else point.measured.as_json()
-    measured.pop("assumptions", None)
-    more = {} if bill is None else {"days": bill.days, "energy_mwh": bill.energy_mwh}
-    return {
-        "gpus": point.gpus,
-        "usable": point.usable,
-        "reason": point.reason,
-        "global_batch": job.global_batch if job else None,
-        "plan": asdict(job.plan) if job else None,
-        **measured,
-        "return": gained,
-        "training": None if bill is None else asdict(bill) | more,
-        "trust": trust.as_json() if trust else None,
-    }
-
-
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: Scaling) -> None:
     """Tables, knees, assumptions, and a sentence to remember for each curve."""
-    for one in answer.scaled:
+    for one in answer.curves:
         print_heading(_question(one, answer))
         _print_points(one)
         if answer.tokens is not None and one.bills:
@@ -122,31 +29,30 @@ def print_answer(answer: Answer) -> None:
         if one.knees:
             print_heading("the knee")
             _print_knees(one)
-    if len(answer.scaled) > 1:
+    if len(answer.curves) > 1:
         _print_comparison(answer)
     print_heading("assumptions:")
     for line in assumptions(answer):
         sys.stdout.write(f"  - {line}\n")
-    for one in answer.scaled:
+    for one in answer.curves:
         said = sentence(one, answer)
         if said:
-            print_heading(f"{one.name}: {said}" if len(answer.scaled) > 1 else said)
+            print_heading(f"{one.name}: {said}" if len(answer.curves) > 1 else said)
 
 
-def _question(one: Scaled, answer: Answer) -> str:
-    options, asked = answer.options, one.asked
-    if options["local_batch"] is not None:
-        many = "" if options["local_batch"] == 1 else "s"
-        how = f"weak scaling, {options['local_batch']:g} sequence{many} a GPU and step"
+def _question(one: ScalingCurve, answer: Scaling) -> str:
+    if answer.local_batch is not None:
+        many = "" if answer.local_batch == 1 else "s"
+        how = f"weak scaling, {answer.local_batch:g} sequence{many} a GPU and step"
     else:
-        many = "" if options["global_batch"] == 1 else "s"
-        how = f"strong scaling, {options['global_batch']:,} sequence{many} a step"
-    what = f", {asked.job.seq_len:,} tokens a sequence, profile {asked.job.profile.name}" if asked else ""
-    best = f", the plan with the best {options['objective']} at every count" if one.best else ""
+        many = "" if answer.global_batch == 1 else "s"
+        how = f"strong scaling, {answer.global_batch:,} sequence{many} a step"
+    what = f", {one.job.seq_len:,} tokens a sequence, profile {one.job.profile.name}" if one.job else ""
+    best = f", the plan with the best {answer.objective} at every count" if one.best else ""
     return f"{one.name}: {how}{what}{best}"
 
 
-def _print_points(one: Scaled) -> None:
+def _print_points(one: ScalingCurve) -> None:
     returns = {r.to_gpus: r for r in one.curve.returns()}
     rows = [["GPUs", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "W/GPU", "tokens/J", "$/Mtoken",
              "doubling buys", "added GPU", "trust", "plan"]]  # fmt: skip
@@ -167,7 +73,7 @@ def _print_points(one: Scaled) -> None:
     print_rows(rows, right=range(11), dim=(11,))
 
 
-def _print_bills(one: Scaled) -> None:
+def _print_bills(one: ScalingCurve) -> None:
     rows = [["GPUs", "days", "true within", "MWh", "USD", "kg CO2e"]]
     for gpus, bill in one.bills.items():
         ends = "unknown"
@@ -178,11 +84,11 @@ def _print_bills(one: Scaled) -> None:
     print_rows(rows, right=range(6))
 
 
-def _print_knees(one: Scaled) -> None:
+def _print_knees(one: ScalingCurve) -> None:
     rows = []
     for goal, knee in one.knees.items():
         rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
-        rows += [["", "", "", f"though {_weak_words(knee)}"]] if knee.weak else []
+        rows += [["", "", "", f"though {weak_words(knee)}"]] if knee.weak else []
     if "cost" not in one.knees:
         rows.append(["cost", "unknown", "", f"the price is not known: {PRICE}"])
     print_rows(rows, dim=(3,))
@@ -193,7 +99,7 @@ def _print_knees(one: Scaled) -> None:
                      f"{one.band.largest_gpus:,} GPUs{_beyond(one)}"]])  # fmt: skip
 
 
-def _beyond(one: Scaled) -> str:
+def _beyond(one: ScalingCurve) -> str:
     """Which counts no run is like."""
     far = [gpus for gpus, _ in one.curve.usable if one.trusts[gpus].label == "extrapolated"]
     if not far:
@@ -204,21 +110,12 @@ def _beyond(one: Scaled) -> str:
     elif far == counts[-len(far) :]:
         which = f"from {far[0]:,} GPUs on"
     else:
-        which = f"at {_and([f'{gpus:,}' for gpus in far])} GPUs"
+        which = f"at {listed([f'{gpus:,}' for gpus in far])} GPUs"
     return f"; answers {which} are extrapolated, and may be further off"
 
 
 def _knee_words(knee: Knee) -> str:
     return f"{knee.gpus:,} GPUs or more" if knee.open else f"{knee.gpus:,} GPUs"
-
-
-def _weak_words(knee: Knee) -> str:
-    """Steps below the knee that did not pay."""
-    return _and([f"{r.from_gpus:,} to {r.to_gpus:,} buys {r.per_doubling:.2f}x" for r in knee.weak])
-
-
-def _and(words: list[str]) -> str:
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _band_words(knee: Knee, band: DoublingBand | None) -> str:
@@ -229,11 +126,11 @@ def _band_words(knee: Knee, band: DoublingBand | None) -> str:
     return f"from {knee.low_gpus:,} to {knee.high_gpus:,}{' or more' if knee.high_open else ''}"
 
 
-def _print_comparison(answer: Answer) -> None:
+def _print_comparison(answer: Scaling) -> None:
     print_heading("side by side")
     rows = [["", "knee", "energy knee", "cost knee", "GPUs", "tokens/s", "per GPU", "of the first", "exposed",
              "tokens/J", "$/Mtoken"]]  # fmt: skip
-    for one in answer.scaled:
+    for one in answer.curves:
         usable = one.curve.usable
         if not usable:
             rows.append([one.name, "-", "-", "-", "-", "-", "-", "-", "-", "-", "-"])
@@ -246,85 +143,6 @@ def _print_comparison(answer: Answer) -> None:
             _or(last.tokens_per_j, ".4g"), _or(last.usd_per_mtoken, ".4g"),
         ])  # fmt: skip
     print_rows(rows, right=range(4, 11))
-
-
-def sentence(one: Scaled, answer: Answer) -> str | None:
-    """What a manager reads."""
-    usable = dict(one.curve.usable)
-    knee = one.knees.get("throughput")
-    if knee is None:
-        return None
-    if len(usable) == 1:
-        return f"Only {knee.gpus:,} GPUs are usable: with one count nothing can be said of more."
-    last = max(usable)
-    least = f"{answer.options['threshold']:g}x"
-    returns = one.curve.returns()
-    if knee.open:
-        latest = f"{returns[-1].per_doubling:.2f}x"
-        beyond = f"Up to {last:,} GPUs doublings still buy {least} (the last {latest})"
-        if knee.weak:
-            beyond = f"The last doubling, to {last:,} GPUs, still buys {least} ({latest}), though {_weak_words(knee)}"
-        return f"{beyond}; {_against(one, min(usable), last, usable)}."
-    beyond = f"Beyond {knee.gpus:,} GPUs each doubling buys less than {least}"
-    return f"{beyond}; {_against(one, knee.gpus, last, usable)}."
-
-
-def _against(one: Scaled, few: int, many: int, usable: dict[int, Measurement]) -> str:
-    """The larger run beside the smaller one."""
-    a, b = usable[few], usable[many]
-    energy = ""
-    if a.tokens_per_j is not None and b.tokens_per_j is not None:
-        change = a.tokens_per_j / b.tokens_per_j - 1.0
-        more = f"{abs(change):.0%} {'more' if change >= 0 else 'less'} energy"
-        energy = f" and costs {f'{change + 1.0:.3g} times the energy' if change >= 1 else more}"
-    if few in one.bills and many in one.bills:
-        sooner = (one.bills[few].time_s - one.bills[many].time_s) / DAY_S
-        when = f"{abs(sooner):,.1f} days {'sooner' if sooner >= 0 else 'later'}"
-        return f"the {many:,}-GPU run finishes {when} than the {few:,}-GPU run{energy}"
-    times = b.tokens_per_s / a.tokens_per_s
-    energy += " a token" if energy else ""
-    faster = f"{times:.3g}x as fast as the {few:,}-GPU run with {many / few:.3g}x the GPUs"
-    return f"the {many:,}-GPU run is {faster}{energy}"
-
-
-def assumptions(answer: Answer) -> list[str]:
-    """Each sentence once."""
-    lines: list[str] = []
-    for one in answer.scaled:
-        notes = one.asked.assumptions if one.asked else ()
-        lines += [note for note in notes if note.startswith(("profile", "seq_len", "precision"))]
-        lines += [note for point in one.curve.points if point.measured for note in point.measured.assumptions]
-        cut = [point for point in one.curve.points if point.cut]
-        lines += ["micro_batch was not given: all sequences of a rank at once, or the most that fit"] if cut else []
-    if answer.tokens is not None:
-        lines += ["energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
-                  f"grid {answer.grid.name} ({answer.grid.kind}): {answer.grid.source}"]  # fmt: skip
-    lines.append("the knee's range is of throughput; power's own error is left out")
-    return list(dict.fromkeys(lines))
-
-
-def series_of(answer: Answer) -> list[Series]:
-    """What is drawn."""
-    found = []
-    for one in answer.scaled:
-        usable, knee = one.curve.usable, one.knees.get("throughput")
-        if knee is not None:
-            found.append(
-                Series(name=one.name, gpus=tuple(n for n, _ in usable), knee_gpus=knee.gpus, open=knee.open,
-                       tokens_per_s=tuple(m.tokens_per_s for _, m in usable),
-                       tokens_per_j=tuple(m.tokens_per_j for _, m in usable))
-            )  # fmt: skip
-    return found
-
-
-def options_of(job: Job) -> str:
-    """The options that ask for a job's plan."""
-    plan, plain = job.plan, Plan()
-    names = ("tp", "pp", "cp", "dp_replicate", "sharding", "schedule", "virtual_stages", "recompute",
-             "recompute_frac", "precision", "sync_every")  # fmt: skip
-    changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]
-    words = [f"--{name.replace('_', '-')} {getattr(plan, name)}" for name in changed]
-    return " ".join([*words, f"--micro-batch {plan.micro_batch}"])
 
 
 def _short(tokens: float) -> str:

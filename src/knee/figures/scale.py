@@ -70,6 +70,16 @@ def write(series: Sequence[Series], path: str) -> None:
         write_text(Path(path), to_svg(spec))
 
 
+def svg_of(series: Sequence[Series]) -> str:
+    """The picture."""
+    return to_svg(spec_of(series))
+
+
+def chart_of(series: Sequence[Series]) -> Any:
+    """As altair's own chart, which a notebook shows and others may change."""
+    return load("altair").Chart.from_dict(spec_of(series))
+
+
 def spec_of(series: Sequence[Series]) -> Spec:
     """Tokens/s and tokens/s per GPU against GPUs, with the ideal line and the knee of each curve."""
     alt = load("altair")

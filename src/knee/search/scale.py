@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from knee.columns import Floats
-from knee.errors import InputError, SpecError
+from knee.errors import InputError, SpecError, argument
 from knee.record.measurement import Measurement
 from knee.search.best import Found, Objective, Progress, memory_table, search
 from knee.search.only import matching
@@ -27,6 +27,8 @@ MOST_COUNTS = 64
 """Of GPUs in one question."""
 MOST_SEQUENCES = 10**9
 """In one step: far beyond any run."""
+NOT_WHOLE = "batch-not-whole"
+"""Code of a count at which the local batch makes no whole number of sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class Point:
     reason: str | None = None
     """Why this count is of no use: no valid plan, or not enough memory."""
     hint: str | None = None
+    code: str | None = None
+    """Of the error that the reason is from, where it is from one."""
     cut: bool = False
     """Its micro-batch was made smaller to fit."""
 
@@ -103,22 +107,46 @@ class Curve:
 
 def parse_counts(text: str) -> list[int]:
     """``8..2048`` by doublings, ``8,16,24`` as they stand, or both: ascending, each once."""
-    hint = "for example --gpus 8..2048 (doublings), or --gpus 8,16,24"
+    name = argument("gpus")
+    what, hint = f"{name} {text!r}", f"for example {name} 8..2048 (doublings), or {name} 8,16,24"
     counts: set[int] = set()
     for part in text.split(","):
         first, dots, last = (word.strip().replace("_", "") for word in part.partition(".."))
         words = [first, last] if dots else [first]
         if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
-            raise InputError(f"--gpus {text!r}: {part.strip()!r} is no count of GPUs", hint=hint)
+            raise InputError(
+                f"{what}: {part.strip()!r} is no count of GPUs", hint=hint, code="not-a-count", field="gpus"
+            )
         low, high = int(first), int(words[-1])
         if low < 1 or high < low:
-            raise InputError(f"--gpus {text!r}: {part.strip()!r} must go up, from at least 1", hint=hint)
+            raise InputError(
+                f"{what}: {part.strip()!r} must go up, from at least 1", hint=hint, code="not-a-count", field="gpus"
+            )
         while low <= high:
             counts.add(low)
             low *= 2
     if len(counts) > MOST_COUNTS:
-        raise InputError(f"--gpus {text!r} has {len(counts)} counts; {MOST_COUNTS} are the most", hint=hint)
+        raise InputError(
+            f"{what} has {len(counts)} counts; {MOST_COUNTS} are the most", hint=hint, code="too-many", field="gpus"
+        )
     return sorted(counts)
+
+
+def checked_counts(counts: Sequence[int]) -> list[int]:
+    """Counts of GPUs as numbers: ascending, each once."""
+    hint = "for example gpus=[8, 64, 512], or gpus='8..2048' (doublings)"
+    wrong = [count for count in counts if not isinstance(count, int) or isinstance(count, bool) or count < 1]
+    if wrong or not counts:
+        text = f"{wrong[0]!r} is no count of GPUs" if wrong else "there is no count"
+        raise InputError(f"{argument('gpus')}: {text}", hint=hint, code="not-a-count", field="gpus")
+    if len(set(counts)) > MOST_COUNTS:
+        raise InputError(
+            f"{argument('gpus')} has {len(set(counts))} counts; {MOST_COUNTS} are the most",
+            hint=hint,
+            code="too-many",
+            field="gpus",
+        )
+    return sorted(set(counts))
 
 
 def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | None) -> int:
@@ -127,18 +155,26 @@ def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | No
         return global_batch
     total = (local_batch or 0.0) * gpus
     if not (1 <= total < math.inf and math.isclose(total, round(total), rel_tol=1e-9)):
-        raise SpecError(f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences")
+        raise SpecError(
+            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
+            code=NOT_WHOLE,
+            field="local_batch",
+        )
     return round(total)
 
 
 def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: int) -> None:
     """A batch that is none at any count is a mistake of the question."""
-    name, batch = ("--local-batch", local_batch) if global_batch is None else ("--global-batch", global_batch)
+    name, batch = ("local_batch", local_batch) if global_batch is None else ("global_batch", global_batch)
     total = math.nan if batch is None else batch * (most_gpus if global_batch is None else 1)
     # also false for nan
     if not 0 < total <= MOST_SEQUENCES:
-        raise InputError(f"{name} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences",
-                         hint="for example --local-batch 2, or --global-batch 512")  # fmt: skip
+        raise InputError(
+            f"{argument(name)} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences",
+            hint=f"for example {argument('local_batch')} 2, or {argument('global_batch')} 512",
+            code="out-of-range",
+            field=name,
+        )
 
 
 def curve_of(
@@ -155,7 +191,7 @@ def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) 
     try:
         job = job_at(gpus)
     except SpecError as error:
-        return Point(gpus=gpus, reason=error.message, hint=error.hint)
+        return refused_point(gpus, error)
     point = point_of(job, convention)
     smaller = divisors(job.plan.micro_batch)[:-1] if cut else ()
     for size in reversed(smaller):
@@ -164,6 +200,11 @@ def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) 
         with suppress(SpecError):
             point = replace(point_of(replace(job, plan=replace(job.plan, micro_batch=size)), convention), cut=True)
     return point
+
+
+def refused_point(gpus: int, error: SpecError) -> Point:
+    """A count at which there is no job."""
+    return Point(gpus=gpus, reason=error.message, hint=error.hint, code=error.code)
 
 
 def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> Point:
@@ -195,7 +236,7 @@ def best_point(
     try:
         found = search(space, cluster, profile, objective=objective, only=only, margin=1.0, progress=progress)
     except SpecError as error:
-        return Point(gpus=space.gpus, reason=error.message, hint=error.hint)
+        return refused_point(space.gpus, error)
     if not len(found):
         return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
     return point_of(found.job(0), convention)

@@ -2,7 +2,7 @@
 
 from knee.specs.catalog import Source
 from knee.specs.fields import split_overrides
-from knee.specs.make import DEFAULT_PROFILE, DEFAULT_SEQ_LEN, load_job, make_job
+from knee.specs.make import DEFAULT_PROFILE, DEFAULT_SEQ_LEN, default_profile_note, load_job, make_job
 from knee.specs.read import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Loaded",
     "Source",
     "catalog_entries",
+    "default_profile_note",
     "describe",
     "load_cluster",
     "load_job",

@@ -14,6 +14,7 @@ from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model
+from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
 from knee.specs.read import Loaded, apply_overrides, read_tree
@@ -44,7 +45,8 @@ def make_job(
         raise SpecError(f"gpus is {gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
     if seq_len is None:
         seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
-        notes.append(f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest")
+        text = f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest"
+        notes.append(Note("default-seq-len", text))
     batch = _global_batch(gpus, global_batch, local_batch)
     options = {name: value for name, value in (plan_options or {}).items() if value is not None}
     _fill_degrees(options, gpus, notes)
@@ -60,6 +62,11 @@ def make_job(
         seq_len=seq_len,
     )
     return job, tuple(notes)
+
+
+def default_profile_note() -> Note:
+    """Said where no profile was named."""
+    return Note("default-profile", f"profile {DEFAULT_PROFILE} was not given")
 
 
 def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None) -> int:
@@ -104,7 +111,7 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
         shown = " * ".join(f"{axis}({size})" for axis, size in factors.items())
         raise SpecError(f"{shown} does not divide gpus({gpus})", hint=f"make the product a divisor of {gpus}")
     options[open_axis] = gpus // used
-    notes.append(f"{open_axis} {gpus // used:,} was not given: it fills the {gpus:,} GPUs")
+    notes.append(Note("default-degree", f"{open_axis} {gpus // used:,} was not given: it fills the {gpus:,} GPUs"))
 
 
 def _degree(options: Mapping[str, Any], axis: str) -> int:
@@ -123,17 +130,21 @@ def _fill_micro_batch(options: dict[str, Any], global_batch: int, notes: list[st
         return
     if _degree(options, "pp") > 1:
         options["micro_batch"] = 1
-        notes.append("micro_batch 1 was not given: the most microbatches fill a pipeline best")
+        notes.append(
+            Note("default-micro-batch", "micro_batch 1 was not given: the most microbatches fill a pipeline best")
+        )
         return
     per_rank = global_batch // (_degree(options, "dp_replicate") * _degree(options, "dp_shard"))
     options["micro_batch"] = size = max(1, per_rank)
-    notes.append(f"micro_batch {size} was not given: all sequences of a data-parallel rank at once")
+    text = f"micro_batch {size} was not given: all sequences of a data-parallel rank at once"
+    notes.append(Note("default-micro-batch", text))
 
 
 def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str]) -> None:
     if "precision" not in options and cluster.gpu.bf16_flop_per_s is None:
         options["precision"] = "fp16"
-        notes.append(f"precision fp16 was not given: {cluster.gpu.name} has no bf16 tensor cores")
+        text = f"precision fp16 was not given: {cluster.gpu.name} has no bf16 tensor cores"
+        notes.append(Note("default-precision", text))
 
 
 def _plan(options: Mapping[str, Any]) -> Plan:
@@ -172,7 +183,7 @@ def load_job(
     sizes = _sizes(raw, mistakes)
     options = _options(raw, plan, mistakes)
     raise_mistakes(label, mistakes)
-    notes = [] if "profile" in raw else [f"profile {DEFAULT_PROFILE} was not given"]
+    notes = [] if "profile" in raw else [default_profile_note()]
     try:
         job, more = make_job(**parts, **sizes, plan_options=options)
     except SpecError as error:

@@ -1,0 +1,20 @@
+"""A sentence about an answer, with a stable word for programs."""
+
+from __future__ import annotations
+
+
+class Note(str):
+    """A sentence that is its own text; ``code`` says what it is about, so that nobody has to read it."""
+
+    code: str
+
+    def __new__(cls, code: str, text: str) -> Note:
+        """``Note("seq-len-default", "seq_len defaulted to 4,096")``."""
+        note = super().__new__(cls, text)
+        note.code = code
+        return note
+
+
+def code_of(note: str) -> str:
+    """The code of a sentence that has one."""
+    return note.code if isinstance(note, Note) else ""
