@@ -7,10 +7,11 @@ from itertools import pairwise
 
 import pytest
 
-from knee.cli.budget_answer import Answer, as_data
-from knee.cli.budget_options import amount_of, pue_source
+from knee.api.amounts import amount_of
+from knee.api.budget import pue_source
+from knee.api.budget_result import Budget, as_data
+from knee.api.budget_words import assumptions, batch_words, frontier_words, limits_words, sentences, sure_rows
 from knee.cli.budget_print import side_rows
-from knee.cli.budget_words import assumptions, batch_words, frontier_words, limits_words, sentences, sure_rows
 from knee.energy.grid import grid
 from knee.errors import InputError
 from knee.fidelity.trust import Trust
@@ -34,7 +35,7 @@ BOTH = Bands(law=(2.2, 2.4), engine=(2.28, 2.33), both=(2.19, 2.41), low_affords
 def answer_of(
     *, law: str = "besiroglu-2024", batch: str = "kaplan-2020", cluster: str = "dgx-h100", gpus: int = 1,
     days: float = 1.0, params: float = 3.7e8, counted_params: float = 3.4e8, bands: Bands = BOTH,
-) -> Answer:  # fmt: skip
+) -> Budget:  # fmt: skip
     loaded = load_cluster(cluster)
     problem = Problem(rates=Rates(cluster=loaded.spec, profile=load_profile("eager").spec, seq_len=4096),
                       law=law_of(law), batch_law=batch_law(batch), family=family_of("llama"), pue=1.56)  # fmt: skip
@@ -59,8 +60,8 @@ def answer_of(
         run=replace(run, loss=2.31),
         why_not="",
     )
-    return Answer(
-        options={"mfu": None}, limits=Limits(gpus=gpus, days=days), problem=problem, grid=grid("world"), best=run,
+    return Budget(
+        mfu_given=False, limits=Limits(gpus=gpus, days=days), problem=problem, grid=grid("world"), best=run,
         by_count={gpus: run}, sizes=(run,), between=float(run.params), even=(300_000_000, 450_000_000), flop=flop,
         lost=Lost(loss=0.01, flop_frac=0.1, budget_frac=0.0004), marginals=(), trust=TRUST, bands=bands, frontiers=(),
         cells={}, iso=(), notes=[], price=loaded.sources.get("usd_per_gpu_h"), pue=pue_source(None),

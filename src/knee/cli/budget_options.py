@@ -3,60 +3,13 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 import click
 from click.core import ParameterSource
 
-from knee.errors import DoesNotFit, InputError
+from knee.errors import InputError
 from knee.figures.scale import ENDINGS
-from knee.search.training_bill import parse_tokens
-from knee.specs.catalog import Source
-from knee.specs.constants import constant_source
-
-
-def count_of(name: str, text: str | None) -> float | None:
-    """Tokens or parameters: ``15T``, ``300B``, ``1.4e12``."""
-    if text is None:
-        return None
-    try:
-        return parse_tokens(text)
-    except InputError:
-        raise InputError(
-            f"{name} {text!r} is no number from 1 to 1e18", hint="for example 8B, 350M, 1.5T or 1.4e12"
-        ) from None
-
-
-def amount_of(name: str, text: str | None) -> float | None:
-    """Dollars or MWh: a number, or one with k, M, B or T behind it; whether it can be a limit is asked later."""
-    if text is None:
-        return None
-    with suppress(ValueError):
-        return float(text)
-    try:
-        return parse_tokens(text)
-    except InputError:
-        raise InputError(
-            f"{name} {text!r} is no number",
-            hint="for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T are thousands to trillions",
-        ) from None
-
-
-def batch_max_of(text: str | None, seq_len: int) -> float | None:
-    """Tokens a step, at least a sequence of them."""
-    most = count_of("--batch-max", text)
-    if most is not None and most < seq_len:
-        raise DoesNotFit(
-            f"--batch-max is {text}, and a sequence has {seq_len:,} tokens: there is no run",
-            hint="raise --batch-max, or give a shorter --seq-len",
-        )
-    return most
-
-
-def pue_source(given: float | None) -> Source:
-    """Where the site's PUE comes from."""
-    return Source(value=given, kind="user", text="--pue") if given is not None else constant_source("site", "pue")
 
 
 def refuse_beside_check(ctx: click.Context) -> None:

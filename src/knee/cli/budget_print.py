@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knee.cli.budget_words import (
+from knee.api.budget_words import (
     AXIS_WORDS,
     FRONTIER_SIZES,
     LIMIT_WORDS,
@@ -25,7 +25,7 @@ from knee.specs.plan import plan_words
 from knee.units import amount, counted, short
 
 if TYPE_CHECKING:
-    from knee.cli.budget_answer import Answer
+    from knee.api.budget_result import Budget
 
 _HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "tokens/s", "MFU (PaLM)", "exposed", "batch",
          "plan"]  # fmt: skip
@@ -33,7 +33,7 @@ _SIDES = ["parameters", "tokens", "tokens a parameter", "loss", "GPUs", "days", 
           "MFU by 6 N D"]  # fmt: skip
 
 
-def print_answer(answer: Answer) -> None:
+def print_answer(answer: Budget) -> None:
     """The sentences to remember, then tables, then what was assumed."""
     problem, best = answer.problem, answer.best
     for line in sentences(answer):
@@ -72,7 +72,7 @@ def _row(run: Run) -> list[str]:
             short(run.batch_tokens), plan_words(run.rate.plan)]  # fmt: skip
 
 
-def side_rows(answer: Answer) -> list[list[str]]:
+def side_rows(answer: Budget) -> list[list[str]]:
     """The best run, what FLOP counting promises, and what becomes of that; sizes with all parameters."""
     best, flop, really = answer.best, answer.flop, answer.flop.run
 
@@ -96,7 +96,7 @@ def side_rows(answer: Answer) -> list[list[str]]:
     return [head, *(list(row) for row in zip(_SIDES, cells(best), counting, cells(really), strict=True))]
 
 
-def _print_sides(answer: Answer) -> None:
+def _print_sides(answer: Budget) -> None:
     best, shape = answer.best, answer.best.model
     print_rows(side_rows(answer), right=(1, 2, 3))
     print_rows([["shape", f"{shape.name}: {counted(shape.layers, 'layer')}, {shape.hidden:,} wide, MLP {shape.ffn:,}, "

@@ -10,7 +10,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.specs.catalog import did_you_mean
 
 J_PER_KWH = 3.6e6
@@ -49,7 +49,9 @@ def grid(name: str) -> Grid:
     """A grid by its name, or from a number of grams per kilowatt-hour."""
     match = _WRITTEN.match(name)
     if match is not None:
-        return Grid(name=f"{float(match[1]):g} g/kWh", kg_co2e_per_j=_kg_per_j(name), kind="user", source="--grid")
+        return Grid(
+            name=f"{float(match[1]):g} g/kWh", kg_co2e_per_j=_kg_per_j(name), kind="user", source=argument("grid")
+        )
     entry = _document().get(name)
     if entry is None:
         close = did_you_mean(name, grid_names())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knee.errors import DoesNotFit, InputError
+from knee.errors import DoesNotFit, InputError, argument
 from knee.search.budget import Limits, Problem
 from knee.units import short
 from knee.workload.parameters import parameter_count
@@ -16,19 +16,29 @@ def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -
         value = getattr(limits, name)
         # also false for nan
         if value is not None and not 0 < value < 1e30:
-            raise InputError(f"--{name.replace('_', '-')} is {value:g}; it must be above 0, and finite",
-                             hint="leave it out where there is no limit")  # fmt: skip
+            raise InputError(
+                f"{argument(name)} is {value:g}; it must be above 0, and finite",
+                hint="leave it out where there is no limit",
+            )
     if limits.gpus < 1:
-        raise InputError(f"--gpus is {limits.gpus}; it must be at least 1", hint="for example --gpus 2048")
+        raise InputError(
+            f"{argument('gpus')} is {limits.gpus}; it must be at least 1", hint=f"for example {argument('gpus')} 2048"
+        )
     if limits.gpus > max_gpus:
-        raise InputError(f"--gpus is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer")
+        raise InputError(
+            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer"
+        )
     if limits.days is None and limits.usd is None and limits.mwh is None:
-        only = " (--tokens-max limits the data, not the work)" if limits.tokens_max is not None else ""
-        raise InputError(f"nothing limits the work: any model could be trained for ever{only}",
-                         hint="give --days, --usd or --mwh, or several")  # fmt: skip
+        only = f" ({argument('tokens_max')} limits the data, not the work)" if limits.tokens_max is not None else ""
+        raise InputError(
+            f"nothing limits the work: any model could be trained for ever{only}",
+            hint=f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several",
+        )
     if limits.usd is not None and not priced:
-        raise InputError(f"--usd is given, and the price of {cluster} is not known",
-                         hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'")  # fmt: skip
+        raise InputError(
+            f"{argument('usd')} is given, and the price of {cluster} is not known",
+            hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'",
+        )
 
 
 def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> None:
@@ -40,17 +50,25 @@ def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> N
     affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
     priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
     if problem.tokens_per_param is not None and (affordable == 0.0 or any(priced)):
-        raise DoesNotFit(f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
-                         hint="raise a limit, or lower --tokens-per-param")  # fmt: skip
+        raise DoesNotFit(
+            f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
+            hint=f"raise a limit, or lower {argument('tokens_per_param')}",
+        )
     if priced and all(rate is None for rate in priced):
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
-        raise DoesNotFit(f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
-                         hint="give more --gpus, or a smaller --params")  # fmt: skip
+        raise DoesNotFit(
+            f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
+            hint=f"give more {argument('gpus')}, or a smaller {argument('params')}",
+        )
     seq_len = problem.rates.seq_len
     afford = f"these limits afford {what} at most {short(affordable)} tokens"
     if affordable < seq_len:
-        raise DoesNotFit(f"{afford}, less than one sequence of {seq_len:,}: there is no run",
-                         hint="raise a limit, or give a shorter --seq-len")  # fmt: skip
+        raise DoesNotFit(
+            f"{afford}, less than one sequence of {seq_len:,}: there is no run",
+            hint=f"raise a limit, or give a shorter {argument('seq_len')}",
+        )
     allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
-    raise DoesNotFit(f"{afford}, and a step may have {short(allowed)} of them, where a sequence has {seq_len:,}: there "
-                     "is no run", hint="raise a limit, give --batch-max, or a shorter --seq-len")  # fmt: skip
+    raise DoesNotFit(
+        f"{afford}, and a step may have {short(allowed)} of them, where a sequence has {seq_len:,}: there is no run",
+        hint=f"raise a limit, give {argument('batch_max')}, or a shorter {argument('seq_len')}",
+    )

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from knee.energy.grid import J_PER_KWH, Grid
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.record.measurement import Measurement
 from knee.specs.constants import constant
 
@@ -77,7 +77,9 @@ def parse_tokens(text: str) -> float:
     match = _TOKENS.match(text)
     tokens = float(match[1].replace("_", "").replace(",", "")) * _TIMES[match[2].lower()] if match else 0.0
     if not 1 <= tokens <= 1e18:
-        raise InputError(f"--tokens {text!r} is no number of tokens", hint="for example 2T, 1.5T, 300B or 1.4e12")
+        raise InputError(
+            f"{argument('tokens')} {text!r} is no number of tokens", hint="for example 2T, 1.5T, 300B or 1.4e12"
+        )
     return tokens
 
 
@@ -86,6 +88,6 @@ def checked_pue(pue: float | None) -> float:
     if pue is None:
         return constant("site", "pue")
     if not 1 <= pue <= MOST_PUE:
-        raise InputError(f"--pue is {pue:g}; it must be between 1 and {MOST_PUE:g}",
+        raise InputError(f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}",
                          hint="1.56 is the mean of a survey, 1.1 what large new sites say")  # fmt: skip
     return pue

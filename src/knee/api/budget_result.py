@@ -1,4 +1,4 @@
-"""What `knee budget` found, and the same as plain data."""
+"""What a budget can train, and the same as plain data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from knee.cli.budget_words import assumptions, frontier_words, sentences
+from knee.api.budget_words import assumptions, frontier_words, sentences
+from knee.api.result import Result, flat
 from knee.energy.grid import Grid
 from knee.fidelity.trust import Trust
 from knee.search.budget import HOUR_S, J_PER_MWH, Limits, Problem, Run
@@ -28,10 +29,11 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Everything that was asked and found."""
+class Budget(Result):
+    """The best run within the limits, those around it, and what counting FLOP would have chosen."""
 
-    options: dict[str, Any]
+    mfu_given: bool
+    """Whether the share of the peak that counting FLOP assumes was given."""
     limits: Limits
     problem: Problem
     grid: Grid
@@ -116,11 +118,19 @@ class Answer:
         peak = self.problem.rates.cluster.gpu.peak_flop_per_s(run.rate.plan.precision)
         return FLOP_PER_PARAM_TOKEN * run.counted * run.rate.tokens_per_s / (run.gpus * peak)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee budget --json`` prints it."""
+        return as_data(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The best run at every count of GPUs."""
+        return [flat(run_data(self, run)) for run in self.by_count.values()]
+
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def as_data(answer: Answer) -> dict[str, Any]:
+def as_data(answer: Budget) -> dict[str, Any]:
     """The answer for ``--json``; pictures and pages are made of it."""
     problem, law = answer.problem, answer.problem.law
     return {
@@ -161,7 +171,7 @@ def as_data(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _flop_data(answer: Answer) -> dict[str, Any]:
+def _flop_data(answer: Budget) -> dict[str, Any]:
     flop, kg = answer.flop, answer.grid.kg_co2e_per_j
     return {
         "mfu_frac": flop.mfu_frac, "mfu_6nd_frac": flop.mfu_frac, "flop": flop.flop, "params": flop.params,
@@ -176,7 +186,7 @@ def _flop_data(answer: Answer) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run_data(answer: Answer, run: Run) -> dict[str, Any]:
+def run_data(answer: Budget, run: Run) -> dict[str, Any]:
     """A run as plain data."""
     model, rate = run.model, run.rate
     shape = {name: getattr(model, name) for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")}
@@ -193,7 +203,7 @@ def run_data(answer: Answer, run: Run) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def frontier_data(answer: Answer, one: Frontier) -> dict[str, Any]:
+def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:
     """A frontier as plain data."""
     law = answer.problem.law
     points = [

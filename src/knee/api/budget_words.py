@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from knee.errors import argument
 from knee.search.frontier import COARSE, Frontier
 from knee.search.laws import BAND_FRAC, DRAWS, assumed_mfu
 from knee.search.near_best import EVEN_LOSS
@@ -13,7 +14,7 @@ from knee.units import amount, counted, short
 from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
-    from knee.cli.budget_answer import Answer
+    from knee.api.budget_result import Budget
     from knee.search.budget import Limits, Run
 
 LIMIT_WORDS = {
@@ -35,7 +36,7 @@ USED_UP_FRAC = 0.999
 # ---- the answer ------------------------------------------------------------------------------------------------------
 
 
-def sentences(answer: Answer) -> list[str]:
+def sentences(answer: Budget) -> list[str]:
     """What a manager reads."""
     best, (low, high) = answer.best, answer.even
     most = answer.limits.gpus
@@ -56,7 +57,7 @@ def sentences(answer: Answer) -> list[str]:
     return found
 
 
-def _band_words(answer: Answer) -> str:
+def _band_words(answer: Budget) -> str:
     """The band of the loss, and of what it is where it is not of everything."""
     bands = answer.bands
     if bands.both is not None:
@@ -72,7 +73,7 @@ def _short_ends(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
-def _counting(answer: Answer) -> str:
+def _counting(answer: Budget) -> str:
     """What counting FLOP chooses, and what becomes of it."""
     flop, run, lost = answer.flop, answer.flop.run, answer.lost
     chose = (f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
@@ -90,7 +91,7 @@ def _counting(answer: Answer) -> str:
             f"work, to {run.loss:.3f}: {of_best}.")  # fmt: skip
 
 
-def _budget(answer: Answer, frac: float) -> str:
+def _budget(answer: Budget, frac: float) -> str:
     """A share of what that run spends, in the limits' own units."""
     run, limits = answer.flop.run or answer.best, answer.limits
     parts = [f"{100 * frac:.3g}%"]
@@ -114,7 +115,7 @@ def limits_words(limits: Limits) -> str:
 # ---- how sure --------------------------------------------------------------------------------------------------------
 
 
-def sure_rows(answer: Answer) -> list[list[str]]:
+def sure_rows(answer: Budget) -> list[list[str]]:
     """Bands of the loss, each with the share that it holds."""
     bands, trust = answer.bands, answer.trust
     speed, both = "unknown: no published run is of this vendor", "unknown"
@@ -140,7 +141,7 @@ def _ends(ends: tuple[float, float]) -> str:
     return f"{ends[0]:.4f} to {ends[1]:.4f}"
 
 
-def batch_words(answer: Answer) -> str:
+def batch_words(answer: Budget) -> str:
     """The batch of the best run, against the critical one."""
     best, factor = answer.best, answer.batch_factor
     words = (f"{short(best.batch_tokens)} tokens a step ({counted(best.rate.global_batch, 'sequence')}); critical at "
@@ -185,7 +186,7 @@ def _used_up(limits: Limits, run: Run | None, axis: str) -> list[str]:
 # ---- what was assumed ------------------------------------------------------------------------------------------------
 
 
-def assumptions(answer: Answer) -> list[str]:
+def assumptions(answer: Budget) -> list[str]:
     """Each sentence once."""
     problem, law = answer.problem, answer.problem.law
     all_counted = law.counts == "all"
@@ -207,7 +208,7 @@ def assumptions(answer: Answer) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _batch_lines(answer: Answer) -> list[str]:
+def _batch_lines(answer: Budget) -> list[str]:
     problem, batch = answer.problem, answer.problem.batch_law
     most = problem.batch_max_tokens
     rule = (
@@ -222,18 +223,18 @@ def _batch_lines(answer: Answer) -> list[str]:
     return [rule, charge]
 
 
-def _flop_line(answer: Answer) -> str:
+def _flop_line(answer: Budget) -> str:
     """Which FLOP are counted."""
     flop, seq_len = answer.flop, answer.problem.rates.seq_len
     also = "" if answer.problem.law.counts == "all" else ", nor are those of the output layer"
-    source = "--mfu" if answer.options.get("mfu") is not None else assumed_mfu()[1]
+    source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
     return (f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
             f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
             f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
             "runs is PaLM's, with attention in full")  # fmt: skip
 
 
-def _ladder_words(answer: Answer) -> str:
+def _ladder_words(answer: Budget) -> str:
     sizes = [parameter_count(model) for model in answer.problem.ladder()]
     if len(sizes) < 2:
         return ""
@@ -242,7 +243,7 @@ def _ladder_words(answer: Answer) -> str:
             "(members of the family take the place of the nearest)")  # fmt: skip
 
 
-def _site_lines(answer: Answer) -> list[str]:
+def _site_lines(answer: Budget) -> list[str]:
     price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
     rent = (
         "rent of a GPU is unknown"

@@ -1,0 +1,275 @@
+"""``knee.budget``: the best model that a budget can train, communication included."""
+
+from __future__ import annotations
+
+from knee.api.amounts import Amount, amount_of, count_of
+from knee.api.budget_result import Budget
+from knee.api.request import (
+    ClusterLike,
+    ModelLike,
+    Overrides,
+    Pairs,
+    ProfileLike,
+    is_job_file,
+    named_cluster,
+    named_model,
+    named_profile,
+    pairs_of,
+    request,
+)
+from knee.energy.grid import grid as grid_of
+from knee.errors import DoesNotFit, InputError, argument, example
+from knee.fidelity.trust import Trust, trust_of
+from knee.search import frontier as fr
+from knee.search.best import Progress
+from knee.search.budget import Limits, Problem, Run
+from knee.search.family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
+from knee.search.flop_counting import flop_choice
+from knee.search.laws import assumed_mfu, batch_law, law_of
+from knee.search.limits import check_limits, refuse_nothing
+from knee.search.near_best import even_sizes
+from knee.search.rates import Rates
+from knee.search.training_bill import checked_pue
+from knee.specs import Cluster, Job, Model, Profile
+from knee.specs.catalog import Source
+from knee.specs.constants import constant_source
+from knee.specs.load import DEFAULT_SEQ_LEN, Loaded, make_job, split_overrides
+from knee.units import short
+
+MOST_GPUS = 16_384
+"""Where ``gpus`` is left out."""
+
+
+def budget(
+    *,
+    cluster: ClusterLike | None = None,
+    gpus: int | None = None,
+    days: float | None = None,
+    usd: Amount | None = None,
+    mwh: Amount | None = None,
+    tokens_max: Amount | None = None,
+    batch_max: Amount | None = None,
+    family: str = "llama",
+    model: ModelLike | None = None,
+    params: Amount | None = None,
+    tokens_per_param: float | None = None,
+    law: str = "besiroglu-2024",
+    batch_law: str = "kaplan-2020",
+    mfu: float | None = None,
+    seq_len: int = DEFAULT_SEQ_LEN,
+    profile: ProfileLike | None = None,
+    overrides: Overrides = (),
+    grid: str = "world",
+    pue: float | None = None,
+    frontier: bool = False,
+    progress: Progress | None = None,
+) -> Budget:
+    """Find the model that loses least within a budget, with communication counted.
+
+    ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
+    ``"15T"``. ``model`` or ``params`` fix the size; a job file as ``model`` also says where and with what software it
+    is trained. ``frontier`` adds, in about a minute, loss against each limit with its knee.
+
+    ``DoesNotFit`` is raised where nothing can be trained, with what would help.
+
+    >>> import knee
+    >>> b = knee.budget(cluster="dgx-h100", gpus=8, days=7, params="350M")
+    >>> round(b.best.params / 1e6)
+    371
+    """
+    pairs = pairs_of(overrides)
+    if is_job_file(model):
+        # the job's own sizes are no limits of a budget
+        job = request(model or "", cluster=cluster, profile=profile, sizes={}, plan={}, overrides=pairs).job
+        model, cluster, profile, pairs = job.model, cluster or job.cluster, profile or job.profile, []
+    where, how = _specs(cluster, profile, pairs)
+    most = min(MOST_GPUS, where.spec.max_gpus) if gpus is None else gpus
+    limits = Limits(
+        gpus=most,
+        days=days,
+        usd=amount_of("usd", usd),
+        mwh=amount_of("mwh", mwh),
+        tokens_max=count_of("tokens_max", tokens_max),
+    )
+    check_limits(limits, priced=bool(where.spec.usd_per_gpu_h), max_gpus=where.spec.max_gpus, cluster=where.spec.name)
+    assumed = mfu if mfu is not None else assumed_mfu()[0]
+    if not 0 < assumed <= 1:
+        raise InputError(
+            f"{argument('mfu')} is {assumed:g}; it is a share above 0, at most 1",
+            hint="for example 0.4",
+            code="out-of-range",
+            field="mfu",
+        )
+    site = grid_of(grid)
+    problem = _problem(
+        where.spec,
+        how.spec,
+        law=law,
+        batch=batch_law,
+        family=family_of(family),
+        model=model,
+        params=params,
+        tokens_per_param=tokens_per_param,
+        seq_len=seq_len,
+        pue=pue,
+        batch_max=batch_max,
+        progress=progress or (lambda *_: None),
+    )
+    notes = [] if profile else ["profile eager was not given: a faster stack trains more in the same time"]
+    notes += [] if gpus is not None else [f"gpus was not given: up to {limits.gpus:,}"]
+    # first, as the best is found sooner beside a good candidate
+    flop = flop_choice(problem, limits, assumed)
+    by_count = problem.by_count(limits)
+    if not by_count:
+        refuse_nothing(problem, limits, problem.counts(limits))
+    best = min(by_count.values(), key=lambda run: run.loss)
+    trust = _trust(best, where, how, seq_len)
+    axes = [axis for axis in fr.AXES if axis != "usd" or best.cost_usd is not None] if frontier else []
+    cells = fr.grid_of(problem, limits, best) if frontier else {}
+    return Budget(
+        mfu_given=mfu is not None,
+        limits=limits,
+        problem=problem,
+        grid=site,
+        best=best,
+        by_count=by_count,
+        sizes=tuple(fr.sizes_around(problem, limits, best)),
+        between=problem.between(limits, best) if problem.model is None else float(best.params),
+        even=even_sizes(problem, limits, best),
+        flop=flop,
+        lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
+        marginals=tuple(fr.marginals(problem, limits, best, where.spec.max_gpus)),
+        trust=trust,
+        bands=fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
+        frontiers=tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
+        cells=cells,
+        iso=tuple(fr.iso_losses(cells, best)),
+        notes=notes,
+        price=where.sources.get("usd_per_gpu_h") if where.spec.usd_per_gpu_h is not None else None,
+        pue=pue_source(pue),
+    )
+
+
+def _specs(
+    cluster: ClusterLike | None, profile: ProfileLike | None, overrides: Pairs
+) -> tuple[Loaded[Cluster], Loaded[Profile]]:
+    if cluster is None:
+        raise InputError(
+            f"missing: {argument('cluster')}",
+            hint=example(
+                'knee.budget(cluster="dgx-h100", gpus=2048, days=30)',
+                "knee budget --cluster dgx-h100 --gpus 2048 --days 30",
+            ),
+            code="missing-argument",
+            field="cluster",
+        )
+    for pair in overrides:
+        for_model, _, _, for_plan = split_overrides([pair])
+        if for_model or for_plan:
+            fixing = f"{argument('model')} and {argument('params')} fix the size"
+            raise InputError(
+                f"{argument('overrides')} {pair[0]}: shapes and plans are what is searched",
+                hint=f"set values of the cluster or the profile; {fixing}",
+                code="not-an-override",
+                field=pair[0],
+            )
+    _, for_cluster, for_profile, _ = split_overrides(overrides)
+    return named_cluster(cluster, for_cluster), named_profile(profile, for_profile)
+
+
+def _problem(
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    law: str,
+    batch: str,
+    family: Family,
+    model: ModelLike | None,
+    params: Amount | None,
+    tokens_per_param: float | None,
+    seq_len: int,
+    pue: float | None,
+    batch_max: Amount | None,
+    progress: Progress,
+) -> Problem:
+    found_law = law_of(law)
+    shape = _model(model, params, family)
+    # also false for nan
+    if tokens_per_param is not None and not 0 < tokens_per_param < 1e9:
+        raise InputError(
+            f"{argument('tokens_per_param')} is {tokens_per_param:g}; it must be above 0 and below 1e9",
+            hint="20 is Chinchilla's",
+            code="out-of-range",
+            field="tokens_per_param",
+        )
+    first = shape or family.ladder()[0]
+    # a job that every model has, to refuse what cannot be simulated in words
+    fixed = make_job(first, cluster, profile, gpus=1, global_batch=1, seq_len=seq_len)[0].plan
+    return Problem(
+        rates=Rates(cluster=cluster, profile=profile, seq_len=seq_len, fixed=fixed),
+        law=found_law,
+        batch_law=batch_law(batch),
+        family=family,
+        pue=checked_pue(pue),
+        batch_max_tokens=_batch_max(batch_max, seq_len),
+        model=shape,
+        tokens_per_param=tokens_per_param,
+        progress=progress,
+    )
+
+
+def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Model | None:
+    if model is not None and params is not None:
+        raise InputError(
+            f"{argument('model')} and {argument('params')} are both given",
+            hint="each fixes the size: give one",
+            code="contradiction",
+            field="params",
+        )
+    if model is not None:
+        return named_model(model).spec
+    count = count_of("params", params)
+    if count is None:
+        return None
+    if not LEAST_PARAMS <= count <= MOST_PARAMS:
+        raise InputError(
+            f"{argument('params')} is {params}; the family has {short(LEAST_PARAMS)} to {short(MOST_PARAMS)}",
+            hint=f"for example {argument('params')} 8B",
+            code="out-of-range",
+            field="params",
+        )
+    return family.shape(count)
+
+
+def _batch_max(given: Amount | None, seq_len: int) -> float | None:
+    """Tokens a step, at least a sequence of them."""
+    most = count_of("batch_max", given)
+    if most is not None and most < seq_len:
+        raise DoesNotFit(
+            f"{argument('batch_max')} is {given}, and a sequence has {seq_len:,} tokens: there is no run",
+            hint=f"raise {argument('batch_max')}, or give a shorter {argument('seq_len')}",
+            field="batch_max",
+        )
+    return most
+
+
+def _trust(best: Run, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_len: int) -> Trust:
+    rate = best.rate
+    job = Job(
+        model=best.model,
+        cluster=cluster.spec,
+        profile=profile.spec,
+        plan=rate.plan,
+        gpus=rate.gpus,
+        global_batch=rate.global_batch,
+        seq_len=seq_len,
+    )
+    sources = {"cluster": cluster.sources, "profile": profile.sources}
+    given = [f"{kind}.{path}" for kind, own in sources.items() for path, one in own.items() if one.kind == "user"]
+    return trust_of(job, given)
+
+
+def pue_source(given: float | None) -> Source:
+    """Where the site's PUE comes from."""
+    text = argument("pue")
+    return Source(value=given, kind="user", text=text) if given is not None else constant_source("site", "pue")
