@@ -8,6 +8,9 @@
 Questions, each a function of plain names and keyword arguments, the same words as on the command line:
 
     simulate       one training step of a model, cluster and plan: time, memory, power, cost
+    plan           the best parallel plan of a job, out of all there are
+    scale          what more GPUs buy, and where adding them stops paying off: the knee
+    budget         the best model that GPUs, days, dollars or MWh can train
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -27,6 +30,13 @@ TYPE_CHECKING = False  # typing's own, without importing it: a command has to he
 if TYPE_CHECKING:
     from typing import Any
 
+    from knee.api.budget import budget as budget
+    from knee.api.budget_result import Budget as Budget
+    from knee.api.plan import PlanSearch as PlanSearch
+    from knee.api.plan import RankedPlan as RankedPlan
+    from knee.api.plan import plan as plan
+    from knee.api.scale import Scaling as Scaling
+    from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
     from knee.errors import KneeError as KneeError
@@ -49,22 +59,29 @@ if TYPE_CHECKING:
     from knee.specs.table import table_of as table_of
 
 _HOMES = {
+    "Budget": "api.budget_result",
     "Cluster": "specs",
     "Job": "specs",
     "KneeError": "errors",
     "Measurement": "record.measurement",
     "Model": "specs",
     "Plan": "specs",
+    "PlanSearch": "api.plan",
     "PlanTable": "specs.table",
     "Profile": "specs",
+    "RankedPlan": "api.plan",
     "Results": "simulator",
+    "Scaling": "api.scale",
     "Simulation": "api.simulate",
+    "budget": "api.budget",
     "events_of": "single",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
     "load_model": "specs.load",
     "load_profile": "specs.load",
     "make_job": "specs.load",
+    "plan": "api.plan",
+    "scale": "api.scale",
     "simulate": "api.simulate",
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
