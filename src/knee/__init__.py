@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from knee.api.plan import PlanSearch as PlanSearch
     from knee.api.plan import RankedPlan as RankedPlan
     from knee.api.plan import plan as plan
+    from knee.api.request import make_job as make_job
     from knee.api.scale import Scaling as Scaling
     from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from knee.specs.load import load_job as load_job
     from knee.specs.load import load_model as load_model
     from knee.specs.load import load_profile as load_profile
-    from knee.specs.load import make_job as make_job
     from knee.specs.table import PlanTable as PlanTable
     from knee.specs.table import table_of as table_of
 
@@ -79,7 +79,7 @@ _HOMES = {
     "load_job": "specs.load",
     "load_model": "specs.load",
     "load_profile": "specs.load",
-    "make_job": "specs.load",
+    "make_job": "api.request",
     "plan": "api.plan",
     "scale": "api.scale",
     "simulate": "api.simulate",

@@ -75,7 +75,7 @@ def budget(
     >>> import knee
     >>> b = knee.budget(cluster="dgx-h100", gpus=8, days=7, params="350M")
     >>> round(b.best.params / 1e6)
-    371
+    348
     """
     pairs = pairs_of(overrides)
     if is_job_file(model):

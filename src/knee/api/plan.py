@@ -260,7 +260,12 @@ def plan(
     True
     """
     if top < 1:
-        raise InputError(f"{argument('top')} is {top}; it must be at least 1", code="out-of-range", field="top")
+        raise InputError(
+            f"{argument('top')} is {top}; it must be at least 1",
+            hint=f"for example {argument('top')} 10",
+            code="out-of-range",
+            field="top",
+        )
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = _parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {"precision": precision, "reduce_dtype": reduce_dtype, "state_dtype": state_dtype}

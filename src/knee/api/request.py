@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from knee.errors import InputError, argument, example
-from knee.specs import Cluster, Job, Model, Profile
-from knee.specs.catalog import read_toml
+from knee.specs import Cluster, Job, Model, Plan, Profile
+from knee.specs.catalog import did_you_mean, read_toml
 from knee.specs.load import (
     DEFAULT_PROFILE,
     Loaded,
@@ -20,9 +20,9 @@ from knee.specs.load import (
     load_job,
     load_model,
     load_profile,
-    make_job,
     split_overrides,
 )
+from knee.specs.load import make_job as _make_job
 
 SIZES = ("gpus", "global_batch", "local_batch", "seq_len")
 _JOB_KEYS = ("model", "cluster", "profile", "plan", *SIZES)
@@ -55,7 +55,7 @@ class Request:
     def with_options(self, **changes: Any) -> Job:
         """The job as if these options of the plan had been given as well."""
         job = self.job
-        changed, _ = make_job(
+        changed, _ = _make_job(
             job.model,
             job.cluster,
             job.profile,
@@ -88,6 +88,52 @@ def request(
     return _from_names(model, cluster, profile, sizes, plan, pairs)
 
 
+def make_job(
+    model: ModelLike,
+    cluster: ClusterLike,
+    profile: ProfileLike | None = None,
+    *,
+    gpus: int,
+    global_batch: int | None = None,
+    local_batch: float | None = None,
+    seq_len: int | None = None,
+    plan_options: Mapping[str, Any] | None = None,
+    **plan: Any,
+) -> tuple[Job, tuple[str, ...]]:
+    """A job from names, files or specs, and sentences about the defaults that completed it.
+
+    >>> import knee
+    >>> job, notes = knee.make_job("llama2-7b", "dgx-h100", gpus=16, local_batch=1, tp=2)
+    >>> job.plan.dp_shard
+    8
+    """
+    return _make_job(
+        named_model(model).spec,
+        named_cluster(cluster).spec,
+        named_profile(profile).spec,
+        gpus=gpus,
+        global_batch=global_batch,
+        local_batch=local_batch,
+        seq_len=seq_len,
+        plan_options={**(plan_options or {}), **checked_plan(plan)},
+    )
+
+
+def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments that are fields of a plan; others are refused with the nearest."""
+    known = [field.name for field in fields(Plan)]
+    for name in plan:
+        if name not in known:
+            close = did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
+            raise InputError(
+                f"{name} is neither an argument nor a field of a plan",
+                hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
+                code="unknown-argument",
+                field=name,
+            )
+    return dict(plan)
+
+
 def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
     """Values as text, as they stand in a file or behind ``--set``."""
     items = overrides.items() if isinstance(overrides, Mapping) else overrides
@@ -110,7 +156,7 @@ def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
     for key, _ in overrides:
         what = f"{argument('overrides')} {key}"
         if key in SIZES or key in ("cluster", "profile"):
-            other = "; the size of a node is --set node.gpus=..." if key == "gpus" else ""
+            other = f"; the size of a node is {argument('overrides')} node.gpus=..." if key == "gpus" else ""
             raise InputError(
                 f"{what}: the job's {key} is an option of its own",
                 hint=f"use {argument(key)}{other}",
@@ -189,7 +235,7 @@ def _from_names(
         "profile": named_profile(profile, for_profile),
     }
     options = _join(plan, for_plan)
-    job, notes = make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
+    job, notes = _make_job(**{kind: part.spec for kind, part in parts.items()}, **sizes, plan_options=options)
     sources = {f"{kind}.{path}": source for kind, part in parts.items() for path, source in part.sources.items()}
     defaulted = [default_profile_note()] if profile is None else []
     return Request(

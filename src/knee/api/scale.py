@@ -13,12 +13,12 @@ from knee.api.request import (
     Pairs,
     ProfileLike,
     Request,
+    checked_plan,
     is_job_file,
     pairs_of,
     request,
 )
 from knee.api.result import Result, flat
-from knee.api.simulate import checked_plan
 from knee.energy.grid import Grid, grid
 from knee.errors import DoesNotFit, InputError, SpecError, argument, example
 from knee.fidelity.doublings import DoublingBand, doubling_band

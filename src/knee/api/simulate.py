@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
+from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, checked_plan, pairs_of, request
 from knee.api.result import Result
 from knee.errors import DoesNotFit, InputError, KneeError, argument
 from knee.fidelity.answered import record_of
@@ -129,30 +129,12 @@ def simulate(
     )
 
 
-def checked_plan(plan: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that are fields of a plan; others are refused with the nearest."""
-    from knee.specs.catalog import did_you_mean
-    from knee.specs.plan import Plan
-
-    known = [field.name for field in fields(Plan)]
-    for name in plan:
-        if name not in known:
-            close = did_you_mean(name, [*known, "gpus", "local_batch", "global_batch", "seq_len", "profile"])
-            raise InputError(
-                f"{name} is neither an argument nor a field of a plan",
-                hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
-                code="unknown-argument",
-                field=name,
-            )
-    return plan
-
-
 def _finite(asked: Request, convention: str) -> Measurement:
     """The answer; values that no computer can multiply are refused in words."""
     try:
         with np.errstate(all="ignore"):
             found = simulate_job(asked.job, convention=convention, assumptions=asked.assumptions)
-        finite = 0 < found.step_s < math.inf and math.isfinite(found.memory_bytes)
+        finite = found.step_s > 0 and _is_finite(found.as_json())
     except OverflowError:
         finite = False
     if not finite:
@@ -162,6 +144,15 @@ def _finite(asked: Request, convention: str) -> Measurement:
             code="not-finite",
         )
     return found
+
+
+def _is_finite(data: Any) -> bool:
+    """Whether all numbers of plain data are."""
+    if isinstance(data, dict):
+        return all(map(_is_finite, data.values()))
+    if isinstance(data, (list, tuple)):
+        return all(map(_is_finite, data))
+    return not isinstance(data, float) or math.isfinite(data)
 
 
 def fitting_change(asked: Request) -> dict[str, Any] | None:

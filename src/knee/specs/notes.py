@@ -14,6 +14,10 @@ class Note(str):
         note.code = code
         return note
 
+    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
+        """For copies of what it is part of."""
+        return self.code, str(self)
+
 
 def code_of(note: str) -> str:
     """The code of a sentence that has one."""
