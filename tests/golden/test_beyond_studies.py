@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.machine import Machine
+from knee.launch.machine import LocalDevices
 from knee.specs.load import load_cluster
 from knee.study.files import Draw, load_study, study_names
 from knee.study.quantities import Row, chosen
@@ -130,7 +130,7 @@ def test_no_measured_run_stands_in_for_a_what_if(ran: dict[str, Ran]) -> None:
 
 def test_a_what_if_is_not_trained(ran: dict[str, Ran]) -> None:
     changed = [point for name in ran for point in points_of(load_study(name)) if point.question.sets]
-    here = Machine(gpus=("NVIDIA H100",) * 9, cores=1)
+    here = LocalDevices(gpus=("NVIDIA H100",) * 9, cores=1)
     assert changed
     assert all("in a simulation only" in (refused(here, point) or "") for point in changed)
 

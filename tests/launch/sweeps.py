@@ -15,7 +15,7 @@ from unittest.mock import patch
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.launch.folder import Entry
+from knee.launch.folder import SweepRun
 
 SOURCES = Path(__file__).parents[2] / "src"
 LIMIT_S = 1200.0
@@ -149,6 +149,6 @@ def record(run: Path) -> dict[str, Any]:
     return found
 
 
-def an_entry(**changes: object) -> Entry:
+def an_entry(**changes: object) -> SweepRun:
     known: dict[str, object] = {"id": "0001-m-g2-0", "name": "n", "series": "s", "gpus": 2, "nodes": 2, "per_node": 1}
-    return Entry(**(known | changes))  # type: ignore[arg-type]
+    return SweepRun(**(known | changes))  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from knee.cli.sweep_prepare import wanted_of
-from knee.launch.enough import Knees, rate_of
-from knee.launch.folder import Entry, Sweep
+from knee.launch.folder import Sweep, SweepRun
 from knee.launch.status import Cause, State, Status
+from knee.launch.stop_rule import Knees, rate_of
 
 from .sweeps import TINY
 
@@ -75,7 +75,7 @@ def test_what_is_no_measurement_is_no_evidence(change: dict[str, Any]) -> None:
 def knees(tmp_path: Path, runs: Mapping[str, tuple[int, str, float | None, State, Cause]]) -> str | None:
     """Runs by name (GPUs, series, tokens/s, how each ended) -> why 8 GPUs of series a are not worth it."""
     entries = [
-        Entry(id=name, name=name, series=series, gpus=gpus, nodes=1, per_node=gpus)
+        SweepRun(id=name, name=name, series=series, gpus=gpus, nodes=1, per_node=gpus)
         for name, (gpus, series, *_) in runs.items()
     ]
     made = Sweep(folder=tmp_path, name="s", entries=tuple(entries), launcher="local")
@@ -84,7 +84,7 @@ def knees(tmp_path: Path, runs: Mapping[str, tuple[int, str, float | None, State
         record = DONE | {"gpus": gpus, "tokens_per_s": rate}
         (made.run(name) / "record.json").write_text(json.dumps(record), encoding="utf-8")
     statuses = {name: Status(state=state, cause=cause) for name, (*_, state, cause) in runs.items()}
-    last = Entry(id="last", name="last", series="a", gpus=8, nodes=1, per_node=8)
+    last = SweepRun(id="last", name="last", series="a", gpus=8, nodes=1, per_node=8)
     return Knees(made).beyond(last, statuses)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from knee.launch.failures import verdict
-from knee.launch.signs import last_words
+from knee.launch.log_patterns import last_words
 from knee.launch.status import Status
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from knee.cli import sweep_tables
-from knee.launch.end import end_ranks
-from knee.launch.folder import Entry, new_attempt
-from knee.launch.here import end_on_hosts, living
+from knee.launch.folder import SweepRun, new_attempt
+from knee.launch.local import end_on_hosts, living
 from knee.launch.processes import known
 from knee.launch.site import Site
-from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status
+from knee.launch.terminate import end_ranks
+from knee.launch.usage import accounted
 
 from . import left_over
 from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until
@@ -37,7 +37,7 @@ def grid(tmp_path: Path) -> Path:
 def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said = sweep_tables.said
 
-    def interrupted(number: int, count: int, entry: Entry, status: Status) -> str:
+    def interrupted(number: int, count: int, entry: SweepRun, status: Status) -> str:
         if status.state == "done":
             os.kill(os.getpid(), signal.SIGINT)
         return said(number, count, entry, status)
@@ -86,7 +86,7 @@ def test_cancel_ends_what_a_killed_launcher_has_started_and_not_what_a_copy_tell
 
 
 def test_gpu_hours_of_an_attempt_end_with_its_last_sign_of_life(tmp_path: Path) -> None:
-    entry = Entry(id="a", name="a", series="", gpus=8, nodes=1, per_node=8)
+    entry = SweepRun(id="a", name="a", series="", gpus=8, nodes=1, per_node=8)
     (tmp_path / "record.json").write_text('{"power_w_per_gpu": 500}', encoding="utf-8")
     ended_s = (tmp_path / "record.json").stat().st_mtime
     begun = Status(state="running", started_s=ended_s - 360, gpu_h=0.5)

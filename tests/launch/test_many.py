@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch import here
+from knee.launch import local as here
 from knee.launch.folder import read_sweep
 from knee.launch.status import Status, write_status
 

@@ -141,7 +141,7 @@ def test_what_is_killed_in_the_middle_loses_nothing(cluster: SlurmCluster, tmp_p
     until(lambda: cluster.pids_on("n1"), "the second run is on both nodes")
     cluster.kill_node("n1")
     until(lambda: states(out)["0002"] != "running", "a lost node is seen")
-    # Slurm may have put it back into its queue before its keeper has said why it ended
+    # Slurm may have put it back into its queue before its supervisor has said why it ended
     lost = until(lambda: named(status(out)["0002"]), "n1 is named")
     assert lost["state"] == "pending" or (lost["state"], lost["cause"]) == ("failed", "lost_node"), lost
     cluster.start_node("n1")

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.launch.folder import Entry, Sweep
-from knee.launch.now import put_back, statuses_now
+from knee.launch.control import put_back, statuses_now
+from knee.launch.folder import Sweep, SweepRun
 from knee.launch.site import Site
 from knee.launch.slurm import _room, go_on_slurm
 from knee.launch.slurm_job import keeping
-from knee.launch.slurm_queue import Job, NoAnswer, Queued, final_states, job_name, refuse_while_queued
+from knee.launch.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
 from knee.launch.status import Status, read_status, write_status
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -39,7 +39,9 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Sweep:
-    entries = tuple(Entry(id=name, name=name, series="", gpus=2, nodes=1, per_node=2) for name in ("0001-a", "0002-b"))
+    entries = tuple(
+        SweepRun(id=name, name=name, series="", gpus=2, nodes=1, per_node=2) for name in ("0001-a", "0002-b")
+    )
     made = Sweep(
         folder=tmp_path / "out",
         name="grid",
@@ -165,10 +167,10 @@ def test_a_folder_that_is_moved_keeps_its_jobs(commands: Commands, sweep: Sweep,
 
 
 def test_no_more_jobs_than_may_run_where_arrays_cannot_say_so() -> None:
-    entries = [Entry(id=str(n), name="", series="", gpus=n, nodes=n, per_node=1) for n in (1, 2)]
+    entries = [SweepRun(id=str(n), name="", series="", gpus=n, nodes=n, per_node=1) for n in (1, 2)]
     assert _room(Site(max_running=1), {}, entries[:1]) is None
     assert _room(Site(max_running=1), {}, entries) == 1
-    running = {"a": Job(name="7_0", submitted_s=0.0, queued=Queued(state="RUNNING"))}
+    running = {"a": QueuedJob(name="7_0", submitted_s=0.0, queued=Queued(state="RUNNING"))}
     assert _room(Site(max_running=1), running, entries[:1]) == 0
     assert _room(Site(max_running=3, max_queued=2), running, entries) == 1
 

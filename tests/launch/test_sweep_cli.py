@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from knee.cli import main
-from knee.launch import keeper
-from knee.launch.enough import Rate, in_order, rate_of, returns_of
+from knee.launch import supervisor as supervisor
 from knee.launch.folder import held
 from knee.launch.rank import interface_towards
 from knee.launch.status import Status, write_status
+from knee.launch.stop_rule import MeasuredRate, in_order, rate_of, returns_of
 
 from .sweeps import (
     KNEE,
@@ -134,13 +134,19 @@ def test_cheap_runs_first_and_few_gpus_first_until_the_knee() -> None:
 
 def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
     def step(rate: float, error: float) -> bool:
-        pair = [Rate(gpus=8, tokens_per_s=100.0, error_frac=error), Rate(gpus=16, tokens_per_s=rate, error_frac=error)]
+        pair = [
+            MeasuredRate(gpus=8, tokens_per_s=100.0, error_frac=error),
+            MeasuredRate(gpus=16, tokens_per_s=rate, error_frac=error),
+        ]
         return returns_of("s", pair)[0].pays
 
     assert step(150.0, 0.001)
     assert not step(140.0, 0.01)
     assert step(140.0, 0.05)  # 1.4x, but it may be 1.57x
-    few, many = Rate(gpus=1, tokens_per_s=1.0, error_frac=0), Rate(gpus=4, tokens_per_s=1.96, error_frac=0)
+    few, many = (
+        MeasuredRate(gpus=1, tokens_per_s=1.0, error_frac=0),
+        MeasuredRate(gpus=4, tokens_per_s=1.96, error_frac=0),
+    )
     four = returns_of("s", [few, many])
     assert four[0].per_doubling == pytest.approx(1.4)
     record = {
@@ -196,8 +202,8 @@ def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub:
 
 def test_what_does_not_move_is_ended(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub never ends, so that it hangs however short the timeout is, on any machine."""
-    monkeypatch.setattr(keeper, "BEYOND_S", 0.0)
-    monkeypatch.setattr(keeper, "LOOK_S", 0.1)
+    monkeypatch.setattr(supervisor, "BEYOND_S", 0.0)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.1)
     out = tmp_path / "out"
     sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1", "--env", NEVER, "--timeout", "0.2", codes=(5,))
     hung = status(out)["0001"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.launch.around import PACKAGE, write_env
 from knee.launch.commands import interpreter_outside, on_hosts, on_slurm, on_this_machine, through
+from knee.launch.environment import PACKAGE, write_env
 from knee.launch.folder import Sweep
 from knee.launch.rank import write_environment
 from knee.launch.site import Site, load_site
@@ -56,7 +56,7 @@ def test_no_shell_is_fed_an_unquoted_word(tmp_path: Path) -> None:
     write_env(folder, {"A": ODD})
     text = script(made, Site(env={"A": ODD}), [[an_entry()]], name="0001.sbatch", job_name="j", on_gpus=True)
     assert "#SBATCH --gpus-per-node=1\n" in text
-    fake = text.replace(" -m knee.launch.keeper", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
+    fake = text.replace(" -m knee.launch.supervisor", f" {told}").replace('"$SLURM_ARRAY_TASK_ID"', "0")
     out = subprocess.run(
         ["bash", "-c", fake + '\necho "A=$A"'], capture_output=True, text=True, cwd=tmp_path, check=True
     ).stdout.splitlines()
@@ -84,7 +84,7 @@ def test_containers_and_hosts(tmp_path: Path) -> None:
     assert inner[6:9] == ["python3", "-m", "torch.distributed.run"]
     pyxis = on_slurm(Site(container="i", container_runtime="pyxis"), an_entry(), run, timeout_s=5, program=())
     assert "--container-image=i" in pyxis
-    # ranks have the container's interpreter, their keeper the node's
+    # ranks have the container's interpreter, their supervisor the node's
     assert "exec python3 -m torch.distributed.run" in pyxis[-1]
     assert interpreter_outside(Site(container="i", python="/opt/python")) == sys.executable
     with pytest.raises(InputError, match="has a comma or a colon in it"):
@@ -168,7 +168,7 @@ def says(tmp_path: Path) -> Path:
 
 
 def by_launcher(launcher: str, site: Site, run: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
-    """A run's command in its surroundings, without its keeper; of Slurm's script the keeper's command is started."""
+    """A run's command in its surroundings, without its supervisor; of Slurm's script the supervisor's command is started."""
     folder, entry = run.parents[1], an_entry(id=run.name, nodes=1)
     if launcher == "local":
         words = on_this_machine(site, entry, run, timeout_s=9.0, program=program)
@@ -185,9 +185,9 @@ def by_launcher(launcher: str, site: Site, run: Path, program: list[str]) -> sub
             options={"timeout_s": 9.0, "program": program, "pack": 1},
         )
         text = script(made, site, [[entry]], name="1.sbatch", job_name="j", on_gpus=False)
-        keeper = f"{shlex.quote(interpreter_outside(site))} -m knee.launch.keeper"
-        assert keeper in text
-        text = text.replace(keeper, "fake").replace('"$SLURM_ARRAY_TASK_ID"', "0")
+        supervisor = f"{shlex.quote(interpreter_outside(site))} -m knee.launch.supervisor"
+        assert supervisor in text
+        text = text.replace(supervisor, "fake").replace('"$SLURM_ARRAY_TASK_ID"', "0")
         fake = 'fake() { shift 2; while [ "$1" = srun ] || [[ "$1" = --* ]]; do shift; done; "$@"; }\n'
         words = ["bash", "-c", fake + text]
     return subprocess.run(words, capture_output=True, text=True, check=False, cwd=run)

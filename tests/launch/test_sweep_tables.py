@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from knee.cli.sweep_tables import print_status, totals
-from knee.launch.folder import Entry, Sweep
+from knee.launch.folder import Sweep, SweepRun
 from knee.launch.status import Status
 
 
 def swept(launcher: str, *statuses: Status) -> tuple[Sweep, dict[str, Status]]:
     entries = tuple(
-        Entry(id=f"{i:04d}", name="n", series="s", gpus=1, nodes=1, per_node=1) for i in range(len(statuses))
+        SweepRun(id=f"{i:04d}", name="n", series="s", gpus=1, nodes=1, per_node=1) for i in range(len(statuses))
     )
     sweep = Sweep(folder=Path("out"), name="s", entries=entries, launcher=launcher)
     return sweep, {entry.id: status for entry, status in zip(entries, statuses, strict=True)}

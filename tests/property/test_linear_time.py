@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.errors import InputError
-from knee.launch.signs import MEMORY, SLURM
+from knee.launch.log_patterns import MEMORY, SLURM
 from knee.specs.catalog import did_you_mean
 from knee.trace import analyse
 from knee.trace.analyse import Analysis

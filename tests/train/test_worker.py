@@ -252,7 +252,7 @@ def test_means_over_ranks(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_the_catalogues_or_none() -> None:
-    from knee.launch.training import gpus_known
+    from knee.launch.trainer_job import gpus_known
     from knee.train.measure import peak_of
 
     known = gpus_known()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from knee.launch.machine import Machine
+from knee.launch.machine import LocalDevices
 from knee.study import real
 from knee.study.questions import Point, Question
 from knee.study.real import refused, trained
@@ -27,30 +27,30 @@ def point(question: Question = SMALL, **given: Any) -> Point:
 
 
 @pytest.mark.parametrize(("machine", "asked", "why"), [
-    (Machine(gpus=(), cores=2), point(), None),
-    (Machine(gpus=(), cores=2), point(gpus=8), None),
-    (Machine(gpus=(), cores=2), point(gpus=9), "9 processes on 2 cores"),
-    (Machine(gpus=(), cores=2), point(LARGE), "h100-sxm is asked for, and no GPU can be used here"),
-    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE), None),
-    (Machine(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are asked for, and 4 are here"),
-    (Machine(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),
+    (LocalDevices(gpus=(), cores=2), point(), None),
+    (LocalDevices(gpus=(), cores=2), point(gpus=8), None),
+    (LocalDevices(gpus=(), cores=2), point(gpus=9), "9 processes on 2 cores"),
+    (LocalDevices(gpus=(), cores=2), point(LARGE), "h100-sxm is asked for, and no GPU can be used here"),
+    (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE), None),
+    (LocalDevices(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are asked for, and 4 are here"),
+    (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),
      "h100-sxm is asked for, and NVIDIA A100-SXM4-80GB is here"),
-    (Machine(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE), "h100-sxm is asked for, and NVIDIA H200 is here"),
-    (Machine(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE, cluster="dgx-a100"), None),
-    (Machine(gpus=("",) * 8, cores=2), point(LARGE), None),  # a driver that does not tell
-    (Machine(gpus=(H100,) * 8, cores=2), point(), None),  # processes on the processor, beside the GPUs
-    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("fabric.nic_bytes_per_s", "1 GB/s"),)),
+    (LocalDevices(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE), "h100-sxm is asked for, and NVIDIA H200 is here"),
+    (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE, cluster="dgx-a100"), None),
+    (LocalDevices(gpus=("",) * 8, cores=2), point(LARGE), None),  # a driver that does not tell
+    (LocalDevices(gpus=(H100,) * 8, cores=2), point(), None),  # processes on the processor, beside the GPUs
+    (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("fabric.nic_bytes_per_s", "1 GB/s"),)),
      "fabric.nic_bytes_per_s can be changed in a simulation only"),
-    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("profile.stream_scale", "1"),)),
+    (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("profile.stream_scale", "1"),)),
      "stream_scale can be changed in a simulation only"),
-    (Machine(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("model.layers", "2"),)), None),
+    (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("model.layers", "2"),)), None),
 ])  # fmt: skip
-def test_what_a_machine_can_train(machine: Machine, asked: Point, why: str | None) -> None:
+def test_what_a_machine_can_train(machine: LocalDevices, asked: Point, why: str | None) -> None:
     assert refused(machine, asked) == why
 
 
 def test_this_machine() -> None:
-    assert Machine.here().cores >= 1
+    assert LocalDevices.here().cores >= 1
 
 
 class Stub:

@@ -277,13 +277,13 @@ def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[t
     from collections import Counter
 
     from knee.cli.progress import progress
-    from knee.launch.machine import Machine
+    from knee.launch.machine import LocalDevices
     from knee.probe.machine import need_torch
     from knee.study.real import refused as refused_by
     from knee.study.real import trained
 
     need_torch("knee study run --launcher local")
-    machine = Machine.here()
+    machine = LocalDevices.here()
     refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]
     for why, count in Counter(why for why in refused.values() if why).items():

@@ -18,7 +18,7 @@ from knee.errors import InputError
 
 if TYPE_CHECKING:
     from knee.launch.folder import Sweep
-    from knee.launch.plan import Planned, Wanted
+    from knee.launch.preflight import Planned, Wanted
     from knee.launch.site import Site
     from knee.specs import Job
 
@@ -115,7 +115,7 @@ def site_from(options: dict[str, Any]) -> Site:
 
 def need_launcher(site: Site, options: dict[str, Any]) -> None:
     """Refuse where what starts the runs is not here."""
-    from knee.launch.here import check
+    from knee.launch.local import check
 
     launcher = options["launcher"]
     if launcher == "slurm":
@@ -146,7 +146,7 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.cli import nearest
     from knee.cli.study import changes_of
     from knee.errors import SpecError
-    from knee.launch.plan import Wanted
+    from knee.launch.preflight import Wanted
     from knee.limits import MOST_RUNS
     from knee.study.answers import job_of
     from knee.study.files import load_study
@@ -190,9 +190,9 @@ def watched(items: Sequence[T], label: str) -> Iterable[T]:
 
 def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> list[Planned]:
     """Every run, checked and estimated for the launcher."""
-    from knee.launch.machine import Machine
-    from knee.launch.plan import plan_runs
-    from knee.launch.training import Length
+    from knee.launch.machine import LocalDevices
+    from knee.launch.preflight import plan_runs
+    from knee.launch.trainer_job import Length
 
     length = Length(
         steps=options["steps"],
@@ -204,7 +204,7 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
     per_node, launcher = site.gpus_per_node, options["launcher"]
     refuses: Callable[[Job], str | None] = _nothing
     if launcher == "local":
-        machine = Machine.here() if not options["program"] else None
+        machine = LocalDevices.here() if not options["program"] else None
         per_node = max(one.gpus for one in wanted)  # all on this machine
 
         def refuses(job: Job) -> str | None:
@@ -234,7 +234,7 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
 
 def command_line() -> list[str]:
     """What was typed, as it is written down: values of variables may be secret."""
-    from knee.launch.around import hidden
+    from knee.launch.environment import hidden
 
     return ["knee", *hidden(sys.argv[1:])]
 
@@ -297,9 +297,9 @@ def _gpu_h_to_start(sweep: Sweep) -> float:
 
 def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
     """A new folder is filled; of one that has a sweep it must be this one."""
-    from knee.launch.around import link_knee, write_env
+    from knee.launch.environment import link_knee, write_env
     from knee.launch.folder import SWEEP, read_sweep
-    from knee.launch.plan import renew, write_plan
+    from knee.launch.preflight import renew, write_plan
 
     check_same(sweep)
     known = (sweep.folder / SWEEP).exists()

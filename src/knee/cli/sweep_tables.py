@@ -16,7 +16,7 @@ from knee.cli.table import print_heading, print_rows, seen
 from knee.units import show
 
 if TYPE_CHECKING:
-    from knee.launch.folder import Entry, Sweep
+    from knee.launch.folder import Sweep, SweepRun
     from knee.launch.status import Status
 
 SHOWN = 40
@@ -82,7 +82,7 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
 
 
-def said(number: int, count: int, entry: Entry, status: Status) -> str:
+def said(number: int, count: int, entry: SweepRun, status: Status) -> str:
     """A line while the sweep runs: of which of how many runs, and how it stands."""
     elapsed = status.elapsed_s()
     took = f" after {show(elapsed, 's')}" if status.over and elapsed is not None and status.cause != "knee" else ""
@@ -170,7 +170,7 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
 
 def watched(sweep: Sweep) -> None:
     """The table again and again, in place on a terminal; elsewhere whenever something has changed."""
-    from knee.launch.now import statuses_now
+    from knee.launch.control import statuses_now
 
     before = None
     while True:

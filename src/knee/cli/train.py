@@ -213,7 +213,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     """The job that the command line describes, resolved once. ``elsewhere``: it need not run on this machine."""
     from knee.api.request import is_job_file, request
     from knee.cli.overrides import parse_sets
-    from knee.launch.training import STEPS, warmup_of
+    from knee.launch.trainer_job import STEPS, warmup_of
     from knee.train.job import TrainJob
 
     device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
@@ -317,7 +317,7 @@ def _device(wanted: str | None, world: int) -> Any:
 
 def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
-    from knee.launch.training import facts_of
+    from knee.launch.trainer_job import facts_of
     from knee.specs.load import load_profile
 
     profile = options["profile"]

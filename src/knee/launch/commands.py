@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.around import PACKAGE, SETUP_PYTHON, brings_python, path, surrounded
-from knee.launch.folder import Entry
+from knee.launch.environment import PACKAGE, SETUP_PYTHON, brings_python, path, surrounded
+from knee.launch.folder import SweepRun
 from knee.launch.site import SSH, Site
 
 HEAD, PORT = "KNEE_HEAD", "KNEE_PORT"
-"""Where the ranks of a Slurm job meet: set by the keeper, which runs on the first node."""
+"""Where the ranks of a Slurm job meet: set by the supervisor, which runs on the first node."""
 NODE = "KNEE_NODE"
 """A host's name in the sweep, for what its ranks write down."""
 REMOTE_SHELLS = ("ssh", "rsh")
@@ -25,7 +25,7 @@ ANSWER_S = 20.0
 FREE_PORT = "import socket; one = socket.socket(); one.bind(('', 0)); print(one.getsockname()[1])"
 
 
-def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
+def torchrun(entry: SweepRun, run: Path, *, python: str, timeout_s: float) -> tuple[list[str], list[str]]:
     """The words before and after those that say which node it is, and where all meet."""
     before = [
         python,
@@ -39,7 +39,7 @@ def torchrun(entry: Entry, run: Path, *, python: str, timeout_s: float) -> tuple
     return before, ["-m", "knee.launch.rank", str(run)]
 
 
-def on_this_machine(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
+def on_this_machine(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
     """All ranks here."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     meet = f"--node-rank=0 --master-addr=127.0.0.1 --master-port={free_port()}"
@@ -48,7 +48,7 @@ def on_this_machine(site: Site, entry: Entry, run: Path, *, timeout_s: float, pr
 
 
 def on_hosts(
-    site: Site, entry: Entry, run: Path, hosts: Sequence[str], *, timeout_s: float, program: Sequence[str]
+    site: Site, entry: SweepRun, run: Path, hosts: Sequence[str], *, timeout_s: float, program: Sequence[str]
 ) -> list[list[str]]:
     """One command a host; the first host is where they meet."""
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
@@ -75,7 +75,7 @@ def is_direct(site: Site, host: str) -> bool:
     return is_here(address(host)) and site.via == SSH
 
 
-def on_slurm(site: Site, entry: Entry, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
+def on_slurm(site: Site, entry: SweepRun, run: Path, *, timeout_s: float, program: Sequence[str]) -> list[str]:
     """One task a node of the allocation, each a torchrun; quoted where a shell on the node puts in its number."""
     srun = [
         "srun",
@@ -145,7 +145,7 @@ def interpreter(site: Site) -> str:
 
 
 def interpreter_outside(site: Site) -> str:
-    """Of the nodes themselves, where a run's keeper is; what a set-up brings may lack what knee needs."""
+    """Of the nodes themselves, where a run's supervisor is; what a set-up brings may lack what knee needs."""
     return sys.executable if site.container else interpreter(site)
 
 

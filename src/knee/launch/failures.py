@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from knee.launch.evidence import Evidence, log_of, rank_of
-from knee.launch.signs import (
+from knee.launch.log_patterns import (
     BROKEN,
     DENIED,
     FAULTS,
@@ -31,14 +30,15 @@ from knee.launch.signs import (
     refusal,
     signal_words,
 )
+from knee.launch.run_files import Evidence, log_of, rank_of
 from knee.launch.status import Cause, State
 
 Ended = Literal["", "hang", "time", "cancel", "signal"]
-"""Why its keeper ended a run; empty where it ended by itself."""
+"""Why its supervisor ended a run; empty where it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Diagnosis:
     """How a run ended."""
 
     state: State
@@ -53,24 +53,24 @@ class Verdict:
 def verdict(
     run: Path, codes: Sequence[int | None], *, ended: Ended = "", killed_for_memory: bool = False,
     lost: Iterable[str] = (), waited_s: float = 0.0,
-) -> Verdict:  # fmt: skip
-    """How it ended. ``lost``: nodes that do not answer. ``waited_s``: how long its keeper saw nothing move."""
+) -> Diagnosis:  # fmt: skip
+    """How it ended. ``lost``: nodes that do not answer. ``waited_s``: how long its supervisor saw nothing move."""
     found = Evidence.of(run)
     if found.record.get("status") == "done":
-        return Verdict(state="done")
+        return Diagnosis(state="done")
     if ended == "cancel":
-        return Verdict(state="cancelled", cause="cancelled", words="cancelled by `knee sweep cancel`")
+        return Diagnosis(state="cancelled", cause="cancelled", words="cancelled by `knee sweep cancel`")
     if ended == "time":
-        return Verdict(state="timeout", cause="time_limit", words="its time was over")
+        return Diagnosis(state="timeout", cause="time_limit", words="its time was over")
     gone = sorted(set(lost))
     by_slurm = _by_slurm(found, gone, told=ended == "signal")
     if by_slurm is not None:
         return by_slurm
     if ended == "signal":
-        return Verdict(state="pending", cause="interrupted", words="what had started it was told to end")
+        return Diagnosis(state="pending", cause="interrupted", words="what had started it was told to end")
     if gone:
         # a host that lets nobody in does not answer either
-        return _by_signs(found, (DENIED,), found.logs) or Verdict(
+        return _by_signs(found, (DENIED,), found.logs) or Diagnosis(
             state="failed",
             cause="lost_node",
             node=gone[0],
@@ -86,7 +86,7 @@ def verdict(
     return _told(found, failures) or _untold(found, failures, codes)
 
 
-def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Verdict | None:
+def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Diagnosis | None:
     text = "\n".join(log for name, log in found.logs.items() if not name.startswith("rank"))
     for pattern, state, cause, words in SLURM:
         if re.search(pattern, text):
@@ -94,20 +94,22 @@ def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Verdict | 
             name = (node[1] or node[2]) if node else next(iter(lost), "")
             if cause not in ("lost_node", "bad_node"):
                 name = ""
-            return Verdict(state=state, cause=cause, node=name, words=words.replace("a node", name) if name else words)
+            return Diagnosis(
+                state=state, cause=cause, node=name, words=words.replace("a node", name) if name else words
+            )
     if told and SCANCEL.search(text):
-        return Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel")
+        return Diagnosis(state="cancelled", cause="cancelled", words="cancelled by scancel")
     return None
 
 
-def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -> Verdict | None:
+def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -> Diagnosis | None:
     """The first sign that a log has."""
     for sign in signs:
         for name, log in logs.items():
             line = sign.line(log)
             if line is not None:
                 rank = rank_of(name)
-                return Verdict(
+                return Diagnosis(
                     state=STATE_OF.get(sign.cause, "failed"),
                     cause=sign.cause,
                     words=sign.says + line,
@@ -118,12 +120,12 @@ def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -
     return None
 
 
-def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdict | None:
+def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagnosis | None:
     """By the trainer's own word, a log's, or the kernel's."""
     record = found.record
     if record.get("status") == "oom":
         rank = record.get("failed_rank")
-        return Verdict(
+        return Diagnosis(
             state="oom",
             cause="memory",
             words=str(record.get("error") or "out of memory"),
@@ -140,7 +142,7 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdi
     # another program may share the control group: it counts only where a rank was killed
     dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
     if killed and dead is not None:
-        return Verdict(
+        return Diagnosis(
             state="oom",
             cause="memory",
             words="the kernel killed it for want of memory",
@@ -151,7 +153,7 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Verdi
     return None
 
 
-def _fault(found: Evidence) -> Verdict | None:
+def _fault(found: Evidence) -> Diagnosis | None:
     """A device, a driver, a limit; or a rank that failed by itself. What others say then is a consequence."""
     errors = {log_of(rank): error for rank, error in found.errors.items()}
     by_sign = (
@@ -162,7 +164,7 @@ def _fault(found: Evidence) -> Verdict | None:
     if found.errors:
         told = found.record.get("failed_rank")
         rank = told if told in found.errors else min(found.errors)
-        return Verdict(state="failed", cause="error", words=found.errors[rank], rank=rank, node=_node(found, rank))
+        return Diagnosis(state="failed", cause="error", words=found.errors[rank], rank=rank, node=_node(found, rank))
     silent = found.logs_of(found.speechless)
     by_sign = _by_signs(found, STARTS, silent)
     if by_sign is not None:
@@ -171,23 +173,23 @@ def _fault(found: Evidence) -> Verdict | None:
         refused = refusal(log)
         if refused is not None:
             rank = rank_of(name)
-            return Verdict(state="failed", cause="spec", words=refused, rank=rank, node=_node(found, rank))
+            return Diagnosis(state="failed", cause="spec", words=refused, rank=rank, node=_node(found, rank))
     return None
 
 
-def _crash(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
+def _crash(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
     """A rank that ended by a signal that nobody sends; others may have waited for it since."""
     sent = (signal.SIGKILL, signal.SIGABRT)  # torchrun kills what hangs; NCCL's watchdog aborts what waits
     dead = next((failure for failure in failures if failure.signal and failure.signal not in sent), None)
     return None if dead is None else _dead(found, dead)
 
 
-def _dead(found: Evidence, failure: Failure) -> Verdict:
+def _dead(found: Evidence, failure: Failure) -> Diagnosis:
     """Of a rank that a signal ended."""
     rank, node = failure.rank, _node(found, failure.rank) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
     step = f"; last heard of at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
-    return Verdict(
+    return Diagnosis(
         state="failed",
         cause="error",
         rank=rank,
@@ -196,7 +198,7 @@ def _dead(found: Evidence, failure: Failure) -> Verdict:
     )
 
 
-def _stuck(found: Evidence, waited_s: int) -> Verdict:
+def _stuck(found: Evidence, waited_s: int) -> Diagnosis:
     """Nothing moved: a rank that hangs, or nodes that no longer hear each other."""
     waited = found.waited
     # one that was stopped may beat again once it is told to end, so the word of those that waited goes first
@@ -207,12 +209,12 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
         node = found.nodes.get(first, "")
         where = f" on {node}" if node else ""
         others = f", nor have {len(silent) - 1} others" if len(silent) > 1 else ""
-        return Verdict(state="timeout", cause="hang", node=node, rank=first,
+        return Diagnosis(state="timeout", cause="hang", node=node, rank=first,
                        words=f"rank {first}{where} has not moved since step {found.beats[first][0]}{others}; the rest "
                              f"waited for {waited_s} s")  # fmt: skip
     if len(nodes) > 1:
         steps = sorted({step for step, _ in found.beats.values()})
-        return Verdict(
+        return Diagnosis(
             state="timeout",
             cause="comm_timeout",
             words=f"ranks on {' and '.join(nodes[:4])}"
@@ -221,11 +223,11 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
             "do not match",
         )
     if not found.beats:
-        return Verdict(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s: no rank ever reported")
+        return Diagnosis(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s: no rank ever reported")
     steps = sorted({step for step, _ in found.beats.values()})
     alone = len(found.beats) == 1
     who = f"rank {next(iter(found.beats))}" if alone else f"none of {len(found.beats)} ranks"
-    return Verdict(
+    return Diagnosis(
         state="timeout",
         cause="hang",
         node=nodes[0] if alone and nodes else "",
@@ -234,7 +236,7 @@ def _stuck(found: Evidence, waited_s: int) -> Verdict:
     )
 
 
-def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
+def _told(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
     """By what logs and those that started the ranks say, the first failure before its consequences."""
     starts = _by_signs(found, STARTS, found.logs)
     if starts is not None:
@@ -250,18 +252,20 @@ def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
         return _dead(found, dead)
     error, rank = str(found.record.get("error") or ""), found.record.get("failed_rank")
     if "without a word" in error:
-        return Verdict(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
+        return Diagnosis(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
     broken = _by_signs(found, BROKEN, logs)
     if broken is not None:  # the node that says it has only noticed
         node = peer_of(broken.words, found.nodes.values())
         where = "" if broken.rank is None else f"rank {broken.rank}{f' on {broken.node}' if broken.node else ''}: "
         broken = replace(broken, node=node, rank=None, words=f"{where}{broken.words}")
-    if found.record.get("status") == "terminated":  # not by its keeper: by Slurm, a batch system's epilogue, a person
+    if (
+        found.record.get("status") == "terminated"
+    ):  # not by its supervisor: by Slurm, a batch system's epilogue, a person
         first = failures[0].rank if failures else None
         if broken is not None and first in found.complaints:
             return broken  # torchrun has ended the rest because of it
         where = _node(found, rank)
-        return Verdict(
+        return Diagnosis(
             state="failed",
             cause="preempted",
             rank=rank,
@@ -270,21 +274,21 @@ def _told(found: Evidence, failures: Sequence[Failure]) -> Verdict | None:
     return broken
 
 
-def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Verdict:
+def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Diagnosis:
     """By whatever was said last."""
     error, rank = found.record.get("error"), found.record.get("failed_rank")
     if error:
-        return Verdict(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
+        return Diagnosis(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
     for name, log in found.logs.items():
         line = last_words(log)
         if line:
             rank = rank_of(name)
-            return Verdict(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))
+            return Diagnosis(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))
     if all(code == 0 for code in codes) and codes:
-        return Verdict(state="failed", cause="error", words="it ended well and left no record of a finished run")
+        return Diagnosis(state="failed", cause="error", words="it ended well and left no record of a finished run")
     first = next((failure for failure in failures if failure.rank is not None), None)
     if first is not None:
-        return Verdict(
+        return Diagnosis(
             state="failed",
             cause="error",
             rank=first.rank,
@@ -292,7 +296,7 @@ def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | 
             words=f"rank {first.rank} ended with code {first.code} and said nothing",
         )
     told = ", ".join("?" if code is None else str(code) for code in codes)
-    return Verdict(state="failed", cause="error", words=f"it ended with code {told or '?'} and said nothing")
+    return Diagnosis(state="failed", cause="error", words=f"it ended with code {told or '?'} and said nothing")
 
 
 def _last_heard(found: Evidence, gone: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class SweepRun:
     """One run of the sweep, as it was planned."""
 
     id: str
@@ -57,14 +57,14 @@ class Sweep:
 
     folder: Path
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[SweepRun, ...]
     launcher: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """How runs are started: site, hosts, limits."""
     made: str = ""
     command: tuple[str, ...] = ()
 
-    def run(self, entry: Entry | str) -> Path:
+    def run(self, entry: SweepRun | str) -> Path:
         """A run's folder."""
         return self.folder / RUNS / (entry if isinstance(entry, str) else entry.id)
 
@@ -108,7 +108,7 @@ def read_sweep(folder: Path) -> Sweep:
 def _sweep(folder: Path, plain: Any) -> Sweep:
     """TypeError, KeyError, AttributeError or ValueError where it is not as ``Sweep.write`` writes it."""
     known = {f.name for f in fields(Sweep)} - {"folder", "entries"}
-    entries = tuple(Entry(**entry) for entry in plain["entries"])
+    entries = tuple(SweepRun(**entry) for entry in plain["entries"])
     rest = {key: value for key, value in plain.items() if key in known}
     found = Sweep(folder=folder, entries=entries, **{**rest, "command": tuple(rest.get("command", ()))})
     options = found.options

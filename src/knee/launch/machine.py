@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from knee.launch.training import PROCESSOR
+from knee.launch.trainer_job import PROCESSOR
 from knee.probe.inventory import read_inventory
 from knee.specs.hardware import Cluster
 
@@ -14,7 +14,7 @@ PROCESSES_PER_CORE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class LocalDevices:
     """What can be trained here."""
 
     gpus: tuple[str, ...]
@@ -22,7 +22,7 @@ class Machine:
     cores: int
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> LocalDevices:
         """This machine."""
         found = read_inventory()
         usable = (found.software.torch_build or "").startswith(("CUDA", "ROCm"))

@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from knee.errors import InputError, MissingExtra
 from knee.files import make_folder, write_text
-from knee.launch import here
-from knee.launch.enough import Knees, in_order
-from knee.launch.folder import CANCEL, Entry, Sweep
-from knee.launch.here import missing, not_started
-from knee.launch.keeper import Told
+from knee.launch import local as here
+from knee.launch.folder import CANCEL, Sweep, SweepRun
+from knee.launch.local import missing, not_started
 from knee.launch.site import Site
 from knee.launch.slurm_job import asked
-from knee.launch.slurm_queue import FOLDER, Job, NoAnswer, job_name, jobs_of_runs, name_sweep, settle
+from knee.launch.slurm_queue import FOLDER, NoAnswer, QueuedJob, job_name, jobs_of_runs, name_sweep, settle
 from knee.launch.slurm_script import script
 from knee.launch.status import CANCELLED, Status, write_status
+from knee.launch.stop_rule import Knees, in_order
+from knee.launch.supervisor import StopSignal
 
 WAIT_S = 5.0
 DEFAULT_ARRAY = 1001
@@ -63,7 +63,7 @@ def go_on_slurm(
     stays = wait or until_knee
     make_folder(sweep.folder / FOLDER)
     name_sweep(sweep)
-    here.settle(sweep, float(sweep.options["timeout_s"]), Told())  # what another launcher has begun
+    here.settle(sweep, float(sweep.options["timeout_s"]), StopSignal())  # what another launcher has begun
     settle(sweep)
     wanted = missing(sweep, sweep.statuses(), until_knee=until_knee, only=only)
     knees, told = Knees(sweep), ""
@@ -93,7 +93,7 @@ def go_on_slurm(
         time.sleep(WAIT_S)
 
 
-def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[Entry], knees: Knees | None, tell: Tell) -> int:
+def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[SweepRun], knees: Knees | None, tell: Tell) -> int:
     """Of the wanted runs those that the queue has room for now; how many still wait for it."""
     queued = jobs_of_runs(sweep, alive_only=True)
     statuses = sweep.statuses()
@@ -113,10 +113,10 @@ def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[Entry], knees: Knees
     return len(waiting) - taken
 
 
-def submit(sweep: Sweep, site: Site, entries: Sequence[Entry], *, room: int | None) -> tuple[int, str]:
+def submit(sweep: Sweep, site: Site, entries: Sequence[SweepRun], *, room: int | None) -> tuple[int, str]:
     """Hand runs to sbatch as arrays of jobs of one shape; how many runs were taken, and why not more."""
     pack, longest = int(sweep.options["pack"]), max_array()
-    shapes: dict[tuple[int, int], list[Entry]] = {}
+    shapes: dict[tuple[int, int], list[SweepRun]] = {}
     for entry in entries:
         shapes.setdefault((entry.nodes, entry.per_node), []).append(entry)
     taken = 0
@@ -135,7 +135,7 @@ def submit(sweep: Sweep, site: Site, entries: Sequence[Entry], *, room: int | No
     return taken, ""
 
 
-def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[Entry]]) -> str | None:
+def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> str | None:
     """One array; what sbatch had to say where it refused."""
     folder = sweep.folder / FOLDER
     number = 1 + max((int(path.stem) for path in folder.glob("*.sbatch") if path.stem.isdigit()), default=0)
@@ -188,8 +188,12 @@ def max_array() -> int:
 
 
 def _worth_it(
-    sweep: Sweep, entries: Iterable[Entry], statuses: Mapping[str, Status], knees: Knees, queued: Mapping[str, object]
-) -> Iterator[Entry]:
+    sweep: Sweep,
+    entries: Iterable[SweepRun],
+    statuses: Mapping[str, Status],
+    knees: Knees,
+    queued: Mapping[str, object],
+) -> Iterator[SweepRun]:
     """Until the knee: a count of GPUs is submitted once all fewer ones of its series have ended."""
     open_ = {e.id: e for e in sweep.entries if not e.refused and (not statuses[e.id].over or e.id in queued)}
     for entry in in_order(entries, until_knee=True):
@@ -202,14 +206,14 @@ def _worth_it(
             write_status(sweep.run(entry), not_started(statuses[entry.id], "knee", f"not started: {why}"))
 
 
-def _room(site: Site, queued: Mapping[str, Job], entries: Sequence[Entry]) -> int | None:
+def _room(site: Site, queued: Mapping[str, QueuedJob], entries: Sequence[SweepRun]) -> int | None:
     """Jobs that may be submitted now. An array's own limit holds for that array alone, and a shape has one each."""
     alone = not queued and len({(entry.nodes, entry.per_node) for entry in entries}) <= 1
     limits = [limit for limit in (site.max_queued, None if alone else site.max_running) if limit is not None]
     return max(0, min(limits) - len({job.name for job in queued.values()})) if limits else None
 
 
-def _is_cancelled(sweep: Sweep, entry: Entry, statuses: Mapping[str, Status]) -> bool:
+def _is_cancelled(sweep: Sweep, entry: SweepRun, statuses: Mapping[str, Status]) -> bool:
     run = sweep.run(entry)
     if not (run / CANCEL).exists():
         return False
@@ -217,7 +221,7 @@ def _is_cancelled(sweep: Sweep, entry: Entry, statuses: Mapping[str, Status]) ->
     return True
 
 
-def _on_gpus(sweep: Sweep, entry: Entry) -> bool:
+def _on_gpus(sweep: Sweep, entry: SweepRun) -> bool:
     try:
         plain = json.loads((sweep.run(entry) / "job.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Inside a Slurm job: where its ranks meet, and what its keeper knows of it."""
+"""Inside a Slurm job: where its ranks meet, and what its supervisor knows of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from knee.errors import InputError
 from knee.launch.commands import HEAD, PORT, free_port
 from knee.launch.folder import CANCEL, read_sweep
-from knee.launch.keeper import Keeping
 from knee.launch.status import CANCELLED, read_status, write_status
+from knee.launch.supervisor import Keeping
 
 ASK_S = 30.0
 DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")

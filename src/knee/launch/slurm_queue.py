@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from knee.errors import InputError, KneeError
 from knee.files import write_text
-from knee.launch.failures import Verdict, verdict
-from knee.launch.folder import Entry, Sweep, read_record, wants_cancel
-from knee.launch.signs import last_words
+from knee.launch.failures import Diagnosis, verdict
+from knee.launch.folder import Sweep, SweepRun, read_record, wants_cancel
+from knee.launch.log_patterns import last_words
 from knee.launch.slurm_job import asked, heard, unanswering
-from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status, write_status
+from knee.launch.usage import accounted
 
 FOLDER = "slurm"
 """Of a sweep: scripts, the runs that each starts, and the job that sbatch made of it."""
@@ -24,13 +24,13 @@ THE_REST = str(2**32 - 2)
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 LIVE = (*WAITS, "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
 ENDS = {
-    "CANCELLED": Verdict(state="cancelled", cause="cancelled", words="cancelled by scancel"),
-    "NODE_FAIL": Verdict(state="failed", cause="lost_node", words="a node failed, says Slurm"),
-    "BOOT_FAIL": Verdict(state="failed", cause="lost_node", words="a node did not start, says Slurm"),
-    "PREEMPTED": Verdict(state="cancelled", cause="preempted", words="preempted, and not put back into the queue"),
-    "TIMEOUT": Verdict(state="timeout", cause="time_limit", words="Slurm's time limit was over"),
-    "DEADLINE": Verdict(state="timeout", cause="time_limit", words="Slurm's deadline was over"),
-    "OUT_OF_MEMORY": Verdict(state="oom", cause="memory", words="out of memory, says Slurm"),
+    "CANCELLED": Diagnosis(state="cancelled", cause="cancelled", words="cancelled by scancel"),
+    "NODE_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node failed, says Slurm"),
+    "BOOT_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node did not start, says Slurm"),
+    "PREEMPTED": Diagnosis(state="cancelled", cause="preempted", words="preempted, and not put back into the queue"),
+    "TIMEOUT": Diagnosis(state="timeout", cause="time_limit", words="Slurm's time limit was over"),
+    "DEADLINE": Diagnosis(state="timeout", cause="time_limit", words="Slurm's deadline was over"),
+    "OUT_OF_MEMORY": Diagnosis(state="oom", cause="memory", words="out of memory, says Slurm"),
 }
 """Slurm's word for the end of a job whose run could not write its own -> how it ended."""
 
@@ -46,7 +46,7 @@ class NoAnswer(KneeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class QueuedJob:
     """The job or array task that a run is part of."""
 
     name: str
@@ -64,15 +64,15 @@ class Queued:
     nodes: str = ""
 
 
-def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, Job]:
+def jobs_of_runs(sweep: Sweep, *, alive_only: bool = False) -> dict[str, QueuedJob]:
     """Run -> the job that it was last submitted in, and how that stands in the queue."""
-    found: dict[str, Job] = {}
+    found: dict[str, QueuedJob] = {}
     queue = read_queue(sweep)
     for packs, job, submitted_s in submissions(sweep):
         for task, ids in enumerate(packs):
             name = f"{job}_{task}"
             for run in ids:
-                found[run] = Job(name=name, submitted_s=submitted_s, queued=queue.get(name))
+                found[run] = QueuedJob(name=name, submitted_s=submitted_s, queued=queue.get(name))
     return {run: job for run, job in found.items() if job.queued is not None} if alive_only else found
 
 
@@ -122,7 +122,7 @@ def _queue(*words: str) -> str:
 def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status]:
     """Statuses with what Slurm knows: why a run waits, and how one ended that could not say so itself."""
     found = dict(statuses)
-    left: dict[str, Job] = {}
+    left: dict[str, QueuedJob] = {}
     for run, job in jobs_of_runs(sweep).items():
         status = statuses[run]
         if status.over and not status.missing:
@@ -147,7 +147,7 @@ def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status
 def _waits(status: Status, job: str, queued: Queued) -> Status:
     """A run whose job waits: for the first time, or again after Slurm has put it back."""
     words = f"waits in Slurm's queue: {queued.reason}"
-    if status.state == "running":  # its keeper was killed before it could say why
+    if status.state == "running":  # its supervisor was killed before it could say why
         lost = unanswering(status.nodes)
         why = f"{' and '.join(lost)} failed" if lost else "it was killed without a word"
         return replace(
@@ -182,13 +182,13 @@ def settle(sweep: Sweep) -> dict[str, Status]:
     return after
 
 
-def _ended(sweep: Sweep, entry: Entry, status: Status, job: str, state: str) -> Status:
+def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) -> Status:
     """A run whose job has left the queue, and which did not say how it ended. ``state``: Slurm's last word on it."""
     run = sweep.run(entry)
     if state in LIVE:
         return status
     if read_record(run).get("status") == "done":
-        found = Verdict(state="done")
+        found = Diagnosis(state="done")
     elif state in ENDS:
         found = ENDS[state]
     elif status.state == "pending" and status.attempts:
@@ -199,19 +199,19 @@ def _ended(sweep: Sweep, entry: Entry, status: Status, job: str, state: str) -> 
         found = verdict(run, ())
         if found.state not in ("oom", "timeout"):
             after = f" ({state})" if state else ""
-            found = Verdict(state="failed", cause="lost_node", words=f"its job {job} is gone{after} without a word")
+            found = Diagnosis(state="failed", cause="lost_node", words=f"its job {job} is gone{after} without a word")
     if status.state == "running":
         status = accounted(status, entry, run)
     return replace(status, state=found.state, cause=found.cause, words=found.words, job=job, pids=())
 
 
-def _never_began(sweep: Sweep, job: str) -> Verdict:
-    """A job that ended before the keeper of its run was there: what its own log says."""
+def _never_began(sweep: Sweep, job: str) -> Diagnosis:
+    """A job that ended before the supervisor of its run was there: what its own log says."""
     try:
         said = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
     except OSError:
-        return Verdict(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
-    return Verdict(
+        return Diagnosis(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
+    return Diagnosis(
         state="failed", cause="software", words=f"its job {job} ended before the run began: {said or 'without a word'}"
     )
 

@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from knee.launch.around import around, path
 from knee.launch.commands import interpreter_outside, on_slurm
-from knee.launch.folder import Entry, Sweep
+from knee.launch.environment import around, path
+from knee.launch.folder import Sweep, SweepRun
 from knee.launch.site import Site
 
 HEAD = """#!/bin/bash
@@ -21,7 +21,7 @@ trap 'stopped=1' TERM  # Slurm tells all processes of a job to end; what has not
 keep() {{  # each run is kept by a process that writes its status down, also that the set-up failed
   [ -z "$stopped" ] || return
   [ -z "$knee_why" ] || set -- "$1" -- bash -c 'echo "$0" >&2; exit 1' "$knee_why"
-  {python} -m knee.launch.keeper "$@"
+  {python} -m knee.launch.supervisor "$@"
 }}
 runs() {{
 case "$SLURM_ARRAY_TASK_ID" in
@@ -36,7 +36,7 @@ runs
 
 
 def script(
-    sweep: Sweep, site: Site, packs: Sequence[Sequence[Entry]], *, name: str, job_name: str, on_gpus: bool
+    sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]], *, name: str, job_name: str, on_gpus: bool
 ) -> str:
     """An array of jobs of one shape: as many nodes each, one task a pack of runs."""
     folder = sweep.folder / "slurm"
@@ -68,7 +68,7 @@ def script(
     )
 
 
-def _shape(site: Site, entry: Entry, *, on_gpus: bool) -> Mapping[str, object]:
+def _shape(site: Site, entry: SweepRun, *, on_gpus: bool) -> Mapping[str, object]:
     found: dict[str, object] = {"nodes": entry.nodes, "ntasks-per-node": 1}
     if on_gpus and site.gres:
         found["gpus-per-node"] = entry.per_node
@@ -85,11 +85,11 @@ def _named(site: Site) -> Mapping[str, object]:
     }
 
 
-def _case(sweep: Sweep, site: Site, number: int, pack: Sequence[Entry]) -> str:
+def _case(sweep: Sweep, site: Site, number: int, pack: Sequence[SweepRun]) -> str:
     return "\n".join([f"{number})", *(f"  {line(sweep, site, entry)}" for entry in pack), "  ;;"])
 
 
-def line(sweep: Sweep, site: Site, entry: Entry) -> str:
+def line(sweep: Sweep, site: Site, entry: SweepRun) -> str:
     """How a run is started."""
     run: Path = sweep.run(entry)
     words = on_slurm(site, entry, run, timeout_s=sweep.options["timeout_s"], program=sweep.options["program"])

@@ -13,8 +13,8 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
-from knee.launch.machine import Machine
-from knee.launch.training import PROCESSOR
+from knee.launch.machine import LocalDevices
+from knee.launch.trainer_job import PROCESSOR
 from knee.search.export_file import job_file
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
@@ -24,7 +24,7 @@ from knee.study.questions import Point
 RUN, LOG = "run", "train.log"
 
 
-def refused(machine: Machine, point: Point) -> str | None:
+def refused(machine: LocalDevices, point: Point) -> str | None:
     """Why a point cannot be trained here, if it cannot."""
     _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
     if for_cluster or for_profile:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from knee.files import write_text
 from knee.launch.folder import CANCEL, LOCK, Sweep, held
-from knee.launch.here import living, not_started, settle
-from knee.launch.keeper import hearing
-from knee.launch.spent import last_sign_s
+from knee.launch.local import living, not_started, settle
 from knee.launch.status import CANCELLED, Status, read_status, write_status
+from knee.launch.supervisor import hearing
+from knee.launch.usage import last_sign_s
 
 
 def statuses_now(sweep: Sweep) -> dict[str, Status]:

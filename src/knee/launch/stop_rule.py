@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from knee.launch.folder import Entry, Sweep, read_record
+from knee.launch.folder import Sweep, SweepRun, read_record
 from knee.launch.status import Cause, Status
 from knee.search.knee import THRESHOLD
 
@@ -22,7 +22,7 @@ CANNOT: frozenset[Cause] = frozenset(("memory", "spec", "knee"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
+class MeasuredRate:
     """What a run measured."""
 
     gpus: int
@@ -32,7 +32,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Return:
+class MeasuredReturn:
     """What a doubling of GPUs gave between two runs of a series."""
 
     series: str
@@ -54,17 +54,17 @@ class Return:
                 f"(at most {self.most:.2f}x at 95%), less than {THRESHOLD:g}x")  # fmt: skip
 
 
-def in_order(entries: Iterable[Entry], *, until_knee: bool = False) -> list[Entry]:
+def in_order(entries: Iterable[SweepRun], *, until_knee: bool = False) -> list[SweepRun]:
     """Cheap runs first, by GPU-hours; until the knee, few GPUs first, because they say whether more are worth it."""
 
-    def key(entry: Entry) -> tuple[float, ...]:
+    def key(entry: SweepRun) -> tuple[float, ...]:
         cost = math.inf if entry.gpu_h is None else entry.gpu_h
         return (entry.gpus, cost) if until_knee else (cost, entry.gpus)
 
     return sorted(entries, key=lambda entry: (*key(entry), entry.id))
 
 
-def rate_of(record: Mapping[str, Any]) -> Rate | None:
+def rate_of(record: Mapping[str, Any]) -> MeasuredRate | None:
     """Of a finished run whose spread is known; None where a number is missing or is none: that is no evidence."""
     rate, gpus, steps = (_positive(record.get(name)) for name in ("tokens_per_s", "gpus", "window_steps"))
     times = record.get("step_times_s")
@@ -74,7 +74,9 @@ def rate_of(record: Mapping[str, Any]) -> Rate | None:
     known = [time_s for time_s in window if time_s is not None]
     if len(known) < LEAST_STEPS or len(known) < len(window):
         return None
-    return Rate(gpus=int(gpus), tokens_per_s=rate, error_frac=stdev(known) / fmean(known) / math.sqrt(len(known)))
+    return MeasuredRate(
+        gpus=int(gpus), tokens_per_s=rate, error_frac=stdev(known) / fmean(known) / math.sqrt(len(known))
+    )
 
 
 def _positive(value: object) -> float | None:
@@ -88,7 +90,7 @@ def _positive(value: object) -> float | None:
     return number if math.isfinite(number) and number > 0 else None
 
 
-def returns_of(series: str, rates: Sequence[Rate]) -> list[Return]:
+def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredReturn]:
     """Between neighbouring counts.
 
     Formula: r = (T2 / T1)^(1 / log2(N2 / N1)); most = r exp(1.645 sqrt(e1^2 + e2^2) / log2(N2 / N1))
@@ -104,7 +106,9 @@ def returns_of(series: str, rates: Sequence[Rate]) -> list[Return]:
         gain = (two.tokens_per_s / one.tokens_per_s) ** (1 / doublings)
         spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / doublings
         found.append(
-            Return(series=series, from_gpus=one.gpus, to_gpus=two.gpus, per_doubling=gain, most=gain * math.exp(spread))
+            MeasuredReturn(
+                series=series, from_gpus=one.gpus, to_gpus=two.gpus, per_doubling=gain, most=gain * math.exp(spread)
+            )
         )
     return found
 
@@ -114,18 +118,18 @@ class Knees:
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
-        self.rates: dict[str, Rate | None] = {}
-        self.series: dict[str, list[Entry]] = {}
+        self.rates: dict[str, MeasuredRate | None] = {}
+        self.series: dict[str, list[SweepRun]] = {}
         for entry in sweep.entries:
             self.series.setdefault(entry.series, []).append(entry)
 
-    def beyond(self, entry: Entry, statuses: Mapping[str, Status]) -> str | None:
+    def beyond(self, entry: SweepRun, statuses: Mapping[str, Status]) -> str | None:
         """Why a run is not worth starting: a count of GPUs below its own is known not to pay.
 
         Of several runs of a series on one count (plans, repeats) the fastest counts. Where one of them was not
         measured, and not for want of memory, the fastest of that count is not known: it is no evidence against it.
         """
-        best: dict[int, Rate] = {}
+        best: dict[int, MeasuredRate] = {}
         unknown: set[int] = set()
         for other in self.series[entry.series]:
             if other.gpus >= entry.gpus:
@@ -140,7 +144,7 @@ class Knees:
         poor = next((step for step in steps if not step.pays and step.to_gpus not in unknown), None)
         return None if poor is None else poor.words
 
-    def _rate(self, entry: Entry) -> Rate | None:
+    def _rate(self, entry: SweepRun) -> MeasuredRate | None:
         """What a run that is done has measured on the GPUs that it was to have."""
         if entry.id not in self.rates:
             rate = rate_of(read_record(self.sweep.run(entry)))

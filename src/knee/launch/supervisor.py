@@ -1,7 +1,7 @@
 """Sees one run through: starts it, watches it, ends it when it hangs, reads why it ended, and writes that down.
 
-In a Slurm job it is a process of its own, ``python -m knee.launch.keeper RUN -- srun ... torchrun ...``: what it knows
-is in the run's folder, so nothing is lost when whoever submitted the job is gone.
+In a Slurm job it is a process of its own, ``python -m knee.launch.supervisor RUN -- srun ... torchrun ...``. What it
+knows is in the run's folder, so nothing is lost when whoever submitted the job is gone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import KneeError
-from knee.launch.end import end_ranks
-from knee.launch.failures import Ended, Verdict, verdict
-from knee.launch.folder import ENVIRONMENT, Entry, new_attempt, read_record, wants_cancel
+from knee.launch.failures import Diagnosis, Ended, verdict
+from knee.launch.folder import ENVIRONMENT, SweepRun, new_attempt, read_record, wants_cancel
 from knee.launch.processes import Known, alive, kill_group, known, send
-from knee.launch.spent import accounted
 from knee.launch.status import Status, read_status, write_status
+from knee.launch.terminate import end_ranks
+from knee.launch.usage import accounted
 from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 POLL_S = 0.1
@@ -37,22 +37,22 @@ ASKED_S = 25.0
 """How long what is asked to end may take; Slurm itself waits for 30 s by default."""
 ASK_AGAIN_S = 5.0
 HEAR_S = 3.0
-"""How much later than a job's steps its keeper may hear that Slurm ends them all."""
+"""How much later than a job's steps its supervisor may hear that Slurm ends them all."""
 BEYOND_S = 15.0
 """Beyond the timeout after which ranks end themselves."""
 
 
 @dataclass(slots=True)
-class Told:
-    """Whether this process was told to end; signals end the run, and not its keeper."""
+class StopSignal:
+    """Whether this process was told to end; signals end the run, and not its supervisor."""
 
     signal: int | None = None
 
 
 @contextmanager
-def hearing() -> Iterator[Told]:
+def hearing() -> Iterator[StopSignal]:
     """Hear signals, as long as it lasts."""
-    told = Told()
+    told = StopSignal()
 
     def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
         told.signal = told.signal or number
@@ -73,7 +73,7 @@ class Keeping:
     """What is to be kept, and how."""
 
     run: Path
-    entry: Entry
+    entry: SweepRun
     commands: Sequence[Sequence[str]] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
@@ -88,7 +88,7 @@ class Keeping:
     """Nodes that do not answer."""
     adopted: tuple[Known, ...] = ()
     """Processes of a run that somebody else has started."""
-    told: Told = field(default_factory=Told)
+    told: StopSignal = field(default_factory=StopSignal)
 
 
 def keep(what: Keeping) -> Status:
@@ -114,7 +114,7 @@ class _Keeper:
             status = self.before
         else:
             before = self.before
-            if before.state == "running":  # its keeper was killed, with its node or by hand
+            if before.state == "running":  # its supervisor was killed, with its node or by hand
                 before = accounted(before, what.entry, what.run)
             new_attempt(what.run, before.attempts)
             status = replace(
@@ -187,7 +187,7 @@ class _Keeper:
             time.sleep(POLL_S)
 
     def _hear_out(self) -> None:
-        """Whether a run that ended by itself did so: a signal to all may have reached it before its keeper."""
+        """Whether a run that ended by itself did so: a signal to all may have reached it before its supervisor."""
         if self.ended or read_record(self.what.run).get("status") == "done":
             return
         began_s = time.monotonic()
@@ -237,7 +237,7 @@ class _Keeper:
         end_ranks(what.run, signal.SIGKILL)  # torchrun gives each a session of its own: they may outlive it
         codes = self._codes()
         if trouble is not None:
-            found = Verdict(state="failed", cause="software", words=trouble)
+            found = Diagnosis(state="failed", cause="software", words=trouble)
         else:
             # nodes are asked only where something went wrong: it takes a while
             lost = what.lost() if read_record(what.run).get("status") != "done" and not self.ended else []
@@ -286,7 +286,7 @@ def _progress(run: Path) -> object:
     return tuple(beats), len(sizes), sum(sizes), (run / RECORD).exists()
 
 
-def _record_memory(run: Path, found: Verdict) -> None:
+def _record_memory(run: Path, found: Diagnosis) -> None:
     """A run that was killed for want of memory is evidence, also where the trainer could not say so itself.
 
     Evidence is what the job's own device had too little of: a host, a limit on it, or /dev/shm say nothing of what a
@@ -334,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) < 3 or arguments[1] != "--":
-        print("usage: python -m knee.launch.keeper RUN -- COMMAND...", file=sys.stderr)
+        print("usage: python -m knee.launch.supervisor RUN -- COMMAND...", file=sys.stderr)
         return 2
     try:
         with hearing() as told:

@@ -6,12 +6,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from knee.launch.folder import Entry, read_record
+from knee.launch.folder import SweepRun, read_record
 from knee.launch.status import Status
 from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD
 
 
-def accounted(status: Status, entry: Entry, run: Path, *, ended_s: float | None = None) -> Status:
+def accounted(status: Status, entry: SweepRun, run: Path, *, ended_s: float | None = None) -> Status:
     """The status with the GPU-hours and the energy of its last attempt added.
 
     Energy is the draw of the measured window over the whole attempt, of all GPUs. Without a moment of its end, the

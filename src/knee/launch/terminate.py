@@ -1,4 +1,4 @@
-"""Ends the ranks of a run on this host: ``python -m knee.launch.end RUN SIGNAL``.
+"""Ends the ranks of a run on this host: ``python -m knee.launch.terminate RUN SIGNAL``.
 
 A signal to what runs a command on another host, such as ssh, ends that alone: the ranks there would keep their GPUs.
 """
@@ -10,9 +10,9 @@ import socket
 import sys
 from pathlib import Path
 
-from knee.launch.evidence import files_of_ranks
 from knee.launch.folder import ENVIRONMENT
 from knee.launch.processes import alive, send
+from knee.launch.run_files import files_of_ranks
 
 
 def end_ranks(run: Path, number: int) -> int:

@@ -13,18 +13,18 @@ from pathlib import Path
 
 from knee.errors import InputError
 from knee.launch.commands import interpreter_outside, is_direct, on_host, on_hosts, on_this_machine, through
-from knee.launch.enough import Knees, in_order
 from knee.launch.failures import verdict
-from knee.launch.folder import CANCEL, Entry, Sweep, read_record, wants_cancel
-from knee.launch.keeper import Keeping, Told, hearing, keep
+from knee.launch.folder import CANCEL, Sweep, SweepRun, read_record, wants_cancel
 from knee.launch.processes import Known, alive, works_in
 from knee.launch.site import Site
-from knee.launch.spent import accounted
 from knee.launch.status import CANCELLED, Cause, Status, read_status, write_status
+from knee.launch.stop_rule import Knees, in_order
+from knee.launch.supervisor import Keeping, StopSignal, hearing, keep
+from knee.launch.usage import accounted
 
 ANSWER_S = 10.0
 """A host that takes longer to run a short command is lost."""
-Tell = Callable[[Entry, Status], None]
+Tell = Callable[[SweepRun, Status], None]
 
 
 def go_on(
@@ -62,7 +62,7 @@ def go_on(
         return told.signal
 
 
-def _keeping(sweep: Sweep, site: Site, entry: Entry, timeout_s: float, program: Sequence[str]) -> Keeping:
+def _keeping(sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, program: Sequence[str]) -> Keeping:
     """How a run is started here, or on hosts."""
     run = sweep.run(entry)
     what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
@@ -94,7 +94,7 @@ def check(sweep_launcher: str, site: Site) -> None:
             )
 
 
-def settle(sweep: Sweep, timeout_s: float, told: Told) -> None:
+def settle(sweep: Sweep, timeout_s: float, told: StopSignal) -> None:
     """Runs that somebody started who is gone: those that go on are seen to their end, of others the end is read."""
     for entry in sweep.entries:
         run = sweep.run(entry)
@@ -142,7 +142,11 @@ def unanswering(site: Site, hosts: Sequence[str]) -> list[str]:
 def end_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
     """Send the ranks of a run a signal, each on its host."""
     for host in hosts:
-        _code(on_host(site, host, [interpreter_outside(site), "-m", "knee.launch.end", str(run), number.name[3:]], run))
+        _code(
+            on_host(
+                site, host, [interpreter_outside(site), "-m", "knee.launch.terminate", str(run), number.name[3:]], run
+            )
+        )
 
 
 def _code(words: Sequence[str]) -> int:
@@ -157,7 +161,7 @@ def _code(words: Sequence[str]) -> int:
 
 def missing(
     sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool, only: Collection[str] | None = None
-) -> list[Entry]:
+) -> list[SweepRun]:
     """What is to be started, in order, without the marks of earlier cancellations; their statuses are made anew."""
     found = []
     for entry in in_order(sweep.entries, until_knee=until_knee):

@@ -12,9 +12,9 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
-from knee.launch.folder import JOB_FILE, Entry, Sweep
+from knee.launch.folder import JOB_FILE, Sweep, SweepRun
 from knee.launch.status import Status, read_status, write_status
-from knee.launch.training import Length, train_job
+from knee.launch.trainer_job import Length, train_job
 from knee.search.export_file import job_file
 from knee.simulator import simulate_table
 from knee.specs import Job
@@ -49,7 +49,7 @@ class Wanted:
 class Planned:
     """A run that is to be: its entry, and its job where there is one."""
 
-    entry: Entry
+    entry: SweepRun
     wanted: Wanted
     train: TrainJob | None = None
 
@@ -94,7 +94,7 @@ def _checked(
         if not why and nodes > 1 and one.gpus % per_node:
             why = f"{one.gpus:,} GPUs do not fill nodes of {per_node}: {nodes} nodes have {nodes * per_node:,}"
         why = why or refuses(job) or ""
-    entry = Entry(
+    entry = SweepRun(
         id=_id(number, one, length),
         name=one.name,
         series=one.series,
