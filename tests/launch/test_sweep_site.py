@@ -168,7 +168,7 @@ def says(tmp_path: Path) -> Path:
 
 
 def by_launcher(launcher: str, site: Site, run: Path, program: list[str]) -> subprocess.CompletedProcess[str]:
-    """A run's command in its surroundings, without its supervisor; of Slurm's script the supervisor's command is started."""
+    """A run's command in its environment, without its supervisor; of Slurm's script the supervisor's is started."""
     folder, entry = run.parents[1], an_entry(id=run.name, nodes=1)
     if launcher == "local":
         words = on_this_machine(site, entry, run, timeout_s=9.0, program=program)

@@ -100,6 +100,7 @@ def command(
 def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], options: dict[str, Any]) -> Job:
     from knee.api.request import is_job_file, request
     from knee.cli.overrides import parse_sets
+    from knee.specs.notes import code_of
 
     in_file = is_job_file(model)
     plan = plan_of(options)
@@ -118,7 +119,7 @@ def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...
         overrides=parse_sets(sets),
     )
     for sentence in asked.assumptions:
-        if not sentence.startswith("profile"):
+        if code_of(sentence) != "default-profile":
             click.echo(sentence, err=True)
     return asked.job
 

@@ -214,6 +214,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     from knee.api.request import is_job_file, request
     from knee.cli.overrides import parse_sets
     from knee.launch.trainer_job import STEPS, warmup_of
+    from knee.specs.notes import code_of
     from knee.train.job import TrainJob
 
     device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
@@ -241,7 +242,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
     steps = options["steps"] if options["steps"] is not None else STEPS[device]
     warmup = options["warmup"] if options["warmup"] is not None else warmup_of(steps)
     for sentence in asked.assumptions:
-        if not sentence.startswith("profile") and os.environ.get("RANK", "0") == "0":
+        if code_of(sentence) != "default-profile" and os.environ.get("RANK", "0") == "0":
             click.echo(sentence, err=True)
     data = options["data"]
     if data is not None and not elsewhere:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 SET = "--set"
 _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
-_ABOUT_ONE_FIELD = re.compile(r"^[a-z]+\.(\w+) (is .+)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,10 +185,11 @@ def _worded(kind: str, item: Any) -> Mistake:
 
 def _in_place(table: str, error: SpecError) -> Mistake:
     """A spec's own complaint; one about a single field ("gpu.sms is 0; ...") moves to that field's place."""
-    match = _ABOUT_ONE_FIELD.match(error.message)
-    if match is None:
+    if error.field is None:
         return Mistake(place=table, text=error.message, hint=error.hint)
-    return Mistake(place=f"{table}.{match[1]}".lstrip("."), text=match[2], hint=error.hint)
+    name = error.field.rpartition(".")[2]
+    text = error.message.removeprefix(f"{error.field} ")
+    return Mistake(place=f"{table}.{name}".lstrip("."), text=text, hint=error.hint)
 
 
 def _unknown_key(kind: str, table: str, key: str) -> str:

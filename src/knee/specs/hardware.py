@@ -17,21 +17,21 @@ def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if not value > 0:
-            raise SpecError(f"{where}.{name} is {value}; it must be positive")
+            raise SpecError(f"{where}.{name} is {value}; it must be positive", field=f"{where}.{name}")
 
 
 def _not_negative(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if value is not None and value < 0:
-            raise SpecError(f"{where}.{name} is {value}; it cannot be negative")
+            raise SpecError(f"{where}.{name} is {value}; it cannot be negative", field=f"{where}.{name}")
 
 
 def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if not 0 < value <= 1:
-            raise SpecError(f"{where}.{name} is {value}; it must be above 0 and at most 1")
+            raise SpecError(f"{where}.{name} is {value}; it must be above 0 and at most 1", field=f"{where}.{name}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,12 +132,16 @@ class Gpu:
             _fraction("gpu", self, ("fp8_gemm_frac",))
         _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s"))
         if self.idle_w >= self.tdp_w:
-            raise SpecError(f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit")
+            raise SpecError(
+                f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit",
+                field="gpu.idle_w",
+            )
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
             value = getattr(self, name)
             if value is not None and not value >= SLOWEST_FLOP_PER_S:
                 raise SpecError(
-                    f"gpu.{name} is {value}; it must be at least 1 GFLOP/s, or left out where the chip has none"
+                    f"gpu.{name} is {value}; it must be at least 1 GFLOP/s, or left out where the chip has none",
+                    field=f"gpu.{name}",
                 )
 
     def peak_flop_per_s(self, precision: Precision) -> float:
@@ -195,7 +199,10 @@ class Tier:
     def __post_init__(self) -> None:
         _positive("tier", self, ("nodes",))
         if self.oversubscription < 1:
-            raise SpecError(f"tier.oversubscription is {self.oversubscription}; 1 is non-blocking, more is slower")
+            raise SpecError(
+                f"tier.oversubscription is {self.oversubscription}; 1 is non-blocking, more is slower",
+                field="tier.oversubscription",
+            )
         _not_negative("tier", self, ("hop_s",))
 
 

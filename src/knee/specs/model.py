@@ -51,13 +51,21 @@ class Model:
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):
             if getattr(self, field) < 1:
-                raise SpecError(f"model.{field} is {getattr(self, field)}; it must be at least 1")
+                raise SpecError(
+                    f"model.{field} is {getattr(self, field)}; it must be at least 1", field=f"model.{field}"
+                )
             if getattr(self, field) > MOST:
-                raise SpecError(f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered")
+                raise SpecError(
+                    f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered",
+                    field=f"model.{field}",
+                )
         if not 1 < self.rope_base < math.inf:
-            raise SpecError(f"model.rope_base is {self.rope_base:g}; it must be more than 1")
+            raise SpecError(f"model.rope_base is {self.rope_base:g}; it must be more than 1", field="model.rope_base")
         if not 0 <= self.head_size <= MOST:
-            raise SpecError(f"model.head_size is {self.head_size}; it must be between 0 (hidden / heads) and {MOST:,}")
+            raise SpecError(
+                f"model.head_size is {self.head_size}; it must be between 0 (hidden / heads) and {MOST:,}",
+                field="model.head_size",
+            )
         if self.head_size == 0 and self.hidden % self.heads:
             raise SpecError(
                 f"model.hidden {self.hidden} is not divisible by model.heads {self.heads}",

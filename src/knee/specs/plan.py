@@ -69,15 +69,23 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch", "sync_every"):
             if getattr(self, name) < 1:
-                raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1")
+                raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1", field=f"plan.{name}")
             if getattr(self, name) > MOST:
-                raise SpecError(f"plan.{name} is {getattr(self, name)}; more than {MOST:,} is not answered")
+                raise SpecError(
+                    f"plan.{name} is {getattr(self, name)}; more than {MOST:,} is not answered", field=f"plan.{name}"
+                )
         if self.prefetch < 0:
-            raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative")
+            raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative", field="plan.prefetch")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
-            raise SpecError(f"plan.tp_overlap_frac is {self.tp_overlap_frac}; it must be between 0 and 1")
+            raise SpecError(
+                f"plan.tp_overlap_frac is {self.tp_overlap_frac}; it must be between 0 and 1",
+                field="plan.tp_overlap_frac",
+            )
         if not 0 < self.recompute_frac <= 1:
-            raise SpecError(f"plan.recompute_frac is {self.recompute_frac}; it must be above 0 and at most 1")
+            raise SpecError(
+                f"plan.recompute_frac is {self.recompute_frac}; it must be above 0 and at most 1",
+                field="plan.recompute_frac",
+            )
         if self.recompute_frac < 1 and self.recompute != "full":
             raise SpecError(
                 f"recompute_frac {self.recompute_frac:g} is a share of full recomputation, but recompute is "
