@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log2
 
 import numpy as np
 
 from knee.fidelity.error_table import Errors, read_errors
 from knee.fidelity.trust import WIDER_FRAC, truth_band
+from knee.metrics.scaling import per_doubling
 
 SAME_WORDS = ("source", "profile", "gpu", "fabric", "sharding", "schedule", "precision", "recompute")
 SAME_NUMBERS = ("layers", "hidden", "tp", "pp", "cp", "seq_len", "micro_tokens", "nic_bytes_per_s")
@@ -54,7 +54,7 @@ def doubling_band(errors: Errors | None = None, covered_frac: float = WIDER_FRAC
     for same, runs in groups.items():
         for before, after in pairwise(sorted(runs)):
             middle = [float(np.sort(runs[n])[(len(runs[n]) - 1) // 2]) for n in (before, after)]
-            found.append(((1.0 + middle[1]) / (1.0 + middle[0])) ** (1.0 / log2(after / before)) - 1.0)
+            found.append(per_doubling((1.0 + middle[1]) / (1.0 + middle[0]), before, after) - 1.0)
             sources.append(str(same[0]))
             largest = max(largest, int(after))
     if not found:

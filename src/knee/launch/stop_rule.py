@@ -11,6 +11,7 @@ from typing import Any
 
 from knee.launch.folder import Sweep, SweepRun, read_record
 from knee.launch.status import Cause, Status
+from knee.metrics.scaling import per_doubling
 from knee.search.knee import THRESHOLD
 
 SIGMAS = 1.645
@@ -93,7 +94,7 @@ def _positive(value: object) -> float | None:
 def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredReturn]:
     """Between neighbouring counts.
 
-    Formula: r = (T2 / T1)^(1 / log2(N2 / N1)); most = r exp(1.645 sqrt(e1^2 + e2^2) / log2(N2 / N1))
+    Formula: r as ``metrics.scaling.per_doubling`` has it; most = r exp(1.645 sqrt(e1^2 + e2^2) / log2(N2 / N1))
     Where:   T tokens/s, N GPUs, e the standard error of a run's mean step time over that mean
     Valid:   steps of a run are taken to be independent; what differs between repeats of a run is not in it
     """
@@ -103,7 +104,7 @@ def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredRetur
         if two.gpus == one.gpus:
             continue
         doublings = math.log2(two.gpus / one.gpus)
-        gain = (two.tokens_per_s / one.tokens_per_s) ** (1 / doublings)
+        gain = per_doubling(two.tokens_per_s / one.tokens_per_s, one.gpus, two.gpus)
         spread = SIGMAS * math.hypot(one.error_frac, two.error_frac) / doublings
         found.append(
             MeasuredReturn(

@@ -12,6 +12,7 @@ import numpy as np
 
 from knee.columns import Floats
 from knee.errors import InputError, SpecError, argument
+from knee.metrics.scaling import per_doubling
 from knee.record.measurement import Measurement
 from knee.search.best import Found, Objective, Progress, memory_table, search
 from knee.search.only import matching
@@ -83,9 +84,8 @@ class Curve:
     def returns(self) -> list[Return]:
         """Of each step between neighbouring usable counts.
 
-        Formula: per doubling = (T2 / T1)^(1 / log2(N2 / N1)); added = (T2 - T1) / (N2 - N1) over T0 / N0
+        Formula: per doubling as ``metrics.scaling`` has it; added = (T2 - T1) / (N2 - N1) over T0 / N0
         Where:   T tokens/s of N GPUs; 1 and 2 neighbours, 0 the smallest usable count
-        Valid:   for any list of counts: a step from 16 to 24 is judged as the doublings it is worth
         """
         usable = self.usable
         found = []
@@ -97,7 +97,7 @@ class Curve:
                     from_gpus=before,
                     to_gpus=after,
                     speedup=speedup,
-                    per_doubling=speedup ** (1.0 / math.log2(after / before)),
+                    per_doubling=per_doubling(speedup, before, after),
                     added_tokens_per_s_per_gpu=added,
                     added_frac=added / usable[0][1].tokens_per_s_per_gpu,
                 )

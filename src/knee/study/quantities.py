@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, log2
+from math import inf
 from statistics import median
 from typing import Any, ClassVar, Literal
 
 from knee.errors import KneeError, SpecError
+from knee.metrics.scaling import doubling_pays
 from knee.units import show
 
 FORBID: dict[str, str] = {"extra": "forbid"}
@@ -203,6 +204,6 @@ def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
     for (n1, v1), (n2, v2) in pairwise(ordered):
         if n1 <= 0 or n1 == n2:
             raise NotTestable(f"several runs have the same {over}" if n1 == n2 else f"{over} is {n1:g}")
-        if 1.0 + change(v2, v1) >= THRESHOLD ** log2(n2 / n1):
+        if doubling_pays(1.0 + change(v2, v1), n1, n2, THRESHOLD):
             last = n2
     return last
