@@ -17,4 +17,4 @@ def per_doubling(speedup: float, from_gpus: float, to_gpus: float) -> float:
 
 def doubling_pays(speedup: float, from_gpus: float, to_gpus: float, threshold: float) -> bool:
     """Whether each doubling of a step buys at least so much; also where a step slows down."""
-    return speedup >= threshold ** math.log2(to_gpus / from_gpus)
+    return bool(speedup >= threshold ** math.log2(to_gpus / from_gpus))
