@@ -70,6 +70,9 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "a number of 5,000 digits in a config": (
         ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "vocab_size", LONG))}, 2,
     ),
+    "a slowdown without end": (
+        ("simulate", "llama-tiny", *ASKED, "--set", "profile.compute_slowdown_frac=1e400"), {}, 2,
+    ),
     "a config nested too deep": (
         ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "vocab_size", DEEP))}, 2,
     ),

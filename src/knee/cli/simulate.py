@@ -149,9 +149,18 @@ def _simulate(asked: Asked, convention: str) -> Measurement:
             measurement = simulate(asked.job, convention=convention, assumptions=asked.assumptions)
     except OverflowError:
         raise InputError(message, hint=hint) from None
-    if not (0 < measurement.step_s < math.inf and math.isfinite(measurement.memory_bytes)):
+    if not (measurement.step_s > 0 and _is_finite(measurement.as_json())):
         raise InputError(message, hint=hint)
     return measurement
+
+
+def _is_finite(data: Any) -> bool:
+    """Whether all numbers of plain data are."""
+    if isinstance(data, dict):
+        return all(map(_is_finite, data.values()))
+    if isinstance(data, (list, tuple)):
+        return all(map(_is_finite, data))
+    return not isinstance(data, float) or math.isfinite(data)
 
 
 def _explain(asked: Asked, convention: str) -> list[WhyLine]:
