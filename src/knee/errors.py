@@ -49,6 +49,7 @@ class ExitCode(IntEnum):
     IN_PART = 5, "answered in part: a file is cut off or unreadable, or runs of a sweep failed"
     NOT_WRITTEN = 6, "the answer could not be written: no space, no permission, stdout closed"
     FAILED = 7, "a run, a measurement or a check failed"
+    HUNG_UP = 129, "ended by SIGHUP (the terminal was closed)"
     INTERRUPTED = 130, "ended by SIGINT (Ctrl-C)"
     READER_LEFT = 141, "the reader of stdout left early (`| head`); files that were asked for are written"
     TERMINATED = 143, "ended by SIGTERM"

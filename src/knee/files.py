@@ -70,10 +70,11 @@ def replacing(path: Path) -> Iterator[Path]:
     device, a pipe) is written to as it is; a link's target is what is replaced.
     """
     try:
-        path = path.resolve()
+        # before it is resolved: what /dev/stdout leads to may have no name
         if path.exists() and not path.is_file():
             yield path
             return
+        path = path.resolve()
         partial = path.with_name(f".knee-{os.getpid()}-{secrets.token_hex(4)}.partial")
         _unfinished.add(partial)  # before it is there: a signal may come in between
         try:

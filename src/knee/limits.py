@@ -36,3 +36,5 @@ MOST_KERNELS = 20_000_000
 Events of the host, which are most of a trace, are counted and dropped."""
 WRITER_S = 10.0
 """How long a named pipe that nobody has opened for writing is waited for."""
+LONGEST_TRACE_NS = 1 << 52
+"""Of an event of a trace, 52 days: what is longer is taken for a broken clock."""

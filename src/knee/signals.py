@@ -1,10 +1,10 @@
-"""SIGINT and SIGTERM end a command at any moment: once with its clean-up, twice at once.
+"""SIGINT, SIGTERM and SIGHUP end a command at any moment: once with its clean-up, twice at once.
 
 The first signal is raised in the main thread as ``KeyboardInterrupt``, so that ``with`` and ``finally`` do their work.
 That alone does not always arrive: Python's handlers wait for a library's call to return, an exception that is raised
 inside a destructor is dropped, and a shell's background jobs inherit that SIGINT is ignored. So handlers are installed
 whatever was inherited, a process whose exception is dropped ends there, and a thread that hears of signals at once ends
-one that has not ended by itself. SIGHUP stays as it was: that is what ``nohup`` sets.
+one that has not ended by itself. SIGHUP is heard unless it is ignored: that is what ``nohup`` sets.
 
 Imports are few, because a signal must not meet a process that is still importing what it needs to hear it.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 GRACE_S = 5.0
 """How long the clean-up may take after a signal, before the process is ended as it is."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 BY_SIGNAL = 128
 """Shells add this to a signal's number."""
 SHOW_CURSOR = b"\x1b[?25h"
@@ -41,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM. Whoever cleans up after Ctrl-C does the same for it."""
+    """SIGTERM, or SIGHUP. Whoever cleans up after Ctrl-C does the same for it."""
 
 
 def before_the_end(work: Callable[[], None]) -> Callable[[], None]:
@@ -51,13 +51,14 @@ def before_the_end(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def listen() -> None:
-    """Hear SIGINT and SIGTERM from now on, in the main thread of a process that is a command."""
+    """Hear signals from now on, in the main thread of a process that is a command."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     os.register_at_fork(after_in_child=_forget)  # else a child's signals would be written to its parent's pipe
     for number in SIGNALS:
-        signal.signal(number, _hear)
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _hear)
     sys.unraisablehook = _dropped
     threading.Thread(target=_watch, args=(reader,), name="knee-signals", daemon=True).start()
 

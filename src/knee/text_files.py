@@ -27,6 +27,10 @@ class TooLarge(InputError, ValueError):
         self.path, self.most, self.has = path, most, has
 
 
+class NotText(InputError, ValueError):
+    """A file has what no text has. Also a ValueError, as a document that cannot be parsed is."""
+
+
 def _size(count: int) -> str:
     return f"{count >> 20:,} MiB" if count >= 1 << 20 else f"{count:,} bytes"
 
@@ -50,7 +54,7 @@ def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
     found, left = [], most
     while block := file.read(min(BLOCK_BYTES, left + 1)):
         if (at := block.find(0)) >= 0:
-            raise UnicodeDecodeError("utf-8", block[at : at + 1], 0, 1, "a zero byte")
+            raise NotText(f"{path} is no text: it has a zero byte at byte {most - left + at:,}")
         found.append(block)
         left -= len(block)
         if left < 0:

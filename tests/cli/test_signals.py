@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at moments that are sure: a command that waits for its input, its reader, or for ever."""
+"""SIGINT, SIGTERM and SIGHUP at moments that are sure: a command that waits for its input, its reader, or for ever."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SAFETY_S = 60
 """Only against a test that never ends."""
 BOTH = pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)],
-    ids=["SIGINT", "SIGTERM"],
+    [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGHUP, ExitCode.HUNG_UP)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP"],
 )
 
 

@@ -98,8 +98,12 @@ def _words(words: Sequence[str], outcome: Outcome) -> list[Finding]:
 
 
 def _json(words: Sequence[str], outcome: Outcome) -> list[Finding]:
-    """Under --json standard output is one JSON document, or nothing where the question was refused."""
-    if not _asks_json(words) or outcome.out.startswith(("Usage:", "knee ")) or (outcome.code == 2 and not outcome.out):
+    """Under --json standard output is one JSON document, or nothing where the question was refused or nothing fits."""
+    if (
+        not _asks_json(words)
+        or outcome.out.startswith(("Usage:", "knee "))
+        or (outcome.code in (2, 3) and not outcome.out)
+    ):
         return []
     try:
         json.loads(outcome.out, parse_constant=_refuse)

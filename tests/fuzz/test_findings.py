@@ -70,6 +70,9 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "a number of 5,000 digits in a config": (
         ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "vocab_size", LONG))}, 2,
     ),
+    "a slowdown without end": (
+        ("simulate", "llama-tiny", *ASKED, "--set", "profile.compute_slowdown_frac=1e400"), {}, 2,
+    ),
     "a config nested too deep": (
         ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "vocab_size", DEEP))}, 2,
     ),
@@ -100,6 +103,22 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "an index without shards": (("data", "show", "d"), shown("shards", []), 2),
     "an index that counts in words": (("data", "show", "d"), shown("left_out/records", "x"), 2),
     "an index of more text than there is": (("data", "show", "d"), shown("text_bytes", 10**400), 2),
+    "an index of a name that no system has": (("data", "show", "d"), shown("shards/0/file", "\ud800"), 2),
+    "an index with a number without end where any is": (
+        ("data", "show", "d", "--json"), shown("asked/sources/0/mtime_ns", Raw("1e999")), 2,
+    ),
+    "a study with a number that is none": (
+        ("study", "show", "./s.toml", "--json"), {"s.toml": GRID + "[[value]]\nx = nan\n"}, 2,
+    ),
+    "tables nested too deep without a bracket": (
+        ("simulate", "llama-tiny", "--cluster", "c.toml", *specs.ASKED), {"c.toml": f"[{'.'.join('a' * 5000)}]\n"}, 2,
+    ),
+    "a job with a byte order mark": (("simulate", "j.toml"), {"j.toml": "\ufeff" + toml_text(specs.JOBS[1])}, 0),
+    "no trace's name": (("trace", ""), {}, 2),
+    "a step too long for a trace": (
+        ("simulate", "llama-tiny", *ASKED, "--set", "node.gpus=4", "--set", "fabric.nic_bytes_per_s=0.001", "--trace",
+         "t.json"), {}, 2,
+    ),
     "an index of a file that no system has": (("data", "show", "d"), shown("shards/0/file", "a\0b"), 2),
     "an index with a number without end": (("data", "show", "d", "--json"), shown("asked/shard_tokens", ENDLESS), 2),
     "a tokenizer that does not know a word": (
@@ -130,6 +149,9 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "a reading without end": (
         ("probe", "collectives", "--replay", "r.jsonl", "--json"),
         {"r.jsonl": lines("collectives", "1/median_s", ENDLESS)}, 2,
+    ),
+    "a reading too small to divide by": (
+        ("probe", "power", "--replay", "r.jsonl", "--json"), {"r.jsonl": lines("power", "1/window_s", 1e-320)}, 2,
     ),
     "a reading beside products without its spread": (
         ("probe", "collectives", "--replay", "r.jsonl", "--json"),

@@ -16,6 +16,7 @@ from knee.api.result import Result
 from knee.errors import DoesNotFit, InputError, KneeError, argument
 from knee.fidelity.answered import record_of
 from knee.fidelity.trust import Trust, trust_of
+from knee.limits import LONGEST_TRACE_NS
 from knee.record.measurement import Measurement
 from knee.single import events_of
 from knee.single import simulate as simulate_job
@@ -74,6 +75,13 @@ class Simulation(Result, Measurement):
                 f"{argument('trace')}: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace "
                 "that no viewer opens",
                 hint="trace a smaller batch: the microbatches in the middle repeat each other",
+                code="too-large",
+                field="trace",
+            )
+        if self.step_s * 1e9 >= LONGEST_TRACE_NS:
+            raise InputError(
+                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is longer than a trace can say",
+                hint="its times are read up to 52 days",
                 code="too-large",
                 field="trace",
             )

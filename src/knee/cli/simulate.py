@@ -90,7 +90,7 @@ def command(
     A job file needs no option; an option given besides replaces or completes what the file says.
 
     Every answer says how far it can be trusted: how many published runs are like it, in what range the truth lay in
-    four of five of them, and what of it no published run had.
+    four of five (validated) or nine of ten of them, and what of it no published run had.
 
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """

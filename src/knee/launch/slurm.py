@@ -145,14 +145,19 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> st
         folder / name,
         script(sweep, site, packs, name=name, job_name=job_name(sweep, number), on_gpus=_on_gpus(sweep, packs[0][0])),
     )
-    done = subprocess.run(
-        ["sbatch", "--parsable", name],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", name],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise MissingExtra(
+            f"Slurm's sbatch cannot be started: {error.strerror}", hint="go on with this sweep on a host of the cluster"
+        ) from None
     if done.returncode and SILENT.search(done.stderr):
         raise NoAnswer
     if done.returncode:

@@ -118,8 +118,8 @@ BESIDE = {
 }
 OPTIONAL = ("power_w", "peak_bytes", "busy_s", "instant_w", "sm_hz", "uncertainty_frac")
 """What a reading may have, or say that it is not known."""
-LARGEST = 1e30
-"""More than any measurement: what is beyond it is not a number of this world."""
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Less and more than any measurement: what is beyond them, and not 0, is not a number of this world."""
 MAY_BE_ZERO = ("spread_frac", "calls", "flop_per_call", "bytes_per_call")
 
 
@@ -151,7 +151,7 @@ def _is_number(value: Any) -> bool:
     """A finite number of a size that a measurement can have."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return abs(value) < LARGEST and math.isfinite(value)
+    return value == 0 or SMALLEST < abs(value) < LARGEST
 
 
 def _odd_field(cls: type, record: Record) -> str | None:

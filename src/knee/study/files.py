@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -275,9 +276,20 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
     raw = read_toml(path)
+    if (place := _not_finite(raw)) is not None:
+        raise InputError(f"{path.name}: {place} is no finite number", hint="TOML's nan and inf are none")
     if name.endswith(".toml"):
         raw = _completed(path.stem, raw)
     return _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+
+
+def _not_finite(node: Any, place: str = "") -> str | None:
+    """Where a number stands that is none."""
+    if isinstance(node, (dict, list)):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        found = (_not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
+        return next((where for where in found if where is not None), None)
+    return place if isinstance(node, float) and not math.isfinite(node) else None
 
 
 def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from knee.errors import InputError
-from knee.limits import MOST_KERNELS
+from knee.limits import LONGEST_TRACE_NS, MOST_KERNELS
 from knee.trace.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.trace.decode import Int64 as Int64
 from knee.trace.stream import HINT, Stream, Told
@@ -26,7 +26,7 @@ MISSING = -(1 << 63)
 """In a column: no number."""
 FAR = MISSING + 1
 """In a column: a time beyond ``FURTHEST_NS``."""
-LONGEST_NS = 1 << 52
+LONGEST_NS = LONGEST_TRACE_NS
 """52 days: no event lasts so long. Sums of what is shorter are exact."""
 TOGETHER = 16
 """Blocks whose events become columns together: enough that it costs little, few enough that they take no memory."""

@@ -22,12 +22,12 @@ except ImportError:  # a worker on a machine with torch and NumPy alone
     msgspec = None  # type: ignore[assignment]
 
 STRING_OR_NUMBER = re.compile(
-    rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|'
+    rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)[^"\-+ni]*+)++|'
     rb"[-+]?\b(?:nan(?:\(\w*+\))?|inf(?:inity)?)(?=\s*+(?:[,}\]]|$))",
     re.IGNORECASE | re.DOTALL,
 )
-"""What C++ prints for numbers that JSON does not have; strings are matched too, so that none is found inside them,
-and one without an end to the end, so that none is searched twice."""
+"""What C++ prints for numbers that JSON does not have. Strings are matched too, so that none is found inside them: as
+many as there are with nothing between them that could be one, and one without an end to the end."""
 Int64 = npt.NDArray[np.int64]
 LAUNCHES = ("_runtime", "_driver")
 """How the categories of calls that launch end: CUDA's and HIP's."""

@@ -49,7 +49,10 @@ def find_files(paths: Iterable[str | Path]) -> Found:
     a trace; only those in its folder ``traces`` where it has one."""
     found: list[Path] = []
     left_out: list[LeftOut] = []
-    for path in (Path("/dev/stdin") if str(path) == STDIN else Path(path) for path in paths):
+    names = [str(path) for path in paths]
+    if "" in names:
+        raise InputError("the name of a trace is empty", hint="is a variable of the shell not set?")
+    for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
         try:
             is_folder, exists = path.is_dir(), path.exists()
         except OSError as error:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,7 +43,7 @@ class Shard:
     def __post_init__(self) -> None:
         _check(self)
         for name in (self.file, self.ends_file):
-            if Path(name).name != name or "\0" in name:
+            if Path(name).name != name or not _is_file_name(name):
                 raise ValueError(f"{name!r} is not the name of a file")
 
 
@@ -169,7 +171,7 @@ def read_index(folder: Path) -> Index:
     """What lies in a folder, or one sentence about what is wrong with it."""
     path = folder / INDEX
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no shards: {INDEX} is not there",
@@ -259,6 +261,22 @@ def _check(record: Any) -> None:
         good = _is_count(value, negative=name == "mtime_ns") if numeric else isinstance(value, str)
         if not good:
             raise ValueError(f"{name} is no count" if numeric else f"{name} is {value!r}")
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a system can have a file of that name."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+
+
+def _finite(text: str) -> float:
+    """JSON has no number without an end, and Python reads 1e999 as one."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
 
 
 def _is_count(value: object, *, negative: bool = False) -> bool:

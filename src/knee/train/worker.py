@@ -5,6 +5,11 @@ It trains, measures, and leaves a record however it ends. Needs torch, NumPy and
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # until there is a handler, Ctrl-C ends it without a traceback: imports take seconds
+    import _signal  # type: ignore[import-not-found]
+
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
 import json
 import os
 import re
