@@ -13,6 +13,8 @@ from knee.errors import InputError
 from knee.limits import MOST_JSON_BYTES, WRITER_S
 
 BLOCK_BYTES = 1 << 20
+DEEPEST = 64
+"""Tables inside tables."""
 
 
 class TooLarge(InputError, ValueError):
@@ -33,6 +35,17 @@ class NotText(InputError, ValueError):
 
 def _size(count: int) -> str:
     return f"{count >> 20:,} MiB" if count >= 1 << 20 else f"{count:,} bytes"
+
+
+def is_deep(tree: object) -> bool:
+    """Whether anything lies further inside than in any file of knee's: Python's own limit differs by version."""
+    level: list[object] = [tree]
+    for _ in range(DEEPEST):
+        level = [one for node in level if isinstance(node, (dict, list))
+                 for one in (node.values() if isinstance(node, dict) else node)]  # fmt: skip
+        if not level:
+            return False
+    return True
 
 
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES, encoding: str = "utf-8") -> str:

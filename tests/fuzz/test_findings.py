@@ -172,6 +172,20 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
         ("sweep", "retry", "s", "--status", "done", "--json"),
         swept(sweep=with_(sweeps.state()[0], "options/site/env", [])), 0,
     ),
+    "a sweep on hosts that names none": (
+        ("sweep", "retry", "s", "--status", "oom"),
+        swept(sweep=with_(with_(sweeps.state()[0], "options/site", {}), "launcher", "torchrun"),
+              status=with_(sweeps.state()[1], "state", "oom")), 2,
+    ),
+    "a sweep of a run without nodes": (
+        ("sweep", "status", "s"), swept(sweep=with_(sweeps.state()[0], "entries/0/nodes", 0)), 2,
+    ),
+    "a sweep of a run that no system has": (
+        ("sweep", "cancel", "s"), swept(sweep=with_(sweeps.state()[0], "entries/0/id", "a\0b")), 2,
+    ),
+    "half of a letter in an option": (
+        ("simulate", "llama-tiny", *ASKED, "--placement", "\udcff"), {}, 2,
+    ),
     "a sweep nested too deep": (("sweep", "status", "s"), swept(sweep=with_(sweeps.state()[0], "entries", DEEP)), 2),
     "a process without end": (
         ("sweep", "status", "s", "--json"), swept(status=with_(sweeps.state()[1], "pids", [[ENDLESS, 1]])), 0,

@@ -124,9 +124,15 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
         and isinstance(options.get("site", {}), dict)
         and found.launcher in ("local", "torchrun", "slurm")
     )
-    if not right or any("/" in entry.id or entry.id in ("", ".", "..") for entry in entries):
+    if not right or not all(_is_folder_name(entry.id) for entry in entries):
+        raise ValueError(plain)
+    if any(min(entry.gpus, entry.nodes, entry.per_node) < 1 for entry in entries if not entry.refused):
         raise ValueError(plain)
     return found
+
+
+def _is_folder_name(name: str) -> bool:
+    return name.isprintable() and "/" not in name and name not in ("", ".", "..")
 
 
 @contextmanager

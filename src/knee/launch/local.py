@@ -68,6 +68,13 @@ def _keeping(sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, progra
     what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
     if sweep.launcher == "torchrun":
         hosts = site.hosts[: entry.nodes]
+        if len(hosts) < entry.nodes:
+            raise InputError(
+                f"run {entry.id} needs {entry.nodes} hosts, and the sweep's site names {len(hosts)}",
+                hint="give the whole `knee sweep` command again, with --hosts",
+                code="too-few-hosts",
+                field="hosts",
+            )
         what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)
         what.nodes = hosts
         what.lost = lambda: unanswering(site, hosts)

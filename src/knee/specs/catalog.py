@@ -31,8 +31,6 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCE_KINDS: tuple[SourceKind, ...] = get_args(SourceKind)
 BOM = "\ufeff"
 """What some editors begin a file with."""
-DEEPEST = 64
-"""Tables inside tables."""
 LONGEST_WORD, MOST_WORDS = 80, 1000
 """Words that are compared with a misspelt one."""
 ROOT = Path(__file__).parent.parent / "catalog"
@@ -80,7 +78,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where."""
     try:
         tree = tomllib.loads(read_text(path, most=MOST_TOML_BYTES).removeprefix(BOM))
-        if _is_deep(tree):  # a dotted key nests without a bracket
+        if text_files.is_deep(tree):  # a dotted key nests without a bracket
             raise RecursionError
         return tree
     except tomllib.TOMLDecodeError as error:
@@ -88,17 +86,6 @@ def read_toml(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
         why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
         raise InputError(f"{path} is not valid TOML: {why}") from None
-
-
-def _is_deep(tree: object) -> bool:
-    """Whether anything lies further inside than any file of knee's."""
-    level: list[object] = [tree]
-    for _ in range(DEEPEST):
-        level = [one for node in level if isinstance(node, (dict, list))
-                 for one in (node.values() if isinstance(node, dict) else node)]  # fmt: skip
-        if not level:
-            return False
-    return True
 
 
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:

@@ -59,6 +59,9 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     mistakes += [_moved(mistake, tree, prefix) for mistake in bad.values()]
     try:
         spec = _adapter(kind).validate_python(plain)
+    except UnicodeEncodeError:  # bytes of an argument or of a file that are half of a letter
+        mistakes.append(Mistake(place=prefix.rstrip("."), text="has a word that is no text"))
+        return None
     except ValidationError as error:
         for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
             if mistake.place not in bad:

@@ -9,6 +9,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.specs.catalog import read_text
+from knee.text_files import is_deep
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -36,6 +37,8 @@ def read_config(path: Path) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(read_text(path))
+        if is_deep(config):
+            raise RecursionError
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON: {error}") from None
     except (ValueError, RecursionError):

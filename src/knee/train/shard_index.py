@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from knee.errors import InputError
+from knee.text_files import is_deep
 
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
@@ -144,7 +145,7 @@ class Index:
 
     def as_text(self) -> str:
         """The file."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False) + "\n"
+        return json.dumps(asdict(self), indent=1) + "\n"
 
     def check_sizes(self, folder: Path) -> None:
         """Refuse shards that are missing or not of their length: quick, and enough against what was cut off."""
@@ -172,6 +173,8 @@ def read_index(folder: Path) -> Index:
     path = folder / INDEX
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_float=_finite, parse_constant=_finite)
+        if is_deep(data):
+            raise RecursionError
     except FileNotFoundError:
         raise InputError(
             f"{folder} has no shards: {INDEX} is not there",

@@ -242,7 +242,7 @@ class _Preparation:
         self.number = {source.path: number for number, source in enumerate(asked.sources)}
         self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
         lines = [asdict(asked), *map(asdict, steps)]
-        write_text(out / JOURNAL, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        write_text(out / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
 
     def run(self, jobs: int) -> Index:
         """To the end, and the index."""
@@ -285,7 +285,7 @@ class _Preparation:
     def _keep(self, shard: Shard) -> None:
         """Note a shard in the journal; from then on an interruption leaves it."""
         self.shards.append(shard)
-        line = json.dumps(asdict(replace(self.state, shard=shard)), ensure_ascii=False) + "\n"
+        line = json.dumps(asdict(replace(self.state, shard=shard))) + "\n"
         with _in_words(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(line)
 
