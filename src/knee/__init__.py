@@ -11,6 +11,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     plan           the best parallel plan of a job, out of all there are
     scale          what more GPUs buy, and where adding them stops paying off: the knee
     budget         the best model that GPUs, days, dollars or MWh can train
+    compare        measured, simulated and published records side by side
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     from knee.api.budget import budget as budget
     from knee.api.budget_result import Budget as Budget
+    from knee.api.compare import Comparison as Comparison
+    from knee.api.compare import compare as compare
     from knee.api.plan import PlanSearch as PlanSearch
     from knee.api.plan import RankedPlan as RankedPlan
     from knee.api.plan import plan as plan
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Budget": "api.budget_result",
     "Cluster": "specs",
+    "Comparison": "api.compare",
     "Job": "specs",
     "KneeError": "errors",
     "Measurement": "record.measurement",
@@ -74,6 +78,7 @@ _HOMES = {
     "Scaling": "api.scale",
     "Simulation": "api.simulate",
     "budget": "api.budget",
+    "compare": "api.compare",
     "events_of": "single",
     "load_cluster": "specs.load",
     "load_job": "specs.load",

@@ -12,6 +12,7 @@ import knee
 EXPORTED = {
     "Budget",
     "Cluster",
+    "Comparison",
     "Job",
     "KneeError",
     "Measurement",
@@ -26,6 +27,7 @@ EXPORTED = {
     "Simulation",
     "__version__",
     "budget",
+    "compare",
     "events_of",
     "load_cluster",
     "load_job",
