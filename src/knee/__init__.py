@@ -11,6 +11,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     plan           the best parallel plan of a job, out of all there are
     scale          what more GPUs buy, and where adding them stops paying off: the knee
     budget         the best model that GPUs, days, dollars or MWh can train
+    read_traces    where the time of anyone's PyTorch job went, from its traces
     compare        measured, simulated and published records side by side
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
+    from knee.api.traces import TraceAnalysis as TraceAnalysis
+    from knee.api.traces import TraceDiff as TraceDiff
+    from knee.api.traces import read_traces as read_traces
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
@@ -77,6 +81,8 @@ _HOMES = {
     "Results": "simulator",
     "Scaling": "api.scale",
     "Simulation": "api.simulate",
+    "TraceAnalysis": "api.traces",
+    "TraceDiff": "api.traces",
     "budget": "api.budget",
     "compare": "api.compare",
     "events_of": "single",
@@ -86,6 +92,7 @@ _HOMES = {
     "load_profile": "specs.load",
     "make_job": "api.request",
     "plan": "api.plan",
+    "read_traces": "api.traces",
     "scale": "api.scale",
     "simulate": "api.simulate",
     "simulate_table": "simulator",
