@@ -12,6 +12,8 @@ Questions, each a function of plain names and keyword arguments, the same words 
     scale          what more GPUs buy, and where adding them stops paying off: the knee
     budget         the best model that GPUs, days, dollars or MWh can train
     read_traces    where the time of anyone's PyTorch job went, from its traces
+    validate       published or own runs and bandwidths against predictions: how far off knee is
+    calibrate      own runs into a software profile that predicts them
     compare        measured, simulated and published records side by side
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
     from knee.api.budget import budget as budget
     from knee.api.budget_result import Budget as Budget
+    from knee.api.calibrate import calibrate as calibrate
+    from knee.api.calibrate_result import Calibration as Calibration
     from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
     from knee.api.plan import PlanSearch as PlanSearch
@@ -47,6 +51,10 @@ if TYPE_CHECKING:
     from knee.api.traces import TraceAnalysis as TraceAnalysis
     from knee.api.traces import TraceDiff as TraceDiff
     from knee.api.traces import read_traces as read_traces
+    from knee.api.validate import validate as validate
+    from knee.api.validate_result import BandwidthsValidation as BandwidthsValidation
+    from knee.api.validate_result import CarriedValidation as CarriedValidation
+    from knee.api.validate_result import RunsValidation as RunsValidation
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
@@ -66,7 +74,10 @@ if TYPE_CHECKING:
     from knee.specs.table import table_of as table_of
 
 _HOMES = {
+    "BandwidthsValidation": "api.validate_result",
     "Budget": "api.budget_result",
+    "Calibration": "api.calibrate_result",
+    "CarriedValidation": "api.validate_result",
     "Cluster": "specs",
     "Comparison": "api.compare",
     "Job": "specs",
@@ -79,11 +90,13 @@ _HOMES = {
     "Profile": "specs",
     "RankedPlan": "api.plan",
     "Results": "simulator",
+    "RunsValidation": "api.validate_result",
     "Scaling": "api.scale",
     "Simulation": "api.simulate",
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
     "budget": "api.budget",
+    "calibrate": "api.calibrate",
     "compare": "api.compare",
     "events_of": "single",
     "load_cluster": "specs.load",
@@ -98,6 +111,7 @@ _HOMES = {
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
     "table_of": "specs.table",
+    "validate": "api.validate",
 }
 """Where each name is at home; a module of the same name (``knee.trace``) is itself."""
 _ROOMS = ("trace",)

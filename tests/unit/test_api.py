@@ -10,7 +10,10 @@ import pytest
 import knee
 
 EXPORTED = {
+    "BandwidthsValidation",
     "Budget",
+    "Calibration",
+    "CarriedValidation",
     "Cluster",
     "Comparison",
     "Job",
@@ -23,12 +26,14 @@ EXPORTED = {
     "Profile",
     "RankedPlan",
     "Results",
+    "RunsValidation",
     "Scaling",
     "Simulation",
     "TraceAnalysis",
     "TraceDiff",
     "__version__",
     "budget",
+    "calibrate",
     "compare",
     "events_of",
     "load_cluster",
@@ -43,6 +48,7 @@ EXPORTED = {
     "simulate_table",
     "simulate_tables",
     "table_of",
+    "validate",
 }
 
 
