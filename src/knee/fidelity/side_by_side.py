@@ -86,7 +86,7 @@ def checked_record(record: object, name: str) -> dict[str, Any]:
         raise InputError(f"{name} is not a record", hint=FORM, code="not-a-record")
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
         raise InputError(f"{name} has nothing that could be compared", hint=FORM, code="not-a-record")
-    if not isinstance(record.get("flop_convention", ""), str):
+    if not isinstance(record.get("flop_convention"), (str, type(None))):  # of a trace it is not known
         raise InputError(
             f"{name}: flop_convention is not a name", hint=FORM, code="not-a-record", field="flop_convention"
         )
