@@ -75,6 +75,7 @@ def test_traces_are_read(trace: Path, step: knee.Simulation, tmp_path: Path) -> 
     assert plain(found.to_dict()) == printed("trace", trace)
     assert told[-1][:2] == (1, 1)
     assert [row["rank"] for row in found.rows()] == [0]
+    assert len(repr(found)) < 300
     found.check_whole()
     again = found.diff(knee.read_traces([trace]))
     assert plain(again.to_dict()) == printed("trace", "diff", trace, trace)
@@ -109,6 +110,7 @@ def test_runs_are_validated(runs: Path, tmp_path: Path) -> None:
     assert plain(found.to_dict()) == printed("validate", runs)
     assert isinstance(found, knee.RunsValidation)
     assert found.ignored_columns == ("extra",)
+    assert len(repr(found)) < 500
     assert [row["line"] for row in found.rows()] == [2, 3, 4]
     assert ("predicting", 3, 3) in told
     found.write_rows(tmp_path / "rows.csv")
@@ -154,6 +156,7 @@ def test_studies_run_without_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     changed = {"gpus": [8, 16], "model": "llama2-7b"}
     found = knee.run_studies("fig3", overrides=changed, progress=lambda *words: told.append(words))
     assert not list(tmp_path.iterdir())
+    assert len(repr(found)) < 200
     assert found.points == found.simulated > 0
     assert told[-1] == ("fig3", found.points, found.points)
     assert {row["gpus"] for row in found.rows()} == {8, 16}

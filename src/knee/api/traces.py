@@ -44,6 +44,14 @@ class QueryResult(Result):
 class TraceAnalysis(Result, Analysis):
     """Where the time of a job went: every field of ``knee.trace.Analysis``, by rank, step, collective and kernel."""
 
+    def __repr__(self) -> str:
+        times = self.times
+        return (
+            f"TraceAnalysis(ranks={len(self.ranks)}, steps={self.steps}, window_s={times.window_s:.6g}, "
+            f"compute_s={times.compute_s:.6g}, exposed_comm_s={times.exposed_comm_s:.6g}, idle_s={times.idle_s:.6g}, "
+            f"is_whole={self.is_whole})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee trace --json`` prints it."""
         return as_json(self)
@@ -109,6 +117,9 @@ class TraceDiff(Result, Diff):
     a: TraceAnalysis
     b: TraceAnalysis
 
+    def __repr__(self) -> str:
+        return f"TraceDiff({self.finding!r}, a={self.a!r}, b={self.b!r})"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee trace diff --json`` prints it."""
         return self.as_json()
@@ -150,7 +161,7 @@ def read_traces(
     >>> job.times.exposed_comm_s / job.times.window_s  # doctest: +SKIP
     0.183
     >>> job.diff(knee.read_traces("after/", skip=1)).finding  # doctest: +SKIP
-    'a step takes 12% less: ...'
+    'step +372 µs (+1.6%): exposed communication +480 µs; idle -148 µs'
     """
     found = analyse(
         paths,

@@ -28,6 +28,12 @@ class RunsValidation(Result):
     found: RunErrors
     """Errors by source, of all rows, and of each."""
 
+    def __repr__(self) -> str:
+        return (
+            f"RunsValidation({str(self.path)!r}, rows={self.found.all.rows}, rows_used={self.found.all.rows_used}, "
+            f"throughput={self.found.all.throughput}, memory={self.found.all.memory})"
+        )
+
     @property
     def used(self) -> bool:
         """Whether any row could be predicted."""
@@ -100,6 +106,12 @@ class BandwidthsValidation(Result):
     found: BandwidthValidation
     """Errors by source, operation, nodes and message size, and of each row."""
 
+    def __repr__(self) -> str:
+        return (
+            f"BandwidthsValidation({str(self.path)!r}, rows={self.found.all.rows}, "
+            f"rows_used={self.found.all.rows_used}, large={self.found.all.large})"
+        )
+
     @property
     def used(self) -> bool:
         """Whether any row could be predicted."""
@@ -163,6 +175,12 @@ class CarriedValidation(Result):
     bandwidths: BandwidthsValidation
     verdicts: tuple[Verdict, ...]
     """What became of each claim of the paper."""
+
+    def __repr__(self) -> str:
+        return (
+            f"CarriedValidation(headline_frac={self.fidelity.headline_frac:.4g}, "
+            f"sources={len(self.fidelity.sources)}, tally={self.tally})"
+        )
 
     @property
     def used(self) -> bool:
