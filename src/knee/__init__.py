@@ -11,6 +11,11 @@ Questions, each a function of plain names and keyword arguments, the same words 
     plan           the best parallel plan of a job, out of all there are
     scale          what more GPUs buy, and where adding them stops paying off: the knee
     budget         the best model that GPUs, days, dollars or MWh can train
+    read_traces    where the time of anyone's PyTorch job went, from its traces
+    validate       published or own runs and bandwidths against predictions: how far off knee is
+    calibrate      own runs into a software profile that predicts them
+    compare        measured, simulated and published records side by side
+    run_studies    the paper's experiments, and questions beyond it, held against its claims
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
 
     from knee.api.budget import budget as budget
     from knee.api.budget_result import Budget as Budget
+    from knee.api.calibrate import calibrate as calibrate
+    from knee.api.calibrate_result import Calibration as Calibration
+    from knee.api.compare import Comparison as Comparison
+    from knee.api.compare import compare as compare
     from knee.api.plan import PlanSearch as PlanSearch
     from knee.api.plan import RankedPlan as RankedPlan
     from knee.api.plan import plan as plan
@@ -40,6 +49,15 @@ if TYPE_CHECKING:
     from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
+    from knee.api.study import Studies as Studies
+    from knee.api.study import run_studies as run_studies
+    from knee.api.traces import TraceAnalysis as TraceAnalysis
+    from knee.api.traces import TraceDiff as TraceDiff
+    from knee.api.traces import read_traces as read_traces
+    from knee.api.validate import validate as validate
+    from knee.api.validate_result import BandwidthsValidation as BandwidthsValidation
+    from knee.api.validate_result import CarriedValidation as CarriedValidation
+    from knee.api.validate_result import RunsValidation as RunsValidation
     from knee.errors import KneeError as KneeError
     from knee.record.measurement import Measurement as Measurement
     from knee.simulator import Results as Results
@@ -59,8 +77,12 @@ if TYPE_CHECKING:
     from knee.specs.table import table_of as table_of
 
 _HOMES = {
+    "BandwidthsValidation": "api.validate_result",
     "Budget": "api.budget_result",
+    "Calibration": "api.calibrate_result",
+    "CarriedValidation": "api.validate_result",
     "Cluster": "specs",
+    "Comparison": "api.compare",
     "Job": "specs",
     "KneeError": "errors",
     "Measurement": "record.measurement",
@@ -71,9 +93,15 @@ _HOMES = {
     "Profile": "specs",
     "RankedPlan": "api.plan",
     "Results": "simulator",
+    "RunsValidation": "api.validate_result",
     "Scaling": "api.scale",
     "Simulation": "api.simulate",
+    "Studies": "api.study",
+    "TraceAnalysis": "api.traces",
+    "TraceDiff": "api.traces",
     "budget": "api.budget",
+    "calibrate": "api.calibrate",
+    "compare": "api.compare",
     "events_of": "single",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
@@ -81,11 +109,14 @@ _HOMES = {
     "load_profile": "specs.load",
     "make_job": "api.request",
     "plan": "api.plan",
+    "read_traces": "api.traces",
+    "run_studies": "api.study",
     "scale": "api.scale",
     "simulate": "api.simulate",
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
     "table_of": "specs.table",
+    "validate": "api.validate",
 }
 """Where each name is at home; a module of the same name (``knee.trace``) is itself."""
 _ROOMS = ("trace",)

@@ -149,6 +149,11 @@ def argument(name: str) -> str:
     return _OTHER_FLAGS.get(name) or f"--{name.replace('_', '-')}"
 
 
+def either(python: str, command: str) -> str:
+    """Words for whoever reads the error: a caller in Python, or someone at the command line."""
+    return command if _FLAGS.get() else python
+
+
 def example(python: str, command: str) -> str:
     """A hint that shows how it is asked, in Python or on the command line."""
-    return f"for example {command if _FLAGS.get() else python}"
+    return f"for example {either(python, command)}"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from knee.api import validate
 from knee.cli import main
 from knee.fidelity import carried_set
-from knee.study import files
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
 ROWS = (
@@ -116,9 +116,9 @@ def test_only_status(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "study_names", lambda _kind=None: ["table1", "fig12"])
+    monkeypatch.setattr(validate, "study_names", lambda _kind=None: ["table1", "fig12"])
     real, found_once = carried_set.carried_fidelity, []
-    monkeypatch.setattr(carried_set, "carried_fidelity",
+    monkeypatch.setattr(validate, "carried_fidelity",
                         lambda *of: (found_once or found_once.append(real(*of)) or found_once)[0])  # fmt: skip
     result = knee("--json", "--rows", str(tmp_path / "rows.csv"))
     assert result.exit_code == 0

@@ -169,6 +169,7 @@ def test_a_run_that_is_put_back_into_the_queue_runs_again_by_itself(
     until(lambda: "BeginTime" in status(out)["0001"]["words"], "it waits again")
     assert states(out) == {"0001": "pending"}
     go.touch()
+    cluster.until_idle()  # a node that still ends the first life may take the second one for it
     cluster.call("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits for two minutes
     until(lambda: over(out), "it has ended")
     assert states(out) == {"0001": "done"}

@@ -10,8 +10,12 @@ import pytest
 import knee
 
 EXPORTED = {
+    "BandwidthsValidation",
     "Budget",
+    "Calibration",
+    "CarriedValidation",
     "Cluster",
+    "Comparison",
     "Job",
     "KneeError",
     "Measurement",
@@ -22,10 +26,16 @@ EXPORTED = {
     "Profile",
     "RankedPlan",
     "Results",
+    "RunsValidation",
     "Scaling",
     "Simulation",
+    "Studies",
+    "TraceAnalysis",
+    "TraceDiff",
     "__version__",
     "budget",
+    "calibrate",
+    "compare",
     "events_of",
     "load_cluster",
     "load_job",
@@ -33,11 +43,14 @@ EXPORTED = {
     "load_profile",
     "make_job",
     "plan",
+    "read_traces",
+    "run_studies",
     "scale",
     "simulate",
     "simulate_table",
     "simulate_tables",
     "table_of",
+    "validate",
 }
 
 

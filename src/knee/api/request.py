@@ -289,7 +289,8 @@ def _missing(cluster: object, sizes: Mapping[str, Any]) -> InputError:
 
 def _refuse_both_batches(sizes: Mapping[str, Any]) -> None:
     if {"global_batch", "local_batch"} <= sizes.keys():
-        local, whole = (f"{argument(name)} {sizes[name]:g}" for name in ("local_batch", "global_batch"))
+        local = f"{argument('local_batch')} {sizes['local_batch']:g}"
+        whole = f"{argument('global_batch')} {sizes['global_batch']}"
         raise InputError(
             f"{local} and {whole} are both given",
             hint="give one of them: the global batch is the local batch times the number of GPUs",

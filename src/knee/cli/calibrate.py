@@ -3,22 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shlex import quote
 
 import click
-
-from knee.errors import InputError
-
-if TYPE_CHECKING:
-    from knee.fidelity.user_profile import OwnProfile
-    from knee.fidelity.user_runs import UserRuns
-    from knee.specs.load import Loaded
-    from knee.specs.profile import Profile
-
-KEPT_FRAC = 0.5
-"""Most that may be held back."""
 
 
 @click.command("calibrate")
@@ -47,12 +35,9 @@ KEPT_FRAC = 0.5
     multiple=True,
     help="Fit only these parameters, for example launch_s,gemm_scale. May be repeated.",
 )
-@click.option(
-    "--fix", "fixed", metavar="NAMES", multiple=True, help="Leave these parameters as they are. May be repeated."
-)
+@click.option("--fix", metavar="NAMES", multiple=True, help="Leave these parameters as they are. May be repeated.")
 @click.option(
     "--hold-out",
-    "held_frac",
     metavar="FRAC",
     type=float,
     default=0.25,
@@ -71,8 +56,8 @@ def command(
     profile: str | None,
     cluster: str | None,
     only: tuple[str, ...],
-    fixed: tuple[str, ...],
-    held_frac: float,
+    fix: tuple[str, ...],
+    hold_out: float,
     anyway: bool,
     as_json: bool,
 ) -> None:
@@ -93,101 +78,31 @@ def command(
         knee calibrate runs.csv -o mine.toml
         knee simulate llama2-7b --cluster dgx-h100 --gpus 256 --local-batch 2 --profile mine.toml
     """
-    from knee.cli.calibrate_tables import as_data, print_profile
-    from knee.fidelity.calibration import need_scipy
-    from knee.fidelity.user_profile import chosen, fit_profile
-    from knee.fidelity.user_runs import read_user_runs
-    from knee.specs.load import load_cluster, load_profile
+    from knee.api.calibrate import NothingUsable, calibrate
+    from knee.cli.calibrate_tables import print_profile
 
-    if not files:
-        raise InputError(
-            "a file of runs is needed", hint="knee calibrate runs.csv -o mine.toml; --help says of what form"
+    try:
+        answer = calibrate(
+            files,
+            profile=profile,
+            cluster=cluster,
+            only=only,
+            fix=fix,
+            hold_out=hold_out,
+            anyway=anyway,
+            out=out,
+            progress=lambda sentence: click.echo(sentence, err=True),
         )
-    if not 0 <= held_frac <= KEPT_FRAC:
-        raise InputError(f"--hold-out is {held_frac:g}; it must be between 0 and {KEPT_FRAC:g}")
-    parameters = chosen(_names(only), _names(fixed))
-    need_scipy()
-    files = tuple(dict.fromkeys(files))
-    if out is not None:
-        _check_out(out, [*files, *(Path(ref) for ref in (profile, cluster) if ref is not None)])
-    given = None if profile is None else load_profile(profile)
-    where = None if cluster is None else load_cluster(cluster).spec
-    runs = read_user_runs(files, None if given is None else given.spec, where)
-    if not runs.pairs:
+    except NothingUsable as error:
         if as_json:
-            click.echo(json.dumps({"rows": runs.rows, "rows_used": 0, "skipped": runs.skipped}, indent=2))
-        raise _nothing(runs)
-    name = profile or _profile_of(runs)
-    base = given or load_profile(name)
-    if runs.ignored:
-        click.echo(f"ignored columns: {', '.join(runs.ignored)}", err=True)
-    click.echo(
-        f"{len(parameters)} parameters, {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}, starting "
-        f"from {name}",
-        err=True,
-    )
-    found = fit_profile(
-        runs, parameters, held_frac, anyway=anyway, say=lambda stage: click.echo(f"{stage} ...", err=True)
-    )
-    if out is not None:
-        _write(out, name, base, found, runs, files)
+            click.echo(json.dumps({"rows": error.rows, "rows_used": 0, "skipped": error.skipped}, indent=2))
+        raise
     if as_json:
-        click.echo(json.dumps(as_data(name, base.spec, runs, found, out), indent=2, allow_nan=False))
-    else:
-        print_profile(name, base.spec, runs, found)
-        if out is not None:
-            from shlex import quote
-
-            click.echo(
-                f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile {quote(str(out))}",
-                err=True,
-            )
-
-
-def _names(texts: tuple[str, ...]) -> list[str]:
-    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
-
-
-def _check_out(out: Path, inputs: list[Path]) -> None:
-    """Refuse before minutes of fitting what could not be written."""
-    if out.suffix != ".toml":
-        raise InputError(f"--out is {str(out)!r}; it should end in .toml, after a name")
-    if out.is_dir():
-        raise InputError(f"--out {out} is a folder", hint="name a file in it")
-    if any(out.resolve() == path.resolve() for path in inputs):
-        raise InputError(f"--out would overwrite {out}, which is read", hint="name another file")
-    if out.exists() and not os.access(out, os.W_OK):
-        raise InputError(f"{out} cannot be written: permission denied", hint="name another file")
-    if not out.parent.is_dir():
-        raise InputError(f"{out} cannot be written: there is no folder {out.parent}", hint="make it first")
-    if not os.access(out.parent, os.W_OK):
-        raise InputError(f"{out} cannot be written: {out.parent} takes no files", hint="name another folder")
-
-
-def _nothing(runs: UserRuns) -> InputError:
-    from knee.cli.validate_tables import none_used
-
-    return InputError(none_used(f"none of the {runs.rows:,} rows can be used", runs.skipped))
-
-
-def _profile_of(runs: UserRuns) -> str:
-    """The one profile that all runs are of."""
-    if len(runs.profiles) > 1:
-        counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
-        raise InputError(
-            f"the runs are of several software stacks: {counted}",
-            hint="calibrate each by itself, or name the one that all are of with --profile",
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
+        return
+    print_profile(answer)
+    if out is not None:
+        click.echo(
+            f"try: knee simulate llama2-7b --cluster dgx-h100 --gpus 8 --local-batch 2 --profile {quote(str(out))}",
+            err=True,
         )
-    return next(iter(runs.profiles))
-
-
-def _write(
-    out: Path, name: str, base: Loaded[Profile], found: OwnProfile, runs: UserRuns, files: tuple[Path, ...]
-) -> None:
-    from datetime import date
-
-    from knee.fidelity.profile_file import profile_text
-    from knee.files import write_text
-
-    write_text(out, profile_text(name, base, found, runs, files=files, date=date.today().isoformat()))
-    click.echo(f"wrote {out}", err=True)

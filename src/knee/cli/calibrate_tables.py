@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,55 +10,15 @@ from knee.cli.table import print_heading, print_rows
 from knee.cli.validate_tables import print_counts, print_table
 
 if TYPE_CHECKING:
+    from knee.api.calibrate_result import Calibration
     from knee.fidelity.residuals import Residuals
     from knee.fidelity.user_profile import OwnProfile
-    from knee.fidelity.user_runs import UserRuns
-    from knee.specs.profile import Profile
 
 
-def as_data(name: str, base: Profile, runs: UserRuns, found: OwnProfile, out: Path | None) -> dict[str, Any]:
-    """For JSON."""
-    fit = found.fit
-    return {
-        "base": name,
-        "profile_file": None if out is None else str(out),
-        "rows": runs.rows,
-        "rows_used": runs.rows_used,
-        "runs": len(runs.pairs),
-        "checked": found.held_out is not None,
-        "kept_base": sorted(set(found.kept_base.values())),
-        "parameters": [
-            {
-                "name": row.field,
-                "meaning": row.meaning,
-                "before": row.before,
-                "after": row.after,
-                "fitted": row.fitted,
-                "determined": not row.why,
-                "uncertainty_left_frac": row.left,
-                "uncertainty_left_all_free_frac": row.marginal,
-                "confounded_with": row.partner,
-                "why_left": row.why or None,
-            }
-            for row in _parameters(base, found)
-        ],
-        **{
-            f"{what}_{when}": _plain(getattr(fit, f"{what}_{when}"))
-            for what in ("throughput", "memory")
-            for when in ("before", "after")
-        },
-        "held_out": None if found.held_out is None else asdict(found.held_out),
-        "skipped": runs.skipped,
-        "assumptions": runs.notes,
-        "ignored_columns": list(runs.ignored),
-        "warnings": list(found.warnings),
-    }
-
-
-def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -> None:
+def print_profile(answer: Calibration) -> None:
     """Tables on stdout."""
-    rows = _parameters(base, found)
-    fitted = [row for row in rows if not row.why]
+    name, runs, found, rows = answer.base, answer.runs, answer.found, answer.parameters
+    fitted = [row for row in rows if row.determined]
     print_heading(
         f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
         f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
@@ -72,12 +30,12 @@ def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -
             ["parameter", "before", "after", "uncertainty left", "all others free", "not told from", "meaning"],
             *(
                 [
-                    row.field,
-                    _shown(row.field, row.before),
-                    _shown(row.field, row.after),
-                    _share(row.left),
-                    _share(row.marginal),
-                    row.partner or "",
+                    row.name,
+                    _shown(row.name, row.before),
+                    _shown(row.name, row.after),
+                    _share(row.uncertainty_left_frac),
+                    _share(row.uncertainty_left_all_free_frac),
+                    row.confounded_with or "",
                     row.meaning,
                 ]
                 for row in fitted
@@ -90,9 +48,15 @@ def print_profile(name: str, base: Profile, runs: UserRuns, found: OwnProfile) -
         [
             ["parameter", "value", "uncertainty left", "why", "meaning"],
             *(
-                [row.field, _shown(row.field, row.before), _share(row.left), row.why, row.meaning]
+                [
+                    row.name,
+                    _shown(row.name, row.before),
+                    _share(row.uncertainty_left_frac),
+                    row.why_left or "",
+                    row.meaning,
+                ]
                 for row in rows
-                if row.why
+                if not row.determined
             ),
         ],
         right=(1, 2),
@@ -116,51 +80,6 @@ def _verdict(name: str, found: OwnProfile) -> str:
     if found.held_out is None:
         return "fitted, and not checked on other runs"
     return "fitted, and better on runs that were held back"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One parameter."""
-
-    field: str
-    meaning: str
-    before: float
-    after: float
-    fitted: float | None
-    """What the fit found, taken or not; None where it was not determined."""
-    left: float | None
-    """Uncertainty left over the prior's, with what was not determined at its value."""
-    marginal: float | None
-    """The same with all free."""
-    partner: str | None
-    """What it cannot be told from."""
-    why: str
-    """Why it was left; "" where it was not."""
-
-
-def _parameters(base: Profile, found: OwnProfile) -> list[_Row]:
-    from knee.fidelity.parameters import PARAMETERS
-
-    estimates = {e.parameter.path: e for e in found.fit.estimates}
-    rows = []
-    for p in PARAMETERS:
-        field, e = p.path.removeprefix("profile."), estimates.get(p.path)
-        before = float(getattr(base, field))
-        partner = None if e is None or e.confounded_with is None else e.confounded_with.removeprefix("profile.")
-        rows.append(
-            _Row(
-                field=field,
-                meaning=p.meaning,
-                before=before,
-                after=found.values.get(p.path, before),
-                fitted=found.fit.values.get(p.path),
-                left=None if e is None else e.uncertainty,
-                marginal=None if e is None else e.marginal,
-                partner=partner,
-                why=found.left.get(p.path, ""),
-            )
-        )
-    return rows
 
 
 def _print_errors(found: OwnProfile) -> None:
@@ -210,7 +129,3 @@ def _shown(field: str, value: float) -> str:
 
     unit = dimension(field)
     return f"{round(value, 4):g}" if unit in (None, "frac") else show(value, unit)
-
-
-def _plain(residuals: Residuals | None) -> dict[str, Any] | None:
-    return None if residuals is None else asdict(residuals)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import click
+
+if TYPE_CHECKING:
+    from click._termui_impl import ProgressBar
 
 T = TypeVar("T")
 PATIENCE_S = 1.0
@@ -35,6 +38,53 @@ def _told(items: Iterable[T], label: str, length: int) -> Iterator[T]:
             last_s = time.monotonic()
             click.echo(f"{label.rstrip()}: {done:,} of {length:,}", err=True)
         yield item
+
+
+class Bars:
+    """A bar on stderr for each thing that is counted, by its name; where that is no terminal, lines."""
+
+    def __init__(self, *, least: int = 0, width: int = 0) -> None:
+        self.least = least
+        """What has no more items is not shown."""
+        self.width = width
+        """Of names, so that bars stand below each other."""
+        self.terminal = sys.stderr.isatty()
+        self.what: str | None = None
+        self.last_s = 0.0
+        self.bar: ProgressBar[int] | None = None
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """So many of it are done."""
+        if total <= self.least:
+            return
+        if what != self.what:
+            self._begin(what, total)
+        if self.bar is not None:
+            self.bar.update(done - self.bar.pos)
+        elif done < total and done and time.monotonic() - self.last_s >= LINES_S:
+            self.last_s = time.monotonic()
+            click.echo(f"{what}: {done:,} of {total:,}", err=True)
+
+    def _begin(self, what: str, total: int) -> None:
+        self._end()
+        label = f"{what:{self.width}}" if self.width else what
+        self.what, self.last_s = what, time.monotonic()
+        if self.terminal:
+            self.bar = click.progressbar(length=total, label=label, file=sys.stderr)
+            self.bar.__enter__()
+        else:
+            click.echo(label, err=True)
+
+    def _end(self) -> None:
+        if self.bar is not None:
+            self.bar.__exit__(None, None, None)
+        self.what = self.bar = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
 
 class Patience:

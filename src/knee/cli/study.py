@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,13 @@ from knee.cli.options import Word
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.study.quantities import Row
+    from knee.api.study import Launcher
     from knee.study.questions import Point
-    from knee.study.run import Ran
 
 DEFAULT_OUT = "out"
 LAUNCHERS = ("simulate", "local")
-CHANGES = ("model", "cluster", "profile", "gpus", "local_batch", "global_batch", "seq_len")
+NAME_WIDTH = 12
+"""Of studies beside their bars."""
 
 
 class Studies(click.Group):
@@ -220,158 +220,48 @@ def _run(
     *,
     out: Path,
     as_json: bool,
-    launcher: str = "simulate",
+    launcher: Launcher = "simulate",
     records: Sequence[Path] = (),
     sets: Sequence[str] = (),
     steps: int | None = None,
     no_page: bool = False,
 ) -> None:
-    from knee.files import make_folder
-    from knee.study.files import study_names
-    from knee.study.run import points_to_run, results, strangers
-    from knee.study.store import Store
+    from knee.api.study import run_studies
+    from knee.cli.overrides import parse_sets
+    from knee.cli.progress import Bars
+    from knee.cli.study_answer import print_answer
 
-    if steps is not None and (launcher != "local" or steps < 1):
-        raise InputError(f"--steps {steps}: real runs have at least one step", hint="it goes with --launcher local")
     if not no_page:  # not after everything has been run
         from knee.figures.vega import load
 
         load("altair"), load("vl_convert")
-    names = list(dict.fromkeys(names)) or study_names()
-    changes = changes_of(sets)
-    measured: list[tuple[Point | None, Mapping[str, Any]]] = []
-    measured += [(None, record) for path in records for record in _records(path)]
-    points = points_to_run(names, changes)
-    make_folder(out)
-    store = Store(out / "records", _warn)
-    found = list(_recorded(points, store))
-    if launcher == "local":
-        measured += _trained(points, out / "runs", steps)
-    for record in strangers(found, [record for point, record in measured if point is None]):
-        _warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
-    ran = results(names, found, measured, changes, kept=out / ".kept")
-    impossible = sum(len(one.impossible) for one in ran)
+    with Bars(width=NAME_WIDTH) as bars:
+        answer = run_studies(
+            *names,
+            out=out,
+            launcher=launcher,
+            records=records,
+            overrides=parse_sets(sets),
+            steps=steps,
+            progress=bars,
+            say=lambda sentence: click.echo(sentence, err=True),
+        )
     click.echo(
-        f"{len(found):,} points: {store.made:,} simulated, {store.reused:,} kept from before"
-        + (f", {impossible:,} cannot be" if impossible else "")
-        + (f", {len(measured):,} measured" if measured else ""),
+        f"{answer.points:,} points: {answer.simulated:,} simulated, {answer.reused:,} kept from before"
+        + (f", {answer.impossible:,} cannot be" if answer.impossible else "")
+        + (f", {answer.measured:,} measured" if answer.measured else ""),
         err=True,
     )
-    _write(ran, out, names, as_json=as_json, no_page=no_page, given=_given(names, out, launcher, records, sets))
-
-
-def _recorded(points: Sequence[Point], store: Any) -> Iterator[Row]:
-    """Point by point, with a bar for each study."""
-    from itertools import groupby
-
-    from knee.cli.progress import progress
-    from knee.study.run import recorded
-
-    for name, group in groupby(points, key=lambda point: point.study):
-        some = list(group)
-        yield from progress(recorded(some, store.record), f"{name:12}", len(some))
-
-
-def _trained(points: Sequence[Point], folder: Path, steps: int | None) -> list[tuple[Point, Mapping[str, Any]]]:
-    """Real runs of the points that this machine can train; how many it cannot is said, and why."""
-    from collections import Counter
-
-    from knee.cli.progress import progress
-    from knee.launch.machine import LocalDevices
-    from knee.probe.machine import need_torch
-    from knee.study.real import refused as refused_by
-    from knee.study.real import trained
-
-    need_torch("knee study run --launcher local")
-    machine = LocalDevices.here()
-    refused = {point: refused_by(machine, point) for point in points}
-    able = [point for point in points if refused[point] is None]
-    for why, count in Counter(why for why in refused.values() if why).items():
-        click.echo(f"{count:,} points are simulated only: {why}", err=True)
-    if not able:
-        raise InputError(
-            "none of these points can be trained here",
-            hint="make them smaller, for example --set cluster=cpu --set model=llama-tiny "
-            "--set profile=eager --set gpus=4 --set seq_len=64",
-        )
-    runs = progress(trained(able, folder, steps=steps, warn=_warn), "training", len(able))
-    return [(point, record) for point, record in runs if record is not None]
-
-
-def _write(ran: Sequence[Ran], out: Path, names: Sequence[str], *, as_json: bool, no_page: bool, given: str) -> None:
-    """Tables and the answer first, because they need nothing that may be missing; then figures and the page."""
-    from knee.cli.study_answer import as_data, print_answer
-    from knee.files import csv_text, write_text
-    from knee.study.claims import Tally
-    from knee.study.store import fidelity_kept
-    from knee.study.tables import write_tables
-
-    fidelity = fidelity_kept(out / ".kept")
-    verdicts = [verdict for one in ran for verdict in one.verdicts]
-    write_tables(ran, out)
-    if verdicts:
-        write_text(out / "claims.csv", csv_text([asdict(v) for v in verdicts]))
-    write_text(out / "fidelity.csv", csv_text([asdict(s) for s in fidelity.sources]))
+    # the answer first, because it needs nothing that may be missing; then figures and the page
+    ran = [one.study.name for one in answer.ran]
     if as_json:
-        click.echo(json.dumps(as_data(ran, fidelity), indent=2, allow_nan=False))
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:
-        print_answer(ran, fidelity, whole=len(names) > 1)
+        print_answer(answer, whole=len(ran) > 1)
     if not no_page:
-        from knee.report.study import write_page
-
-        click.echo(f"wrote {write_page(ran, fidelity, out, command=given)}", err=True)
-    click.echo(f"claims: {Tally.of(verdicts)}", err=as_json)
-
-
-def changes_of(sets: Sequence[str]) -> dict[str, Any]:
-    """What ``--set`` changes of every grid; a list where it has commas."""
-    from knee.cli import nearest
-    from knee.cli.overrides import parse_sets
-
-    changes: dict[str, Any] = {}
-    for key, text in parse_sets(list(sets)):
-        if key not in CHANGES:
-            raise InputError(
-                f"--set {key}: a grid has {', '.join(CHANGES)}",
-                hint=nearest(key, CHANGES) or "other values are changed in a study file",
-            )
-        values = [part.strip() for part in text.split(",")]
-        changes[key] = tuple(values if key in ("model", "cluster", "profile") else (_number(key, v) for v in values))
-    if {"local_batch", "global_batch"} <= changes.keys():
-        raise InputError("--set local_batch and --set global_batch are both given", hint="give one of them")
-    return changes
-
-
-def _number(key: str, text: str) -> float | int:
-    try:
-        value = float(text) if key == "local_batch" else int(text)
-    except ValueError:
-        raise InputError(f"--set {key}={text}: it should be a number") from None
-    if not 0 < value < float("inf"):
-        raise InputError(f"--set {key}={text}: it should be more than 0, and finite")
-    return value
-
-
-def _records(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Measured records of a file, a run's folder, or the folders below one."""
-    from knee.fidelity.side_by_side import read_record
-    from knee.fidelity.user_runs import records_in
-    from knee.study.rows import step_row
-
-    for file in records_in([path]):
-        record = read_record(file)
-        if record.get("kind", "measured") != "measured":
-            raise InputError(
-                f"{file} is a {record['kind']} record, not a measured one", hint="simulated points need not be given"
-            )
-        try:
-            step_row(record, study="", series="")
-        except (KeyError, TypeError, ValueError, ArithmeticError):
-            raise InputError(
-                f"{file} does not say which model, plan and sizes it was measured with",
-                hint="`knee train` leaves records that do",
-            ) from None
-        yield record
+        written = answer.write_page(command=_given(names, out, launcher, records, sets))
+        click.echo(f"wrote {written}", err=True)
+    click.echo(f"claims: {answer.tally}", err=as_json)
 
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
@@ -381,11 +271,8 @@ def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Pat
     words = ["knee", "study"]
     rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]
     rest += [] if launcher == "simulate" else [f"--launcher {launcher}"]
-    some = [] if list(names) == study_names() else list(names)
+    some = list(dict.fromkeys(names))
+    some = [] if some == study_names() else some
     words += ["run", *some] if some or rest else []
     rest += [] if str(out) == DEFAULT_OUT else [f"--out {shlex.quote(str(out))}"]
     return " ".join([*words, *rest])
-
-
-def _warn(message: str) -> None:
-    click.echo(f"warning: {message}", err=True)

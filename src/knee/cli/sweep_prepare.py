@@ -144,11 +144,12 @@ def _need_commands(site: Site, program: Sequence[str]) -> None:
 def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[Wanted]:
     """The points of a grid with their jobs."""
     from knee.cli import nearest
-    from knee.cli.study import changes_of
+    from knee.cli.overrides import parse_sets
     from knee.errors import SpecError
     from knee.launch.preflight import Wanted
     from knee.limits import MOST_RUNS
     from knee.study.answers import job_of
+    from knee.study.changes import changes_of
     from knee.study.files import load_study
     from knee.study.questions import all_points, check_count
 
@@ -157,12 +158,13 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     except InputError as error:
         close = nearest(grid, commands) if not grid.endswith(".toml") else None
         raise InputError(error.message, hint=close or error.hint) from None
-    check_count([study], changes_of(sets), most=MOST_RUNS)
-    points = list(all_points(study, changes_of(sets)))
+    changes = changes_of(parse_sets(sets))
+    check_count([study], changes, most=MOST_RUNS)
+    points = list(all_points(study, changes))
     if not points:
         raise InputError(f"{grid} has no grid of training steps", hint="`knee study list` has studies with runs")
     # what a series keeps while its GPUs grow: the batch of each of them, or the batch of all
-    given = {name for name in ("local_batch", "global_batch") if name in changes_of(sets)}
+    given = {name for name in ("local_batch", "global_batch") if name in changes}
     weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
     found = []
     for point in watched(points, "checking"):

@@ -1,48 +1,16 @@
-"""Bandwidths of collectives in ``knee validate``: what is read, written and printed of them."""
+"""Bandwidths of collectives in ``knee validate``: what is printed of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from knee.cli.validate_tables import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
     from knee.fidelity.bandwidth_errors import BandwidthValidation
-    from knee.fidelity.bandwidths import BandwidthFile
     from knee.fidelity.residuals import Residuals
 
 LARGE = "messages of 16 MiB and more"
-
-
-def as_data(file: BandwidthFile, found: BandwidthValidation) -> dict[str, Any]:
-    """For JSON."""
-    from knee.fidelity.bandwidth_errors import LARGE_BYTES
-
-    data = asdict(replace(found, predictions={}, reasons={}))
-    del data["predictions"], data["reasons"]
-    return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": list(file.ignored)}
-
-
-def rows(file: BandwidthFile, found: BandwidthValidation) -> Iterator[dict[str, Any]]:
-    """One record a row of the file."""
-    for row in file.rows:
-        p = found.predictions.get(row.line)
-        yield {
-            "line": row.line,
-            "source": row.source,
-            "collective": row.operation,
-            "skipped": found.reasons.get(row.line),
-            "gpus": row.setting and row.setting.n_gpus,
-            "nodes": p and p.nodes,
-            "message_bytes": row.setting and row.setting.message_bytes,
-            "cluster": p and p.cluster,
-            "measured_bus_bytes_per_s": row.bus_bytes_per_s,
-            "median_bus_bytes_per_s": p and p.reading.bus_bytes_per_s,
-            "predicted_bus_bytes_per_s": p and p.bus_bytes_per_s,
-            "error_frac": p and p.error_frac,
-        }
 
 
 def print_bandwidths(found: BandwidthValidation) -> None:

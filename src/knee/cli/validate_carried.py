@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from knee.cli.validate_tables import print_table
 
 if TYPE_CHECKING:
-    from knee.fidelity.bandwidth_errors import BandwidthValidation
+    from knee.api.validate_result import CarriedValidation
     from knee.fidelity.carried_set import CarriedFidelity
     from knee.fidelity.validation import Validation
-    from knee.study.claims import Verdict
 
 
 def percent(value: float | None) -> str:
     """Or nothing."""
     return "" if value is None else f"{value:.1%}"
-
-
-def as_data(found: CarriedFidelity, verdicts: list[Verdict]) -> dict[str, Any]:
-    """For JSON."""
-    from knee.study.claims import Tally
-
-    return {**asdict(found), "claims": {"tally": asdict(Tally.of(verdicts)), "verdicts": [asdict(v) for v in verdicts]}}
 
 
 def print_fidelity(found: CarriedFidelity) -> None:
@@ -82,15 +73,14 @@ def print_sources(found: CarriedFidelity) -> None:
         click.echo(f"  - {s.source}: {s.reference}")
 
 
-def print_own(found: CarriedFidelity, runs: Validation, links: BandwidthValidation, verdicts: list[Verdict]) -> None:
+def print_own(answer: CarriedValidation) -> None:
     """All of it."""
     from knee.cli.validate_bandwidths import print_scores as print_links
     from knee.cli.validate_runs import print_scores
-    from knee.study.claims import Tally
 
-    print_fidelity(found)
-    click.echo(_why_they_differ(found, runs))
-    print_scores(runs)
-    print_links(links)
-    print_sources(found)
-    click.echo(f"claims of arXiv 2411.13055: {Tally.of(verdicts)} (`knee study` shows them one by one)")
+    print_fidelity(answer.fidelity)
+    click.echo(_why_they_differ(answer.fidelity, answer.runs.found))
+    print_scores(answer.runs.found)
+    print_links(answer.bandwidths.found)
+    print_sources(answer.fidelity)
+    click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` shows them one by one)")

@@ -1,54 +1,16 @@
-"""Training runs in ``knee validate``: what is read, written and printed of them."""
+"""Training runs in ``knee validate``: what is printed of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 
 from knee.cli.validate_tables import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
-    from knee.fidelity.runs import RunFile
     from knee.fidelity.validation import Score, Validation
-
-
-def as_data(runs: RunFile, found: Validation) -> dict[str, Any]:
-    """For JSON."""
-    return {
-        "median_of_sources_frac": found.headline_frac,
-        "all": asdict(found.all),
-        "sources": {name: asdict(score) for name, score in found.sources.items()},
-        "stacks": found.stacks,
-        "assumptions": found.notes,
-        "ignored_columns": list(runs.ignored),
-    }
-
-
-def rows(runs: RunFile, found: Validation) -> Iterator[dict[str, Any]]:
-    """One record a row of the file."""
-    for row in runs.rows:
-        p = found.predictions.get(row.line)
-        yield {
-            "line": row.line,
-            "id": row.id,
-            "source": row.source,
-            "status": row.status,
-            "skipped": found.reasons.get(row.line),
-            "stack": p and p.stack,
-            "published_tokens_per_s_per_gpu": row.tokens_per_s_per_gpu,
-            "median_tokens_per_s_per_gpu": p and p.run.tokens_per_s_per_gpu,
-            "predicted_tokens_per_s_per_gpu": p and p.tokens_per_s_per_gpu,
-            "error_frac": p and p.error_frac,
-            "published_memory_bytes": row.memory_bytes,
-            "median_memory_bytes": p and p.run.memory_bytes,
-            "predicted_memory_bytes": p and p.memory_bytes,
-            "memory_error_frac": p and p.memory_error_frac,
-            "fits": p and p.fits,
-            "assumptions": p and "; ".join(p.notes),
-        }
 
 
 def print_runs(found: Validation) -> None:

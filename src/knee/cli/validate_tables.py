@@ -58,16 +58,6 @@ def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
     )
 
 
-def none_used(what: str, skipped: Mapping[str, int]) -> str:
-    """The message where no row can be used: all reasons, those that differ in a value only as one."""
-    from knee.fidelity.reasons import aggregated
-
-    reasons = aggregated(skipped)
-    lines = [f"  - {rows:,} row{'s' if rows > 1 else ''}: {reason}" for reason, rows in list(reasons.items())[:SHOWN]]
-    more = [f"  - and {len(reasons) - SHOWN:,} more reasons"] if len(reasons) > SHOWN else []
-    return "\n".join([f"{what}:", *lines, *more])
-
-
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
     """The sentences that most rows have."""
     from knee.cli.table import print_heading

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 SHOWN = 3
 """Values that are named of a reason."""
+MOST_REASONS = 12
+"""Reasons that an error lists."""
 _VALUE = re.compile(r"'[^']*'|(?<![\w.-])\d[\d,.]*\w*")
 
 
@@ -27,3 +29,11 @@ def _named(reasons: Sequence[str]) -> str:
     values = list(dict.fromkeys(" and ".join(_VALUE.findall(reason.partition("; ")[0])) for reason in reasons))
     more = f" and {len(values) - SHOWN:,} more" if len(values) > SHOWN else ""
     return ", ".join(values[:SHOWN]) + more
+
+
+def none_used(what: str, skipped: Mapping[str, int]) -> str:
+    """The message where no row can be used: all reasons, those that differ in a value only as one."""
+    reasons = list(aggregated(skipped).items())
+    lines = [f"  - {rows:,} row{'s' if rows > 1 else ''}: {reason}" for reason, rows in reasons[:MOST_REASONS]]
+    more = [f"  - and {len(reasons) - MOST_REASONS:,} more reasons"] if len(reasons) > MOST_REASONS else []
+    return "\n".join([f"{what}:", *lines, *more])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.record.measurement import Kind
 from knee.text_files import read_text
 from knee.units import show
@@ -67,20 +67,29 @@ def read_record(path: Path) -> dict[str, Any]:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
-            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}", hint=FORM
+            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}",
+            hint=FORM,
+            code="unreadable",
         ) from None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):
-        raise InputError(f"{file} is not a JSON document", hint=FORM) from None
+        raise InputError(f"{file} is not a JSON document", hint=FORM, code="not-json") from None
+    return checked_record(record, str(file))
+
+
+def checked_record(record: object, name: str) -> dict[str, Any]:
+    """A document as a record that can be compared, or refused; ``name`` is what errors call it."""
     if isinstance(record, dict) and record.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
         record = record.get("record")
     if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
-        raise InputError(f"{file} is not a record", hint=FORM)
+        raise InputError(f"{name} is not a record", hint=FORM, code="not-a-record")
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
-        raise InputError(f"{file} has nothing that could be compared", hint=FORM)
-    if not isinstance(record.get("flop_convention", ""), str):
-        raise InputError(f"{file}: flop_convention is not a name", hint=FORM)
+        raise InputError(f"{name} has nothing that could be compared", hint=FORM, code="not-a-record")
+    if not isinstance(record.get("flop_convention"), (str, type(None))):  # of a trace it is not known
+        raise InputError(
+            f"{name}: flop_convention is not a name", hint=FORM, code="not-a-record", field="flop_convention"
+        )
     return record
 
 
@@ -96,7 +105,9 @@ def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
         raise InputError(
             f"{known[0][0]} counts FLOP by the {known[0][1]} convention and {other[0]} by {other[1]}: their MFU cannot "
             "be compared",
-            hint="make both with the same --flop-convention",
+            hint=f"make both with the same {argument('flop_convention')}",
+            code="mixed-flop-conventions",
+            field="flop_convention",
         )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.fidelity.calibration import Calibration, Estimate, calibrate
 from knee.fidelity.cases import grouped, predicted
 from knee.fidelity.parameters import PARAMETERS, Parameter, Values
@@ -63,18 +63,25 @@ class OwnProfile:
 def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
     """The parameters that are fitted; names with or without ``profile.``."""
     known = {p.path.removeprefix("profile."): p for p in PARAMETERS}
-    for option, names in (("--only", only), ("--fix", fixed)):
+    for option, names in (("only", only), ("fix", fixed)):
         for name in names:
             if name.removeprefix("profile.") not in known:
                 close = did_you_mean(name, known)
                 raise InputError(
-                    f"{option} {name}: no such parameter can be fitted",
+                    f"{argument(option)} {name}: no such parameter can be fitted",
                     hint=f"did you mean {close}?" if close else f"known are {', '.join(known)}",
+                    code="unknown-choice",
+                    field=option,
                 )
     wanted = {name.removeprefix("profile.") for name in only} or set(known)
     wanted -= {name.removeprefix("profile.") for name in fixed}
     if not wanted:
-        raise InputError("--only and --fix leave nothing to fit", hint="name other parameters")
+        raise InputError(
+            f"{argument('only')} and {argument('fix')} leave nothing to fit",
+            hint="name other parameters",
+            code="nothing-to-fit",
+            field="fix",
+        )
     return [p for name, p in known.items() if name in wanted]
 
 
@@ -96,6 +103,7 @@ def fit_profile(
         raise InputError(
             f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be told by the steps of a probe",
             hint="name other parameters, or give runs of training",
+            code="nothing-to-fit",
         )
     held_out = _held_out(runs.pairs, free, held_frac, say)
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
@@ -106,7 +114,9 @@ def fit_profile(
     said = _warnings(runs, fit, held_out, held_frac)
     values = {path: value for path, value in fit.values.items() if path not in kept_base}
     said += _of_memory(runs, values)
-    said += [f"{why}; --anyway took the fitted values" for why in dict.fromkeys(no_better.values()) if anyway]
+    said += [
+        f"{why}; {argument('anyway')} took the fitted values" for why in dict.fromkeys(no_better.values()) if anyway
+    ]
     return OwnProfile(fit=fit, left=left | kept_base, held_out=held_out, kept_base=kept_base, warnings=tuple(said))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
 
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.limits import MOST_TRACE_BYTES
 from knee.trace.audit import Audit, audit
 from knee.trace.blocks import too_large
@@ -96,7 +96,12 @@ def analyse(
     """
     given = find_files([paths] if isinstance(paths, (str, Path)) else paths)
     if skip < 0 or (steps is not None and steps < 1):
-        raise InputError(f"skip {skip} and steps {steps}: no step is left", hint="skip is 0 or more, steps 1 or more")
+        raise InputError(
+            f"skip {skip} and steps {steps}: no step is left",
+            hint="skip is 0 or more, steps 1 or more",
+            code="out-of-range",
+            field="skip" if skip < 0 else "steps",
+        )
     found = _read_all(given.files, classes or classes_of(), axes, cache, progress)
     traces = _numbered([trace for trace in found if isinstance(trace, Trace)])
     failed = [(path, why) for path, why in zip(given.files, found, strict=True) if isinstance(why, InputError)]
@@ -189,11 +194,17 @@ def _chosen(traces: Sequence[Trace], skip: int, steps: int | None) -> list[slice
     wanted = every[skip:] if steps is None else every[skip : skip + steps]
     if not wanted:
         raise InputError(
-            f"{where} has {len(every)} profiler steps; none is left after --skip {skip}",
-            hint="skip fewer, or leave --skip and --steps out to measure all of the trace",
+            f"{where} has {len(every)} profiler steps; none is left after {argument('skip')} {skip}",
+            hint=f"skip fewer, or leave {argument('skip')} and {argument('steps')} out to measure all of the trace",
+            code="no-steps",
+            field="skip",
         )
     if steps is not None and len(wanted) < steps:
-        raise InputError(f"{where} has {len(every)} profiler steps; {steps} after {skip} skipped are not there")
+        raise InputError(
+            f"{where} has {len(every)} profiler steps; {steps} after {skip} skipped are not there",
+            code="no-steps",
+            field="steps",
+        )
     if where != "every rank":
         return [slice(wanted[0], wanted[-1] + 1)] * len(traces)
     first, last = numbers[0][wanted[0]], numbers[0][wanted[-1]]

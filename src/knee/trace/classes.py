@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from knee.columns import Bools
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.limits import MOST_TOML_BYTES
 from knee.text_files import read_text
 from knee.trace.columns import KERNEL, Int64, RankTrace
@@ -73,9 +73,14 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     own = list(known_classes().entries)
     first: list[KernelClass] = []
     for pattern in patterns:
-        if user_pattern(pattern, "--comm-pattern").search(""):
-            raise InputError(f"--comm-pattern {pattern!r} is found in every name: all would be communication",
-                             hint="give a part of the names that are meant")  # fmt: skip
+        option = argument("comm_pattern")
+        if user_pattern(pattern, option).search(""):
+            raise InputError(
+                f"{option} {pattern!r} is found in every name: all would be communication",
+                hint="give a part of the names that are meant",
+                code="too-general",
+                field="comm_pattern",
+            )
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
         first += _entries(_toml(file), str(file))
@@ -83,8 +88,10 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     entries = [*first, *own]
     if unknown := always - {entry.name for entry in entries}:
         raise InputError(
-            f"--comm {min(unknown)}: there is no such class of kernels",
+            f"{argument('comm')} {min(unknown)}: there is no such class of kernels",
             hint=f"classes are {', '.join(entry.name for entry in entries)}",
+            code="unknown-choice",
+            field="comm",
         )
     return Classes(
         entries=tuple(replace(e, communication=True, side_only=False) if e.name in always else e for e in entries)

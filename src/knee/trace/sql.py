@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from knee.errors import InputError, MissingExtra
+from knee.errors import InputError, MissingExtra, argument
 from knee.trace.analyse import Analysis, RankAnalysis
 from knee.trace.columns import COPY, FILL, KERNEL, Int64
 from knee.trace.loads import UNKNOWN, CollectiveLoad
@@ -53,17 +53,24 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
         try:
             _fill(connection, analysis)
         except (duckdb.Error, ImportError) as error:  # older ones take no arrays without pandas
-            raise MissingExtra(f"--sql needs DuckDB 1.3 or later, here is {duckdb.__version__}",
+            raise MissingExtra(f"{argument('sql')} needs DuckDB 1.3 or later, here is {duckdb.__version__}",
                                hint=f"{INSTALL} --upgrade") from error  # fmt: skip
         for setting in ("temp_directory = ''", "enable_external_access = false", "lock_configuration = true"):
             connection.execute(f"SET {setting}")
         try:
             answer = connection.execute(sql)
             if answer is None or answer.description is None:
-                raise InputError("--sql: there is no query in it", hint=tables())
+                raise InputError(
+                    f"{argument('sql')}: there is no query in it", hint=tables(), code="invalid-query", field="sql"
+                )
             return _told_apart([column[0] for column in answer.description]), answer.fetchall()
         except (duckdb.Error, RuntimeError, UnicodeError) as error:  # what its own code throws is no duckdb.Error
-            raise InputError(f"--sql: {(str(error).splitlines() or [''])[0]}", hint=tables()) from None
+            raise InputError(
+                f"{argument('sql')}: {(str(error).splitlines() or [''])[0]}",
+                hint=tables(),
+                code="invalid-query",
+                field="sql",
+            ) from None
 
 
 def _told_apart(names: list[str]) -> list[str]:
@@ -95,7 +102,7 @@ def _duckdb() -> Any:
     try:
         return importlib.import_module("duckdb")
     except ModuleNotFoundError:
-        raise MissingExtra("--sql needs DuckDB", hint=INSTALL) from None
+        raise MissingExtra(f"{argument('sql')} needs DuckDB", hint=INSTALL, field="sql") from None
 
 
 def _fill(connection: Any, analysis: Analysis) -> None:

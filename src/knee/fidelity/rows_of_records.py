@@ -1,26 +1,21 @@
-"""One's own runs in ``knee validate``: records in the folder of a sweep or a run, or in a file of JSON."""
+"""One's own records as the rows of a table: those in the folder of a sweep or a run, or in a file of JSON."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from knee.fidelity.cases import Ask
-    from knee.fidelity.jobs_of_runs import RunJob
-    from knee.fidelity.runs import RunFile, Setting
-    from knee.fidelity.user_records import Recorded
-    from knee.specs import Cluster, Profile
+from knee.fidelity.cases import Ask
+from knee.fidelity.csv_cells import text_of
+from knee.fidelity.jobs_of_runs import RunJob
+from knee.fidelity.runs import Row, RunFile, Setting
+from knee.fidelity.user_records import Recorded, read_records
+from knee.fidelity.user_runs import records_in
+from knee.specs import Cluster, Profile
 
 
 def records_of(path: Path, text: str | None, profile: Profile | None, cluster: Cluster | None) -> tuple[RunFile, Ask]:
     """Every record as a row, and what finds the job of one; ``text`` is that of a file, None of a folder."""
-    from knee.fidelity.csv_cells import text_of
-    from knee.fidelity.runs import Row, RunFile
-    from knee.fidelity.user_records import read_records
-    from knee.fidelity.user_runs import records_in
-
     found: list[tuple[str, Recorded]] = []
     for one in [path] if text is not None else records_in([path]):
         name = None if text is not None else str(one.parent.relative_to(path))

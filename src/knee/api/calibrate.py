@@ -1,0 +1,153 @@
+"""``knee.calibrate``: a user's own runs -> a software profile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from knee.api.calibrate_result import Calibration
+from knee.api.request import ClusterLike, named_cluster
+from knee.errors import InputError, argument, either
+from knee.fidelity.calibration import need_scipy
+from knee.fidelity.reasons import none_used
+from knee.fidelity.user_profile import chosen, fit_profile
+from knee.fidelity.user_runs import UserRuns, read_user_runs
+from knee.specs.load import load_profile
+
+MOST_HELD_FRAC = 0.5
+"""Most that may be held back."""
+Say = Callable[[str], None]
+
+
+class NothingUsable(InputError):
+    """None of the rows and records of the files can be used."""
+
+    code = "nothing-usable"
+
+    def __init__(self, runs: UserRuns) -> None:
+        super().__init__(none_used(f"none of the {runs.rows:,} rows can be used", runs.skipped), field="files")
+        self.rows = runs.rows
+        self.skipped = runs.skipped
+        """Why rows were skipped -> how many."""
+
+
+def calibrate(
+    files: str | Path | Iterable[str | Path],
+    *,
+    profile: str | Path | None = None,
+    cluster: ClusterLike | None = None,
+    only: str | Iterable[str] = (),
+    fix: str | Iterable[str] = (),
+    hold_out: float = 0.25,
+    anyway: bool = False,
+    out: str | Path | None = None,
+    progress: Say | None = None,
+) -> Calibration:
+    """Fit a software profile on measured runs, and say what they can and cannot tell.
+
+    ``files`` are CSV files as for ``knee.validate``, JSON of knee's own records, readings of ``knee probe steps``, or
+    folders of ``knee sweep`` or ``knee train``, in any mix; all of one software stack. ``profile`` (a name or a TOML
+    file) is what the fit starts from, and ``cluster`` is where all runs were; both are what the runs tell if left out.
+    ``only`` fits these parameters alone, such as ``["launch_s", "gemm_scale"]``; ``fix`` leaves some as they are.
+    ``hold_out`` is the share of runs that a first fit does not see and is tried on, up to 0.5; ``anyway`` takes fitted
+    values even where those runs are predicted no better with them. ``out`` is a TOML file to write the profile to.
+
+    ``progress`` is called with a sentence about what is being done. It needs SciPy: ``pip install 'knee[fit]'``.
+
+    >>> import knee
+    >>> mine = knee.calibrate("runs.csv", out="mine.toml")  # doctest: +SKIP
+    >>> mine.values  # doctest: +SKIP
+    {'launch_s': 5.1e-06, 'stream_scale': 1.18}
+    >>> knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2, profile="mine.toml")  # doctest: +SKIP
+    """
+    paths = tuple(dict.fromkeys(Path(file) for file in _listed(files)))
+    if not paths:
+        raise InputError(
+            "a file of runs is needed",
+            hint=either(
+                'knee.calibrate("runs.csv", out="mine.toml")',
+                "knee calibrate runs.csv -o mine.toml; --help says of what form",
+            ),
+            code="missing-argument",
+            field="files",
+        )
+    if not 0 <= hold_out <= MOST_HELD_FRAC:
+        raise InputError(
+            f"{argument('hold_out')} is {hold_out:g}; it must be between 0 and {MOST_HELD_FRAC:g}",
+            code="out-of-range",
+            field="hold_out",
+        )
+    parameters = chosen(_names(only), _names(fix))
+    need_scipy()
+    target = None if out is None else Path(out)
+    if target is not None:
+        _check_out(target, [*paths, *(Path(ref) for ref in (profile, cluster) if isinstance(ref, (str, Path)))])
+    given = None if profile is None else load_profile(str(profile))
+    where = None if cluster is None else named_cluster(cluster).spec
+    runs = read_user_runs(paths, None if given is None else given.spec, where)
+    if not runs.pairs:
+        raise NothingUsable(runs)
+    name = _profile_of(runs) if profile is None else str(profile)
+    base = given or load_profile(name)
+    say = progress or _silent
+    if runs.ignored:
+        say(f"ignored columns: {', '.join(runs.ignored)}")
+    counted = f"{len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}"
+    say(f"{len(parameters)} parameters, {counted}, starting from {name}")
+    found = fit_profile(runs, parameters, hold_out, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
+    answer = Calibration(base=name, base_profile=base, files=paths, runs=runs, found=found)
+    if target is None:
+        return answer
+    answer.write(target)
+    say(f"wrote {target}")
+    return replace(answer, profile_file=target)
+
+
+def _silent(_: str) -> None:
+    """Progress that nobody asked for."""
+
+
+def _listed(files: str | Path | Iterable[str | Path]) -> list[str | Path]:
+    return [files] if isinstance(files, (str, Path)) else list(files)
+
+
+def _names(texts: str | Iterable[str]) -> list[str]:
+    """Names by commas, or one by one."""
+    listed = [texts] if isinstance(texts, str) else texts
+    return [name.strip() for text in listed for name in text.split(",") if name.strip()]
+
+
+def _check_out(out: Path, inputs: list[Path]) -> None:
+    """Refuse before minutes of fitting what could not be written."""
+    option = argument("out")
+    other, folder = "name another file", out.parent
+    problem: tuple[str, str | None] | None = None
+    if out.suffix != ".toml":
+        problem = f"{option} is {str(out)!r}; it should end in .toml, after a name", None
+    elif out.is_dir():
+        problem = f"{option} {out} is a folder", "name a file in it"
+    elif any(out.resolve() == path.resolve() for path in inputs):
+        problem = f"{option} would overwrite {out}, which is read", other
+    elif out.exists() and not os.access(out, os.W_OK):
+        problem = f"{out} cannot be written: permission denied", other
+    elif not folder.is_dir():
+        problem = f"{out} cannot be written: there is no folder {folder}", "make it first"
+    elif not os.access(folder, os.W_OK):
+        problem = f"{out} cannot be written: {folder} takes no files", "name another folder"
+    if problem is not None:
+        raise InputError(problem[0], hint=problem[1], code="not-writable", field="out")
+
+
+def _profile_of(runs: UserRuns) -> str:
+    """The one profile that all runs are of."""
+    if len(runs.profiles) > 1:
+        counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
+        raise InputError(
+            f"the runs are of several software stacks: {counted}",
+            hint=f"calibrate each by itself, or name the one that all are of with {argument('profile')}",
+            code="several-stacks",
+            field="profile",
+        )
+    return next(iter(runs.profiles))

@@ -1,0 +1,284 @@
+"""``knee.run_studies``: the paper's experiments, and questions beyond it, on the simulator or for real."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+from knee.api.progress import Counted, watched
+from knee.api.result import Result, flat
+from knee.errors import InputError, MissingExtra, argument, either
+from knee.fidelity.carried_set import CarriedFidelity, carried_fidelity
+from knee.fidelity.side_by_side import read_record
+from knee.fidelity.user_runs import records_in
+from knee.files import csv_text, make_folder, write_text
+from knee.study.changes import GridChanges, changes_of
+from knee.study.claims import Tally, Verdict
+from knee.study.files import study_names
+from knee.study.quantities import Row
+from knee.study.questions import Point
+from knee.study.rows import step_row
+from knee.study.run import Ran, points_to_run, recorded, results, strangers
+from knee.study.store import Store, fidelity_kept
+from knee.study.tables import write_tables
+
+Launcher = Literal["simulate", "local"]
+LAUNCHERS: tuple[Launcher, ...] = ("simulate", "local")
+Measured = tuple[Point | None, Mapping[str, Any]]
+"""A measured record, with its point where that is known."""
+KEPT = ".kept"
+"""Folder of what takes a while to make."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Studies(Result):
+    """Studies that were run: their rows, findings, and what became of every claim."""
+
+    ran: tuple[Ran, ...]
+    points: int
+    """Points of their grids, and of what their claims also need."""
+    simulated: int
+    """Of the points, those that were simulated now."""
+    reused: int
+    """Of the points, those whose records were kept from before."""
+    measured: int
+    """Measured records that stand in."""
+    warnings: tuple[str, ...]
+    out: Path | None
+    """Folder of the records and tables; None where nothing was written."""
+
+    def __repr__(self) -> str:
+        return f"Studies({[one.study.name for one in self.ran]}, points={self.points}, tally={self.tally})"
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What became of every claim."""
+        return tuple(verdict for one in self.ran for verdict in one.verdicts)
+
+    @property
+    def tally(self) -> Tally:
+        """How many claims are reproduced."""
+        return Tally.of(list(self.verdicts))
+
+    @property
+    def impossible(self) -> int:
+        """Points that cannot be."""
+        return sum(len(one.impossible) for one in self.ran)
+
+    @cached_property
+    def fidelity(self) -> CarriedFidelity:
+        """How knee does on the published runs that it carries."""
+        return carried_fidelity() if self.out is None else fidelity_kept(self.out / KEPT)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee study run --json`` prints it."""
+        verdicts = self.verdicts
+        return {
+            "studies": [
+                {
+                    "name": one.study.name,
+                    "title": one.study.title,
+                    "place": one.study.place,
+                    "finding": one.finding,
+                    "trust": one.trust,
+                    "values": dict(one.values),
+                    "rows": [dict(row) for row in one.rows],
+                    "impossible": [dict(row) for row in one.impossible],
+                    "claims": [asdict(verdict) for verdict in one.verdicts],
+                    "assumptions": list(one.study.assumptions),
+                }
+                for one in self.ran
+            ],
+            "tally": asdict(self.tally),
+            "tally_fitted": asdict(Tally.of([v for v in verdicts if v.fitted])),
+            "tally_not_fitted": asdict(Tally.of([v for v in verdicts if not v.fitted])),
+            "fidelity": asdict(self.fidelity),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every row of every study: a simulated or measured point, a bandwidth, a budget or a data sheet."""
+        return [flat(row) for one in self.ran for row in one.rows]
+
+    def write_page(self, out: str | Path | None = None, *, command: str = "") -> Path:
+        """Write figures and one page that needs no network into a folder, ``out`` of the studies if left out.
+
+        ``command`` is shown on the page as what made it.
+        """
+        from knee.report.study import write_page
+
+        folder = self.out if out is None else make_folder(Path(out))
+        if folder is None:
+            raise InputError("the page needs a folder", hint="give out", code="missing-argument", field="out")
+        return write_page(self.ran, self.fidelity, folder, command=command)
+
+    def write_tables(self, out: str | Path) -> Path:
+        """Write rows, claims and fidelity as CSV files (rows also as Parquet, with pyarrow) into a folder."""
+        folder = make_folder(Path(out))
+        write_tables(self.ran, folder)
+        if self.verdicts:
+            write_text(folder / "claims.csv", csv_text([asdict(v) for v in self.verdicts]))
+        write_text(folder / "fidelity.csv", csv_text([asdict(s) for s in self.fidelity.sources]))
+        return folder
+
+    def _chart_svg(self) -> str:
+        from knee.figures.study import figures
+        from knee.figures.vega import to_svg
+
+        if len(self.ran) != 1:  # many studies have too many charts
+            return ""
+        try:
+            return "".join(to_svg(figure.spec) for figure in figures(self.ran[0]) if figure.spec is not None)
+        except MissingExtra:
+            return ""
+
+
+def run_studies(
+    *names: str,
+    out: str | Path | None = None,
+    launcher: Launcher = "simulate",
+    records: str | Path | Iterable[str | Path] = (),
+    overrides: GridChanges = (),
+    steps: int | None = None,
+    progress: Counted | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Studies:
+    """Run studies: the paper's experiments held against its claims, and questions beyond it.
+
+    ``names`` are names of ``knee study list``, or TOML files; all studies if left out. ``out`` is a folder for records,
+    which are used again while nothing they depend on changes, and for tables; without it nothing is written.
+    ``records`` are measured records (a run's folder, its ``record.json``, or a folder of such), which stand in for the
+    simulated points they are of. ``launcher="local"`` trains the points that this machine can run, into ``out``, each
+    with so many ``steps``. ``overrides`` change every grid: model, cluster, profile, gpus, local_batch, global_batch
+    or seq_len, with one or several values; claims are then not tested.
+
+    ``progress`` is called with the study, how many of its points are done and of how many; ``say`` hears warnings and
+    what cannot be trained, as sentences.
+
+    >>> import knee
+    >>> found = knee.run_studies("table1")
+    >>> found.tally.reproduced, found.tally.failed
+    (2, 0)
+    """
+    heard: list[str] = []
+    tell = say or (lambda _: None)
+
+    def warn(message: str) -> None:
+        heard.append(message)
+        tell(f"warning: {message}")
+
+    _check_launcher(launcher, steps, out)
+    wanted = list(dict.fromkeys(names)) or study_names()
+    changes = changes_of(overrides)
+    paths = [records] if isinstance(records, (str, Path)) else records
+    measured: list[Measured] = [(None, record) for path in paths for record in _measured(Path(path))]
+    points = points_to_run(wanted, changes)
+    folder = None if out is None else make_folder(Path(out))
+    store = Store(None if folder is None else folder / "records", warn)
+    found = list(_recorded(points, store, progress))
+    if launcher == "local" and folder is not None:
+        measured += _trained(points, folder / "runs", steps, progress, tell, warn)
+    for record in strangers(found, [record for point, record in measured if point is None]):
+        warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
+    ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
+    answer = Studies(
+        ran=tuple(ran),
+        points=len(found),
+        simulated=store.made,
+        reused=store.reused,
+        measured=len(measured),
+        warnings=tuple(heard),
+        out=folder,
+    )
+    if folder is not None:
+        answer.write_tables(folder)
+    return answer
+
+
+def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:
+    if launcher not in LAUNCHERS:
+        raise InputError(
+            f"{argument('launcher')} is {launcher!r}; it is {' or '.join(LAUNCHERS)}",
+            code="unknown-choice",
+            field="launcher",
+        )
+    if steps is not None and (launcher != "local" or steps < 1):
+        raise InputError(
+            f"{argument('steps')} {steps}: real runs have at least one step",
+            hint=f"it goes with {argument('launcher')} local",
+            code="out-of-range",
+            field="steps",
+        )
+    if launcher == "local" and out is None:
+        raise InputError(
+            f"{argument('launcher')} local needs {argument('out')}, a folder for the runs",
+            code="missing-argument",
+            field="out",
+        )
+
+
+def _recorded(points: Sequence[Point], store: Store, progress: Counted | None) -> Iterator[Row]:
+    """Point by point, study by study."""
+    for name, group in groupby(points, key=lambda point: point.study):
+        some = list(group)
+        yield from watched(recorded(some, store.record), name, len(some), progress)
+
+
+def _trained(
+    points: Sequence[Point],
+    folder: Path,
+    steps: int | None,
+    progress: Counted | None,
+    tell: Callable[[str], None],
+    warn: Callable[[str], None],
+) -> list[Measured]:
+    """Real runs of the points that this machine can train; how many it cannot is said, and why."""
+    from knee.launch.machine import LocalDevices
+    from knee.probe.machine import need_torch
+    from knee.study.real import refused as refused_by
+    from knee.study.real import trained
+
+    need_torch(either('knee.run_studies(launcher="local")', "knee study run --launcher local"))
+    machine = LocalDevices.here()
+    refused = {point: refused_by(machine, point) for point in points}
+    able = [point for point in points if refused[point] is None]
+    for why, count in Counter(why for why in refused.values() if why).items():
+        tell(f"{count:,} points are simulated only: {why}")
+    if not able:
+        smaller = {"cluster": "cpu", "model": "llama-tiny", "profile": "eager", "gpus": 4, "seq_len": 64}
+        words = " ".join(f"--set {key}={value}" for key, value in smaller.items())
+        raise InputError(
+            "none of these points can be trained here",
+            hint=f"make them smaller, for example {either(f'overrides={smaller}', words)}",
+            code="nothing-trainable",
+            field="launcher",
+        )
+    runs = watched(trained(able, folder, steps=steps, warn=warn), "training", len(able), progress)
+    return [(point, record) for point, record in runs if record is not None]
+
+
+def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
+    """Measured records of a file, a run's folder, or the folders below one."""
+    for file in records_in([path]):
+        record = read_record(file)
+        if record.get("kind", "measured") != "measured":
+            raise InputError(
+                f"{file} is a {record['kind']} record, not a measured one",
+                hint="simulated points need not be given",
+                code="not-measured",
+                field="records",
+            )
+        try:
+            step_row(record, study="", series="")
+        except (KeyError, TypeError, ValueError, ArithmeticError):
+            raise InputError(
+                f"{file} does not say which model, plan and sizes it was measured with",
+                hint="`knee train` leaves records that do",
+                code="not-a-record",
+                field="records",
+            ) from None
+        yield record

@@ -1,0 +1,122 @@
+"""``knee.validate``: published runs and measured collectives against predictions."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from knee.api.progress import Counted, watched
+from knee.api.request import ClusterLike, ProfileLike, named_cluster, named_profile
+from knee.api.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
+from knee.errors import InputError, argument, either
+from knee.fidelity.bandwidth_errors import validate_bandwidths
+from knee.fidelity.bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
+from knee.fidelity.carried_set import carried_fidelity, carried_runs
+from knee.fidelity.csv_cells import Lines, read_table, text_of
+from knee.fidelity.jobs_of_runs import job_of
+from knee.fidelity.rows_of_records import records_of
+from knee.fidelity.runs import REQUIRED, read_runs
+from knee.fidelity.user_records import is_json
+from knee.fidelity.validation import validate as validate_runs
+from knee.study.files import study_names
+from knee.study.run import points_to_run, recorded, results
+from knee.study.store import Store
+
+CARRIED = "knee's own validation set"
+
+
+def validate(
+    file: str | Path | None = None,
+    *,
+    profile: ProfileLike | None = None,
+    cluster: ClusterLike | None = None,
+    progress: Counted | None = None,
+) -> Validation:
+    """Predict what was measured, and say how far off knee is.
+
+    ``file`` is a CSV file (``"-"`` is the standard input) of training runs, one a row, or of bandwidths as nccl-tests
+    prints them; a folder of ``knee sweep`` or ``knee train``; or JSON of knee's own records. ``knee validate --help``
+    lists the columns. Without a file it is what knee carries: several hundred published runs and bandwidths, and the
+    claims of the paper. ``profile`` and ``cluster`` stand in place of what the rows of training runs tell; nodes and
+    rates that a row states stay its own.
+
+    ``progress`` is called with what is being done, how many are done and of how many. The result has a row for each of
+    the file; ``used`` is false where none could be predicted, and ``check_used()`` raises with the reasons.
+
+    >>> import knee
+    >>> carried = knee.validate()  # doctest: +SKIP
+    >>> carried.fidelity.headline_frac < 0.1  # doctest: +SKIP
+    True
+    >>> mine = knee.validate("runs.csv", profile="mine.toml")  # doctest: +SKIP
+    >>> mine.found.headline_frac  # doctest: +SKIP
+    0.041
+    """
+    if file is None:
+        if profile is not None or cluster is not None:
+            raise InputError(
+                f"{argument('profile')} and {argument('cluster')} need a file of runs",
+                hint=either(
+                    'knee.validate("runs.csv", profile=...)',
+                    "knee validate runs.csv --profile ...",
+                ),
+                code="missing-argument",
+                field="file",
+            )
+        return _carried(progress)
+    path = Path(file)
+    text = None if path.is_dir() else text_of(path)  # once: it may be a pipe
+    if text is not None and not is_json(text):
+        header, _ = read_table(path, REQUIRED, text)
+        if is_bandwidths(header):
+            if profile is not None or cluster is not None:
+                raise InputError(
+                    f"{path} has bandwidths of collectives; {argument('profile')} and {argument('cluster')} are for "
+                    "training runs",
+                    hint="leave them out",
+                    code="contradiction",
+                    field="cluster" if profile is None else "profile",
+                )
+            return _bandwidths(path, text, progress)
+    return _runs(path, text, profile, cluster, progress)
+
+
+def _carried(progress: Counted | None) -> CarriedValidation:
+    file, other = carried_runs(), carried_bandwidths()
+    runs, links = validate_runs(file), validate_bandwidths(other)
+    names = study_names("paper")
+    points = points_to_run(names)
+    answered = list(watched(recorded(points, Store().record), "claims of the paper", len(points), progress))
+    return CarriedValidation(
+        fidelity=carried_fidelity(runs, links),
+        runs=RunsValidation(path=Path(CARRIED), file=file, found=runs),
+        bandwidths=BandwidthsValidation(path=Path(CARRIED), file=other, found=links),
+        verdicts=tuple(verdict for one in results(names, answered) for verdict in one.verdicts),
+    )
+
+
+def _runs(
+    path: Path,
+    text: str | None,
+    profile: ProfileLike | None,
+    cluster: ClusterLike | None,
+    progress: Counted | None,
+) -> RunsValidation:
+    """Training runs of a table, of records in JSON, or of a folder of those, for which there is no text."""
+    stack = None if profile is None else named_profile(profile).spec
+    where = None if cluster is None else named_cluster(cluster).spec
+    if text is None or is_json(text):
+        file, ask = records_of(path, text, stack, where)
+    else:
+        file = read_runs(path, text, watch=partial(_reading, text, progress))
+        ask = partial(job_of, profile=stack, cluster=where)
+    found = validate_runs(file, ask, lambda runs: watched(runs, "predicting", len(runs), progress))
+    return RunsValidation(path=path, file=file, found=found)
+
+
+def _bandwidths(path: Path, text: str, progress: Counted | None) -> BandwidthsValidation:
+    file = read_bandwidths(path, text, watch=partial(_reading, text, progress))
+    return BandwidthsValidation(path=path, file=file, found=validate_bandwidths(file))
+
+
+def _reading(text: str, progress: Counted | None, lines: Lines) -> Lines:
+    return watched(lines, "reading", text.count("\n"), progress)
