@@ -70,6 +70,16 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "a number of 5,000 digits in a config": (
         ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "vocab_size", LONG))}, 2,
     ),
+    "a word as often as a model is wide": (
+        ("simulate", "c.json", *ASKED),
+        {"c.json": json_text(with_(with_(specs.CONFIGS[2], "expansion_ratio", "%s"), "d_model", 64 * 10**9))}, 2,
+    ),
+    "more layers than any model has": (
+        ("simulate", "c.json", *ASKED), {"c.json": json_text(with_(specs.CONFIGS[0], "num_hidden_layers", 313_313))}, 2,
+    ),
+    "batches both given, one of 400 digits": (
+        ("simulate", "llama-tiny", *ASKED, "--global-batch", "9" * 400), {}, 2,
+    ),
     "a slowdown without end": (
         ("simulate", "llama-tiny", *ASKED, "--set", "profile.compute_slowdown_frac=1e400"), {}, 2,
     ),

@@ -122,6 +122,12 @@ def _gpt2(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _ratio(value: object) -> float:
+    if not isinstance(value, (int, float)):  # a word could be repeated as often as the model is wide
+        raise TypeError(value)
+    return value
+
+
 def _mpt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     attention = config.get("attn_config") or {}
     ffn_type = (config.get("ffn_config") or {}).get("ffn_type", "mptmlp")
@@ -131,7 +137,7 @@ def _mpt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
-        "ffn": int(config.get("expansion_ratio", 4) * config["d_model"]),
+        "ffn": int(_ratio(config.get("expansion_ratio", 4)) * config["d_model"]),
         "heads": config["n_heads"],
         "kv_heads": kv_heads.get(str(attention.get("attn_type"))) or config["n_heads"],
         "vocab": config["vocab_size"],

@@ -10,6 +10,8 @@ from knee.errors import SpecError
 
 MOST = 10_000_000
 """Beyond any model anyone trains; larger sizes are typing mistakes."""
+MOST_LAYERS = 10_000
+"""The same of layers, which a step is walked through one by one."""
 
 Mlp = Literal["swiglu", "gelu", "relu2"]
 Norm = Literal["rmsnorm", "layernorm"]
@@ -54,9 +56,10 @@ class Model:
                 raise SpecError(
                     f"model.{field} is {getattr(self, field)}; it must be at least 1", field=f"model.{field}"
                 )
-            if getattr(self, field) > MOST:
+            most = MOST_LAYERS if field == "layers" else MOST
+            if getattr(self, field) > most:
                 raise SpecError(
-                    f"model.{field} is {getattr(self, field)}; more than {MOST:,} is not answered",
+                    f"model.{field} is {getattr(self, field)}; more than {most:,} is not answered",
                     field=f"model.{field}",
                 )
         if not 1 < self.rope_base < math.inf:
