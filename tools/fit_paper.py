@@ -23,9 +23,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.study.answers import answer
-from knee.study.files import load_study
-from knee.study.questions import Point, points_of
+from knee.studies.answers import answer
+from knee.studies.files import load_study
+from knee.studies.questions import Point, points_of
 
 Floats = NDArray[np.float64]
 

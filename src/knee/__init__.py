@@ -15,7 +15,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     validate       published or own runs and bandwidths against predictions: how far off knee is
     calibrate      own runs into a software profile that predicts them
     compare        measured, simulated and published records side by side
-    run_studies    the paper's experiments, and questions beyond it, held against its claims
+    study          the paper's experiments, and questions beyond it, held against its claims
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
     from knee.api.study import Studies as Studies
-    from knee.api.study import run_studies as run_studies
+    from knee.api.study import study as study
     from knee.api.traces import TraceAnalysis as TraceAnalysis
     from knee.api.traces import TraceDiff as TraceDiff
     from knee.api.traces import read_traces as read_traces
@@ -110,7 +110,7 @@ _HOMES = {
     "make_job": "api.request",
     "plan": "api.plan",
     "read_traces": "api.traces",
-    "run_studies": "api.study",
+    "study": "api.study",
     "scale": "api.scale",
     "simulate": "api.simulate",
     "simulate_table": "simulator",

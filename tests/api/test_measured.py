@@ -154,7 +154,7 @@ def test_studies_run_without_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     told: list[tuple[str, int, int]] = []
     changed = {"gpus": [8, 16], "model": "llama2-7b"}
-    found = knee.run_studies("fig3", overrides=changed, progress=lambda *words: told.append(words))
+    found = knee.study("fig3", overrides=changed, progress=lambda *words: told.append(words))
     assert not list(tmp_path.iterdir())
     assert len(repr(found)) < 200
     assert found.points == found.simulated > 0
@@ -163,7 +163,7 @@ def test_studies_run_without_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     words = ("study", "run", "fig3", "--set", "gpus=8,16", "--set", "model=llama2-7b", "--no-page")
     done = CliRunner().invoke(main, [*words, "--json"])
     assert json.loads(done.stdout[: done.stdout.rindex("}") + 1])["studies"] == plain(found.to_dict()["studies"])
-    assert callable(knee.run_studies)
+    assert callable(knee.study)
 
 
 @pytest.mark.parametrize(
@@ -177,11 +177,11 @@ def test_studies_run_without_a_folder(tmp_path: Path, monkeypatch: pytest.Monkey
         (lambda: knee.calibrate([]), "missing-argument", "files"),
         (lambda: knee.calibrate("runs.csv", hold_out=0.9), "out-of-range", "hold_out"),
         (lambda: knee.calibrate("runs.csv", only="speed"), "unknown-choice", "only"),
-        (lambda: knee.run_studies("fig3", steps=3), "out-of-range", "steps"),
-        (lambda: knee.run_studies("fig3", launcher="local"), "missing-argument", "out"),
-        (lambda: knee.run_studies("fig3", launcher="slurm"), "unknown-choice", "launcher"),  # type: ignore[arg-type]
-        (lambda: knee.run_studies("fig3", overrides={"tp": 2}), "not-an-override", "tp"),
-        (lambda: knee.run_studies("fig3", overrides={"gpus": "many"}), "not-a-number", "gpus"),
+        (lambda: knee.study("fig3", steps=3), "out-of-range", "steps"),
+        (lambda: knee.study("fig3", launcher="local"), "missing-argument", "out"),
+        (lambda: knee.study("fig3", launcher="slurm"), "unknown-choice", "launcher"),  # type: ignore[arg-type]
+        (lambda: knee.study("fig3", overrides={"tp": 2}), "not-an-override", "tp"),
+        (lambda: knee.study("fig3", overrides={"gpus": "many"}), "not-a-number", "gpus"),
     ],
 )  # fmt: skip
 def test_errors_have_codes_and_fields(ask: Any, code: str, field: str | None) -> None:
@@ -208,7 +208,7 @@ def test_examples_are_true(module: str) -> None:
 
 
 def test_questions_need_nothing_of_the_command_line() -> None:
-    names = ("compare", "read_traces", "validate", "calibrate", "run_studies")
+    names = ("compare", "read_traces", "validate", "calibrate", "study")
     heavy = ("click", "rich", "altair", "torch", "scipy", "duckdb")
     code = f"import sys, knee; [getattr(knee, n) for n in {names}]; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from knee.cli import main, progress
 from knee.fidelity.validation import PIECE
-from knee.study.store import Store
+from knee.studies.store import Store
 from knee.trace.columns import read_columns
 
 GRID = 'model = "llama-tiny"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [8, 16]\nlocal_batch = [1, 2]\n'
@@ -110,14 +110,14 @@ def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_large_grids_are_not_expanded(words: tuple[str, ...], limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("mine.toml").write_text(GRID)
     monkeypatch.setattr(f"knee.{limit}", 3)
-    monkeypatch.setattr("knee.study.questions.product", None)  # which would expand them
+    monkeypatch.setattr("knee.studies.questions.product", None)  # which would expand them
     assert "4 plans" in refused(*words)
 
 
 def test_grids_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two"):
         Path(f"{name}.toml").write_text(GRID)
-    monkeypatch.setattr("knee.study.questions.MOST_POINTS", 7)
+    monkeypatch.setattr("knee.studies.questions.MOST_POINTS", 7)
     assert "8 plans" in refused("study", "run", "one.toml", "two.toml", "--no-page", "--out", "out")
 
 
@@ -159,7 +159,7 @@ def test_events_of_the_host_take_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_records_with_a_folder_are_not_remembered(tmp_path: Path) -> None:
-    from knee.study.run import points_to_run, recorded
+    from knee.studies.run import points_to_run, recorded
 
     Path("mine.toml").write_text(GRID)
     points = points_to_run(["mine.toml"])

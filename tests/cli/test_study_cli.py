@@ -19,8 +19,8 @@ from click.testing import CliRunner, Result
 from knee.cli import main
 from knee.errors import ExitCode
 from knee.fidelity.carried_set import carried_fidelity
-from knee.study import store
-from knee.study.files import load_study, study_names
+from knee.studies import store
+from knee.studies.files import load_study, study_names
 
 SOURCES = Path(__file__).parents[2] / "src"
 LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"

@@ -33,11 +33,11 @@ STARTED = -1
 
 
 BY_NAME = (
-    ("knee.study.files", "load_study"),
-    ("knee.study.answers", "specs_of"),
-    ("knee.study.store", "_digest_of_specs"),
-    ("knee.study.rows", "_cluster"),
-    ("knee.study.budgets", "_parts"),
+    ("knee.studies.files", "load_study"),
+    ("knee.studies.answers", "specs_of"),
+    ("knee.studies.store", "_digest_of_specs"),
+    ("knee.studies.rows", "_cluster"),
+    ("knee.studies.budgets", "_parts"),
     ("knee.fidelity.user_records", "_model"),
     ("knee.fidelity.user_records", "_cluster"),
     ("knee.fidelity.user_records", "_profile"),

@@ -11,13 +11,13 @@ import pytest
 
 from knee.launch.machine import LocalDevices
 from knee.specs.load import load_cluster
-from knee.study.files import Draw, load_study, study_names
-from knee.study.quantities import Row, chosen
-from knee.study.questions import points_of
-from knee.study.real import refused
-from knee.study.rows import identity
-from knee.study.run import LABELS, Ran, recorded, results
-from knee.study.store import Store
+from knee.studies.files import Draw, load_study, study_names
+from knee.studies.quantities import Row, chosen
+from knee.studies.questions import points_of
+from knee.studies.real import refused
+from knee.studies.rows import identity
+from knee.studies.run import LABELS, Ran, recorded, results
+from knee.studies.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -14,13 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from knee.cli import main
-from knee.study.claims import Claim, Tally, Verdict
-from knee.study.files import load_study, study_names, uncounted
-from knee.study.quantities import chosen
-from knee.study.questions import points_of
-from knee.study.rows import preferred
-from knee.study.run import Ran, points_to_run, recorded, results
-from knee.study.store import Store
+from knee.studies.claims import Claim, Tally, Verdict
+from knee.studies.files import load_study, study_names, uncounted
+from knee.studies.quantities import chosen
+from knee.studies.questions import points_of
+from knee.studies.rows import preferred
+from knee.studies.run import Ran, points_to_run, recorded, results
+from knee.studies.store import Store
 
 pytestmark = pytest.mark.slow
 

@@ -44,7 +44,7 @@ EXPORTED = {
     "make_job",
     "plan",
     "read_traces",
-    "run_studies",
+    "study",
     "scale",
     "simulate",
     "simulate_table",

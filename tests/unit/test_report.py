@@ -21,10 +21,10 @@ from knee.report.html import table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
 from knee.report.step import joined, outside, step_timelines, timeline_of
 from knee.report.study import drawn_of, study_page, write_page
-from knee.study.claims import Verdict
-from knee.study.files import uncounted
-from knee.study.run import Ran, points_to_run, recorded, results
-from knee.study.store import Store
+from knee.studies.claims import Verdict
+from knee.studies.files import uncounted
+from knee.studies.run import Ran, points_to_run, recorded, results
+from knee.studies.store import Store
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError, SpecError
-from knee.study import budgets, store
-from knee.study.budgets import budget_rows
-from knee.study.files import Budgets
+from knee.studies import budgets, store
+from knee.studies.budgets import budget_rows
+from knee.studies.files import Budgets
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Budgets(series="H100", cluster="dgx-h100", profile="eager", gpus=(8,), days=0.5)
@@ -46,7 +46,7 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
     before = budgets.key_of(SMALL)
     assert budgets.key_of(replace(SMALL, days=1.0)) != before
     script = (
-        "import sys; from knee.study.budgets import budget_rows; from knee.study.files import Budgets\n"
+        "import sys; from knee.studies.budgets import budget_rows; from knee.studies.files import Budgets\n"
         f"list(budget_rows('mine', {SMALL!r}))\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
     )
@@ -58,7 +58,7 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
     # what a question is lies in the key itself; the rest writes files and says what went wrong
     assert {path for path in left_out if path.parts[0] != "study"} == {
         Path("__init__.py"), Path("errors.py"), Path("files.py"), Path("limits.py"), Path("signals.py")}  # fmt: skip
-    assert Path("study/budgets.py") not in left_out
+    assert Path("studies/budgets.py") not in left_out
     assert {"scaling_laws.toml", "families.toml"} <= {path.name for path in read}
 
 

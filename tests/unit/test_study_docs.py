@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from knee.study.claims import Claim
-from knee.study.comparisons import Agreement, Comparison, Count, LeastOfBest
-from knee.study.curves import Peak, Steeper, Trend
-from knee.study.files import Bandwidths, Budgets, Draw, Grid, Published, Study
-from knee.study.quantities import Quantity
-from knee.study.relations import Number
+from knee.studies.claims import Claim
+from knee.studies.comparisons import Agreement, Comparison, Count, LeastOfBest
+from knee.studies.curves import Peak, Steeper, Trend
+from knee.studies.files import Bandwidths, Budgets, Draw, Grid, Published, Study
+from knee.studies.quantities import Quantity
+from knee.studies.relations import Number
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
 KINDS = (Study, Grid, Bandwidths, Budgets, Draw, Published, Quantity, Claim, Number, Trend, Comparison, Peak, Count,

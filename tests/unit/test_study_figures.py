@@ -13,8 +13,8 @@ from knee.figures.doublings import doublings, doublings_of
 from knee.figures.heat import HATCHED
 from knee.figures.study import drawn, figure_files, figures
 from knee.figures.svg import squeezed
-from knee.study.files import Draw, Published
-from knee.study.run import results
+from knee.studies.files import Draw, Published
+from knee.studies.run import results
 
 LINE = Draw(title="Throughput per GPU", mark="line", x="gpus", y="tokens_per_s_per_gpu")
 HEAT = Draw(title="Heat", mark="heat", x="tp", y="pp", shows="tokens_per_s_per_gpu")

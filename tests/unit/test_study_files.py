@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError, KneeError
-from knee.study.budgets import budget_rows
-from knee.study.claims import judge
-from knee.study.files import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
-from knee.study.mistakes import known_keys
-from knee.study.questions import points_of
-from knee.study.rows import bandwidth_rows, hardware_row, impossible_row, step_row
-from knee.study.store import IMPOSSIBLE, Store
+from knee.studies.budgets import budget_rows
+from knee.studies.claims import judge
+from knee.studies.files import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
+from knee.studies.mistakes import known_keys
+from knee.studies.questions import points_of
+from knee.studies.rows import bandwidth_rows, hardware_row, impossible_row, step_row
+from knee.studies.store import IMPOSSIBLE, Store
 
 MINE = """\
 title = "Mine"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.study.files import Grid, Study, load_study
-from knee.study.questions import Point, points_of
+from knee.studies.files import Grid, Study, load_study
+from knee.studies.questions import Point, points_of
 
 
 def study(*grids: Grid) -> Study:

@@ -11,10 +11,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from knee.errors import SpecError
-from knee.study.claims import Claim, Tally, Verdict, judge, not_testable
-from knee.study.comparisons import Comparison, Than
-from knee.study.quantities import Finding, NotTestable, Quantity, Row, Rows
-from knee.study.relations import Number, Test
+from knee.studies.claims import Claim, Tally, Verdict, judge, not_testable
+from knee.studies.comparisons import Comparison, Than
+from knee.studies.quantities import Finding, NotTestable, Quantity, Row, Rows
+from knee.studies.relations import Number, Test
 
 ADAPTER: TypeAdapter[Any] = TypeAdapter(Test)
 

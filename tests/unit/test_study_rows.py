@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from knee.fidelity.links import bus_factor
-from knee.study.answers import answer
-from knee.study.files import Bandwidths
-from knee.study.questions import Point, Question
-from knee.study.rows import IDENTITY, bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
+from knee.studies.answers import answer
+from knee.studies.files import Bandwidths
+from knee.studies.questions import Point, Question
+from knee.studies.rows import IDENTITY, bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
 
 NIC = "fabric.nic_bytes_per_s"
 
@@ -170,11 +170,11 @@ def test_a_data_sheet() -> None:
 
 
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
-    from knee.study.budgets import budget_rows
-    from knee.study.columns import COLUMNS
-    from knee.study.files import Budgets
-    from knee.study.run import points_to_run, recorded, results
-    from knee.study.store import Store
+    from knee.studies.budgets import budget_rows
+    from knee.studies.columns import COLUMNS
+    from knee.studies.files import Budgets
+    from knee.studies.run import points_to_run, recorded, results
+    from knee.studies.store import Store
 
     names = ["fig1", "fig2a", "table1"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.study.claims import Verdict
-from knee.study.files import load_study
-from knee.study.questions import Point
-from knee.study.run import Ran, points_to_run, recorded, results, strangers, with_needs
-from knee.study.store import Store
+from knee.studies.claims import Verdict
+from knee.studies.files import load_study
+from knee.studies.questions import Point
+from knee.studies.run import Ran, points_to_run, recorded, results, strangers, with_needs
+from knee.studies.store import Store
 
 MINE = """\
 title = "Mine"

@@ -15,11 +15,11 @@ import pytest
 
 from knee.errors import InputError
 from knee.fidelity.carried_set import CarriedFidelity
-from knee.study import answers, store
-from knee.study.files import load_study
-from knee.study.questions import Question, points_of
-from knee.study.run import points_to_run, recorded
-from knee.study.store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
+from knee.studies import answers, store
+from knee.studies.files import load_study
+from knee.studies.questions import Question, points_of
+from knee.studies.run import points_to_run, recorded
+from knee.studies.store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
@@ -88,7 +88,7 @@ def test_the_engine_is_every_file_that_an_answer_rests_on(monkeypatch: pytest.Mo
     store.engine.cache_clear()
     assert store.engine() == before
     script = (
-        "import sys; from knee.study.answers import answer; from knee.study.questions import Question\n"
+        "import sys; from knee.studies.answers import answer; from knee.studies.questions import Question\n"
         f"answer({SMALL!r})\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
     )
@@ -100,7 +100,7 @@ def test_the_engine_is_every_file_that_an_answer_rests_on(monkeypatch: pytest.Mo
     # what a question is lies in the key itself; the rest says what went wrong
     assert {path for path in left_out if path.parts[0] != "study"} == {
         Path("__init__.py"), Path("errors.py"), Path("limits.py")}  # fmt: skip
-    assert Path("study/answers.py") not in left_out
+    assert Path("studies/answers.py") not in left_out
     assert {"kernels.toml", "constants.toml", "errors.csv"} <= {path.name for path in read}
 
 
@@ -243,8 +243,8 @@ def whole(folder: Path) -> int:
 RECORDING = """\
 import sys
 from pathlib import Path
-from knee.study.run import points_to_run, recorded
-from knee.study.store import Store
+from knee.studies.run import points_to_run, recorded
+from knee.studies.store import Store
 
 said = []
 print(len(list(recorded(points_to_run(["fig9"]), Store(Path(sys.argv[1]), said.append).record))), said)
@@ -266,7 +266,7 @@ def test_two_processes_in_one_folder(tmp_path: Path, said: list[str]) -> None:
 STOPPING = """\
 import os, sys
 from knee.cli import main
-from knee.study import store
+from knee.studies import store
 
 answer, few, number = store.answer, *map(int, sys.argv[1:3])
 

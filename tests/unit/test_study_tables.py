@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from knee.study import tables
-from knee.study.run import Ran, points_to_run, recorded, results
-from knee.study.store import Store
-from knee.study.tables import write_tables
+from knee.studies import tables
+from knee.studies.run import Ran, points_to_run, recorded, results
+from knee.studies.store import Store
+from knee.studies.tables import write_tables
 
 NAMES = ["fig2b", "fig12", "table1"]
 

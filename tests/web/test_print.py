@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from knee.study.files import load_study, study_names
+from knee.studies.files import load_study, study_names
 
 from .conftest import ALL, NAMES
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from knee.figures.columns import heading
-from knee.study.files import Study, load_study, study_names
+from knee.studies.files import Study, load_study, study_names
 
 from .conftest import ALL
 

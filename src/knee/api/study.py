@@ -1,4 +1,4 @@
-"""``knee.run_studies``: the paper's experiments, and questions beyond it, on the simulator or for real."""
+"""``knee.study``: the paper's experiments, and questions beyond it, on the simulator or for real."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from knee.fidelity.carried_set import CarriedFidelity, carried_fidelity
 from knee.fidelity.side_by_side import read_record
 from knee.fidelity.user_runs import records_in
 from knee.files import csv_text, make_folder, write_text
-from knee.study.changes import GridChanges, changes_of
-from knee.study.claims import Tally, Verdict
-from knee.study.files import study_names
-from knee.study.quantities import Row
-from knee.study.questions import Point
-from knee.study.rows import step_row
-from knee.study.run import Ran, points_to_run, recorded, results, strangers
-from knee.study.store import Store, fidelity_kept
-from knee.study.tables import write_tables
+from knee.studies.changes import GridChanges, changes_of
+from knee.studies.claims import Tally, Verdict
+from knee.studies.files import study_names
+from knee.studies.quantities import Row
+from knee.studies.questions import Point
+from knee.studies.rows import step_row
+from knee.studies.run import Ran, points_to_run, recorded, results, strangers
+from knee.studies.store import Store, fidelity_kept
+from knee.studies.tables import write_tables
 
 Launcher = Literal["simulate", "local"]
 LAUNCHERS: tuple[Launcher, ...] = ("simulate", "local")
@@ -137,7 +137,7 @@ class Studies(Result):
             return ""
 
 
-def run_studies(
+def study(
     *names: str,
     out: str | Path | None = None,
     launcher: Launcher = "simulate",
@@ -160,7 +160,7 @@ def run_studies(
     what cannot be trained, as sentences.
 
     >>> import knee
-    >>> found = knee.run_studies("table1")
+    >>> found = knee.study("table1")
     >>> found.tally.reproduced, found.tally.failed
     (2, 0)
     """
@@ -239,10 +239,10 @@ def _trained(
     """Real runs of the points that this machine can train; how many it cannot is said, and why."""
     from knee.launch.machine import LocalDevices
     from knee.probe.machine import need_torch
-    from knee.study.real import refused as refused_by
-    from knee.study.real import trained
+    from knee.studies.real import refused as refused_by
+    from knee.studies.real import trained
 
-    need_torch(either('knee.run_studies(launcher="local")', "knee study run --launcher local"))
+    need_torch(either('knee.study(launcher="local")', "knee study run --launcher local"))
     machine = LocalDevices.here()
     refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]

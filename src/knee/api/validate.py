@@ -18,9 +18,9 @@ from knee.fidelity.rows_of_records import records_of
 from knee.fidelity.runs import REQUIRED, read_runs
 from knee.fidelity.user_records import is_json
 from knee.fidelity.validation import validate as validate_runs
-from knee.study.files import study_names
-from knee.study.run import points_to_run, recorded, results
-from knee.study.store import Store
+from knee.studies.files import study_names
+from knee.studies.run import points_to_run, recorded, results
+from knee.studies.store import Store
 
 CARRIED = "knee's own validation set"
 

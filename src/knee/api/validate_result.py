@@ -16,7 +16,7 @@ from knee.fidelity.reasons import none_used
 from knee.fidelity.runs import RunFile
 from knee.fidelity.validation import Validation as RunErrors
 from knee.files import csv_text, write_text
-from knee.study.claims import Tally, Verdict
+from knee.studies.claims import Tally, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

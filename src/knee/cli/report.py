@@ -13,7 +13,7 @@ import click
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.study.quantities import Row
+    from knee.studies.quantities import Row
 
 DEFAULT = "report.html"
 

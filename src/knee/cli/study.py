@@ -16,7 +16,7 @@ from knee.errors import InputError
 
 if TYPE_CHECKING:
     from knee.api.study import Launcher
-    from knee.study.questions import Point
+    from knee.studies.questions import Point
 
 DEFAULT_OUT = "out"
 LAUNCHERS = ("simulate", "local")
@@ -82,8 +82,8 @@ command = study
 def list_studies(as_json: bool) -> None:
     """All studies: where in the paper, what about, how many runs and claims."""
     from knee.cli.table import print_rows
-    from knee.study.files import load_study, study_names
-    from knee.study.questions import points_of
+    from knee.studies.files import load_study, study_names
+    from knee.studies.questions import points_of
 
     found = [load_study(name) for name in study_names()]
     if as_json:
@@ -114,8 +114,8 @@ def list_studies(as_json: bool) -> None:
 def show_study(name: str, as_json: bool) -> None:
     """What a study asks, runs, assumes and is judged by."""
     from knee.cli.table import print_heading, print_rows
-    from knee.study.files import load_study
-    from knee.study.questions import points_of
+    from knee.studies.files import load_study
+    from knee.studies.questions import points_of
 
     found = load_study(name)
     points = points_of(found)
@@ -226,7 +226,7 @@ def _run(
     steps: int | None = None,
     no_page: bool = False,
 ) -> None:
-    from knee.api.study import run_studies
+    from knee.api.study import study
     from knee.cli.overrides import parse_sets
     from knee.cli.progress import Bars
     from knee.cli.study_answer import print_answer
@@ -236,7 +236,7 @@ def _run(
 
         load("altair"), load("vl_convert")
     with Bars(width=NAME_WIDTH) as bars:
-        answer = run_studies(
+        answer = study(
             *names,
             out=out,
             launcher=launcher,
@@ -266,7 +266,7 @@ def _run(
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
     """The command that makes the same page."""
-    from knee.study.files import study_names
+    from knee.studies.files import study_names
 
     words = ["knee", "study"]
     rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]

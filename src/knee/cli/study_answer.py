@@ -7,7 +7,7 @@ import click
 from knee.api.study import Studies
 from knee.cli.table import print_heading, print_rows
 from knee.cli.validate_carried import print_fidelity
-from knee.study.claims import Tally, Verdict
+from knee.studies.claims import Tally, Verdict
 
 MOST = 90
 """Characters of a finding's numbers in a cell; all of them are on the page and in claims.csv."""

@@ -148,10 +148,10 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.errors import SpecError
     from knee.launch.preflight import Wanted
     from knee.limits import MOST_RUNS
-    from knee.study.answers import job_of
-    from knee.study.changes import changes_of
-    from knee.study.files import load_study
-    from knee.study.questions import all_points, check_count
+    from knee.studies.answers import job_of
+    from knee.studies.changes import changes_of
+    from knee.studies.files import load_study
+    from knee.studies.questions import all_points, check_count
 
     try:
         study = load_study(grid)

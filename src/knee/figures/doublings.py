@@ -10,7 +10,7 @@ from knee.figures.axes import AXIS_WIDTH, WIDTH, finished
 from knee.figures.palette import BAR, IDEAL, INK, MUTED, PARTS
 from knee.figures.vega import Spec
 from knee.search.knee import THRESHOLD
-from knee.study.quantities import Row
+from knee.studies.quantities import Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,10 +13,10 @@ from knee.figures.columns import label, name_of
 from knee.figures.heat import Cell, heat
 from knee.figures.lines import Point, lines
 from knee.figures.vega import Spec, alone
-from knee.study.files import Draw, Published
-from knee.study.quantities import NotTestable, Row, chosen
-from knee.study.rows import preferred
-from knee.study.run import Ran
+from knee.studies.files import Draw, Published
+from knee.studies.quantities import NotTestable, Row, chosen
+from knee.studies.rows import preferred
+from knee.studies.run import Ran
 
 GROWN = ("peak_flop_per_s", "nic_bytes_per_s", "hbm_bytes_per_s", "link_bytes_per_s", "hbm_bytes", "tdp_w")
 """Figures of a data sheet whose growth is drawn."""

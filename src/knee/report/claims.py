@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from knee.report.html import Markup, join, scrolling, tag, text
-from knee.study.claims import Outcome, Tally, Verdict
+from knee.studies.claims import Outcome, Tally, Verdict
 
 MARKS: dict[Outcome, str] = {"reproduced": "✓", "off": "≈", "contradicted": "✗", "not testable": "–"}
 """Beside the word, so that neither colour nor a sign alone says it."""

@@ -18,8 +18,8 @@ from knee.launch.folder import SWEEP
 from knee.record.measurement import Kind
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.study.quantities import Row
-from knee.study.rows import METRICS, identity, step_row
+from knee.studies.quantities import Row
+from knee.studies.rows import METRICS, identity, step_row
 from knee.text_files import read_text
 
 LARGEST = 1e30

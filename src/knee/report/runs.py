@@ -20,9 +20,9 @@ from knee.figures.vega import to_svg
 from knee.report.html import Markup, bullets, table, tag
 from knee.report.own_records import stack_of
 from knee.report.page import Chart, Key, Page, Section, render
-from knee.study.files import Draw
-from knee.study.quantities import Row
-from knee.study.rows import identity
+from knee.studies.files import Draw
+from knee.studies.quantities import Row
+from knee.studies.rows import identity
 
 PARTS = "parts"
 CHARTS = {

@@ -12,10 +12,10 @@ from knee.metrics.intervals import Times, merge
 from knee.record.events import COLLECTIVES, Events
 from knee.report.lanes import Lanes, Look, Span
 from knee.single import events_of
-from knee.study.answers import job_of
-from knee.study.quantities import Where
-from knee.study.questions import Point, points_of
-from knee.study.run import Ran
+from knee.studies.answers import job_of
+from knee.studies.quantities import Where
+from knee.studies.questions import Point, points_of
+from knee.studies.run import Ran
 from knee.units import show
 
 TICK_NS = 100

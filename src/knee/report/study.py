@@ -21,8 +21,8 @@ from knee.report.pictures import Pictures, write_picture
 from knee.report.step import StepTimeline, step_timelines
 from knee.report.summary import summary
 from knee.single import ASSUMPTIONS
-from knee.study.files import uncounted
-from knee.study.run import Ran
+from knee.studies.files import uncounted
+from knee.studies.run import Ran
 
 PAPER = (
     "Hardware Scaling Trends and Diminishing Returns in Large-Scale Distributed Training, arXiv 2411.13055",

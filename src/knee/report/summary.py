@@ -13,9 +13,9 @@ from knee.report.fidelity import MEANING, fidelity_sentence, fidelity_table
 from knee.report.html import Markup, join, table, tag, text
 from knee.report.page import Chart, chart_of
 from knee.search.knee import THRESHOLD
-from knee.study.claims import Verdict
-from knee.study.quantities import Row, knee_of
-from knee.study.run import Ran
+from knee.studies.claims import Verdict
+from knee.studies.quantities import Row, knee_of
+from knee.studies.run import Ran
 
 FIRST = ("fig3", "fig10", "fig1", "fig5", "fig7")
 """Studies whose findings come first; others fill up where these were not run."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.limits import MOST_POINTS
-from knee.study.files import Grid, Pick, Study
+from knee.studies.files import Grid, Pick, Study
 
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]

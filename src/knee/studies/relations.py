@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from knee.errors import SpecError
-from knee.study.comparisons import Agreement, Comparison, Count, LeastOfBest
-from knee.study.curves import Diminishing, Peak, Steeper, Trend
-from knee.study.quantities import FORBID, Finding, Quantity, Rows
+from knee.studies.comparisons import Agreement, Comparison, Count, LeastOfBest
+from knee.studies.curves import Diminishing, Peak, Steeper, Trend
+from knee.studies.quantities import FORBID, Finding, Quantity, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,8 @@ from knee.launch.trainer_job import PROCESSOR
 from knee.search.export_file import job_file
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
-from knee.study.answers import job_of, loaded
-from knee.study.questions import Point
+from knee.studies.answers import job_of, loaded
+from knee.studies.questions import Point
 
 RUN, LOG = "run", "train.log"
 

@@ -16,7 +16,7 @@ from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
 from knee.specs.table import table_of
-from knee.study.questions import Options, Question
+from knee.studies.questions import Options, Question
 
 VIRTUAL = (2, 4, 8)
 MICRO = (1, 2, 4, 8, 16, 32)

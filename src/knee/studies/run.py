@@ -9,13 +9,13 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.fidelity.trust import Label
-from knee.study.budgets import budget_rows
-from knee.study.claims import Verdict, judge, not_testable
-from knee.study.files import Study, load_study
-from knee.study.quantities import NotTestable, Row, Rows
-from knee.study.questions import Point, Question, check_count, points_of
-from knee.study.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
-from knee.study.store import IMPOSSIBLE
+from knee.studies.budgets import budget_rows
+from knee.studies.claims import Verdict, judge, not_testable
+from knee.studies.files import Study, load_study
+from knee.studies.quantities import NotTestable, Row, Rows
+from knee.studies.questions import Point, Question, check_count, points_of
+from knee.studies.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
+from knee.studies.store import IMPOSSIBLE
 
 LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
 """From the most to the least trusted."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar, Literal
 
-from knee.study.quantities import FORBID, NOISE, Finding, NotTestable, Rows, Where, change, chosen, metric_of, shown
+from knee.studies.quantities import FORBID, NOISE, Finding, NotTestable, Rows, Where, change, chosen, metric_of, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

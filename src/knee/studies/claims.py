@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from knee.errors import SpecError
-from knee.study.quantities import Finding, NotTestable, Rows
-from knee.study.relations import Test
+from knee.studies.quantities import Finding, NotTestable, Rows
+from knee.studies.relations import Test
 
 Outcome = Literal["reproduced", "off", "contradicted", "not testable"]
 

@@ -18,8 +18,8 @@ from knee.errors import SpecError
 from knee.fidelity.carried_set import CarriedFidelity, carried_fidelity
 from knee.files import make_folder, write_text
 from knee.specs.catalog import KINDS, ROOT
-from knee.study.answers import answer, loaded
-from knee.study.questions import Options, Question
+from knee.studies.answers import answer, loaded
+from knee.studies.questions import Options, Question
 from knee.text_files import read_text
 
 ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record", "fidelity")
@@ -129,7 +129,7 @@ def engine() -> str:
     root = Path(knee.__file__).parent
     files = [
         root / name
-        for name in ("simulator.py", "single.py", "units.py", "columns.py", "text_files.py", "study/answers.py")
+        for name in ("simulator.py", "single.py", "units.py", "columns.py", "text_files.py", "studies/answers.py")
     ]
     files += [path for room in ENGINE for path in (root / room).glob("*.py")]
     catalog = root / "catalog"

@@ -8,7 +8,19 @@ from statistics import median
 from typing import Any, ClassVar, Literal
 
 from knee.errors import SpecError
-from knee.study.quantities import FORBID, NOISE, Finding, NotTestable, Row, Rows, Where, change, chosen, metric_of, only
+from knee.studies.quantities import (
+    FORBID,
+    NOISE,
+    Finding,
+    NotTestable,
+    Row,
+    Rows,
+    Where,
+    change,
+    chosen,
+    metric_of,
+    only,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,10 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, Vali
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.fields import fields_of, split_overrides
-from knee.study.claims import Claim
-from knee.study.columns import COLUMNS
-from knee.study.mistakes import mistakes_of
-from knee.study.quantities import FORBID, Quantity, Where
+from knee.studies.claims import Claim
+from knee.studies.columns import COLUMNS
+from knee.studies.mistakes import mistakes_of
+from knee.studies.quantities import FORBID, Quantity, Where
 from knee.units import parse
 
 FOLDER = ROOT / "studies"

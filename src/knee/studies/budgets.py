@@ -23,9 +23,9 @@ from knee.search.training_bill import checked_pue
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.specs.model import Model
-from knee.study.files import Budgets
-from knee.study.quantities import Row
-from knee.study.store import engine, kept_or_made
+from knee.studies.files import Budgets
+from knee.studies.quantities import Row
+from knee.studies.store import engine, kept_or_made
 from knee.units import short
 
 SEARCH = Path(knee.__file__).parent / "search"

@@ -17,9 +17,9 @@ from knee.fidelity.links import bus_factor
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
-from knee.study.files import Bandwidths
-from knee.study.quantities import Row
-from knee.study.questions import SPECS, Point
+from knee.studies.files import Bandwidths
+from knee.studies.quantities import Row
+from knee.studies.questions import SPECS, Point
 from knee.units import parse, show
 
 PLAN = (
