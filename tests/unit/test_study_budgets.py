@@ -56,7 +56,7 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
     assert {Path("search/budget.py"), Path("search/laws.py")} <= used
     left_out = used - {path.relative_to(SOURCES / "knee") for path in read if path.is_relative_to(SOURCES)}
     # what a question is lies in the key itself; the rest writes files and says what went wrong
-    assert {path for path in left_out if path.parts[0] != "study"} == {
+    assert {path for path in left_out if path.parts[0] != "studies"} == {
         Path("__init__.py"), Path("errors.py"), Path("files.py"), Path("limits.py"), Path("signals.py")}  # fmt: skip
     assert Path("studies/budgets.py") not in left_out
     assert {"scaling_laws.toml", "families.toml"} <= {path.name for path in read}

@@ -276,11 +276,12 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
     raw = read_toml(path)
-    if (place := _not_finite(raw)) is not None:
-        raise InputError(f"{path.name}: {place} is no finite number", hint="TOML's nan and inf are none")
     if name.endswith(".toml"):
         raw = _completed(path.stem, raw)
-    return _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+    found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+    if (place := _not_finite(raw)) is not None:  # after what a field itself says of them
+        raise InputError(f"{path.name}: {place} is no finite number", hint="TOML's nan and inf are none")
+    return found
 
 
 def _not_finite(node: Any, place: str = "") -> str | None:
