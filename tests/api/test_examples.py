@@ -1,0 +1,44 @@
+"""The notebook and the README's Python run as they stand, and use nothing but ``import knee``."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def cells(path: Path) -> list[str]:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def run(cells: list[str]) -> None:
+    """One namespace, as a kernel has; a cell's last expression shows itself."""
+    names: dict[str, object] = {}
+    for source in cells:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                assert ast.unparse(node) == "import knee"
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, "cell", "exec"), names)
+        if isinstance(last, ast.Expr):
+            shown = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+            html = getattr(shown, "_repr_html_", None)
+            assert html is None or "<table>" in html()
+
+
+def test_the_notebook_runs() -> None:
+    pytest.importorskip("altair")
+    run(cells(ROOT / "examples" / "quickstart.ipynb"))
+
+
+def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    run(re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    assert capsys.readouterr().out.count("\n") >= 4
