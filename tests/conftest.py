@@ -34,9 +34,11 @@ SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 
 
 def pytest_configure() -> None:
-    # Under nohup, or as a job in the background of a shell, SIGINT is inherited as ignored, also by what tests start.
+    # Under nohup, or as a job in the background of a shell, SIGINT and SIGHUP are inherited as ignored, also by what
+    # tests start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # altair's check of specs would take seconds to make grammars of addresses, which nothing here uses
     sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     os.umask(0o022)

@@ -67,7 +67,7 @@ def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
     found, left = [], most
     while block := file.read(min(BLOCK_BYTES, left + 1)):
         if (at := block.find(0)) >= 0:
-            raise NotText(f"{path} is no text: it has a zero byte at byte {most - left + at:,}")
+            raise NotText(f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}")
         found.append(block)
         left -= len(block)
         if left < 0:
