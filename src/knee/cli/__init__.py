@@ -102,6 +102,8 @@ class Commands(click.Group):
         with Delivery() as delivery:
             code = code_of(run, delivery)
             signals.ending(code)
+            if signals.heard():  # one between a file's making and its block leaves it to whoever ends last
+                signals.clean_up()
         sys.exit(code)
 
 
