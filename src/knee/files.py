@@ -122,7 +122,8 @@ def _remove(path: Path) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         path.unlink(missing_ok=True)
-    _unfinished.discard(path)
+    if not os.path.lexists(path):  # else a thread has just put a file there, and it is removed at the end
+        _unfinished.discard(path)
 
 
 @before_the_end
