@@ -80,6 +80,20 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
     "batches both given, one of 400 digits": (
         ("simulate", "llama-tiny", *ASKED, "--global-batch", "9" * 400), {}, 2,
     ),
+    "a rate too small to divide by": (
+        ("simulate", "llama-tiny", *ASKED, "--set", "fabric.nic_bytes_per_s=5e-324"), {}, 2,
+    ),
+    "a word times a ratio": (
+        ("simulate", "c.json", *ASKED),
+        {"c.json": json_text(with_(with_(specs.CONFIGS[2], "expansion_ratio", 4 * 10**9), "d_model", "64"))}, 2,
+    ),
+    "an index of half a letter": (("data", "show", "d"), shown("shards/0/sha256", "\ud800"), 2),
+    "a sweep of more GPUs than digits": (
+        ("sweep", "status", "s"), swept(sweep=with_(sweeps.state()[0], "entries/0/gpus", 10**400)), 2,
+    ),
+    "a pattern of brackets": (
+        ("trace", "t.json", "--classes", "c.toml"), {"t.json": "[]", "c.toml": f'[a]\npattern = "{"[" * 300}"\n'}, 2,
+    ),
     "a slowdown without end": (
         ("simulate", "llama-tiny", *ASKED, "--set", "profile.compute_slowdown_frac=1e400"), {}, 2,
     ),

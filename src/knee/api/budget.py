@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from knee.api.amounts import Amount, amount_of, count_of
 from knee.api.budget_result import Budget
 from knee.api.request import (
@@ -40,6 +42,7 @@ MOST_GPUS = 16_384
 """Where ``gpus`` is left out."""
 
 
+@np.errstate(all="ignore")  # rates that nothing has are said by their answer
 def budget(
     *,
     cluster: ClusterLike | None = None,

@@ -110,6 +110,7 @@ class PlanSearch(Result):
         return self.found.job(self.drawn.recommended)
 
     @cached_property
+    @np.errstate(all="ignore")
     def _plain_fsdp(self) -> Baseline | str:
         return baseline(self.found)
 
@@ -125,12 +126,14 @@ class PlanSearch(Result):
         return self._ranked(None, plain.job.plan, values)
 
     @cached_property
+    @np.errstate(all="ignore")
     def why(self) -> str:
         """What the recommended plan saves beside plain FSDP."""
         plain = self._plain_fsdp
         return plain if isinstance(plain, str) else why(self.job, simulate_job(self.job), plain)
 
     @cached_property
+    @np.errstate(all="ignore")
     def sensitivity(self) -> tuple[Bar, ...]:
         """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
         return tuple(sensitivity(self.found))
@@ -219,6 +222,7 @@ class PlanSearch(Result):
         raise refused
 
 
+@np.errstate(all="ignore")  # rates that nothing has are said by their answer
 def plan(
     model: ModelLike,
     *,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from knee.api.request import (
     ClusterLike,
     ModelLike,
@@ -234,6 +236,7 @@ def _point_data(one: ScalingCurve, point: Point, gained: dict[str, Any] | None) 
 # ---- the question ----------------------------------------------------------------------------------------------------
 
 
+@np.errstate(all="ignore")  # rates that nothing has are said by their answer
 def scale(
     model: ModelLike | Sequence[ModelLike],
     *,

@@ -53,6 +53,7 @@ class Simulation(Result, Measurement):
         """The step alone."""
         return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
 
+    @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
         """The formulas, constants and sources behind the answer, one line each; ``depth`` says what belongs to what."""
         from knee.why import explain

@@ -116,7 +116,7 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
     costs = [cost for entry in entries for cost in (entry.seconds, entry.gpu_h, entry.energy_j, entry.cost_usd)]
     texts = [text for entry in entries for text in (entry.id, entry.name, entry.series, entry.refused)]
     right = (
-        all(isinstance(size, int) for size in (*sizes, options["pack"]))
+        all(isinstance(size, int) and abs(size) < 2**63 for size in (*sizes, options["pack"]))
         and all(cost is None or is_number(cost) for cost in costs)
         and all(isinstance(text, str) for text in (*texts, found.name, *found.command, *options["program"]))
         and is_number(options["timeout_s"])

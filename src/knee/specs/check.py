@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SET = "--set"
+SMALLEST, LARGEST = 1e-30, 1e30
+"""Of a quantity with a unit, in base SI: products of what lies between are finite."""
 _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 
 
@@ -116,13 +118,17 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     if word.lstrip("+-") in ("inf", "nan", "infinity"):
         bad[path] = Mistake(place=path, text=f"{word} is not a finite number")
         return value
-    if unit is None or not isinstance(value, str):
+    if unit is None:
         return value
     try:
-        return units.parse(value, unit)
+        number = units.parse(value, unit) if isinstance(value, str) else value
     except ValueError as error:
         bad[path] = Mistake(place=path, text=str(error))
         return value
+    if isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
+        bad[path] = Mistake(place=path, text=f"{word} is beyond any quantity: {SMALLEST:g} to {LARGEST:g}, or 0")
+        return value
+    return number
 
 
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:

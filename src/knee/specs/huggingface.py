@@ -109,7 +109,7 @@ def _gpt2(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
-        "ffn": config.get("n_inner") or 4 * config["n_embd"],
+        "ffn": config.get("n_inner") or 4 * _number(config["n_embd"]),
         "heads": config["n_head"],
         "kv_heads": config["n_head"],
         "vocab": config["vocab_size"],
@@ -122,8 +122,9 @@ def _gpt2(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ratio(value: object) -> float:
-    if not isinstance(value, (int, float)):  # a word could be repeated as often as the model is wide
+def _number(value: Any) -> Any:
+    """What can be multiplied: a word would be repeated as often as the model is wide."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(value)
     return value
 
@@ -137,7 +138,7 @@ def _mpt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "layers": config["n_layers"],
         "hidden": config["d_model"],
-        "ffn": int(_ratio(config.get("expansion_ratio", 4)) * config["d_model"]),
+        "ffn": int(_number(config.get("expansion_ratio", 4)) * _number(config["d_model"])),
         "heads": config["n_heads"],
         "kv_heads": kv_heads.get(str(attention.get("attn_type"))) or config["n_heads"],
         "vocab": config["vocab_size"],

@@ -25,7 +25,7 @@ MICRO = (1, 2, 4, 8, 16, 32)
 def answer(question: Question) -> dict[str, Any]:
     """The record of the plan that the question means; SpecError where it means none that can be."""
     job = job_of(question)
-    with np.errstate(over="ignore", invalid="ignore"):  # rates that nothing has, said by whoever changed them
+    with np.errstate(all="ignore"):  # rates that nothing has, said by whoever changed them
         return record_of(job, simulate(job), trust_of(job, _given(question)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import warnings
 from typing import Any, Protocol
 
 from knee.errors import InputError, MissingExtra
@@ -31,7 +32,9 @@ def user_pattern(pattern: str, where: str) -> Pattern:
     shown = pattern if len(pattern) < SHOWN_LETTERS else f"{pattern[:SHOWN_LETTERS]}..."
     try:
         if TRIED_AGAIN.isdisjoint(pattern):
-            return re.compile(pattern, re.IGNORECASE)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # about what a bracket may mean one day
+                return re.compile(pattern, re.IGNORECASE)
     except (re.error, OverflowError, RecursionError) as error:
         raise InputError(f"{where}: {shown!r} is not a regular expression: {error}") from None
     return _Linear(pattern, where, shown)

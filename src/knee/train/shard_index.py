@@ -262,6 +262,8 @@ def _check(record: Any) -> None:
         value = getattr(record, name)
         numeric = name in ("tokens", "documents", "vocab_size", "eos_id", "size_bytes", "mtime_ns")
         good = _is_count(value, negative=name == "mtime_ns") if numeric else isinstance(value, str)
+        if name.endswith("sha256"):
+            good = isinstance(value, str) and value.isascii()
         if not good:
             raise ValueError(f"{name} is no count" if numeric else f"{name} is {value!r}")
 
