@@ -102,8 +102,8 @@ def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "limit"),
     [
-        (("study", "run", "mine.toml", "--no-page", "--out", "out"), "study.questions.MOST_POINTS"),
-        (("study", "show", "mine.toml"), "study.questions.MOST_POINTS"),
+        (("study", "run", "mine.toml", "--no-page", "--out", "out"), "studies.questions.MOST_POINTS"),
+        (("study", "show", "mine.toml"), "studies.questions.MOST_POINTS"),
         (("sweep", "mine.toml", "--out", "out", "--dry-run"), "limits.MOST_RUNS"),
     ],
 )

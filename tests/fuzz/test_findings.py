@@ -174,6 +174,9 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
         ("probe", "collectives", "--replay", "r.jsonl", "--json"),
         {"r.jsonl": lines("collectives", "1/median_s", ENDLESS)}, 2,
     ),
+    "a power reading by half of a letter": (
+        ("probe", "power", "--replay", "r.jsonl"), {"r.jsonl": lines("power", "1/by", "\ud800")}, 2,
+    ),
     "a reading too small to divide by": (
         ("probe", "power", "--replay", "r.jsonl", "--json"), {"r.jsonl": lines("power", "1/window_s", 1e-320)}, 2,
     ),

@@ -140,7 +140,7 @@ def _wrong(record: Record) -> str | None:
         value = record.get(name)
         if value is not None and not (_is_number(value) and value >= 0):
             return f"{name} is {value!r}; it must be a number"
-    if not isinstance(record.get("by", ""), str):
+    if not _is_of(str, record.get("by", "")):
         return f"by is {record['by']!r}"
     if kind == "collective" and record["group"] < 2:
         return f"group is {record['group']}; a collective has at least two ranks"
