@@ -27,8 +27,8 @@ UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZ
 """What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
 TESTS = Path(__file__).parent
-SLOW_NAMES = ("dist", "launch", "train", "web", "cli/test_data_cli.py", "cli/test_train_cli.py",
-              "cli/test_probe_collectives_cli.py", "property/test_linear_time.py")  # fmt: skip
+SLOW_NAMES = ("dist", "launch", "train", "web", "api/test_examples.py", "api/test_measured.py", "cli/test_data_cli.py",
+              "cli/test_train_cli.py", "cli/test_probe_collectives_cli.py", "property/test_linear_time.py")  # fmt: skip
 SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 """What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 
