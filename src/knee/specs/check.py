@@ -125,7 +125,7 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     except ValueError as error:
         bad[path] = Mistake(place=path, text=str(error))
         return value
-    if isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
+    if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
         bad[path] = Mistake(place=path, text=f"{word} is beyond any quantity: {SMALLEST:g} to {LARGEST:g}, or 0")
         return value
     return number
