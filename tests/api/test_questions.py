@@ -32,6 +32,7 @@ def plain(data: object) -> object:
     return json.loads(json.dumps(data))
 
 
+@pytest.mark.slow
 def test_results_equal_what_commands_print() -> None:
     ask = ("--cluster", "dgx-h100", "--gpus", "16")
     step = knee.simulate("llama2-7b", **ASKED, local_batch=2, tp=2, overrides={"node.gpus": 4})
@@ -63,6 +64,7 @@ def test_a_result_says_what_is_asked_of_it() -> None:
     assert curve.knee.gpus in (8, 16, 32)
 
 
+@pytest.mark.slow
 def test_specs_and_jobs_are_taken_as_they_are(tmp_path: Path) -> None:
     named = knee.simulate("llama2-7b", **ASKED, local_batch=2)
     specs = knee.load_model("llama2-7b").spec, knee.load_cluster("dgx-h100").spec
