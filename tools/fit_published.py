@@ -24,7 +24,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.fidelity.calibration import Calibration, calibrate
+from knee.fidelity.calibration import StackFit, calibrate
 from knee.fidelity.cases import cases_of, predicted
 from knee.fidelity.error_table import error_rows
 from knee.fidelity.jobs_of_runs import RunJob, job_of
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str]) -> None:
         write_errors([row | {"carried": flag} for row, flag in zip(error_rows(rows), flags, strict=True)])
 
 
-def print_fit(name: str, found: Calibration) -> None:
+def print_fit(name: str, found: StackFit) -> None:
     """What was determined."""
     before, after = found.throughput_before, found.throughput_after
     assert before is not None
@@ -206,7 +206,7 @@ def print_errors(tables: dict[str, dict[Setting, tuple[float, float]]], judged: 
     print(f"{'all runs (median, p90)':28}{len(everything[0]):6}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def write_values(fits: dict[str, Calibration]) -> None:
+def write_values(fits: dict[str, StackFit]) -> None:
     """Replace the fitted lines of each stack's table."""
     text = STACKS.read_text(encoding="utf-8")
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in FITTED)

@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from knee.api.calibrate_result import Calibration as Calibration
     from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
-    from knee.api.plan import PlanSearch as PlanSearch
-    from knee.api.plan import RankedPlan as RankedPlan
     from knee.api.plan import plan as plan
+    from knee.api.plan_result import PlanSearch as PlanSearch
+    from knee.api.plan_result import RankedPlan as RankedPlan
     from knee.api.request import make_job as make_job
-    from knee.api.scale import Scaling as Scaling
     from knee.api.scale import scale as scale
+    from knee.api.scale_result import Scaling as Scaling
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
     from knee.api.study import Studies as Studies
@@ -88,13 +88,13 @@ _HOMES = {
     "Measurement": "record.measurement",
     "Model": "specs",
     "Plan": "specs",
-    "PlanSearch": "api.plan",
+    "PlanSearch": "api.plan_result",
     "PlanTable": "specs.table",
     "Profile": "specs",
-    "RankedPlan": "api.plan",
+    "RankedPlan": "api.plan_result",
     "Results": "simulator",
     "RunsValidation": "api.validate_result",
-    "Scaling": "api.scale",
+    "Scaling": "api.scale_result",
     "Simulation": "api.simulate",
     "Studies": "api.study",
     "TraceAnalysis": "api.traces",

@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ def cells(path: Path) -> list[str]:
     return ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def run(cells: list[str]) -> None:
-    """One namespace, as a kernel has; a cell's last expression shows itself."""
-    names: dict[str, object] = {}
+def run(cells: list[str]) -> dict[str, Any]:
+    """One namespace, as a kernel has; a cell's last expression shows itself. What the cells have named."""
+    names: dict[str, Any] = {}
     for source in cells:
         tree = ast.parse(source)
         for node in ast.walk(tree):
@@ -31,11 +32,16 @@ def run(cells: list[str]) -> None:
             shown = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
             html = getattr(shown, "_repr_html_", None)
             assert html is None or "<table>" in html()
+    return names
 
 
 def test_the_notebook_runs() -> None:
     pytest.importorskip("altair")
-    run(cells(ROOT / "examples" / "quickstart.ipynb"))
+    made = run(cells(ROOT / "examples" / "quickstart.ipynb"))
+    assert made["step"].fits
+    assert made["found"].best.plan.pp <= 2
+    assert 8 < made["curve"].knee.gpus < 2048
+    assert made["budget"].best.gpus <= 64
 
 
 def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:

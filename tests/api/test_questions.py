@@ -89,7 +89,7 @@ def test_specs_and_jobs_are_taken_as_they_are(tmp_path: Path) -> None:
         (lambda: knee.simulate("llama2-7b", **ASKED, local_batch=1, tpp=2), "unknown-argument", "tpp"),
         (lambda: knee.simulate("llama2-7b", **ASKED, local_batch=1, global_batch=8), "contradiction", "local_batch"),
         (lambda: knee.simulate("llama2-7b", **ASKED, local_batch=1, overrides={"gpus": 2}), "not-an-override", "gpus"),
-        (lambda: knee.plan("llama2-7b", **ASKED), "missing-argument", "global_batch"),
+        (lambda: knee.plan("llama2-7b", **ASKED), "missing-argument", "local_batch"),
         (lambda: knee.plan("llama2-7b", **ASKED, global_batch=8, top=0), "out-of-range", "top"),
         (lambda: knee.scale("llama2-7b", cluster="dgx-h100", gpus=[], local_batch=1), "not-a-count", "gpus"),
         (lambda: knee.scale("llama2-7b", cluster="dgx-h100", gpus=[8], local_batch=1, keep=2), "out-of-range", "keep"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.scale import ScalingCurve
+from knee.api.scale_result import ScalingCurve
 from knee.api.scale_words import against
 from knee.cli import main
 from knee.cli.scale_answer import _beyond

@@ -14,12 +14,13 @@ from knee.figures.scale import Series, bars, spec_of
 from knee.record.measurement import Measurement
 from knee.search.best import OBJECTIVES
 from knee.search.knee import GOALS, knees_of
-from knee.search.scale import Curve, Point, best_point, curve_of, global_batch_of, parse_counts, point_of
+from knee.search.scale import Curve, Point, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
 from knee.search.training_bill import bill_of, checked_pue, parse_tokens
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.make import NOT_WHOLE, global_batch_of
 
 TINY, H100, EAGER = (load(name).spec for load, name in (
     (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip
@@ -60,10 +61,11 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 
 
 def test_weak_scaling_needs_whole_sequences() -> None:
-    assert global_batch_of(8, 0.5, None) == 4
-    assert global_batch_of(8, None, 48) == 48
-    with pytest.raises(SpecError):
-        global_batch_of(3, 0.5, None)
+    assert global_batch_of(8, local_batch=0.5, global_batch=None) == 4
+    assert global_batch_of(8, local_batch=None, global_batch=48) == 48
+    with pytest.raises(SpecError) as refused:
+        global_batch_of(3, local_batch=0.5, global_batch=None)
+    assert refused.value.code == NOT_WHOLE
 
 
 def test_returns_are_per_doubling_and_per_added_gpu() -> None:

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from knee.errors import SpecError
 from knee.studies.claims import Claim, Tally, Verdict, judge, not_testable
-from knee.studies.comparisons import Comparison, Than
+from knee.studies.comparisons import RunComparison, Than
 from knee.studies.quantities import Finding, NotTestable, Quantity, Row, Rows
 from knee.studies.relations import Number, Test
 
@@ -276,7 +276,7 @@ def test_a_comparison_needs_its_rows() -> None:
     assert why(compares(("v", "more")), {"mine": pair(1)}) == "no run has series other 0"
     assert why(compares(("x", "more")), {"mine": pair(1, 2)}) == "x is not known of other 0 on 8 GPUs"
     with pytest.raises(SpecError):
-        Comparison(test="compares", at={}, base={}, has=())
+        RunComparison(test="compares", at={}, base={}, has=())
 
 
 def test_against_another_study() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from knee.api.amounts import Amount, amount_of, count_of
+from knee.api.arguments import both_given, no_progress, require
 from knee.api.budget_result import Budget
 from knee.api.request import (
     ClusterLike,
@@ -19,6 +22,7 @@ from knee.api.request import (
     pairs_of,
     request,
 )
+from knee.energy.grid import Grid
 from knee.energy.grid import grid as grid_of
 from knee.errors import DoesNotFit, InputError, argument, example
 from knee.fidelity.trust import Trust, trust_of
@@ -42,7 +46,7 @@ MOST_GPUS = 16_384
 """Where ``gpus`` is left out."""
 
 
-@np.errstate(all="ignore")  # rates that nothing has are said by their answer
+@np.errstate(all="ignore")  # extreme input overflows, and its answer says so
 def budget(
     *,
     cluster: ClusterLike | None = None,
@@ -103,7 +107,6 @@ def budget(
             code="out-of-range",
             field="mfu",
         )
-    site = grid_of(grid)
     problem = _problem(
         where.spec,
         how.spec,
@@ -116,56 +119,63 @@ def budget(
         seq_len=seq_len,
         pue=pue,
         batch_max=batch_max,
-        progress=progress or (lambda *_: None),
+        progress=progress or no_progress,
     )
     notes = [] if profile else ["profile eager was not given: a faster stack trains more in the same time"]
     notes += [] if gpus is not None else [f"gpus was not given: up to {limits.gpus:,}"]
+    found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
+    return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
+
+
+def _solved(
+    problem: Problem,
+    limits: Limits,
+    mfu: float,
+    cluster: Loaded[Cluster],
+    profile: Loaded[Profile],
+    site: Grid,
+    *,
+    frontier: bool,
+) -> dict[str, Any]:
+    """The best run, those around it, and what counting FLOP would have chosen: fields of the result."""
     # first, as the best is found sooner beside a good candidate
-    flop = flop_choice(problem, limits, assumed)
+    flop = flop_choice(problem, limits, mfu)
     by_count = problem.by_count(limits)
     if not by_count:
         refuse_nothing(problem, limits, problem.counts(limits))
     best = min(by_count.values(), key=lambda run: run.loss)
-    trust = _trust(best, where, how, seq_len)
+    trust = _trust(best, cluster, profile, problem.rates.seq_len)
     axes = [axis for axis in fr.AXES if axis != "usd" or best.cost_usd is not None] if frontier else []
     cells = fr.grid_of(problem, limits, best) if frontier else {}
-    return Budget(
-        mfu_given=mfu is not None,
-        limits=limits,
-        problem=problem,
-        grid=site,
-        best=best,
-        by_count=by_count,
-        sizes=tuple(fr.sizes_around(problem, limits, best)),
-        between=problem.between(limits, best) if problem.model is None else float(best.params),
-        even=even_sizes(problem, limits, best),
-        flop=flop,
-        lost=None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
-        marginals=tuple(fr.marginals(problem, limits, best, where.spec.max_gpus)),
-        trust=trust,
-        bands=fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
-        frontiers=tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
-        cells=cells,
-        iso=tuple(fr.iso_losses(cells, best)),
-        notes=notes,
-        price=where.sources.get("usd_per_gpu_h") if where.spec.usd_per_gpu_h is not None else None,
-        pue=pue_source(pue),
-    )
+    return {
+        "limits": limits,
+        "problem": problem,
+        "grid": site,
+        "best": best,
+        "by_count": by_count,
+        "sizes": tuple(fr.sizes_around(problem, limits, best)),
+        "between": problem.between(limits, best) if problem.model is None else float(best.params),
+        "even": even_sizes(problem, limits, best),
+        "flop": flop,
+        "lost": None if flop.run is None else fr.lost_by(problem, limits, best, flop.run),
+        "marginals": tuple(fr.marginals(problem, limits, best, cluster.spec.max_gpus)),
+        "trust": trust,
+        "bands": fr.bands_of(problem, limits, best, trust.low_frac, trust.high_frac),
+        "frontiers": tuple(fr.frontier_of(problem, limits, best, axis, site.kg_co2e_per_j) for axis in axes),
+        "cells": cells,
+        "iso": tuple(fr.iso_losses(cells, best)),
+        "price": cluster.sources.get("usd_per_gpu_h") if cluster.spec.usd_per_gpu_h is not None else None,
+    }
 
 
 def _specs(
     cluster: ClusterLike | None, profile: ProfileLike | None, overrides: Pairs
 ) -> tuple[Loaded[Cluster], Loaded[Profile]]:
-    if cluster is None:
-        raise InputError(
-            f"missing: {argument('cluster')}",
-            hint=example(
-                'knee.budget(cluster="dgx-h100", gpus=2048, days=30)',
-                "knee budget --cluster dgx-h100 --gpus 2048 --days 30",
-            ),
-            code="missing-argument",
-            field="cluster",
-        )
+    hint = example(
+        'knee.budget(cluster="dgx-h100", gpus=2048, days=30)', "knee budget --cluster dgx-h100 --gpus 2048 --days 30"
+    )
+    require({"cluster": cluster}, ("cluster",), hint)
+    assert cluster is not None
     for pair in overrides:
         for_model, _, _, for_plan = split_overrides([pair])
         if for_model or for_plan:
@@ -223,12 +233,7 @@ def _problem(
 
 def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Model | None:
     if model is not None and params is not None:
-        raise InputError(
-            f"{argument('model')} and {argument('params')} are both given",
-            hint="each fixes the size: give one",
-            code="contradiction",
-            field="params",
-        )
+        raise both_given("model", "params", hint="each fixes the size: give one")
     if model is not None:
         return named_model(model).spec
     count = count_of("params", params)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from knee.api.arguments import SIZES, checked_plan, require
 from knee.errors import InputError, argument, example
-from knee.specs import Cluster, Job, Model, Plan, Profile
-from knee.specs.catalog import did_you_mean, read_toml
+from knee.specs import Cluster, Job, Model, Profile
+from knee.specs.catalog import read_toml
 from knee.specs.load import (
     DEFAULT_PROFILE,
     Loaded,
@@ -24,7 +25,6 @@ from knee.specs.load import (
 )
 from knee.specs.load import make_job as _make_job
 
-SIZES = ("gpus", "global_batch", "local_batch", "seq_len")
 _JOB_KEYS = ("model", "cluster", "profile", "plan", *SIZES)
 
 Overrides = Mapping[str, object] | Sequence[tuple[str, str]]
@@ -119,21 +119,6 @@ def make_job(
     )
 
 
-def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments that are fields of a plan; others are refused with the nearest."""
-    known = [field.name for field in fields(Plan)]
-    for name in plan:
-        if name not in known:
-            close = did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
-            raise InputError(
-                f"{name} is neither an argument nor a field of a plan",
-                hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
-                code="unknown-argument",
-                field=name,
-            )
-    return dict(plan)
-
-
 def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
     """Values as text, as they stand in a file or behind ``--set``."""
     items = overrides.items() if isinstance(overrides, Mapping) else overrides
@@ -143,7 +128,7 @@ def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
 def _from_job(job: Job, others: Sequence[object]) -> Request:
     if any(other is not None for other in others):
         raise InputError(
-            "a Job is complete: nothing else can be given beside it",
+            "a Job is complete, and no other argument can be combined with it",
             hint="change it with dataclasses.replace, or give names instead",
             code="contradiction",
             field="model",
@@ -225,9 +210,8 @@ def _from_names(
     plan: dict[str, Any],
     overrides: Pairs,
 ) -> Request:
-    if cluster is None or "gpus" not in sizes or not {"global_batch", "local_batch"} & sizes.keys():
-        raise _missing(cluster, sizes)
-    _refuse_both_batches(sizes)
+    require({"cluster": cluster, **sizes}, ("cluster", "gpus", "local_batch"), _shown())
+    assert cluster is not None
     for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
     parts: dict[str, Loaded[Any]] = {
         "model": named_model(model, for_model),
@@ -255,7 +239,7 @@ def _from_file(
     overrides: Pairs,
 ) -> Request:
     """What is given besides replaces or completes what the file says; the whole is checked once."""
-    _refuse_both_batches(sizes)
+    require(sizes, (), _shown())
     for_plan = split_overrides(overrides)[3]
     changes = _join(plan, for_plan)
     names = {"cluster": cluster, "profile": profile}
@@ -275,28 +259,6 @@ def _from_file(
         assumptions=loaded.assumptions,
         plan_options={**read_toml(path).get("plan", {}), **changes},
     )
-
-
-def _missing(cluster: object, sizes: Mapping[str, Any]) -> InputError:
-    missing = [] if cluster else ["cluster"]
-    missing += [] if "gpus" in sizes else ["gpus"]
-    words = [argument(name) for name in missing]
-    if not {"global_batch", "local_batch"} & sizes.keys():
-        missing.append("local_batch")
-        words.append(f"{argument('local_batch')} (or {argument('global_batch')})")
-    return InputError(f"missing: {', '.join(words)}", hint=_shown(), code="missing-argument", field=missing[0])
-
-
-def _refuse_both_batches(sizes: Mapping[str, Any]) -> None:
-    if {"global_batch", "local_batch"} <= sizes.keys():
-        local = f"{argument('local_batch')} {sizes['local_batch']:g}"
-        whole = f"{argument('global_batch')} {sizes['global_batch']}"
-        raise InputError(
-            f"{local} and {whole} are both given",
-            hint="give one of them: the global batch is the local batch times the number of GPUs",
-            code="contradiction",
-            field="local_batch",
-        )
 
 
 def _join(plan: dict[str, Any], changes: Pairs) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -16,14 +17,14 @@ SHOWN_ROWS = 40
 """Of a table in a notebook; the rest is counted."""
 
 
-class Result:
+class Result(ABC):
     """Mixed into every result of the API."""
 
     __slots__ = ()
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data, equal to what the command prints with ``--json``; every key carries its unit."""
-        raise NotImplementedError
 
     def rows(self) -> list[dict[str, Any]]:
         """The result as a table: one row an item, nested keys joined by dots."""

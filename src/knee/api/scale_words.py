@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from knee.api.scale import Scaling, ScalingCurve
+from knee.api.scale_result import Scaling, ScalingCurve
 from knee.record.measurement import Measurement
 from knee.search.knee import Knee
 from knee.search.training_bill import DAY_S

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, checked_plan, pairs_of, request
+from knee.api.arguments import checked_plan
+from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.api.result import Result
 from knee.errors import DoesNotFit, InputError, KneeError, argument
 from knee.fidelity.answered import record_of
@@ -81,8 +82,8 @@ class Simulation(Result, Measurement):
             )
         if self.step_s * 1e9 >= LONGEST_TRACE_NS:
             raise InputError(
-                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is longer than a trace can say",
-                hint="its times are read up to 52 days",
+                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace",
+                hint="an event of a trace lasts at most 52 days",
                 code="too-large",
                 field="trace",
             )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,20 +20,14 @@ from knee.files import csv_text, write_text
 from knee.studies.claims import Tally, Verdict
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunsValidation(Result):
-    """Training runs that were measured, beside what knee predicts of them."""
+class FileValidation(Result):
+    """A file of measurements, beside what knee predicts of its rows."""
+
+    __slots__ = ()
 
     path: Path
-    file: RunFile
-    found: RunErrors
-    """Errors by source, of all rows, and of each."""
-
-    def __repr__(self) -> str:
-        return (
-            f"RunsValidation({str(self.path)!r}, rows={self.found.all.rows}, rows_used={self.found.all.rows_used}, "
-            f"throughput={self.found.all.throughput}, memory={self.found.all.memory})"
-        )
+    file: RunFile | BandwidthFile
+    found: RunErrors | BandwidthValidation
 
     @property
     def used(self) -> bool:
@@ -49,6 +44,42 @@ class RunsValidation(Result):
         """Columns of the file that mean nothing to knee."""
         return self.file.ignored
 
+    @abstractmethod
+    def _each(self) -> Iterator[dict[str, Any]]:
+        """The rows of the file, one after another: there may be a million."""
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Measured, predicted and error of each row of the file, or why it was skipped."""
+        return list(self._each())
+
+    def write_rows(self, path: str | Path) -> list[Path]:
+        """Write ``rows`` as a CSV file; the files that were written."""
+        refuse_overwriting(Path(path), self.path)
+        write_text(Path(path), csv_text(self._each()))
+        return [Path(path)]
+
+    def check_used(self) -> None:
+        """``InputError`` where no row could be predicted: with the reasons."""
+        if not self.used:
+            what = f"none of the {len(self.file.rows):,} rows of {self.path} can be predicted"
+            raise InputError(none_used(what, self.skipped), code="nothing-usable", field="file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunsValidation(FileValidation):
+    """Training runs that were measured, beside what knee predicts of them."""
+
+    path: Path
+    file: RunFile
+    found: RunErrors
+    """Errors by source, of all rows, and of each."""
+
+    def __repr__(self) -> str:
+        return (
+            f"RunsValidation({str(self.path)!r}, rows={self.found.all.rows}, rows_used={self.found.all.rows_used}, "
+            f"throughput={self.found.all.throughput}, memory={self.found.all.memory})"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
         found = self.found
@@ -60,19 +91,6 @@ class RunsValidation(Result):
             "assumptions": found.notes,
             "ignored_columns": list(self.file.ignored),
         }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Published, predicted and error of each row of the file, or why it was skipped."""
-        return list(self._each())
-
-    def write_rows(self, path: str | Path) -> list[Path]:
-        """Write ``rows`` as a CSV file; the files that were written."""
-        refuse_overwriting(Path(path), self.path)
-        return [_written(Path(path), self._each())]
-
-    def check_used(self) -> None:
-        """``InputError`` where no row could be predicted: with the reasons."""
-        _check_used(self)
 
     def _each(self) -> Iterator[dict[str, Any]]:
         for row in self.file.rows:
@@ -98,7 +116,7 @@ class RunsValidation(Result):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BandwidthsValidation(Result):
+class BandwidthsValidation(FileValidation):
     """Bandwidths of collectives that were measured, beside what knee predicts of idle links."""
 
     path: Path
@@ -112,39 +130,11 @@ class BandwidthsValidation(Result):
             f"rows_used={self.found.all.rows_used}, large={self.found.all.large})"
         )
 
-    @property
-    def used(self) -> bool:
-        """Whether any row could be predicted."""
-        return bool(self.found.predictions)
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """Why rows were skipped -> how many."""
-        return self.found.all.skipped
-
-    @property
-    def ignored_columns(self) -> tuple[str, ...]:
-        """Columns of the file that mean nothing to knee."""
-        return self.file.ignored
-
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee validate --json`` prints it."""
         data = asdict(replace(self.found, predictions={}, reasons={}))
         del data["predictions"], data["reasons"]
         return {"large_bytes": LARGE_BYTES, **data, "ignored_columns": list(self.file.ignored)}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Measured, predicted and error of each row of the file, or why it was skipped."""
-        return list(self._each())
-
-    def write_rows(self, path: str | Path) -> list[Path]:
-        """Write ``rows`` as a CSV file; the files that were written."""
-        refuse_overwriting(Path(path), self.path)
-        return [_written(Path(path), self._each())]
-
-    def check_used(self) -> None:
-        """``InputError`` where no row could be predicted: with the reasons."""
-        _check_used(self)
 
     def _each(self) -> Iterator[dict[str, Any]]:
         for row in self.file.rows:
@@ -232,14 +222,3 @@ def refuse_overwriting(rows: Path, file: Path) -> None:
             code="contradiction",
             field="rows",
         )
-
-
-def _written(path: Path, rows: Iterable[dict[str, Any]]) -> Path:
-    write_text(path, csv_text(rows))
-    return path
-
-
-def _check_used(answer: RunsValidation | BandwidthsValidation) -> None:
-    if not answer.used:
-        what = f"none of the {len(answer.file.rows):,} rows of {answer.path} can be predicted"
-        raise InputError(none_used(what, answer.skipped), code="nothing-usable", field="file")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from knee.api.plan import PlanSearch, RankedPlan
+from knee.api.plan_result import PlanSearch, RankedPlan
 from knee.cli.answer import trust_words
 from knee.cli.table import print_heading, print_rows
 from knee.search.sensitivity import Bar

@@ -15,7 +15,7 @@ from knee.cli.progress import Patience
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.api.scale import Scaling
+    from knee.api.scale_result import Scaling
 
 OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 

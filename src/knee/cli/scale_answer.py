@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from knee.api.scale import Scaling, ScalingCurve
+from knee.api.scale_result import Scaling, ScalingCurve
 from knee.api.scale_words import assumptions, listed, sentence, weak_words
 from knee.cli.table import print_heading, print_rows
 from knee.fidelity.doublings import DoublingBand

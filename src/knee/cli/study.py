@@ -24,7 +24,7 @@ NAME_WIDTH = 12
 """Of studies beside their bars."""
 
 
-class Studies(click.Group):
+class StudyGroup(click.Group):
     """A group whose misspelt commands get the nearest one."""
 
     def resolve_command(
@@ -54,7 +54,7 @@ def _out(command: Any) -> Any:
     return option(command)
 
 
-@click.group("study", cls=Studies, invoke_without_command=True)
+@click.group("study", cls=StudyGroup, invoke_without_command=True)
 @_out
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 @click.pass_context

@@ -55,7 +55,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class StackFit:
     """A fit and how good it is."""
 
     estimates: tuple[Estimate, ...]
@@ -114,9 +114,9 @@ def need_scipy() -> None:
 
 
 def calibrate(
-    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: Calibration | None = None,
+    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: StackFit | None = None,
     oom: Sequence[Case] = (),
-) -> Calibration:  # fmt: skip
+) -> StackFit:  # fmt: skip
     """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
     determined are fitted again, from their priors, which is how runs are left out one group after another. ``oom`` are
     runs that were out of memory: what says that they fit is off by at least as much as it leaves free.
@@ -160,7 +160,7 @@ def calibrate(
         for p in parameters
     )
     before, after = (measured.scores(predicted(cases, v)) for v in ({}, values))
-    return Calibration(
+    return StackFit(
         estimates=estimates,
         runs=sum(len(case.runs) for case in cases),
         throughput_before=before[0],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from knee.errors import InputError, argument
-from knee.fidelity.calibration import Calibration, Estimate, calibrate
+from knee.fidelity.calibration import Estimate, StackFit, calibrate
 from knee.fidelity.cases import grouped, predicted
 from knee.fidelity.parameters import PARAMETERS, Parameter, Values
 from knee.fidelity.residuals import SEED, Residuals
@@ -46,7 +46,7 @@ class HeldOut:
 class OwnProfile:
     """What became of all parameters, and what is to be said of it."""
 
-    fit: Calibration
+    fit: StackFit
     left: dict[str, str]
     """Parameter that was not determined -> why."""
     held_out: HeldOut | None
@@ -128,7 +128,7 @@ def _why_left(estimate: Estimate) -> str:
     return "the runs say too little of it"
 
 
-def _no_better(fit: Calibration, held_out: HeldOut | None) -> dict[str, str]:
+def _no_better(fit: StackFit, held_out: HeldOut | None) -> dict[str, str]:
     """Fitted parameters that do not carry over to runs that a fit did not see -> why."""
     if held_out is None:
         return {}
@@ -212,7 +212,7 @@ def _errors(pairs: Sequence[Pair], values: Values) -> tuple[Residuals | None, Re
     )
 
 
-def _warnings(runs: UserRuns, fit: Calibration, held_out: HeldOut | None, held_frac: float) -> list[str]:
+def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOut | None, held_frac: float) -> list[str]:
     said = []
     if runs.simulated:
         said.append(
@@ -252,7 +252,7 @@ def _of_memory(runs: UserRuns, values: Values) -> list[str]:
     )
 
 
-def _of_confounded(fit: Calibration) -> list[str]:
+def _of_confounded(fit: StackFit) -> list[str]:
     said, pairs = [], set()
     for e in fit.estimates:
         pair = frozenset((e.parameter.path, e.confounded_with))

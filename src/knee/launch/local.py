@@ -70,7 +70,7 @@ def _keeping(sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, progra
         hosts = site.hosts[: entry.nodes]
         if len(hosts) < entry.nodes:
             raise InputError(
-                f"run {entry.id} needs {entry.nodes} hosts, and the sweep's site names {len(hosts)}",
+                f"run {entry.id} needs {entry.nodes} hosts, but the sweep lists {len(hosts)}",
                 hint="give the whole `knee sweep` command again, with --hosts",
                 code="too-few-hosts",
                 field="hosts",

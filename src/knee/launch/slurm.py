@@ -156,7 +156,8 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> st
         )
     except OSError as error:
         raise MissingExtra(
-            f"Slurm's sbatch cannot be started: {error.strerror}", hint="go on with this sweep on a host of the cluster"
+            f"Slurm's sbatch cannot be started: {error.strerror}",
+            hint="run this command on a host of the Slurm cluster",
         ) from None
     if done.returncode and SILENT.search(done.stderr):
         raise NoAnswer

@@ -28,8 +28,6 @@ MOST_COUNTS = 64
 """Of GPUs in one question."""
 MOST_SEQUENCES = 10**9
 """In one step: far beyond any run."""
-NOT_WHOLE = "batch-not-whole"
-"""Code of a count at which the local batch makes no whole number of sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,20 +145,6 @@ def checked_counts(counts: Sequence[int]) -> list[int]:
             field="gpus",
         )
     return sorted(set(counts))
-
-
-def global_batch_of(gpus: int, local_batch: float | None, global_batch: int | None) -> int:
-    """Sequences a step at this count: weak scaling keeps those of a GPU, strong scaling all of them."""
-    if global_batch is not None:
-        return global_batch
-    total = (local_batch or 0.0) * gpus
-    if not (1 <= total < math.inf and math.isclose(total, round(total), rel_tol=1e-9)):
-        raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
-            code=NOT_WHOLE,
-            field="local_batch",
-        )
-    return round(total)
 
 
 def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: int) -> None:

@@ -62,7 +62,7 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     try:
         spec = _adapter(kind).validate_python(plain)
     except UnicodeEncodeError:  # bytes of an argument or of a file that are half of a letter
-        mistakes.append(Mistake(place=prefix.rstrip("."), text="has a word that is no text"))
+        mistakes.append(Mistake(place=prefix.rstrip("."), text="contains text that is not valid UTF-8"))
         return None
     except ValidationError as error:
         for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
@@ -126,7 +126,7 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         bad[path] = Mistake(place=path, text=str(error))
         return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
-        bad[path] = Mistake(place=path, text=f"{word} is beyond any quantity: {SMALLEST:g} to {LARGEST:g}, or 0")
+        bad[path] = Mistake(place=path, text=f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}")
         return value
     return number
 

@@ -21,6 +21,8 @@ from knee.specs.read import Loaded, apply_overrides, read_tree
 
 DEFAULT_PROFILE = "eager"
 DEFAULT_SEQ_LEN = 4096
+NOT_WHOLE = "batch-not-whole"
+"""Code of a local batch that makes no whole number of sequences on so many GPUs."""
 _COUNTS = ("gpus", "global_batch", "seq_len")
 _JOB_KEYS = ("model", "cluster", "profile", *_COUNTS, "local_batch", "plan")
 _USER = Source(value=None, kind="user", text="the plan's options")
@@ -47,7 +49,7 @@ def make_job(
         seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
         text = f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest"
         notes.append(Note("default-seq-len", text))
-    batch = _global_batch(gpus, global_batch, local_batch)
+    batch = global_batch_of(gpus, global_batch=global_batch, local_batch=local_batch)
     options = {name: value for name, value in (plan_options or {}).items() if value is not None}
     _fill_degrees(options, gpus, notes)
     _fill_micro_batch(options, batch, notes)
@@ -69,7 +71,8 @@ def default_profile_note() -> Note:
     return Note("default-profile", f"profile {DEFAULT_PROFILE} was not given")
 
 
-def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None) -> int:
+def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float | None) -> int:
+    """Sequences of a step: as given, or those of a GPU times the GPUs."""
     if global_batch is not None and local_batch is not None:
         raise SpecError(
             f"global_batch {global_batch} and local_batch {local_batch} are both given",
@@ -92,6 +95,8 @@ def _global_batch(gpus: int, global_batch: int | None, local_batch: float | None
         raise SpecError(
             f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
             hint="local_batch is the global batch over all GPUs, so it may be a fraction such as 0.5",
+            code=NOT_WHOLE,
+            field="local_batch",
         )
     return round(total)
 

@@ -43,7 +43,7 @@ class Than:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Runs against a base run: each or any of them has more, or less, of something."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID

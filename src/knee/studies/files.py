@@ -280,7 +280,7 @@ def load_study(name: str) -> Study:
         raw = _completed(path.stem, raw)
     found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
     if (place := _not_finite(raw)) is not None:  # after what a field itself says of them
-        raise InputError(f"{path.name}: {place} is no finite number", hint="TOML's nan and inf are none")
+        raise InputError(f"{path.name}: {place} is not a finite number", hint="nan and inf are not accepted")
     return found
 
 

@@ -8,8 +8,9 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from knee.errors import InputError
+from knee.errors import InputError, SpecError
 from knee.limits import MOST_POINTS
+from knee.specs.make import global_batch_of
 from knee.studies.files import Grid, Pick, Study
 
 SPECS = ("model", "cluster", "profile")
@@ -128,13 +129,11 @@ def _many(value: Any) -> tuple[Any, ...]:
 
 
 def _global_batch(chosen: Mapping[str, Any], study: str) -> int:
-    if chosen.get("global_batch") is not None:
-        return int(chosen["global_batch"])
-    total = float(chosen["local_batch"]) * int(chosen["gpus"])
-    if total < 1 or total != int(total):
-        raise InputError(f"study {study}: local_batch {chosen['local_batch']} x gpus {chosen['gpus']} is not a whole "
-                         "number of sequences")  # fmt: skip
-    return int(total)
+    batches = {name: chosen.get(name) for name in ("global_batch", "local_batch")}
+    try:
+        return global_batch_of(int(chosen["gpus"]), **batches)
+    except SpecError as error:
+        raise InputError(f"study {study}: {error.message}", hint=error.hint, code=error.code) from None
 
 
 def _series(

@@ -51,7 +51,7 @@ def find_files(paths: Iterable[str | Path]) -> Found:
     left_out: list[LeftOut] = []
     names = [str(path) for path in paths]
     if "" in names:
-        raise InputError("the name of a trace is empty", hint="is a variable of the shell not set?")
+        raise InputError("a trace path is empty", hint="a shell variable may be unset")
     for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
         try:
             is_folder, exists = path.is_dir(), path.exists()

@@ -199,7 +199,7 @@ def index_of(data: dict[str, Any]) -> Index:
     if not data["shards"]:
         raise ValueError("it lists no shards")
     if not _is_count(data["text_bytes"]):
-        raise ValueError("text_bytes is no count")
+        raise ValueError("text_bytes is not a count")
     return Index(
         asked=asked_of(data["asked"]),
         dtype=data["dtype"],
@@ -230,7 +230,7 @@ def left_out_of(data: dict[str, Any]) -> LeftOut:
     """From JSON."""
     found = LeftOut(**data | {"first": tuple(data["first"])})
     if not all(_is_count(count) for count in (found.records, found.empty)):
-        raise ValueError("left_out has no counts")
+        raise ValueError("left_out does not hold counts")
     if not all(isinstance(place, str) for place in found.first):
         raise ValueError(f"left_out.first is {found.first!r}")
     return found
@@ -265,7 +265,7 @@ def _check(record: Any) -> None:
         if name.endswith("sha256"):
             good = isinstance(value, str) and value.isascii()
         if not good:
-            raise ValueError(f"{name} is no count" if numeric else f"{name} is {value!r}")
+            raise ValueError(f"{name} is not a count" if numeric else f"{name} is {value!r}")
 
 
 def _is_file_name(name: str) -> bool:
