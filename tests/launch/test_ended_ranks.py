@@ -9,7 +9,7 @@ import pytest
 
 from knee.launch.failures import verdict
 from knee.launch.folder import SweepRun
-from knee.launch.supervisor import Keeping, keep
+from knee.launch.supervisor import SupervisedRun, supervise
 from knee.launch.trainer_job import Length, train_job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.train.job import Device
@@ -136,7 +136,7 @@ def test_only_the_devices_own_memory_is_evidence_against_a_plan(
     run.mkdir(parents=True)
     write_job(run, train_job(job, Length(device=device), out=str(run), command=[]))
     entry = SweepRun(id="r", name="r", series="s", gpus=1, nodes=1, per_node=1)
-    ended = keep(Keeping(run=run, entry=entry, commands=[["bash", "-c", 'echo "$0" >&2; exit 1', line]]))
+    ended = supervise(SupervisedRun(run=run, entry=entry, commands=[["bash", "-c", 'echo "$0" >&2; exit 1', line]]))
     assert (ended.state, ended.cause) == ("oom", "memory")
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     assert record["fits"] is fits

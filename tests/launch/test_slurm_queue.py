@@ -13,7 +13,7 @@ from knee.launch.control import put_back, statuses_now
 from knee.launch.folder import Sweep, SweepRun
 from knee.launch.site import Site
 from knee.launch.slurm import _room, go_on_slurm
-from knee.launch.slurm_job import keeping
+from knee.launch.slurm_job import supervised_run
 from knee.launch.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
 from knee.launch.status import Status, read_status, write_status
 
@@ -179,5 +179,5 @@ def test_a_cancelled_run_of_a_pack_says_so(sweep: Sweep, commands: Commands, mon
     commands()
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     (sweep.run("0002-b") / "cancel").write_text("", encoding="utf-8")
-    assert keeping(sweep.run("0002-b"), ["true"]) is None
+    assert supervised_run(sweep.run("0002-b"), ["true"]) is None
     assert read_status(sweep.run("0002-b")).state == "cancelled"

@@ -194,7 +194,7 @@ def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> Non
 def test_the_rank_that_died_is_named(tmp_path: Path) -> None:
     job = a_job(tmp_path, gpus=2)
     lost = {"rank": 0, "host": "a", "status": "failed", "error": "RuntimeError: gloo", "lost_peer": True, "step": 7}
-    assert verdict(job, [lost]) == ("failed", "rank 1 ended without a word", 1)
+    assert verdict(job, [lost]) == ("failed", "rank 1 exited without an error message", 1)
     write_piece(tmp_path, lost)
     record = compose_from_files(tmp_path, job, lambda _: "was ended by SIGKILL")
     assert record["failed_rank"] == 1

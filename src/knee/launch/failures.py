@@ -251,7 +251,7 @@ def _told(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
     if dead is not None:
         return _dead(found, dead)
     error, rank = str(found.record.get("error") or ""), found.record.get("failed_rank")
-    if "without a word" in error:
+    if found.record.get("failed_silently"):
         return Diagnosis(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
     broken = _by_signs(found, BROKEN, logs)
     if broken is not None:  # the node that says it has only noticed

@@ -19,7 +19,7 @@ from knee.launch.processes import Known, alive, works_in
 from knee.launch.site import Site
 from knee.launch.status import CANCELLED, Cause, Status, read_status, write_status
 from knee.launch.stop_rule import Knees, in_order
-from knee.launch.supervisor import Keeping, StopSignal, hearing, keep
+from knee.launch.supervisor import StopSignal, SupervisedRun, hearing, supervise
 from knee.launch.usage import accounted
 
 ANSWER_S = 10.0
@@ -54,18 +54,20 @@ def go_on(
             elif until_knee and (why := knees.beyond(entry, statuses)) is not None:
                 tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
             else:
-                what = _keeping(sweep, site, entry, timeout_s, program)
+                what = _supervised_run(sweep, site, entry, timeout_s, program)
                 what.told = told
                 tell(entry, replace(status, state="running"))
-                statuses[entry.id] = keep(what)
+                statuses[entry.id] = supervise(what)
                 tell(entry, statuses[entry.id])
         return told.signal
 
 
-def _keeping(sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, program: Sequence[str]) -> Keeping:
+def _supervised_run(
+    sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, program: Sequence[str]
+) -> SupervisedRun:
     """How a run is started here, or on hosts."""
     run = sweep.run(entry)
-    what = Keeping(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
+    what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
     if sweep.launcher == "torchrun":
         hosts = site.hosts[: entry.nodes]
         if len(hosts) < entry.nodes:
@@ -110,7 +112,9 @@ def settle(sweep: Sweep, timeout_s: float, told: StopSignal) -> None:
             continue
         left = living(run, status)
         if left:
-            keep(Keeping(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes, told=told))
+            supervise(
+                SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes, told=told)
+            )
             continue
         status = accounted(status, entry, run)
         if read_record(run):

@@ -12,13 +12,13 @@ from knee.errors import InputError
 from knee.launch.commands import HEAD, PORT, free_port
 from knee.launch.folder import CANCEL, read_sweep
 from knee.launch.status import CANCELLED, read_status, write_status
-from knee.launch.supervisor import Keeping
+from knee.launch.supervisor import SupervisedRun
 
 ASK_S = 30.0
 DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")
 
 
-def keeping(run: Path, command: Sequence[str]) -> Keeping | None:
+def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
     """What is to be kept; None where the run has ended, was cancelled, or is another job's."""
     sweep = read_sweep(run.parents[1])
     entry = next((entry for entry in sweep.entries if entry.id == run.name), None)
@@ -33,7 +33,7 @@ def keeping(run: Path, command: Sequence[str]) -> Keeping | None:
     if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
         return None
     nodes = node_names()
-    found = Keeping(
+    found = SupervisedRun(
         run=run,
         entry=entry,
         commands=[command],

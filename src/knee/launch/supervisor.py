@@ -69,7 +69,7 @@ def hearing() -> Iterator[StopSignal]:
 
 
 @dataclass(slots=True, kw_only=True)
-class Keeping:
+class SupervisedRun:
     """What is to be kept, and how."""
 
     run: Path
@@ -91,13 +91,13 @@ class Keeping:
     told: StopSignal = field(default_factory=StopSignal)
 
 
-def keep(what: Keeping) -> Status:
+def supervise(what: SupervisedRun) -> Status:
     """See the run through; how it stands then."""
-    return _Keeper(what).run()
+    return _Supervisor(what).run()
 
 
-class _Keeper:
-    def __init__(self, what: Keeping) -> None:
+class _Supervisor:
+    def __init__(self, what: SupervisedRun) -> None:
         self.what = what
         self.before = read_status(what.run)
         self.children: list[subprocess.Popen[bytes]] = []
@@ -330,7 +330,7 @@ def _memory_kills() -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Keep a run of a Slurm job; 0 where it is done."""
-    from knee.launch.slurm_job import keeping
+    from knee.launch.slurm_job import supervised_run
 
     arguments = sys.argv[1:] if arguments is None else arguments
     if len(arguments) < 3 or arguments[1] != "--":
@@ -338,11 +338,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         with hearing() as told:
-            what = keeping(Path(arguments[0]), arguments[2:])
+            what = supervised_run(Path(arguments[0]), arguments[2:])
             if what is None:
                 return 0
             what.told = told
-            return 0 if keep(what).state == "done" else 1
+            return 0 if supervise(what).state == "done" else 1
     except KneeError as error:
         print(f"error: {error.message}", file=sys.stderr)
         return error.exit_code

@@ -36,6 +36,7 @@ Piece = dict[str, Any]
 TIMES = ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s")
 NAMED = 8
 """Ranks that a sentence names at most."""
+SILENT = "exited without an error message"
 
 
 def compose(
@@ -45,11 +46,16 @@ def compose(
     status: Status | None = None,
     error: str | None = None,
     rank: int | None = None,
+    silent: bool = False,
 ) -> dict[str, Any]:
-    """The record of a run. Without ``status``, the pieces say how it ended; a rank without a piece has died."""
+    """The record of a run. Without ``status``, the pieces say how it ended; a rank without a piece has died.
+
+    ``silent`` says that nothing is known of why the failed rank died.
+    """
     pieces = sorted(pieces, key=lambda piece: int(piece["rank"]))
     if status is None:
         status, error, rank = verdict(job, pieces)
+        silent = _has_no_piece(rank, pieces)
     whole = [piece for piece in pieces if piece.get("window_steps")]
     first = pieces[0] if pieces else {}
     facts = dict(job.facts)
@@ -65,6 +71,7 @@ def compose(
         "status": status,
         "error": error,
         "failed_rank": rank,
+        "failed_silently": silent,
         "steps_done": max((int(piece.get("step") or 0) for piece in pieces), default=0),
         "model": job.model.name,
         "cluster": facts.pop("cluster", None) or _cluster(device, job),
@@ -103,6 +110,11 @@ def compose(
     }
 
 
+def _has_no_piece(rank: int | None, pieces: Sequence[Piece]) -> bool:
+    """Whether this rank failed before it could write anything."""
+    return rank is not None and all(int(piece["rank"]) != rank for piece in pieces)
+
+
 def _warnings(told: Piece) -> list[str]:
     """What makes the measurement doubtful."""
     bad = next((i for i, loss in enumerate(told.get("losses") or ()) if loss is None or not math.isfinite(loss)), None)
@@ -121,7 +133,7 @@ def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None,
     if missing:
         named = ", ".join(map(str, missing[:NAMED])) + (" and others" if len(missing) > NAMED else "")
         word = "rank" if len(missing) == 1 else "ranks"
-        return "failed", f"{word} {named} ended without a word", missing[0]
+        return "failed", f"{word} {named} {SILENT}", missing[0]
     if ended:
         return ended[0]["status"], str(ended[0]["error"]), int(ended[0]["rank"])
     return "done", None, None
@@ -313,11 +325,13 @@ def compose_from_files(out: Path, job: TrainJob, told: Callable[[int], str | Non
     """The record of a run whose ranks could not be gathered. ``told`` says what is known of a rank that died."""
     pieces = read_pieces(out)
     status, error, rank = verdict(job, pieces)
-    if rank is not None and not any(piece["rank"] == rank for piece in pieces):
-        step = _last_step(out, rank)
-        error = f"rank {rank} {told(rank) or 'ended without a word'}"
+    silent = False
+    if rank is not None and _has_no_piece(rank, pieces):
+        step, why = _last_step(out, rank), told(rank)
+        silent = not why
+        error = f"rank {rank} {why or SILENT}"
         error += "" if step is None else f"; last heard of at step {step}"
-    return compose(job, pieces, status=status, error=error, rank=rank)
+    return compose(job, pieces, status=status, error=error, rank=rank, silent=silent)
 
 
 def _last_step(out: Path, rank: int) -> int | None:
