@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.train.tokens import Shards, Share, Synthetic
+from knee.datasets.token_batches import Shards, Share, Synthetic
 
 WORDS, DOCUMENTS, DOCUMENT_WORDS = 5_000, 8_000, 300
 SEQ_LEN, ROWS, STEPS, RUNS = 4096, 8, 100, 7
@@ -56,7 +56,7 @@ def prepare(folder: Path, corpus: Path, tokenizer_file: Path) -> Path:
     """Print the speed of preparing, for one process and for all CPUs."""
     from tokenizers import Tokenizer
 
-    from knee.train.shards import write_shards
+    from knee.datasets.write_shards import write_shards
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts = [json.loads(line)["text"] for line in corpus.read_text(encoding="utf-8").splitlines()]

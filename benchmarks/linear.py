@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from knee.trace import analyse
-from knee.trace.answer import as_json
+from knee.trace.plain_data import as_json
 
 MOST = 1.2
 """Ten times the events may take so much more than ten times as long."""

@@ -41,7 +41,7 @@ print(time.perf_counter() - start)
 KNEE = """
 import json, sys, time
 from knee.trace import analyse
-from knee.trace.answer import as_json
+from knee.trace.plain_data import as_json
 start = time.perf_counter()
 json.dumps(as_json(analyse(sys.argv[1], cache=sys.argv[2] == "cache")))
 print(time.perf_counter() - start)

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from knee.cli import budget, progress
+from knee.cli import budget
+from knee.cli.render import progress
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
 settings.register_profile("knee", derandomize=True, deadline=None, database=None, print_blob=True)

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.studies.answers import answer
-from knee.studies.files import load_study
 from knee.studies.questions import Point, points_of
+from knee.studies.study_file import load_study
 
 Floats = NDArray[np.float64]
 

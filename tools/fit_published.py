@@ -24,16 +24,16 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.fidelity.calibration import StackFit, calibrate
-from knee.fidelity.cases import cases_of, predicted
-from knee.fidelity.error_table import error_rows
-from knee.fidelity.jobs_of_runs import RunJob, job_of
-from knee.fidelity.parameters import PARAMETERS, Parameter
-from knee.fidelity.residuals import Residuals
-from knee.fidelity.runs import PublishedRun, Setting, read_runs
+from knee.hardware_fit.residuals import Residuals
+from knee.profile_fit.stack_fit import StackFit, calibrate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS, Parameter
+from knee.trust.error_table import error_rows
 from knee.units import dimension, show
+from knee.validation.published_runs import PublishedRun, Setting, read_runs
+from knee.validation.run_to_job import RunJob, job_of
+from knee.validation.simulated_runs import cases_of, predicted
 
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 CARRIED, STACKS = CATALOG / "validation/runs.csv", CATALOG / "profiles/stacks.toml"

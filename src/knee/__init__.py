@@ -36,17 +36,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from knee.api.budget import budget as budget
-    from knee.api.budget_result import Budget as Budget
     from knee.api.calibrate import calibrate as calibrate
-    from knee.api.calibrate_result import Calibration as Calibration
     from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
     from knee.api.plan import plan as plan
-    from knee.api.plan_result import PlanSearch as PlanSearch
-    from knee.api.plan_result import RankedPlan as RankedPlan
-    from knee.api.request import make_job as make_job
     from knee.api.scale import scale as scale
-    from knee.api.scale_result import Scaling as Scaling
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
     from knee.api.study import Studies as Studies
@@ -55,11 +49,17 @@ if TYPE_CHECKING:
     from knee.api.traces import TraceDiff as TraceDiff
     from knee.api.traces import read_traces as read_traces
     from knee.api.validate import validate as validate
-    from knee.api.validate_result import BandwidthsValidation as BandwidthsValidation
-    from knee.api.validate_result import CarriedValidation as CarriedValidation
-    from knee.api.validate_result import RunsValidation as RunsValidation
     from knee.errors import KneeError as KneeError
+    from knee.inputs.request import make_job as make_job
     from knee.record.measurement import Measurement as Measurement
+    from knee.results.budget_result import Budget as Budget
+    from knee.results.calibrate_result import Calibration as Calibration
+    from knee.results.plan_result import PlanSearch as PlanSearch
+    from knee.results.plan_result import RankedPlan as RankedPlan
+    from knee.results.scale_result import Scaling as Scaling
+    from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
+    from knee.results.validate_result import CarriedValidation as CarriedValidation
+    from knee.results.validate_result import RunsValidation as RunsValidation
     from knee.simulator import Results as Results
     from knee.simulator import simulate_table as simulate_table
     from knee.simulator import simulate_tables as simulate_tables
@@ -73,14 +73,14 @@ if TYPE_CHECKING:
     from knee.specs.load import load_job as load_job
     from knee.specs.load import load_model as load_model
     from knee.specs.load import load_profile as load_profile
-    from knee.specs.table import PlanTable as PlanTable
-    from knee.specs.table import table_of as table_of
+    from knee.specs.plan_table import PlanTable as PlanTable
+    from knee.specs.plan_table import table_of as table_of
 
 _HOMES = {
-    "BandwidthsValidation": "api.validate_result",
-    "Budget": "api.budget_result",
-    "Calibration": "api.calibrate_result",
-    "CarriedValidation": "api.validate_result",
+    "BandwidthsValidation": "results.validate_result",
+    "Budget": "results.budget_result",
+    "Calibration": "results.calibrate_result",
+    "CarriedValidation": "results.validate_result",
     "Cluster": "specs",
     "Comparison": "api.compare",
     "Job": "specs",
@@ -88,13 +88,13 @@ _HOMES = {
     "Measurement": "record.measurement",
     "Model": "specs",
     "Plan": "specs",
-    "PlanSearch": "api.plan_result",
-    "PlanTable": "specs.table",
+    "PlanSearch": "results.plan_result",
+    "PlanTable": "specs.plan_table",
     "Profile": "specs",
-    "RankedPlan": "api.plan_result",
+    "RankedPlan": "results.plan_result",
     "Results": "simulator",
-    "RunsValidation": "api.validate_result",
-    "Scaling": "api.scale_result",
+    "RunsValidation": "results.validate_result",
+    "Scaling": "results.scale_result",
     "Simulation": "api.simulate",
     "Studies": "api.study",
     "TraceAnalysis": "api.traces",
@@ -107,7 +107,7 @@ _HOMES = {
     "load_job": "specs.load",
     "load_model": "specs.load",
     "load_profile": "specs.load",
-    "make_job": "api.request",
+    "make_job": "inputs.request",
     "plan": "api.plan",
     "read_traces": "api.traces",
     "study": "api.study",
@@ -115,7 +115,7 @@ _HOMES = {
     "simulate": "api.simulate",
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
-    "table_of": "specs.table",
+    "table_of": "specs.plan_table",
     "validate": "api.validate",
 }
 """Where each name is at home; a module of the same name (``knee.trace``) is itself."""

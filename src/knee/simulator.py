@@ -9,10 +9,10 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Bools, Floats
-from knee.cost.compute import Cost, cost_of
-from knee.cost.exchange import Exchange, exchange_of
-from knee.cost.step import (
+from knee.arrays import Bools, Floats
+from knee.cost.kernel_cost import Cost, cost_of
+from knee.cost.outer_sync import Exchange, exchange_of
+from knee.cost.step_parts import (
     CommCosts,
     ComputeCosts,
     Groups,
@@ -23,14 +23,14 @@ from knee.cost.step import (
     peak_column,
     shapes_of,
 )
-from knee.energy.power import power_w, usd_per_mtoken
+from knee.energy.step_power import power_w, usd_per_mtoken
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import PRECISIONS, RECOMPUTES
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.table import PlanTable
 from knee.timeline.actions import StepParts, local_comms
-from knee.timeline.step import Actions, StepColumns, run_actions, run_step
+from knee.timeline.step_time import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of

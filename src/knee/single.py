@@ -11,10 +11,10 @@ from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import Results, Working, evaluate
 from knee.specs.job import Job
 from knee.specs.plan import CP_METHODS
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again
-from knee.timeline.events import Tail, stage_events, world_name
-from knee.timeline.scripts import scripts_of
+from knee.timeline.segment_events import scripts_of
+from knee.timeline.step_events import Tail, stage_events, world_name
 from knee.workload.flop import DEFAULT_CONVENTION
 from knee.workload.traffic import PARAMETER_BYTES
 

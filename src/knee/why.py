@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from knee.columns import Floats
-from knee.cost.collectives import Links, gather_s, ring_bandwidth, ring_turn_s
-from knee.cost.compute import operation_s
-from knee.cost.step import product_column, shapes_of
+from knee.arrays import Floats
+from knee.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s
+from knee.cost.kernel_cost import operation_s
+from knee.cost.step_parts import product_column, shapes_of
 from knee.simulator import Working, evaluate
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
 from knee.specs.job import Job
-from knee.specs.passes import pass_rows
-from knee.specs.table import table_of
+from knee.specs.kernel_traffic import pass_rows
+from knee.specs.plan_table import table_of
 from knee.units import dimension, show
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token

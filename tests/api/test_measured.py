@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import knee
 from knee.cli import main
 from knee.errors import Incomplete, InputError
-from knee.record.kineto import write_kineto
+from knee.kineto.kineto_writer import write_kineto
 
 HEADER = "source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tokens_per_s_per_gpu,extra\n"
 RUN = "A,32,4096,32,h100-80gb,{gpus},4096,{gpus},{rate},1\n"

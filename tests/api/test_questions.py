@@ -147,7 +147,7 @@ def test_rows_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     pandas = pytest.importorskip("pandas")
     assert isinstance(curve.to_frame(), pandas.DataFrame)
     assert curve.to_frame("pandas")["gpus"].tolist() == [8, 16]
-    monkeypatch.setattr("knee.api.result.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.results.result.find_spec", lambda _: None)
     with pytest.raises(MissingExtra):
         curve.to_frame()
 
@@ -160,7 +160,7 @@ def test_the_package_shows_what_it_has() -> None:
 
 
 @pytest.mark.parametrize("module", ["knee", "knee.api.simulate", "knee.api.plan", "knee.api.scale", "knee.api.budget",
-                                    "knee.api.request"])  # fmt: skip
+                                    "knee.inputs.request"])  # fmt: skip
 def test_examples_are_true(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(module))
     assert tried

@@ -12,14 +12,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.runs import Setting
-from knee.fidelity.user_profile import _away, _job_key
-from knee.fidelity.user_runs import read_user_runs
 from knee.files import csv_text
+from knee.profile_fit.calibration import _away, _job_key
 from knee.single import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
+from knee.validation.published_runs import Setting
+from knee.validation.run_to_job import job_of
+from knee.validation.user_runs import read_user_runs
 
 TRUTH = replace(load_profile("eager").spec, launch_s=30e-6, stream_scale=1.3, bandwidth_scale_frac=0.5)
 MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32)}
@@ -392,7 +392,7 @@ def test_steps_of_a_probe() -> None:
 
 
 def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.fidelity.user_profile.calibrate", lambda *_: pytest.fail("it was fitted"))
+    monkeypatch.setattr("knee.profile_fit.calibration.calibrate", lambda *_: pytest.fail("it was fitted"))
     (tmp_path / "taken").write_text("", encoding="utf-8")
     (tmp_path / "folder.toml").mkdir()
     (tmp_path / "other.txt").write_text("no columns\n1\n", encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.train.tokens import Shards, Share
+from knee.datasets.token_batches import Shards, Share
 
 needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
 TEXTS = ["The first document says hello.", "Ein zweites: schöne Grüße, 世界.", "A third."] * 10

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 
 from knee import cli, errors, signals
 from knee.cli import main
-from knee.cli.ending import TRACEBACK
+from knee.cli.render.ending import TRACEBACK
 from knee.errors import ExitCode, InputError, KneeError, NotWritten
 from knee.files import make_folder, remove_unfinished, replacing, scratch_folder, write_text
-from knee.record.kineto import write_kineto
+from knee.kineto.kineto_writer import write_kineto
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 

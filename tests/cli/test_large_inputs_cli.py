@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main, progress
-from knee.fidelity.validation import PIECE
-from knee.studies.store import Store
-from knee.trace.columns import read_columns
+from knee.cli import main
+from knee.cli.render import progress
+from knee.kineto.event_columns import read_columns
+from knee.studies.record_store import Store
+from knee.validation.run_errors import PIECE
 
 GRID = 'model = "llama-tiny"\ncluster = "dgx-h100"\nprofile = "knee"\ngpus = [8, 16]\nlocal_batch = [1, 2]\n'
 ROW = "32,4096,32,h100,8,4096,64,9000\n"
@@ -67,8 +68,8 @@ def test_what_never_ends_is_refused(command: str, kind: str, monkeypatch: pytest
     else:  # a plain file of one byte beyond the limit
         for limit in (
             "specs.catalog.MOST_TOML_BYTES",
-            "fidelity.csv_cells.MOST_CSV_BYTES",
-            "trace.blocks.MOST_TRACE_BYTES",
+            "validation.csv_cells.MOST_CSV_BYTES",
+            "kineto.blocks.MOST_TRACE_BYTES",
         ):
             monkeypatch.setattr(f"knee.{limit}", 9)
         monkeypatch.setattr("knee.text_files.read_text.__kwdefaults__", {"most": 9, "encoding": "utf-8"})
@@ -88,8 +89,8 @@ def test_a_pipe_with_a_writer_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.fidelity.csv_cells.MOST_ROWS", 2)
-    monkeypatch.setattr("knee.fidelity.user_runs.MOST_FITTED_ROWS", 1)
+    monkeypatch.setattr("knee.validation.csv_cells.MOST_ROWS", 2)
+    monkeypatch.setattr("knee.validation.user_runs.MOST_FITTED_ROWS", 1)
     Path("two.csv").write_text(RUNS + ROW * 2 + "\n\n")
     Path("three.csv").write_text(RUNS + ROW * 3)
     Path("links.csv").write_text(BANDWIDTHS + "h100,8,all_reduce,1048576,100\n" * 3)
@@ -136,17 +137,17 @@ def test_too_many_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in range(3):
         Path(f"traces/rank{rank}.json").write_text(trace(4, rank=rank))
     assert knee("trace", "traces").exit_code == 0
-    monkeypatch.setattr("knee.trace.columns.MOST_KERNELS", 11)
+    monkeypatch.setattr("knee.kineto.event_columns.MOST_KERNELS", 11)
     assert "more than 11 kernels" in refused("trace", "traces")
     monkeypatch.setattr(sys.modules["knee.trace.analyse"], "MOST_TRACE_BYTES", 400)
     assert "GiB of trace" in refused("trace", "traces")
-    monkeypatch.setattr("knee.trace.files.MOST_TRACES", 2)
-    monkeypatch.setattr("knee.trace.files._start", None)  # which would open them
+    monkeypatch.setattr("knee.kineto.trace_files.MOST_TRACES", 2)
+    monkeypatch.setattr("knee.kineto.trace_files._start", None)  # which would open them
     assert "3 files" in refused("trace", "traces")
 
 
 def test_events_of_the_host_take_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.trace.blocks.BLOCK_BYTES", 1 << 12)
+    monkeypatch.setattr("knee.kineto.blocks.BLOCK_BYTES", 1 << 12)
     peaks = []
     for host in (4_000, 16_000):
         path = tmp_path / "trace.json"
@@ -159,7 +160,7 @@ def test_events_of_the_host_take_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_records_with_a_folder_are_not_remembered(tmp_path: Path) -> None:
-    from knee.studies.run import points_to_run, recorded
+    from knee.studies.run_study import points_to_run, recorded
 
     Path("mine.toml").write_text(GRID)
     points = points_to_run(["mine.toml"])
@@ -174,7 +175,7 @@ def test_runs_are_predicted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("runs.csv").write_text(RUNS + rows)
     whole = knee("validate", "runs.csv", "--json")
     assert PIECE > 7
-    monkeypatch.setattr("knee.fidelity.validation.PIECE", 2)
+    monkeypatch.setattr("knee.validation.run_errors.PIECE", 2)
     assert knee("validate", "runs.csv", "--json").stdout == whole.stdout
 
 
@@ -196,7 +197,7 @@ def test_logs_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tables_of_many_sources_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.cli.validate_tables.MOST_NAMED", 2)
+    monkeypatch.setattr("knee.cli.render.validate.MOST_NAMED", 2)
     rows = "".join(f"s{n},{ROW}" for n in range(5))
     Path("runs.csv").write_text(f"source,{RUNS}{rows}")
     said = knee("validate", "runs.csv").stdout

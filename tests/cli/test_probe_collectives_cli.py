@@ -165,7 +165,7 @@ def test_one_rank_tells_of_a_mistake(monkeypatch: pytest.MonkeyPatch, rank: str,
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
     result = ask()
     assert result.exit_code == 4
     assert "pip install 'knee[train]'" in result.stderr

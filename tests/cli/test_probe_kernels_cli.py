@@ -53,7 +53,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
     for probe in ("kernels", "steps"):
         result = knee(probe, "--out", tmp_path / "m.toml")
         assert result.exit_code == 4

@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.probe import nvml, power
-from knee.record.points import key_of
+from knee.probe import nvml
+from knee.probe import power_loads as power
+from knee.record.probe_points import key_of
 from knee.record.readings import Machine, read_readings
 from knee.specs.load import load_cluster
 
@@ -58,7 +59,7 @@ def test_json(tmp_path: Path) -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("knee.probe.machine.find_spec", lambda _: None)
+    monkeypatch.setattr("knee.probe.machine_facts.find_spec", lambda _: None)
     result = knee("--out", tmp_path / "m.toml")
     assert result.exit_code == 4
     assert result.stderr == "error: knee probe power needs torch\nhint: pip install 'knee[train]'\n"

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.scale_result import ScalingCurve
-from knee.api.scale_words import against
 from knee.cli import main
-from knee.cli.scale_answer import _beyond
-from knee.fidelity.trust import trust_of
-from knee.search.scale import Curve, point_of
+from knee.cli.render.scale import _beyond
+from knee.results.scale_result import ScalingCurve
+from knee.results.scale_words import against
+from knee.search.scaling_curve import Curve, point_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.trust.trust import trust_of
 
 MODEL, H100, EAGER = (load(name).spec for load, name in (
     (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip
@@ -245,9 +245,9 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     ask = (*NAMES, "--gpus", "8", "--local-batch", "1", "--best", "--pp", "1")
-    monkeypatch.setattr("knee.cli.progress.PATIENCE_S", -1.0)
+    monkeypatch.setattr("knee.cli.render.progress.PATIENCE_S", -1.0)
     assert "8 GPUs: listing plans\n" in knee(*ask).stderr
-    monkeypatch.setattr("knee.cli.progress.PATIENCE_S", 1e9)
+    monkeypatch.setattr("knee.cli.render.progress.PATIENCE_S", 1e9)
     assert knee(*ask).stderr == ""
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from knee.errors import ExitCode
-from knee.trace.classes import classes_of
-from knee.trace.parallel import WORKER
+from knee.trace.kernel_classes import classes_of
+from knee.trace.reader_processes import WORKER
 
 SOURCES = Path(__file__).parents[2] / "src"
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2")

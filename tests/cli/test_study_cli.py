@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 
 from knee.cli import main
 from knee.errors import ExitCode
-from knee.fidelity.carried_set import carried_fidelity
-from knee.studies import store
-from knee.studies.files import load_study, study_names
+from knee.studies import record_store as store
+from knee.studies.study_file import load_study, study_names
+from knee.validation.carried_set import carried_fidelity
 
 SOURCES = Path(__file__).parents[2] / "src"
 LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"

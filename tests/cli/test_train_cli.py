@@ -234,7 +234,7 @@ def test_torchruns_ranks_agree_on_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_job_for_another_machine(tmp_path: Path) -> None:
     """Neither torch nor a GPU is needed to write one."""
-    from knee.train.job import TrainJob
+    from knee.specs.trainer_job import TrainJob
 
     path = tmp_path / "job.json"
     result = CliRunner().invoke(
@@ -253,14 +253,14 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_without_torch_the_install_command_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.probe import machine
+    from knee.probe import machine_facts as machine
 
     monkeypatch.setattr(machine, "find_spec", lambda _: None)
     assert "pip install 'knee[train]'" in refused(*SMALL, code=4)
 
 
 def test_a_model_that_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.probe import machine
+    from knee.probe import machine_facts as machine
 
     monkeypatch.setattr(machine, "find_spec", lambda _: object())
     assert "Llama decoders" in refused("gpt3-175b", "--device", "cpu")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.fidelity.trust import Trust
+from knee.trust.trust import Trust
 
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "2", "--sharding", "fsdp")
 KEYS = {

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from knee.api import validate
 from knee.cli import main
-from knee.fidelity import carried_set
+from knee.validation import carried_set
 
 HEADER = "id,source,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,tp,tokens_per_s_per_gpu,memory_gib,status"
 ROWS = (

@@ -14,7 +14,8 @@ from typing import Any
 from waiting import POLL_S
 
 from knee.cli import main
-from knee.probe import collectives, ranks
+from knee.probe import collective_timing as collectives
+from knee.probe import torchrun_ranks as ranks
 from knee.record.readings import ReadingsFile
 
 made: list[ranks.Stop] = []

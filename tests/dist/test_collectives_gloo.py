@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from waiting import LIMIT_S, until
 
-from knee.fidelity.links import fit_links
-from knee.probe.groups import COLLECTIVES
-from knee.record.points import Record
+from knee.hardware_fit.links import fit_links
+from knee.probe.collective_grid import COLLECTIVES
+from knee.record.probe_points import Record
 from knee.record.readings import read_readings
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

@@ -33,14 +33,14 @@ STARTED = -1
 
 
 BY_NAME = (
-    ("knee.studies.files", "load_study"),
+    ("knee.studies.study_file", "load_study"),
     ("knee.studies.answers", "specs_of"),
-    ("knee.studies.store", "_digest_of_specs"),
+    ("knee.studies.record_store", "_digest_of_specs"),
     ("knee.studies.rows", "_cluster"),
-    ("knee.studies.budgets", "_parts"),
-    ("knee.fidelity.user_records", "_model"),
-    ("knee.fidelity.user_records", "_cluster"),
-    ("knee.fidelity.user_records", "_profile"),
+    ("knee.studies.budget_rows", "_parts"),
+    ("knee.validation.user_records", "_model"),
+    ("knee.validation.user_records", "_cluster"),
+    ("knee.validation.user_records", "_profile"),
 )
 """What a process remembers by the name of a file, which is another file in the next case."""
 

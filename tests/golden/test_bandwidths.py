@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.fidelity.bandwidth_errors import BandwidthValidation, validate_bandwidths
-from knee.fidelity.bandwidths import BandwidthSetting, carried_bandwidths, read_bandwidths
-from knee.fidelity.residuals import Residuals
+from knee.hardware_fit.residuals import Residuals
+from knee.validation.bandwidth_errors import BandwidthValidation, validate_bandwidths
+from knee.validation.published_bandwidths import BandwidthSetting, carried_bandwidths, read_bandwidths
 
 GATHERED = Path(__file__).parents[1] / "data" / "published_bandwidths.csv"
 BAR_FRAC = 0.1

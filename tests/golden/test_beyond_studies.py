@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.machine import LocalDevices
 from knee.specs.load import load_cluster
-from knee.studies.files import Draw, load_study, study_names
 from knee.studies.quantities import Row, chosen
 from knee.studies.questions import points_of
-from knee.studies.real import refused
+from knee.studies.record_store import Store
 from knee.studies.rows import identity
-from knee.studies.run import LABELS, Ran, recorded, results
-from knee.studies.store import Store
+from knee.studies.run_study import LABELS, Ran, recorded, results
+from knee.studies.study_file import Draw, load_study, study_names
+from knee.studies.trained_points import refused
+from knee.sweeps.local_devices import LocalDevices
 
 pytestmark = pytest.mark.slow
 

@@ -12,14 +12,14 @@ from types import ModuleType
 
 import pytest
 
-from knee.fidelity.calibration import calibrate
-from knee.fidelity.carried_set import carried_runs
-from knee.fidelity.cases import cases_of
-from knee.fidelity.error_table import read_errors
-from knee.fidelity.jobs_of_runs import RunJob, job_of
-from knee.fidelity.runs import Setting, read_runs
-from knee.fidelity.validation import predict
+from knee.profile_fit.stack_fit import calibrate
 from knee.specs.load import load_profile
+from knee.trust.error_table import read_errors
+from knee.validation.carried_set import carried_runs
+from knee.validation.published_runs import Setting, read_runs
+from knee.validation.run_errors import predict
+from knee.validation.run_to_job import RunJob, job_of
+from knee.validation.simulated_runs import cases_of
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from knee.fidelity.kernels import fit_kernels, held_out
-from knee.fidelity.steps import simulate_step
+from knee.hardware_fit.kernel_constants import fit_kernels, held_out
+from knee.hardware_fit.measured_steps import simulate_step
 from knee.record.readings import read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster, load_profile

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from knee.cli import main
 from knee.launch.failures import verdict
-from knee.launch.folder import read_sweep
-from knee.launch.status import Status
+from knee.launch.run_status import Status
+from knee.launch.sweep_folder import read_sweep
 
 SWEEP = Path(__file__).parents[2] / "data" / "h200" / "sweep"
 

@@ -15,12 +15,12 @@ from click.testing import CliRunner
 
 from knee.cli import main
 from knee.studies.claims import Claim, Tally, Verdict
-from knee.studies.files import load_study, study_names, uncounted
 from knee.studies.quantities import chosen
 from knee.studies.questions import points_of
+from knee.studies.record_store import Store
 from knee.studies.rows import preferred
-from knee.studies.run import Ran, points_to_run, recorded, results
-from knee.studies.store import Store
+from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.studies.study_file import load_study, study_names, uncounted
 
 pytestmark = pytest.mark.slow
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.search.best import Found, search
+from knee.search.plan_search import Found, search
 from knee.search.space import Space
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import SHARDINGS, Plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.compute import gemm_s
+from knee.cost.kernel_cost import gemm_s
 from knee.specs.load import load_cluster
 
 # TFLOP/s of squares, cuBLASLt and hipBLASLt with random data: github.com/samuel-bohman/AI-benchmarking-guide,

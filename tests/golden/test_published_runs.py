@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from knee.fidelity.error_table import read_errors
-from knee.fidelity.runs import RunFile, read_runs
-from knee.fidelity.validation import Validation, validate
+from knee.trust.error_table import read_errors
+from knee.validation.published_runs import RunFile, read_runs
+from knee.validation.run_errors import Validation, validate
 
 RUNS = Path(__file__).parents[1] / "data" / "published_runs.csv"
 

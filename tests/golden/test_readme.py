@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from knee.studies.files import study_names
-from knee.studies.run import Ran, points_to_run, recorded, results
-from knee.studies.store import Store
+from knee.studies.record_store import Store
+from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.studies.study_file import study_names
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from knee.budgets.published_budgets import published_runs
 from knee.cli import main
-from knee.search.published_runs import published_runs
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from knee.cli.budget_check import checked_sentence
-from knee.search.published_runs import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
+from knee.budgets.published_budgets import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
+from knee.cli.render.budget_check import checked_sentence
 from knee.specs.catalog import ROOT, read_toml
 
 pytestmark = pytest.mark.slow

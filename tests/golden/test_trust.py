@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.fidelity.error_table import Errors, error_rows, read_errors
-from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.runs import read_runs
-from knee.fidelity.trust import Trust, trust_of
 from knee.specs.job import Job
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
+from knee.trust.error_table import Errors, error_rows, read_errors
+from knee.trust.trust import Trust, trust_of
+from knee.validation.published_runs import read_runs
+from knee.validation.run_to_job import job_of
 
 pytestmark = pytest.mark.slow
 

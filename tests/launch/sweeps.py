@@ -15,7 +15,7 @@ from unittest.mock import patch
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.launch.folder import SweepRun
+from knee.launch.sweep_folder import SweepRun
 
 SOURCES = Path(__file__).parents[2] / "src"
 LIMIT_S = 1200.0

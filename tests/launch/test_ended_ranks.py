@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from knee.launch.failures import verdict
-from knee.launch.folder import SweepRun
 from knee.launch.supervisor import SupervisedRun, supervise
-from knee.launch.trainer_job import Length, train_job
+from knee.launch.sweep_folder import SweepRun
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.train.job import Device
-from knee.train.launch import write_job
+from knee.specs.trainer_job import Device
+from knee.sweeps.job_for_trainer import Length, train_job
+from knee.train.start_ranks import write_job
 
 from .test_failures import STUCK, left
 

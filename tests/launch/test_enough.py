@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from knee.cli.sweep_prepare import wanted_of
-from knee.launch.folder import Sweep, SweepRun
-from knee.launch.status import Cause, State, Status
-from knee.launch.stop_rule import Knees, rate_of
+from knee.launch.run_status import Cause, State, Status
+from knee.launch.sweep_folder import Sweep, SweepRun
+from knee.sweeps.stop_rule import Knees, rate_of
 
 from .sweeps import TINY
 

@@ -11,7 +11,7 @@ import pytest
 
 from knee.launch.failures import verdict
 from knee.launch.log_patterns import last_words
-from knee.launch.status import Status
+from knee.launch.run_status import Status
 
 
 def left(

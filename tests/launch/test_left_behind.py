@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from knee.cli import sweep_tables
-from knee.launch.folder import SweepRun, new_attempt
-from knee.launch.local import end_on_hosts, living
+from knee.cli.render import sweep as sweep_tables
 from knee.launch.processes import known
+from knee.launch.run_status import Status, read_status
 from knee.launch.site import Site
-from knee.launch.status import Status, read_status
+from knee.launch.sweep_folder import SweepRun, new_attempt
 from knee.launch.terminate import end_ranks
 from knee.launch.usage import accounted
+from knee.sweeps.local import end_on_hosts, living
 
 from . import left_over
 from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch import local as here
-from knee.launch.folder import read_sweep
-from knee.launch.status import Status, write_status
+from knee.launch.run_status import Status, write_status
+from knee.launch.sweep_folder import read_sweep
+from knee.sweeps import local as here
 
 from .sweeps import STUB, program, status, sweep
 

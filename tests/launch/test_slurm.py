@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from knee.launch import slurm
-from knee.launch.status import read_status
+from knee.launch.run_status import read_status
+from knee.sweeps import slurm
 
 from .slurm_cluster import CannotStart, SlurmCluster
 from .sweeps import (

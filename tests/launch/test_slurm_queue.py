@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.launch.control import put_back, statuses_now
-from knee.launch.folder import Sweep, SweepRun
+from knee.launch.run_status import Status, read_status, write_status
 from knee.launch.site import Site
-from knee.launch.slurm import _room, go_on_slurm
 from knee.launch.slurm_job import supervised_run
-from knee.launch.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
-from knee.launch.status import Status, read_status, write_status
+from knee.launch.sweep_folder import Sweep, SweepRun
+from knee.sweeps.control import put_back, statuses_now
+from knee.sweeps.slurm import _room, go_on_slurm
+from knee.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 Commands = Callable[..., None]

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 
 from knee.cli import main
 from knee.launch import supervisor as supervisor
-from knee.launch.folder import held
 from knee.launch.rank import interface_towards
-from knee.launch.status import Status, write_status
-from knee.launch.stop_rule import MeasuredRate, in_order, rate_of, returns_of
+from knee.launch.run_status import Status, write_status
+from knee.launch.sweep_folder import held
+from knee.sweeps.stop_rule import MeasuredRate, in_order, rate_of, returns_of
 
 from .sweeps import (
     KNEE,

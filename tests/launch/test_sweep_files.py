@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.status import Status, read_status, write_status
+from knee.launch.run_status import Status, read_status, write_status
 
 from .sweeps import ask, refused, run_folder, status, sweep
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.launch.commands import interpreter_outside, on_hosts, on_slurm, on_this_machine, through
 from knee.launch.environment import PACKAGE, write_env
-from knee.launch.folder import Sweep
 from knee.launch.rank import write_environment
 from knee.launch.site import Site, load_site
-from knee.launch.slurm_script import script
+from knee.launch.sweep_folder import Sweep
+from knee.launch.torchrun import interpreter_outside, on_hosts, on_slurm, on_this_machine, through
+from knee.sweeps.slurm_script import script
 
 from .sweeps import an_entry, refused, run_folder, status, sweep
 

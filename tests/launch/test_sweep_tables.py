@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.cli.sweep_tables import print_status, totals
-from knee.launch.folder import Sweep, SweepRun
-from knee.launch.status import Status
+from knee.cli.render.sweep import print_status, totals
+from knee.launch.run_status import Status
+from knee.launch.sweep_folder import Sweep, SweepRun
 
 
 def swept(launcher: str, *statuses: Status) -> tuple[Sweep, dict[str, Status]]:

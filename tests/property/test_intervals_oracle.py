@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from knee.metrics.intervals import exposed_s, merge, overlap_s, union_s
-from knee.metrics.step import measure
+from knee.metrics.step_breakdown import measure
 from knee.record.events import EventLog, Group
 
 TICKS = 60

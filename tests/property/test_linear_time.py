@@ -23,14 +23,14 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.errors import InputError
+from knee.kineto.decode import nanosecond_column, nanoseconds, repaired
 from knee.launch.log_patterns import MEMORY, SLURM
 from knee.specs.catalog import did_you_mean
 from knee.trace import analyse
 from knee.trace.analyse import Analysis
-from knee.trace.classes import classes_of
-from knee.trace.decode import nanosecond_column, nanoseconds, repaired
-from knee.trace.patterns import user_pattern
+from knee.trace.kernel_classes import classes_of
 from knee.trace.perfetto import write_small
+from knee.trace.user_patterns import user_pattern
 
 SRC = Path(__file__).parents[2] / "src" / "knee"
 SIZE = 100_000
@@ -40,7 +40,11 @@ RATIO = 30.0
 STOP_S = 3.0
 """Of CPU time for one text: a pattern that never ends fails here."""
 CALLS = ("compile", "match", "search", "fullmatch", "sub", "subn", "findall", "finditer", "split")
-ELSEWHERE = {("trace/classes.py", "entry.pattern"), ("trace/patterns.py", "pattern"), ("launch/failures.py", "pattern")}
+ELSEWHERE = {
+    ("trace/kernel_classes.py", "entry.pattern"),
+    ("trace/user_patterns.py", "pattern"),
+    ("launch/failures.py", "pattern"),
+}
 """Calls of ``re`` whose pattern is no literal: of kernel_classes.toml, of users and plain, of ``SLURM``."""
 LETTERS = ' \n0a_.,:"\\-'
 """Of every kind: of those that a repeat takes, each is tried."""

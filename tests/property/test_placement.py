@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from knee.cost.placement import place
 from knee.specs.plan import AXES
-from knee.specs.table import PlanTable, table_of
+from knee.specs.plan_table import PlanTable, table_of
 
 
 def table_with(sizes: dict[str, int], placement: tuple[str, ...]) -> PlanTable:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from knee.specs.load import load_model
 from knee.specs.model import Model
+from knee.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.workload.parameters import (
     Tensor,
     embedding_tensors,
@@ -18,7 +19,6 @@ from knee.workload.parameters import (
     parameter_count,
     shard_elements,
 )
-from knee.workload.stages import chunk_layers, stage_layers
 
 models = st.sampled_from(("llama-tiny", "llama2-7b", "llama2-70b", "llama3-8b", "llama3-405b", "gpt3-175b")).map(
     lambda name: load_model(name).spec

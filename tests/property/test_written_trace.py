@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 
-from knee.record.kineto import write_kineto
+from knee.kineto.kineto_writer import write_kineto
 from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs import Job, Plan
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
 from knee.trace.analyse import analyse
 
 from .strategies import cluster, job_of, jobs, model, profile

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.search.budget import Limits, Problem, Run
-from knee.search.family import family_of
-from knee.search.flop_counting import flop_choice
-from knee.search.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
-from knee.search.laws import batch_law, law_names, law_of
-from knee.search.rates import Key, Rate, Rates
+from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.flop_counting import flop_choice
+from knee.budgets.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
+from knee.budgets.model_family import family_of
+from knee.budgets.scaling_laws import batch_law, law_names, law_of
+from knee.budgets.throughput import Key, Rate, Rates
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
@@ -303,7 +303,7 @@ def test_real_budgets_hold_and_grow() -> None:
 
 @pytest.mark.slow
 def test_the_lean_set_comes_near_the_whole_space() -> None:
-    from knee.search.best import search
+    from knee.search.plan_search import search
     from knee.search.space import Space
 
     for params, gpus, batch in ((2e9, 64, 256), (30e9, 128, 512)):

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from test_budget import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
-from knee.search.budget import Limits
-from knee.search.counts import ladder, rounded
-from knee.search.flop_counting import flop_choice
-from knee.search.frontier import bands_of, frontier_of, lost_by, marginals
-from knee.search.rates import Rates
+from knee.budgets.budget_search import Limits
+from knee.budgets.flop_counting import flop_choice
+from knee.budgets.frontier import bands_of, frontier_of, lost_by, marginals
+from knee.budgets.gpu_counts import ladder, rounded
+from knee.budgets.throughput import Rates
 
 
 def test_a_larger_limit_keeps_every_count_of_the_ladder() -> None:

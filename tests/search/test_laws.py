@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from knee.budgets.model_family import STEPS_PER_DOUBLING, family_of
+from knee.budgets.scaling_laws import batch_law, law_names, law_of
 from knee.errors import InputError
-from knee.search.family import STEPS_PER_DOUBLING, family_of
-from knee.search.laws import batch_law, law_names, law_of
 from knee.specs.load import load_model
 from knee.workload.parameters import parameter_count
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.search.best import Found, memory_table, search
-from knee.search.closest import no_plan, nothing_fits
-from knee.search.front import baseline, pareto, why
+from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.pareto_front import baseline, pareto, why
+from knee.search.plan_search import Found, memory_table, search
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
 from knee.search.space import Space, whole_table

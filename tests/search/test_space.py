@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError, SpecError
-from knee.search.best import SLACK
 from knee.search.bound import least_step_s
-from knee.search.only import matching
+from knee.search.plan_filter import matching
+from knee.search.plan_search import SLACK
 from knee.search.space import Space, _sensible, divisors, whole_table
 from knee.simulator import simulate_table
 from knee.specs.job import Job

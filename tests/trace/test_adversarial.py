@@ -26,13 +26,13 @@ from trace_made import (
     write,
 )
 
+from knee.kineto import blocks as blocks_module
+from knee.kineto import decode as decode_module
+from knee.kineto import event_stream as stream_module
+from knee.kineto.decode import nanoseconds
+from knee.kineto.event_columns import RankTrace, read_columns
 from knee.trace import analyse
-from knee.trace import blocks as blocks_module
-from knee.trace import decode as decode_module
-from knee.trace import stream as stream_module
 from knee.trace.analyse import RankAnalysis
-from knee.trace.columns import RankTrace, read_columns
-from knee.trace.decode import nanoseconds
 
 NAMES = (
     "window_s",

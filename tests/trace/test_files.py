@@ -19,8 +19,9 @@ from trace_made import document, event, write
 
 from knee.cli import main
 from knee.errors import InputError
-from knee.trace import analyse, cache
-from knee.trace.files import left_out_sentences
+from knee.kineto import column_cache as cache
+from knee.kineto.trace_files import left_out_sentences
+from knee.trace import analyse
 
 SOURCE = Path(__file__).parents[2] / "src"
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from trace_made import comm, document, dumps, event, launch, step, write
 
 from knee.errors import InputError, KneeError
+from knee.kineto import blocks as blocks_module
+from knee.kineto import event_stream as stream_module
 from knee.trace import Analysis, analyse
-from knee.trace import blocks as blocks_module
-from knee.trace import stream as stream_module
-from knee.trace.answer import as_json
+from knee.trace.plain_data import as_json
 
 LIMIT_S = 20
 """Of the processor, so that it does not matter what else the machine does: a case takes milliseconds."""

@@ -10,7 +10,7 @@ from trace_made import document, event, launch, step, write
 
 from knee.errors import InputError
 from knee.trace import Analysis, analyse
-from knee.trace.answer import record
+from knee.trace.plain_data import record
 
 
 def call(

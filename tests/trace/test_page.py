@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from knee.report.timeline import json_in_html, sentence, timeline_of
-from knee.report.trace import trace_page
+from knee.report.exposed_timeline import json_in_html, sentence, timeline_of
+from knee.report.trace_page import trace_page
 from knee.report.trace_sections import most_exposed
 from knee.trace import Analysis, analyse
 from knee.trace.exposed import exposed_intervals

@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.metrics.step import measure
-from knee.record.kineto import write_kineto
+from knee.kineto.decode import nanoseconds
+from knee.kineto.event_columns import Issued
+from knee.kineto.gloo import settle
+from knee.kineto.kineto_writer import write_kineto
+from knee.kineto.process_groups import collective_of
+from knee.metrics.step_breakdown import measure
 from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
 from knee.trace import analyse
-from knee.trace.answer import record
-from knee.trace.columns import Issued
-from knee.trace.decode import nanoseconds
-from knee.trace.gloo import settle
-from knee.trace.groups import collective_of
-from knee.train.trace import axes_of, coordinates, keeps_trace, read_trace
+from knee.trace.plain_data import record
+from knee.train.profiled_steps import axes_of, coordinates, keeps_trace, read_trace
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp_replicate": 2, "sharding": "hsdp"}])

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from trace_made import document, event, write
 
 from knee.cli import main
-from knee.cli.table import seen
+from knee.cli.render.table import seen
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:

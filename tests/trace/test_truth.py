@@ -12,7 +12,7 @@ import pytest
 from small_traces import job
 from trace_truth import true_times
 
-from knee.record.kineto import write_kineto
+from knee.kineto.kineto_writer import write_kineto
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trace import Analysis, analyse

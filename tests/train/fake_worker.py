@@ -29,12 +29,12 @@ import torch.distributed as dist
 from click.testing import CliRunner
 
 from knee.cli import main as knee
-from knee.record.program import StageWork
+from knee.parallelism.mesh import local_device, make_mesh
+from knee.parallelism.trainer import Trainer, local_rows, synthetic_tokens
+from knee.record.issued_messages import StageWork
+from knee.specs.trainer_job import TrainJob
 from knee.train import fake, pipeline  # noqa: F401 - imported once for all
-from knee.train.fake import Log, group_names, heard_step, trace_stage
-from knee.train.job import TrainJob
-from knee.train.mesh import local_device, make_mesh
-from knee.train.step import Trainer, local_rows, synthetic_tokens
+from knee.train.fake_ranks import Log, group_names, heard_step, trace_stage
 from waiting import LIMIT_S
 
 WORKERS = 2

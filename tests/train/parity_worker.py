@@ -24,10 +24,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from knee.parallelism.mesh import local_device, make_mesh
+from knee.parallelism.trainer import Trainer, local_rows, synthetic_tokens
+from knee.specs.trainer_job import TrainJob
 from knee.train import context_parallel, optimizer, pipeline, replicas, step, tensor_parallel  # noqa: F401 - once for all
-from knee.train.job import TrainJob
-from knee.train.mesh import local_device, make_mesh
-from knee.train.step import Trainer, local_rows, synthetic_tokens
 from waiting import LIMIT_S
 
 BREAKS = {

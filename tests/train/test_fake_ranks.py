@@ -21,14 +21,14 @@ from click.testing import CliRunner
 
 from knee.cli import main
 from knee.cli.dryrun import train_job
-from knee.fidelity.program import RULES, as_trained, differences, simulated_work
-from knee.record.program import Collective, StageWork
+from knee.record.issued_messages import Collective, StageWork
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
 from knee.specs.plan import Plan
-from knee.train.job import TrainJob
+from knee.specs.trainer_job import TrainJob
+from knee.validation.program_messages import RULES, as_trained, differences, simulated_work
 from waiting import LIMIT_S
 
 pytest.importorskip("torch")

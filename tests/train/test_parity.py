@@ -16,7 +16,7 @@ import pytest
 
 from knee.specs.model import Model
 from knee.specs.plan import Plan
-from knee.train.job import TrainJob
+from knee.specs.trainer_job import TrainJob
 from waiting import LIMIT_S
 
 pytest.importorskip("torch")

@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from knee.errors import ExitCode
-from knee.fidelity.user_records import read_records
 from knee.probe.gpus import nvml_library
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
-from knee.train.job import TrainJob
-from knee.train.launch import write_job
-from knee.train.record import compose, compose_from_files, verdict, write_piece
+from knee.specs.trainer_job import TrainJob
+from knee.train.run_record import compose, compose_from_files, verdict, write_piece
+from knee.train.start_ranks import write_job
+from knee.validation.user_records import read_records
 from waiting import LIMIT_S
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -60,7 +60,7 @@ class Stub:
 
 def work(job: TrainJob, monkeypatch: pytest.MonkeyPatch, act: Any = None) -> int:
     from knee.train import worker
-    from knee.train.run import Place
+    from knee.train.rank_state import Place
 
     monkeypatch.delenv("KNEE_LAUNCHED", raising=False)
     monkeypatch.setattr(worker, "build", lambda _: Stub(act))
@@ -85,7 +85,9 @@ class Clock:
 
 
 def test_the_window_is_the_steps_after_the_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.train import measure, tokens, worker
+    from knee.datasets import token_batches as tokens
+    from knee.train import timed_steps as measure
+    from knee.train import worker
 
     clock, slow = Clock(), {1: 0.2, 2: 0.3}  # the warm-up
     for module in (measure, tokens, worker):
@@ -184,7 +186,7 @@ def test_a_run_that_stops_moving_ends_itself_and_needs_torch_and_numpy_alone(tmp
 
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     from knee.errors import InputError
-    from knee.train.run import Place
+    from knee.train.rank_state import Place
     from knee.train.worker import work
 
     with pytest.raises(InputError, match="fills 2 processes, and 1 were started"):
@@ -252,8 +254,8 @@ def test_means_over_ranks(tmp_path: Path) -> None:
 
 
 def test_the_peak_is_the_catalogues_or_none() -> None:
-    from knee.launch.trainer_job import gpus_known
-    from knee.train.measure import peak_of
+    from knee.sweeps.job_for_trainer import gpus_known
+    from knee.train.timed_steps import peak_of
 
     known = gpus_known()
     h200 = {"name": "NVIDIA H200", "sms": 132, "memory_bytes": 143771 * 2.0**20}
@@ -296,7 +298,7 @@ class Board:
 
 
 def test_power_over_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    from knee.train import power
+    from knee.train import power_meter as power
 
     board = Board(Clock())
     monkeypatch.setattr(power, "time", SimpleNamespace(perf_counter=board.clock))
@@ -317,7 +319,7 @@ def test_power_over_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_gpu_tells_memory_power_and_kernels(tmp_path: Path) -> None:
     import torch
 
-    from knee.train.run import Place
+    from knee.train.rank_state import Place
     from knee.train.worker import work
 
     if not torch.cuda.is_available():

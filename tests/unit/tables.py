@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from knee.specs import Cluster, Job, Model, Plan, Profile
 from knee.specs.load import load_cluster, load_model, load_profile
-from knee.specs.table import PlanTable, table_of
+from knee.specs.plan_table import PlanTable, table_of
 
 H100 = load_cluster("dgx-h100").spec
 LLAMA_7B = load_model("llama2-7b").spec

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.fidelity.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
-from knee.fidelity.bandwidths import (
+from knee.specs.load import load_cluster
+from knee.validation.bandwidth_errors import BANDS, cluster_of, predict, validate_bandwidths
+from knee.validation.published_bandwidths import (
     FABRICS,
     MEASURED,
     REQUIRED,
@@ -21,7 +22,6 @@ from knee.fidelity.bandwidths import (
     is_bandwidths,
     read_bandwidths,
 )
-from knee.specs.load import load_cluster
 
 ROW: dict[str, Any] = {
     "source": "A",

@@ -7,22 +7,22 @@ from itertools import pairwise
 
 import pytest
 
-from knee.api.amounts import amount_of
 from knee.api.budget import pue_source
-from knee.api.budget_result import Budget, as_data
-from knee.api.budget_words import assumptions, batch_words, frontier_words, limits_words, sentences, sure_rows
-from knee.cli.budget_print import side_rows
-from knee.energy.grid import grid
+from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.flop_counting import FlopChoice
+from knee.budgets.frontier import Bands, Frontier, Lost
+from knee.budgets.model_family import family_of
+from knee.budgets.scaling_laws import batch_law, law_of
+from knee.budgets.throughput import Rate, Rates
+from knee.cli.render.budget import side_rows
+from knee.energy.carbon import grid
 from knee.errors import InputError
-from knee.fidelity.trust import Trust
-from knee.search.budget import Limits, Problem, Run
-from knee.search.family import family_of
-from knee.search.flop_counting import FlopChoice
-from knee.search.frontier import Bands, Frontier, Lost
-from knee.search.laws import batch_law, law_of
-from knee.search.rates import Rate, Rates
+from knee.inputs.amounts import amount_of
+from knee.results.budget_result import Budget, as_data
+from knee.results.budget_words import assumptions, batch_words, frontier_words, limits_words, sentences, sure_rows
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.plan import Plan
+from knee.trust.trust import Trust
 from knee.units import amount, counted, short
 from knee.workload.parameters import parameter_count
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from knee.errors import KneeError
-from knee.probe.collect import collect
-from knee.record.points import GemmPoint, Point, Record, key_of
+from knee.probe.measure_points import collect
+from knee.record.probe_points import GemmPoint, Point, Record, key_of
 from knee.record.readings import ReadingsFile, read_readings
 
 from .test_readings import MACHINE

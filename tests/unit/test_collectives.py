@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.collectives import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
+from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
 from knee.cost.placement import GroupPlacement
 from knee.specs.constants import constant
 from knee.specs.hardware import Tier

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from knee.metrics.step import UNKNOWN, measure
+from knee.metrics.step_breakdown import UNKNOWN, measure
 from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, Group
 
 SHARD = Group(name="dp_shard", size=4, first_rank=1, stride=2)

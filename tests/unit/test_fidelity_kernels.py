@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from knee.cost.compute import attention_s, gemm_s
+from knee.cost.kernel_cost import attention_s, gemm_s
 from knee.errors import InputError
-from knee.fidelity.kernels import fit_kernels
-from knee.fidelity.residuals import Residuals, held_back
-from knee.probe.grid import GPU as GRID
-from knee.probe.grid import attention_points, gemm_points
-from knee.record.points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
+from knee.hardware_fit.kernel_constants import fit_kernels
+from knee.hardware_fit.residuals import Residuals, held_back
+from knee.probe.kernel_grid import GPU as GRID
+from knee.probe.kernel_grid import attention_points, gemm_points
+from knee.record.probe_points import AttentionPoint, GemmPoint, Record, StreamPoint, key_of
 from knee.record.readings import Machine, Readings
 from knee.specs.hardware import AttentionRate, Gpu
 from knee.specs.load import load_cluster, load_profile

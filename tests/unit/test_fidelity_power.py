@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.fidelity.power import UNFITTED, fit_power, modelled_w, power_values, values_of, windows_of
-from knee.probe.power import power_points
-from knee.record.points import Record, key_of
+from knee.hardware_fit.power_constants import UNFITTED, fit_power, modelled_w, power_values, values_of, windows_of
+from knee.probe.power_loads import power_points
+from knee.record.probe_points import Record, key_of
 from knee.record.readings import Readings, read_readings
 from knee.specs.hardware import Gpu
 from knee.specs.load import load_cluster

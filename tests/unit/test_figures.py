@@ -10,8 +10,8 @@ import pytest
 from knee.errors import MissingExtra
 from knee.figures import palette, vega
 from knee.figures.axes import fitting, x_axis, y_axis
-from knee.figures.columns import heading, label, said, shown
 from knee.figures.heat import _hatch
+from knee.figures.labels import heading, label, said, shown
 from knee.figures.svg import squeezed
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)

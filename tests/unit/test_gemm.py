@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from knee.cost.compute import attention_s, gemm_s, stream_s
+from knee.cost.kernel_cost import attention_s, gemm_s, stream_s
 from knee.specs.load import load_cluster, load_profile
 from knee.workload.operations import Attention, Stream
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.probe.grid import CPU, GPU, attention_points, gemm_points, kernel_points, stream_points
+from knee.probe.kernel_grid import CPU, GPU, attention_points, gemm_points, kernel_points, stream_points
 from knee.probe.timing import timing_of
-from knee.record.points import key_of
+from knee.record.probe_points import key_of
 from knee.record.readings import read_readings
 
 READINGS = Path(__file__).parents[2] / "data" / "h200" / "kernels.jsonl"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError
-from knee.metrics.step import measure
+from knee.kineto.kineto_writer import BASE_NS, nccl_kernel, write_kineto
+from knee.metrics.step_breakdown import measure
 from knee.record.events import EventLog, Events, Group
-from knee.record.kineto import BASE_NS, nccl_kernel, write_kineto
 
 SHARD = Group(name="dp_shard", size=64, first_rank=1, stride=2)
 PP = Group(name="pp", size=2, first_rank=3, stride=64)

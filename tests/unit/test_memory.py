@@ -8,12 +8,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from knee.cost.step import shapes_of
+from knee.cost.step_parts import shapes_of
 from knee.errors import SpecError
 from knee.specs import Job, Model
 from knee.specs.load import load_cluster, load_model, load_profile
+from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.memory import MemoryColumns, _stage, _stage_memory, memory_of
-from knee.workload.stages import chunk_layers
 from knee.workload.traffic import Modes, traffic_of
 
 from .tables import EAGER, LLAMA_7B, job, table

@@ -13,9 +13,9 @@ import pytest
 
 from knee.errors import InputError, KneeError, MissingExtra
 from knee.probe import nvml as module
-from knee.probe import power
+from knee.probe import power_loads as power
 from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
-from knee.record.points import PowerPoint
+from knee.record.probe_points import PowerPoint
 from knee.units import GIB, MIB
 
 from .made_nvml import NVMLError, answers

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError
-from knee.record.points import GemmPoint, key_of, point_of
+from knee.record.probe_points import GemmPoint, key_of, point_of
 from knee.record.readings import Machine, ReadingsFile, read_readings
 
 MACHINE = Machine(

@@ -13,18 +13,18 @@ import numpy as np
 import pytest
 
 from knee.errors import InputError, NotWritten
-from knee.fidelity.carried_set import CarriedFidelity, SourceFidelity
 from knee.files import csv_text, make_folder, write_text
 from knee.record.events import EventLog, Group
-from knee.report.claims import MARKS, anchor, claims_section, study_claims
+from knee.report.claims_section import MARKS, anchor, claims_section, study_claims
 from knee.report.html import table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
-from knee.report.step import joined, outside, step_timelines, timeline_of
-from knee.report.study import drawn_of, study_page, write_page
+from knee.report.step_section import joined, outside, step_timelines, timeline_of
+from knee.report.study_page import drawn_of, study_page, write_page
 from knee.studies.claims import Verdict
-from knee.studies.files import uncounted
-from knee.studies.run import Ran, points_to_run, recorded, results
-from knee.studies.store import Store
+from knee.studies.record_store import Store
+from knee.studies.run_study import Ran, points_to_run, recorded, results
+from knee.studies.study_file import uncounted
+from knee.validation.carried_set import CarriedFidelity, SourceFidelity
 
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError, SpecError
-from knee.fidelity.jobs_of_runs import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
-from knee.fidelity.runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
-from knee.fidelity.stacks import STACKS, stack_of
 from knee.specs.load import catalog_entries
+from knee.validation.published_runs import MEASURED, REQUIRED, RunFile, Setting, read_runs
+from knee.validation.run_to_job import GPUS, RECOMPUTE, RunJob, gpu_key, job_of
+from knee.validation.stacks import STACKS, stack_of
 
 ROW: dict[str, Any] = {
     "layers": 16,

@@ -7,20 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from knee.energy.grid import grid, grid_names
+from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
+from knee.energy.carbon import grid, grid_names
 from knee.errors import InputError, SpecError
-from knee.fidelity.doublings import DoublingBand, doubling_band
-from knee.figures.scale import Series, bars, spec_of
+from knee.figures.scale_chart import Series, bars, spec_of
 from knee.record.measurement import Measurement
-from knee.search.best import OBJECTIVES
 from knee.search.knee import GOALS, knees_of
-from knee.search.scale import Curve, Point, best_point, curve_of, parse_counts, point_of
+from knee.search.plan_search import OBJECTIVES
+from knee.search.scaling_curve import Curve, Point, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
-from knee.search.training_bill import bill_of, checked_pue, parse_tokens
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.make import NOT_WHOLE, global_batch_of
+from knee.trust.doubling_errors import DoublingBand, doubling_band
 
 TINY, H100, EAGER = (load(name).spec for load, name in (
     (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip

@@ -10,16 +10,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from knee import simulate
-from knee.cost.step import contention, groups_of
+from knee.cost.step_parts import contention, groups_of
 from knee.errors import SpecError
 from knee.simulator import evaluate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
-from knee.specs.table import table_of
-from knee.timeline.step import layout_of
+from knee.specs.plan_table import table_of
+from knee.timeline.step_time import layout_of
+from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.parameters import head_layers
-from knee.workload.stages import chunk_layers
 from knee.workload.traffic import Modes, traffic_of
 
 

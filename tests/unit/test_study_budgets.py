@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from knee.errors import InputError, SpecError
-from knee.studies import budgets, store
-from knee.studies.budgets import budget_rows
-from knee.studies.files import Budgets
+from knee.studies import budget_rows as budgets
+from knee.studies import record_store as store
+from knee.studies.budget_rows import budget_rows
+from knee.studies.study_file import Budgets
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Budgets(series="H100", cluster="dgx-h100", profile="eager", gpus=(8,), days=0.5)
@@ -46,19 +47,19 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
     before = budgets.key_of(SMALL)
     assert budgets.key_of(replace(SMALL, days=1.0)) != before
     script = (
-        "import sys; from knee.studies.budgets import budget_rows; from knee.studies.files import Budgets\n"
+        "import sys; from knee.studies.budget_rows import budget_rows; from knee.studies.study_file import Budgets\n"
         f"list(budget_rows('mine', {SMALL!r}))\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
     )
     loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
                             capture_output=True, check=True).stdout.split()  # fmt: skip
     used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}
-    assert {Path("search/budget.py"), Path("search/laws.py")} <= used
+    assert {Path("budgets/budget_search.py"), Path("budgets/scaling_laws.py")} <= used
     left_out = used - {path.relative_to(SOURCES / "knee") for path in read if path.is_relative_to(SOURCES)}
     # what a question is lies in the key itself; the rest writes files and says what went wrong
     assert {path for path in left_out if path.parts[0] != "studies"} == {
         Path("__init__.py"), Path("errors.py"), Path("files.py"), Path("limits.py"), Path("signals.py")}  # fmt: skip
-    assert Path("studies/budgets.py") not in left_out
+    assert Path("studies/budget_rows.py") not in left_out
     assert {"scaling_laws.toml", "families.toml"} <= {path.name for path in read}
 
 

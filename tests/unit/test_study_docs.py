@@ -10,9 +10,9 @@ import pytest
 from knee.studies.claims import Claim
 from knee.studies.comparisons import Agreement, Count, LeastOfBest, RunComparison
 from knee.studies.curves import Peak, Steeper, Trend
-from knee.studies.files import Bandwidths, Budgets, Draw, Grid, Published, Study
 from knee.studies.quantities import Quantity
 from knee.studies.relations import Number
+from knee.studies.study_file import Bandwidths, Budgets, Draw, Grid, Published, Study
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
 KINDS = (Study, Grid, Bandwidths, Budgets, Draw, Published, Quantity, Claim, Number, Trend, RunComparison, Peak, Count,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from knee.figures import palette, vega
-from knee.figures.doublings import doublings, doublings_of
+from knee.figures.doubling_chart import doublings, doublings_of
 from knee.figures.heat import HATCHED
-from knee.figures.study import drawn, figure_files, figures
+from knee.figures.study_charts import drawn, figure_files, figures
 from knee.figures.svg import squeezed
-from knee.studies.files import Draw, Published
-from knee.studies.run import results
+from knee.studies.run_study import results
+from knee.studies.study_file import Draw, Published
 
 LINE = Draw(title="Throughput per GPU", mark="line", x="gpus", y="tokens_per_s_per_gpu")
 HEAT = Draw(title="Heat", mark="heat", x="tp", y="pp", shows="tokens_per_s_per_gpu")

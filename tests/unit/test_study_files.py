@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError, KneeError
-from knee.studies.budgets import budget_rows
+from knee.studies.budget_rows import budget_rows
 from knee.studies.claims import judge
-from knee.studies.files import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
-from knee.studies.mistakes import known_keys
+from knee.studies.file_errors import known_keys
 from knee.studies.questions import points_of
+from knee.studies.record_store import IMPOSSIBLE, Store
 from knee.studies.rows import bandwidth_rows, hardware_row, impossible_row, step_row
-from knee.studies.store import IMPOSSIBLE, Store
+from knee.studies.study_file import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
 
 MINE = """\
 title = "Mine"

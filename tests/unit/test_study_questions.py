@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.studies.files import Grid, Study, load_study
 from knee.studies.questions import Point, points_of
+from knee.studies.study_file import Grid, Study, load_study
 
 
 def study(*grids: Grid) -> Study:

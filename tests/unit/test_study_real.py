@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from knee.launch.machine import LocalDevices
-from knee.studies import real
+from knee.studies import trained_points as real
 from knee.studies.questions import Point, Question
-from knee.studies.real import refused, trained
+from knee.studies.trained_points import refused, trained
+from knee.sweeps.local_devices import LocalDevices
 
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
 LARGE = replace(SMALL, model="llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, seq_len=4096)
@@ -111,7 +111,7 @@ def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert train(monkeypatch, tmp_path, said, again, steps=4) == [(point(), DONE)]
     assert again.commands == []
     # the same job in another study too, and whatever the simulator became
-    monkeypatch.setattr("knee.studies.store.engine", lambda: "another")
+    monkeypatch.setattr("knee.studies.record_store.engine", lambda: "another")
     other = replace(point(), study="other", series="s")
     assert train(monkeypatch, tmp_path, said, again, other, steps=4) == [(other, DONE)]
     assert again.commands == []

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from knee.fidelity.links import bus_factor
+from knee.hardware_fit.links import bus_factor
 from knee.studies.answers import answer
-from knee.studies.files import Bandwidths
 from knee.studies.questions import Point, Question
 from knee.studies.rows import IDENTITY, bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
+from knee.studies.study_file import Bandwidths
 
 NIC = "fabric.nic_bytes_per_s"
 
@@ -170,11 +170,11 @@ def test_a_data_sheet() -> None:
 
 
 def test_the_columns_that_files_may_name_are_those_of_rows() -> None:
-    from knee.studies.budgets import budget_rows
-    from knee.studies.columns import COLUMNS
-    from knee.studies.files import Budgets
-    from knee.studies.run import points_to_run, recorded, results
-    from knee.studies.store import Store
+    from knee.studies.budget_rows import budget_rows
+    from knee.studies.record_store import Store
+    from knee.studies.row_columns import COLUMNS
+    from knee.studies.run_study import points_to_run, recorded, results
+    from knee.studies.study_file import Budgets
 
     names = ["fig1", "fig2a", "table1"]
     ran = results(names, list(recorded(points_to_run(names), Store().record)))

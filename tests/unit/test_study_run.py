@@ -10,10 +10,10 @@ import pytest
 
 from knee.errors import InputError
 from knee.studies.claims import Verdict
-from knee.studies.files import load_study
 from knee.studies.questions import Point
-from knee.studies.run import Ran, points_to_run, recorded, results, strangers, with_needs
-from knee.studies.store import Store
+from knee.studies.record_store import Store
+from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
+from knee.studies.study_file import load_study
 
 MINE = """\
 title = "Mine"

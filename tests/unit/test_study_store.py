@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.fidelity.carried_set import CarriedFidelity
-from knee.studies import answers, store
-from knee.studies.files import load_study
+from knee.studies import answers
+from knee.studies import record_store as store
 from knee.studies.questions import Question, points_of
-from knee.studies.run import points_to_run, recorded
-from knee.studies.store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
+from knee.studies.record_store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
+from knee.studies.run_study import points_to_run, recorded
+from knee.studies.study_file import load_study
+from knee.validation.carried_set import CarriedFidelity
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
@@ -243,8 +244,8 @@ def whole(folder: Path) -> int:
 RECORDING = """\
 import sys
 from pathlib import Path
-from knee.studies.run import points_to_run, recorded
-from knee.studies.store import Store
+from knee.studies.run_study import points_to_run, recorded
+from knee.studies.record_store import Store
 
 said = []
 print(len(list(recorded(points_to_run(["fig9"]), Store(Path(sys.argv[1]), said.append).record))), said)
@@ -266,7 +267,7 @@ def test_two_processes_in_one_folder(tmp_path: Path, said: list[str]) -> None:
 STOPPING = """\
 import os, sys
 from knee.cli import main
-from knee.studies import store
+from knee.studies import record_store as store
 
 answer, few, number = store.answer, *map(int, sys.argv[1:3])
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from knee.studies import tables
-from knee.studies.run import Ran, points_to_run, recorded, results
-from knee.studies.store import Store
+from knee.studies.record_store import Store
+from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.tables import write_tables
 
 NAMES = ["fig2b", "fig12", "table1"]

@@ -7,16 +7,16 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from knee.cost.collectives import Links, all_reduce_s
+from knee.cost.collective_cost import Links, all_reduce_s
 from knee.cost.placement import GroupPlacement
 from knee.errors import SpecError
-from knee.fidelity.trust import trust_of
 from knee.record.measurement import Measurement
 from knee.search.space import Space, whole_table
 from knee.simulator import evaluate
 from knee.single import events_of, simulate
 from knee.specs import Job, Plan
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
+from knee.trust.trust import trust_of
 from knee.workload.parameters import parameter_count
 
 from .tables import EAGER, H100, LLAMA_7B, job

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.fidelity.bandwidths import carried_bandwidths
-from knee.fidelity.error_table import COLUMNS, LATER, OWN, Errors, error_rows, read_errors
-from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.likeness import ENOUGH, FAMILIES, GATHERED_GPUS, VENDOR, likeness_of
-from knee.fidelity.runs import PublishedRun, Setting
-from knee.fidelity.trust import Trust, trust_of, truth_band
 from knee.specs.job import Job
 from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import SHARDINGS
+from knee.trust.error_table import COLUMNS, LATER, OWN, Errors, error_rows, read_errors
+from knee.trust.similarity import ENOUGH, FAMILIES, GATHERED_GPUS, VENDOR, likeness_of
+from knee.trust.trust import Trust, trust_of, truth_band
+from knee.validation.published_bandwidths import carried_bandwidths
+from knee.validation.published_runs import PublishedRun, Setting
+from knee.validation.run_to_job import job_of
 
 ROW: dict[str, Any] = {
     "source": "a",

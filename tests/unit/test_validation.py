@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.fidelity import validation
-from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.ranking import Ranking, rank_group, spearman
-from knee.fidelity.reasons import aggregated
-from knee.fidelity.runs import PublishedRun, RunFile, read_runs
-from knee.fidelity.validation import Fitting, Prediction, predict, validate
 from knee.single import simulate
+from knee.validation import run_errors as validation
+from knee.validation.published_runs import PublishedRun, RunFile, read_runs
+from knee.validation.ranking import Ranking, rank_group, spearman
+from knee.validation.run_errors import Fitting, Prediction, predict, validate
+from knee.validation.run_to_job import job_of
+from knee.validation.skipped_rows import aggregated
 
 from .test_runs import ROW, runs_file
 

@@ -13,7 +13,7 @@ from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs import Job, Tier
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
 
 
 def job(

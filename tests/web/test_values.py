@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from knee.figures.columns import heading
-from knee.studies.files import Study, load_study, study_names
+from knee.figures.labels import heading
+from knee.studies.study_file import Study, load_study, study_names
 
 from .conftest import ALL
 

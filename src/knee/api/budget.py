@@ -6,10 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from knee.api.amounts import Amount, amount_of, count_of
-from knee.api.arguments import both_given, no_progress, require
-from knee.api.budget_result import Budget
-from knee.api.request import (
+from knee.budgets import frontier as fr
+from knee.budgets.budget_limits import check_limits, refuse_nothing
+from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.equal_loss import even_sizes
+from knee.budgets.flop_counting import flop_choice
+from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
+from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.budgets.throughput import Rates
+from knee.budgets.training_cost import checked_pue
+from knee.energy.carbon import Grid
+from knee.energy.carbon import grid as grid_of
+from knee.errors import DoesNotFit, InputError, argument, example
+from knee.inputs.amounts import Amount, amount_of, count_of
+from knee.inputs.arguments import both_given, no_progress, require
+from knee.inputs.request import (
     ClusterLike,
     ModelLike,
     Overrides,
@@ -22,24 +33,13 @@ from knee.api.request import (
     pairs_of,
     request,
 )
-from knee.energy.grid import Grid
-from knee.energy.grid import grid as grid_of
-from knee.errors import DoesNotFit, InputError, argument, example
-from knee.fidelity.trust import Trust, trust_of
-from knee.search import frontier as fr
-from knee.search.best import Progress
-from knee.search.budget import Limits, Problem, Run
-from knee.search.family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
-from knee.search.flop_counting import flop_choice
-from knee.search.laws import assumed_mfu, batch_law, law_of
-from knee.search.limits import check_limits, refuse_nothing
-from knee.search.near_best import even_sizes
-from knee.search.rates import Rates
-from knee.search.training_bill import checked_pue
+from knee.results.budget_result import Budget
+from knee.search.plan_search import Progress
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
 from knee.specs.load import DEFAULT_SEQ_LEN, Loaded, make_job, split_overrides
+from knee.trust.trust import Trust, trust_of
 from knee.units import short
 
 MOST_GPUS = 16_384

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from knee.api.calibrate_result import Calibration
-from knee.api.request import ClusterLike, named_cluster
 from knee.errors import InputError, argument, either
-from knee.fidelity.calibration import need_scipy
-from knee.fidelity.reasons import none_used
-from knee.fidelity.user_profile import chosen, fit_profile
-from knee.fidelity.user_runs import UserRuns, read_user_runs
+from knee.inputs.request import ClusterLike, named_cluster
+from knee.profile_fit.calibration import chosen, fit_profile
+from knee.profile_fit.stack_fit import need_scipy
+from knee.results.calibrate_result import Calibration
 from knee.specs.load import load_profile
+from knee.validation.skipped_rows import none_used
+from knee.validation.user_runs import UserRuns, read_user_runs
 
 MOST_HELD_FRAC = 0.5
 """Most that may be held back."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knee.api.result import Result
 from knee.errors import InputError, either
-from knee.fidelity.side_by_side import FORM, Row, checked_record, compared, differences, read_record, refuse_mixed
+from knee.record.side_by_side import FORM, Row, checked_record, compared, differences, read_record, refuse_mixed
+from knee.results.result import Result
 
 RecordLike = str | Path | Mapping[str, Any] | Result
 """A record: its file, the folder of its run, its keys and values, or a result of ``knee.simulate`` or

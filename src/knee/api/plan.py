@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from knee.api.arguments import no_progress, require
-from knee.api.plan_result import PlanSearch
-from knee.api.request import (
+from knee.errors import DoesNotFit, InputError, argument, example
+from knee.inputs.arguments import no_progress, require
+from knee.inputs.request import (
     ClusterLike,
     ModelLike,
     Overrides,
@@ -23,16 +23,16 @@ from knee.api.request import (
     pairs_of,
     request,
 )
-from knee.errors import DoesNotFit, InputError, argument, example
-from knee.search.best import Found, Objective, Progress, search
-from knee.search.closest import no_plan, nothing_fits
-from knee.search.only import NUMBERS, WORDS
+from knee.results.plan_result import PlanSearch
+from knee.search.nearest_plan import no_plan, nothing_fits
+from knee.search.plan_filter import NUMBERS, WORDS
+from knee.search.plan_search import Found, Objective, Progress, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
 from knee.specs.load import DEFAULT_SEQ_LEN, split_overrides
 from knee.specs.make import global_batch_of
-from knee.specs.table import PlanTable
+from knee.specs.plan_table import PlanTable
 
 
 @np.errstate(all="ignore")  # extreme input overflows, and its answer says so

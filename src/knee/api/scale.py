@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from knee.api.arguments import checked_plan, no_progress, require
-from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
-from knee.api.scale_question import ScaleQuestion, shown
-from knee.api.scale_result import Scaling, ScalingCurve
-from knee.energy.grid import grid as grid_of
+from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
+from knee.energy.carbon import grid as grid_of
 from knee.errors import InputError, argument
-from knee.fidelity.doublings import doubling_band
-from knee.fidelity.trust import trust_of
-from knee.search.best import OBJECTIVES, Objective, Progress
+from knee.inputs.arguments import checked_plan, no_progress, require
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.results.scale_question import ScaleQuestion, shown
+from knee.results.scale_result import Scaling, ScalingCurve
 from knee.search.knee import KEEP_FRAC, THRESHOLD, knees_of
-from knee.search.scale import Point, check_batch, checked_counts, parse_counts
-from knee.search.training_bill import bill_of, checked_pue, parse_tokens
+from knee.search.plan_search import OBJECTIVES, Objective, Progress
+from knee.search.scaling_curve import Point, check_batch, checked_counts, parse_counts
+from knee.trust.doubling_errors import doubling_band
+from knee.trust.trust import trust_of
 from knee.workload.flop import DEFAULT_CONVENTION
 
 

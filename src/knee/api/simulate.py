@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from knee.api.arguments import checked_plan
-from knee.api.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
-from knee.api.result import Result
 from knee.errors import DoesNotFit, InputError, KneeError, argument
-from knee.fidelity.answered import record_of
-from knee.fidelity.trust import Trust, trust_of
+from knee.inputs.arguments import checked_plan
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.limits import LONGEST_TRACE_NS
 from knee.record.measurement import Measurement
+from knee.results.result import Result
 from knee.single import events_of
 from knee.single import simulate as simulate_job
 from knee.specs import Job
 from knee.specs.plan import RECOMPUTES
+from knee.trust.answer_record import record_of
+from knee.trust.trust import Trust, trust_of
 from knee.units import show
 from knee.workload.flop import DEFAULT_CONVENTION
 
@@ -69,7 +69,7 @@ class Simulation(Result, Measurement):
 
     def write_trace(self, path: str | Path) -> list[Path]:
         """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
-        from knee.record.kineto import write_kineto
+        from knee.kineto.kineto_writer import write_kineto
 
         job = self.job
         if job.microbatches * job.model.layers > TRACED_PASSES:

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from knee.api.progress import Counted, watched
-from knee.api.result import Result, flat
 from knee.errors import InputError, MissingExtra, argument, either
-from knee.fidelity.carried_set import CarriedFidelity, carried_fidelity
-from knee.fidelity.side_by_side import read_record
-from knee.fidelity.user_runs import records_in
 from knee.files import csv_text, make_folder, write_text
-from knee.studies.changes import GridChanges, changes_of
+from knee.record.side_by_side import read_record
+from knee.results.result import Result, flat
 from knee.studies.claims import Tally, Verdict
-from knee.studies.files import study_names
+from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.quantities import Row
 from knee.studies.questions import Point
+from knee.studies.record_store import Store, fidelity_kept
 from knee.studies.rows import step_row
-from knee.studies.run import Ran, points_to_run, recorded, results, strangers
-from knee.studies.store import Store, fidelity_kept
+from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
+from knee.studies.study_file import study_names
 from knee.studies.tables import write_tables
+from knee.validation.carried_set import CarriedFidelity, carried_fidelity
+from knee.validation.user_runs import records_in
 
 Launcher = Literal["simulate", "local"]
 LAUNCHERS: tuple[Launcher, ...] = ("simulate", "local")
@@ -109,7 +109,7 @@ class Studies(Result):
 
         ``command`` is shown on the page as what made it.
         """
-        from knee.report.study import write_page
+        from knee.report.study_page import write_page
 
         folder = self.out if out is None else make_folder(Path(out))
         if folder is None:
@@ -126,7 +126,7 @@ class Studies(Result):
         return folder
 
     def _chart_svg(self) -> str:
-        from knee.figures.study import figures
+        from knee.figures.study_charts import figures
         from knee.figures.vega import to_svg
 
         if len(self.ran) != 1:  # many studies have too many charts
@@ -237,10 +237,10 @@ def _trained(
     warn: Callable[[str], None],
 ) -> list[Measured]:
     """Real runs of the points that this machine can train; how many it cannot is said, and why."""
-    from knee.launch.machine import LocalDevices
-    from knee.probe.machine import need_torch
-    from knee.studies.real import refused as refused_by
-    from knee.studies.real import trained
+    from knee.probe.machine_facts import need_torch
+    from knee.studies.trained_points import refused as refused_by
+    from knee.studies.trained_points import trained
+    from knee.sweeps.local_devices import LocalDevices
 
     need_torch(either('knee.study(launcher="local")', "knee study run --launcher local"))
     machine = LocalDevices.here()

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from knee.api.result import Result
 from knee.errors import Incomplete, InputError, MissingExtra, argument, either
+from knee.kineto.trace_files import find_files
+from knee.results.result import Result
 from knee.trace.analyse import Analysis, Progress, analyse
-from knee.trace.answer import as_json, record
-from knee.trace.classes import classes_of
 from knee.trace.diff import Diff, diff
-from knee.trace.files import find_files
+from knee.trace.kernel_classes import classes_of
+from knee.trace.plain_data import as_json, record
 
 if TYPE_CHECKING:
     from knee.trace.perfetto import SmallTrace
@@ -82,7 +82,7 @@ class TraceAnalysis(Result, Analysis):
         ``command`` is shown on the page as what made it.
         """
         from knee.files import write_text
-        from knee.report.trace import trace_page
+        from knee.report.trace_page import trace_page
 
         _refuse_replacing({"html": Path(path)}, [rank.path for rank in self.ranks])
         write_text(Path(path), trace_page(self, command=command))
@@ -100,7 +100,7 @@ class TraceAnalysis(Result, Analysis):
         _check_whole([self])
 
     def _chart_svg(self) -> str:
-        from knee.figures.trace import breakdown
+        from knee.figures.trace_charts import breakdown
         from knee.figures.vega import to_svg
         from knee.report.trace_sections import most_exposed
 

@@ -6,21 +6,21 @@ from functools import partial
 from pathlib import Path
 
 from knee.api.progress import Counted, watched
-from knee.api.request import ClusterLike, ProfileLike, named_cluster, named_profile
-from knee.api.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.errors import InputError, argument, either
-from knee.fidelity.bandwidth_errors import validate_bandwidths
-from knee.fidelity.bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
-from knee.fidelity.carried_set import carried_fidelity, carried_runs
-from knee.fidelity.csv_cells import Lines, read_table, text_of
-from knee.fidelity.jobs_of_runs import job_of
-from knee.fidelity.rows_of_records import records_of
-from knee.fidelity.runs import REQUIRED, read_runs
-from knee.fidelity.user_records import is_json
-from knee.fidelity.validation import validate as validate_runs
-from knee.studies.files import study_names
-from knee.studies.run import points_to_run, recorded, results
-from knee.studies.store import Store
+from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
+from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
+from knee.studies.record_store import Store
+from knee.studies.run_study import points_to_run, recorded, results
+from knee.studies.study_file import study_names
+from knee.validation.bandwidth_errors import validate_bandwidths
+from knee.validation.carried_set import carried_fidelity, carried_runs
+from knee.validation.csv_cells import Lines, read_table, text_of
+from knee.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
+from knee.validation.published_runs import REQUIRED, read_runs
+from knee.validation.record_rows import records_of
+from knee.validation.run_errors import validate as validate_runs
+from knee.validation.run_to_job import job_of
+from knee.validation.user_records import is_json
 
 CARRIED = "knee's own validation set"
 

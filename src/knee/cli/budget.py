@@ -160,8 +160,8 @@ def command(
         return
     check_files(plot, html)
     from knee.api.budget import budget
-    from knee.cli.budget_print import print_answer
     from knee.cli.overrides import parse_sets
+    from knee.cli.render.budget import print_answer
 
     overrides = parse_sets(options.pop("sets"))
     drawn = plot is not None or html is not None
@@ -171,13 +171,13 @@ def command(
     else:
         print_answer(answer)
     if plot is not None:
-        from knee.figures.budget import write_plot
+        from knee.figures.budget_charts import write_plot
 
         write_plot(answer.to_dict(), plot)
         click.echo(f"wrote {plot}", err=True)
     if html is not None:
         from knee.files import write_text
-        from knee.report.budget import budget_page
+        from knee.report.budget_page import budget_page
 
         write_text(Path(html), budget_page(answer.to_dict(), command=shlex.join(["knee", *sys.argv[1:]])))
         click.echo(f"wrote {html}", err=True)
@@ -197,8 +197,8 @@ def _steady() -> Callable[[str, float], None]:
 
 
 def _check(as_json: bool) -> None:
-    from knee.cli.budget_check import checked_data, print_checked
-    from knee.search.published_runs import published_runs
+    from knee.budgets.published_budgets import published_runs
+    from knee.cli.render.budget_check import checked_data, print_checked
 
     runs = published_runs()
     if as_json:

@@ -79,7 +79,7 @@ def command(
         knee simulate llama2-7b --cluster dgx-h100 --gpus 256 --local-batch 2 --profile mine.toml
     """
     from knee.api.calibrate import NothingUsable, calibrate
-    from knee.cli.calibrate_tables import print_profile
+    from knee.cli.render.calibrate import print_profile
 
     try:
         answer = calibrate(

@@ -37,7 +37,7 @@ def command(name: str | None, as_json: bool) -> None:
 
 def _print_all(as_json: bool) -> None:
     from knee.cli.catalog_budget import WORDS, budget_entries, entry_line
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
     from knee.specs.catalog import KINDS, entry_names
 
     if as_json:
@@ -59,7 +59,7 @@ def _print_all(as_json: bool) -> None:
 
 def _print_entry(name: str, as_json: bool) -> None:
     from knee.cli.catalog_budget import budget_entries
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
     from knee.specs.catalog import KINDS, entry_names
 
     others = budget_entries()
@@ -98,7 +98,7 @@ def _budget_entry(kind: str, name: str) -> dict[str, Any]:
 
 
 def _print_constants(as_json: bool) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     rows = _constants()
     if as_json:

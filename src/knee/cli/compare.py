@@ -36,8 +36,8 @@ def command(records: tuple[Path, ...], as_json: bool) -> None:
 
 
 def _print(found: Comparison) -> None:
-    from knee.cli.table import print_heading, print_rows
-    from knee.fidelity.side_by_side import shown
+    from knee.cli.render.table import print_heading, print_rows
+    from knee.record.side_by_side import shown
 
     print_heading("records")
     print_rows(

@@ -15,8 +15,8 @@ import click
 from knee import units
 
 if TYPE_CHECKING:
-    from knee.train.shard_index import Index
-    from knee.train.shards import Prepared, Told
+    from knee.datasets.shard_index import Index
+    from knee.datasets.write_shards import Prepared, Told
 
 FIRST_TOKENS = 64
 
@@ -85,8 +85,8 @@ def prepare(files: tuple[str, ...], **given: Any) -> None:
     \b
         knee data prepare corpus/ --tokenizer tokenizer.json --out shards
     """
-    from knee.train.shards import write_shards
-    from knee.train.text import find_files
+    from knee.datasets.documents import find_files
+    from knee.datasets.write_shards import write_shards
 
     as_json, jobs = given.pop("as_json"), given.pop("jobs") or _cpus()
     max_bad = given.pop("max_bad")
@@ -110,7 +110,7 @@ def show(folder: Path, verify: bool, as_json: bool) -> None:
 
     Refuses a folder in which a shard is missing or cut off; --verify finds changed bytes too.
     """
-    from knee.train.shard_index import read_index
+    from knee.datasets.shard_index import read_index
 
     index = read_index(folder)
     index.check_sizes(folder)
@@ -134,7 +134,7 @@ def _print(folder: Path, index: Index, as_json: bool, **more: Any) -> None:
         }
         click.echo(json.dumps(answer, indent=2))
         return
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     tokenizer, sources = index.asked.tokenizer, index.asked.sources
     size = sum(source.size_bytes for source in sources)
@@ -162,9 +162,9 @@ def _beginning(folder: Path, index: Index) -> tuple[list[int], str | None]:
     """The first tokens, and what they say where tokenizers is installed."""
     import numpy as np
 
+    from knee.datasets.shard_index import TOKENIZER
+    from knee.datasets.tokenize import load_tokenizer
     from knee.errors import KneeError
-    from knee.train.encode import load_tokenizer
-    from knee.train.shard_index import TOKENIZER
 
     dtype = np.dtype(index.dtype).newbyteorder("<")
     tokens = [int(token) for token in np.fromfile(folder / index.shards[0].file, dtype, count=FIRST_TOKENS)]

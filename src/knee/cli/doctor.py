@@ -144,7 +144,7 @@ def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = 
         for line in (heading, *("  " + "  ".join(row) for row in rows)):
             click.echo(line)
         return
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     print_heading(heading)
     print_rows(rows, dim=dim)

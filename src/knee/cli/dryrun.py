@@ -13,10 +13,10 @@ from knee.cli.plan_options import option, plan_of, plan_options
 from knee.errors import RunFailed
 
 if TYPE_CHECKING:
-    from knee.fidelity.program import Difference
-    from knee.record.program import StageWork
+    from knee.record.issued_messages import StageWork
     from knee.specs import Job
-    from knee.train.job import TrainJob
+    from knee.specs.trainer_job import TrainJob
+    from knee.validation.program_messages import Difference
 
 LOCAL_BATCH = 2.0
 """The paper's."""
@@ -78,8 +78,8 @@ def command(
 
     Beside it stands what the simulator has that rank do: the two are equal, but for the differences listed.
     """
-    from knee.fidelity.program import as_trained, differences, simulated_work
-    from knee.probe.machine import need_torch
+    from knee.probe.machine_facts import need_torch
+    from knee.validation.program_messages import as_trained, differences, simulated_work
 
     need_torch("knee dryrun")
     job = _job(model, gpus, profile, sets, options)
@@ -98,8 +98,8 @@ def command(
 
 
 def _job(model: str, gpus: int | None, profile: str | None, sets: tuple[str, ...], options: dict[str, Any]) -> Job:
-    from knee.api.request import is_job_file, request
     from knee.cli.overrides import parse_sets
+    from knee.inputs.request import is_job_file, request
     from knee.specs.notes import code_of
 
     in_file = is_job_file(model)
@@ -128,7 +128,7 @@ def train_job(job: Job) -> TrainJob:
     """The same job for the trainer; types as on GPUs."""
     from typing import cast
 
-    from knee.train.job import Dtype, TrainJob
+    from knee.specs.trainer_job import Dtype, TrainJob
 
     return TrainJob(
         model=job.model,
@@ -143,7 +143,7 @@ def train_job(job: Job) -> TrainJob:
 
 
 def _traced(job: TrainJob) -> list[StageWork]:
-    from knee.train.fake import trace
+    from knee.train.fake_ranks import trace
 
     def say(done: int, of: int) -> None:
         click.echo(f"traced {done} of {of} kinds of stages", err=True)
@@ -171,7 +171,7 @@ def _as_data(
 def _print(
     job: Job, program: list[StageWork], simulated: list[StageWork], reasons: list[str], found: list[Difference]
 ) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     print_heading(
         f"{job.model.name} on {job.gpus:,} fake ranks, one step of {job.global_batch:,} sequences of "
@@ -203,7 +203,7 @@ def _alike(program: list[StageWork]) -> list[list[int]]:
 
 
 def _print_stage(work: StageWork, simulated: StageWork, same: list[int], stages: int) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
     from knee.units import show
 
     if stages > 1:

@@ -9,7 +9,7 @@ import click
 
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
-from knee.cli.progress import Patience
+from knee.cli.render.progress import Patience
 from knee.errors import InputError
 from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
@@ -131,7 +131,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
         )
     from knee.api.plan import plan
     from knee.cli.overrides import parse_sets
-    from knee.cli.plan_answer import print_exported, print_search
+    from knee.cli.render.plan import print_exported, print_search
 
     overrides = parse_sets(options.pop("sets"))
     answer = plan(model, top=top, overrides=overrides, progress=Patience().of(), **options)

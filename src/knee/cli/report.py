@@ -74,7 +74,7 @@ def command(
     if as_json and not given:
         return
     from knee.files import write_text
-    from knee.report.runs import runs_page
+    from knee.report.records_page import runs_page
 
     page = runs_page(rows, title=title, command=_command(records, out, by, predict), notes=notes)
     # a name in a record may hold half of a character, which no file can
@@ -90,8 +90,8 @@ def _command(records: Sequence[Path], out: Path, by: str | None, predict: bool) 
 
 
 def _print(rows: Sequence[Row]) -> None:
-    from knee.cli.table import print_rows
-    from knee.figures.columns import heading, shown
+    from knee.cli.render.table import print_rows
+    from knee.figures.labels import heading, shown
 
     columns = (
         "series",

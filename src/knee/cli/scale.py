@@ -11,11 +11,11 @@ import click
 
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
-from knee.cli.progress import Patience
+from knee.cli.render.progress import Patience
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.api.scale_result import Scaling
+    from knee.results.scale_result import Scaling
 
 OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 
@@ -166,7 +166,7 @@ def command(
     """
     from knee.api.scale import scale
     from knee.cli.overrides import parse_sets
-    from knee.cli.scale_answer import print_answer
+    from knee.cli.render.scale import print_answer
 
     if plot is not None:
         _check_plot(plot, as_json)
@@ -196,7 +196,7 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 
 def _check_plot(plot: str, as_json: bool) -> None:
-    from knee.figures.scale import ENDINGS
+    from knee.figures.scale_chart import ENDINGS
 
     if plot == "-" and as_json:
         raise InputError("--plot - draws on stdout, where --json is", hint="give --plot a file, or leave one out")
@@ -221,7 +221,7 @@ def _check_plot(plot: str, as_json: bool) -> None:
 
 
 def _draw(answer: Scaling, plot: str) -> None:
-    from knee.figures.scale import bars
+    from knee.figures.scale_chart import bars
 
     if not answer.series():
         return

@@ -95,8 +95,8 @@ def command(
     A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
     """
     from knee.api.simulate import simulate
-    from knee.cli.answer import print_answer
     from knee.cli.overrides import parse_sets
+    from knee.cli.render.measurement import print_answer
 
     sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
     answer = simulate(

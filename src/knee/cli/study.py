@@ -81,9 +81,9 @@ command = study
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_studies(as_json: bool) -> None:
     """All studies: where in the paper, what about, how many runs and claims."""
-    from knee.cli.table import print_rows
-    from knee.studies.files import load_study, study_names
+    from knee.cli.render.table import print_rows
     from knee.studies.questions import points_of
+    from knee.studies.study_file import load_study, study_names
 
     found = [load_study(name) for name in study_names()]
     if as_json:
@@ -113,9 +113,9 @@ def list_studies(as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
 def show_study(name: str, as_json: bool) -> None:
     """What a study asks, runs, assumes and is judged by."""
-    from knee.cli.table import print_heading, print_rows
-    from knee.studies.files import load_study
+    from knee.cli.render.table import print_heading, print_rows
     from knee.studies.questions import points_of
+    from knee.studies.study_file import load_study
 
     found = load_study(name)
     points = points_of(found)
@@ -228,8 +228,8 @@ def _run(
 ) -> None:
     from knee.api.study import study
     from knee.cli.overrides import parse_sets
-    from knee.cli.progress import Bars
-    from knee.cli.study_answer import print_answer
+    from knee.cli.render.progress import Bars
+    from knee.cli.render.study import print_answer
 
     if not no_page:  # not after everything has been run
         from knee.figures.vega import load
@@ -266,7 +266,7 @@ def _run(
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:
     """The command that makes the same page."""
-    from knee.studies.files import study_names
+    from knee.studies.study_file import study_names
 
     words = ["knee", "study"]
     rest = [f"--set {shlex.quote(s)}" for s in sets] + [f"--records {shlex.quote(str(path))}" for path in records]

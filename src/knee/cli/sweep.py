@@ -16,9 +16,9 @@ from knee.errors import Incomplete, InputError
 from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
-    from knee.launch.folder import Sweep, SweepRun
+    from knee.launch.run_status import Status
     from knee.launch.site import Site
-    from knee.launch.status import Status
+    from knee.launch.sweep_folder import Sweep, SweepRun
 
 LAUNCHERS = ("local", "torchrun", "slurm")
 RUN = "run"
@@ -253,7 +253,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
         tell_plan,
         wanted_of,
     )
-    from knee.launch.folder import held
+    from knee.launch.sweep_folder import held
 
     check_options(options)
     if any(ord(letter) < 32 for letter in str(out.resolve())):
@@ -280,9 +280,9 @@ def run(grid: str, out: Path, **options: Any) -> None:
 @JSON
 def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     """How the runs of a sweep stand: a table, and the GPU-hours and energy spent so far."""
-    from knee.cli.sweep_tables import as_data, print_status, watched
-    from knee.launch.control import statuses_now
-    from knee.launch.folder import read_sweep
+    from knee.cli.render.sweep import as_data, print_status, watched
+    from knee.launch.sweep_folder import read_sweep
+    from knee.sweeps.control import statuses_now
 
     sweep = read_sweep(folder.resolve())
     if watch and as_json:
@@ -301,8 +301,8 @@ def show_status(folder: Path, watch: bool, as_json: bool) -> None:
 @DIR
 def cancel(folder: Path) -> None:
     """End the runs of a sweep that run or wait. `knee sweep` on the folder starts them again."""
-    from knee.launch.control import cancel_all
-    from knee.launch.folder import read_sweep
+    from knee.launch.sweep_folder import read_sweep
+    from knee.sweeps.control import cancel_all
 
     sweep = read_sweep(folder.resolve())
     running, waiting = cancel_all(sweep)
@@ -324,9 +324,9 @@ def cancel(folder: Path) -> None:
 @JSON
 def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Start runs again that have ended, with the options that the sweep was started with."""
-    from knee.launch.control import put_back
     from knee.launch.environment import site_kept
-    from knee.launch.folder import held, read_sweep
+    from knee.launch.sweep_folder import held, read_sweep
+    from knee.sweeps.control import put_back
 
     sweep = read_sweep(folder.resolve())
     names = _states(states)
@@ -345,8 +345,8 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         if count:
             _go_on(sweep, site, as_json=as_json, wait=wait, only=frozenset(ids) or None)
         elif as_json:
-            from knee.cli.sweep_tables import as_data
-            from knee.launch.control import statuses_now
+            from knee.cli.render.sweep import as_data
+            from knee.sweeps.control import statuses_now
 
             click.echo(json.dumps(as_data(sweep, statuses_now(sweep)), indent=2))
 
@@ -354,7 +354,7 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
 def _states(text: str) -> list[str]:
     """States of runs that can be tried again."""
     from knee.cli import nearest
-    from knee.launch.status import STATES
+    from knee.launch.run_status import STATES
 
     able = [state for state in STATES if state not in ("pending", "running")]
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -374,8 +374,8 @@ def _states(text: str) -> list[str]:
 
 def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozenset[str] | None = None) -> None:
     """Start what is missing, tell how it goes, and how it stands. ``only``: of these runs."""
-    from knee.cli.sweep_tables import as_data, print_status, said
-    from knee.launch.control import statuses_now
+    from knee.cli.render.sweep import as_data, print_status, said
+    from knee.sweeps.control import statuses_now
 
     options = sweep.options
     numbers = {entry.id: number for number, entry in enumerate(sweep.entries, start=1)}
@@ -385,11 +385,11 @@ def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozens
 
     number = None
     if sweep.launcher == "slurm":
-        from knee.launch.slurm import go_on_slurm
+        from knee.sweeps.slurm import go_on_slurm
 
         go_on_slurm(sweep, site, wait=wait, tell=lambda words: click.echo(words, err=True), only=only)
     else:
-        from knee.launch.local import go_on
+        from knee.sweeps.local import go_on
 
         number = go_on(
             sweep,

@@ -17,10 +17,10 @@ import click
 from knee.errors import InputError
 
 if TYPE_CHECKING:
-    from knee.launch.folder import Sweep
-    from knee.launch.preflight import Planned, Wanted
     from knee.launch.site import Site
+    from knee.launch.sweep_folder import Sweep
     from knee.specs import Job
+    from knee.sweeps.preflight import Planned, Wanted
 
 
 T = TypeVar("T")
@@ -115,11 +115,11 @@ def site_from(options: dict[str, Any]) -> Site:
 
 def need_launcher(site: Site, options: dict[str, Any]) -> None:
     """Refuse where what starts the runs is not here."""
-    from knee.launch.local import check
+    from knee.sweeps.local import check
 
     launcher = options["launcher"]
     if launcher == "slurm":
-        from knee.launch.slurm import need_slurm
+        from knee.sweeps.slurm import need_slurm
 
         need_slurm()
     else:
@@ -127,7 +127,7 @@ def need_launcher(site: Site, options: dict[str, Any]) -> None:
     if launcher == "local":
         _need_commands(site, options["program"])
     if launcher == "local" and not (options["program"] or site.python or site.container):
-        from knee.probe.machine import need_torch
+        from knee.probe.machine_facts import need_torch
 
         need_torch("knee sweep --launcher local")
 
@@ -146,12 +146,12 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
     from knee.cli import nearest
     from knee.cli.overrides import parse_sets
     from knee.errors import SpecError
-    from knee.launch.preflight import Wanted
     from knee.limits import MOST_RUNS
     from knee.studies.answers import job_of
-    from knee.studies.changes import changes_of
-    from knee.studies.files import load_study
+    from knee.studies.grid_changes import changes_of
     from knee.studies.questions import all_points, check_count
+    from knee.studies.study_file import load_study
+    from knee.sweeps.preflight import Wanted
 
     try:
         study = load_study(grid)
@@ -185,16 +185,16 @@ def wanted_of(grid: str, sets: Sequence[str], commands: Sequence[str]) -> list[W
 
 def watched(items: Sequence[T], label: str) -> Iterable[T]:
     """The items, with a bar where they are many."""
-    from knee.cli.progress import progress
+    from knee.cli.render.progress import progress
 
     return progress(items, label, len(items)) if len(items) > MANY else items
 
 
 def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) -> list[Planned]:
     """Every run, checked and estimated for the launcher."""
-    from knee.launch.machine import LocalDevices
-    from knee.launch.preflight import plan_runs
-    from knee.launch.trainer_job import Length
+    from knee.sweeps.job_for_trainer import Length
+    from knee.sweeps.local_devices import LocalDevices
+    from knee.sweeps.preflight import plan_runs
 
     length = Length(
         steps=options["steps"],
@@ -217,7 +217,7 @@ def planned_of(wanted: Sequence[Wanted], site: Site, options: dict[str, Any]) ->
             nodes = -(-job.gpus // (per_node or job.cluster.node.gpus))
             return None if nodes <= len(site.hosts) else f"it needs {nodes} hosts, and {len(site.hosts)} are given"
     elif not options["dry_run"]:
-        from knee.launch.slurm import nodes_there
+        from knee.sweeps.slurm import nodes_there
 
         there = nodes_there(site)
 
@@ -248,7 +248,7 @@ def _nothing(_job: Job) -> str | None:
 
 def sweep_of(grid: str, out: Path, planned: Sequence[Planned], site: Site, options: dict[str, Any]) -> Sweep:
     """What sweep.json will say."""
-    from knee.launch.folder import Sweep
+    from knee.launch.sweep_folder import Sweep
 
     kept = {name: options[name] for name in ("until_knee", "pack", "timeout_s")}
     kept |= {"site": site.plain(), "program": options["program"]}
@@ -265,7 +265,7 @@ def sweep_of(grid: str, out: Path, planned: Sequence[Planned], site: Site, optio
 
 def tell_plan(sweep: Sweep, options: dict[str, Any]) -> None:
     """What will be started and what it takes; refuse what takes too much."""
-    from knee.cli.sweep_tables import estimate, print_plan
+    from knee.cli.render.sweep import estimate, print_plan
     from knee.errors import DoesNotFit
 
     if options["as_json"]:
@@ -300,14 +300,14 @@ def _gpu_h_to_start(sweep: Sweep) -> float:
 def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
     """A new folder is filled; of one that has a sweep it must be this one."""
     from knee.launch.environment import link_knee, write_env
-    from knee.launch.folder import SWEEP, read_sweep
-    from knee.launch.preflight import renew, write_plan
+    from knee.launch.sweep_folder import SWEEP, read_sweep
+    from knee.sweeps.preflight import renew, write_plan
 
     check_same(sweep)
     known = (sweep.folder / SWEEP).exists()
     before = read_sweep(sweep.folder) if known else sweep
     if before.launcher == "slurm" != sweep.launcher:
-        from knee.launch.slurm_queue import refuse_while_queued
+        from knee.sweeps.slurm_queue import refuse_while_queued
 
         refuse_while_queued(before)
     link_knee(sweep.folder)
@@ -321,7 +321,7 @@ def prepare(sweep: Sweep, planned: Sequence[Planned], site: Site) -> None:
 
 def check_same(sweep: Sweep) -> None:
     """Refuse a folder that has another sweep."""
-    from knee.launch.folder import SWEEP, read_sweep
+    from knee.launch.sweep_folder import SWEEP, read_sweep
 
     if not (sweep.folder / SWEEP).exists():
         return

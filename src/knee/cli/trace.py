@@ -97,11 +97,11 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     What was read, left out or looks odd is said with every answer. Exit code 5: a file was cut off or could not be
     read, and the answer is about the rest.
     """
-    from knee.cli.table import write_anywhere
+    from knee.cli.render.table import write_anywhere
 
     write_anywhere()
     from knee.api.traces import check_targets
-    from knee.cli.trace_tables import print_analysis, print_query
+    from knee.cli.render.trace import print_analysis, print_query
 
     if paths[0] == DIFF:
         _diff(paths[1:], as_json, options)
@@ -126,7 +126,7 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
 
 def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
     from knee.api.traces import read_traces
-    from knee.cli.progress import Meter
+    from knee.cli.render.progress import Meter
 
     with Meter() as meter:
 
@@ -141,7 +141,7 @@ def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
 
 def _diff(paths: Sequence[str], as_json: bool, options: dict[str, Any]) -> None:
     from knee.api.traces import two_jobs
-    from knee.cli.trace_tables import print_diff
+    from knee.cli.render.trace import print_diff
 
     both = two_jobs(paths)
     for name in ("html", "perfetto", "sql"):

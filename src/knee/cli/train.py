@@ -19,7 +19,7 @@ from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.specs import Job
-    from knee.train.job import TrainJob
+    from knee.specs.trainer_job import TrainJob
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 LOCAL_BATCH = 2.0
@@ -177,7 +177,7 @@ def command(model: str, out: Path | None, force: bool, as_json: bool, job_file: 
     communication, exposed and overlapped. `knee compare` puts it beside a simulation, `knee calibrate` learns from it.
     A run that ends early leaves a record too, which says why.
     """
-    from knee.probe.machine import need_torch
+    from knee.probe.machine_facts import need_torch
 
     if job_file is not None:
         job = make(model, options, world=_world(options, under_torchrun=False), elsewhere=True)
@@ -211,11 +211,11 @@ def _world(options: dict[str, Any], under_torchrun: bool) -> int:
 
 def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = False) -> TrainJob:
     """The job that the command line describes, resolved once. ``elsewhere``: it need not run on this machine."""
-    from knee.api.request import is_job_file, request
     from knee.cli.overrides import parse_sets
-    from knee.launch.trainer_job import STEPS, warmup_of
+    from knee.inputs.request import is_job_file, request
     from knee.specs.notes import code_of
-    from knee.train.job import TrainJob
+    from knee.specs.trainer_job import TrainJob
+    from knee.sweeps.job_for_trainer import STEPS, warmup_of
 
     device: Any = (options["device"] or "cuda") if elsewhere else _device(options["device"], world)
     plan = plan_of(options)
@@ -270,7 +270,7 @@ def make(model: str, options: dict[str, Any], *, world: int, elsewhere: bool = F
 
 def _check_data(data: Path, job: Job) -> None:
     """Refuse shards that are not whole, or not of this model, before any process is started."""
-    from knee.train.tokens import Shards, Share
+    from knee.datasets.token_batches import Shards, Share
 
     shards = Shards(data, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
     if sum(path.stat().st_size for path in data.glob("*.bin")) <= READ_BYTES:
@@ -318,8 +318,8 @@ def _device(wanted: str | None, world: int) -> Any:
 
 def _facts(job: Job, options: dict[str, Any], *, named: bool) -> dict[str, Any]:
     """What the record says besides, and what workers need of the catalogue."""
-    from knee.launch.trainer_job import facts_of
     from knee.specs.load import load_profile
+    from knee.sweeps.job_for_trainer import facts_of
 
     profile = options["profile"]
     if profile is not None:
@@ -337,9 +337,9 @@ def _work(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> int:
     """One rank of torchrun's; the first prints the record."""
     from dataclasses import replace
 
-    from knee.train.launch import clear, prepare, write_job
-    from knee.train.record import RECORD
-    from knee.train.run import Place
+    from knee.train.rank_state import Place
+    from knee.train.run_record import RECORD
+    from knee.train.start_ranks import clear, prepare, write_job
     from knee.train.worker import work
 
     place = Place.of_environment()
@@ -358,7 +358,7 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
     """All ranks, on this machine."""
     from dataclasses import replace
 
-    from knee.train.launch import launch, prepare
+    from knee.train.start_ranks import launch, prepare
 
     prepare(out, force=force)
     click.echo(
@@ -391,8 +391,8 @@ def _run(job: TrainJob, out: Path, *, force: bool, as_json: bool) -> None:
 
 def _print(record: dict[str, Any]) -> None:
     """The record as tables."""
-    from knee.cli.table import print_heading, print_rows
-    from knee.fidelity.side_by_side import ROWS, shown
+    from knee.cli.render.table import print_heading, print_rows
+    from knee.record.side_by_side import ROWS, shown
 
     print_heading(
         f"{record['model']} on {record['gpus']:,} x {record['device'].get('name')}, measured over "

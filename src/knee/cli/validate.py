@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from knee.api.validate_result import Validation
+    from knee.results.validate_result import Validation
 
 MANY = 2_000
 """Rows and runs above which a bar is shown."""
@@ -64,8 +64,8 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     than the fastest, among runs that differ only in the plan.
     """
     from knee.api.validate import validate
-    from knee.api.validate_result import refuse_overwriting
-    from knee.cli.progress import Bars
+    from knee.cli.render.progress import Bars
+    from knee.results.validate_result import refuse_overwriting
 
     if rows_path is not None and file is not None:
         refuse_overwriting(rows_path, file)
@@ -83,10 +83,10 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
 
 
 def _print(answer: Validation) -> None:
-    from knee.api.validate_result import BandwidthsValidation, RunsValidation
-    from knee.cli.validate_bandwidths import print_bandwidths
-    from knee.cli.validate_carried import print_own
-    from knee.cli.validate_runs import print_runs
+    from knee.cli.render.validate_bandwidths import print_bandwidths
+    from knee.cli.render.validate_carried import print_own
+    from knee.cli.render.validate_runs import print_runs
+    from knee.results.validate_result import BandwidthsValidation, RunsValidation
 
     if isinstance(answer, RunsValidation):
         print_runs(answer.found)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, floor, log2
 from typing import Any
 
-from knee.figures.columns import COUNTS, axis_unit, heading, shown
+from knee.figures.labels import COUNTS, axis_unit, heading, shown
 from knee.figures.palette import INK, SERIES, Look
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 

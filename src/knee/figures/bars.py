@@ -19,7 +19,7 @@ from knee.figures.axes import (
     wide,
     y_axis,
 )
-from knee.figures.columns import axis_unit, label, said, shown
+from knee.figures.labels import axis_unit, label, said, shown
 from knee.figures.lines import Point
 from knee.figures.palette import BAR, INK, PARTS, Look
 from knee.figures.vega import Spec

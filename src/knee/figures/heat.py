@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knee.figures.axes import AXIS_WIDTH, WIDTH, finished, is_number, title_of
-from knee.figures.columns import axis_unit, label, said, shown
+from knee.figures.labels import axis_unit, label, said, shown
 from knee.figures.palette import CELL_TEXT, HATCH, INK, MORE, WORSE
 from knee.figures.vega import Spec
 

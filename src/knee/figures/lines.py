@@ -18,7 +18,7 @@ from knee.figures.axes import (
     x_axis,
     y_axis,
 )
-from knee.figures.columns import label, said
+from knee.figures.labels import label, said
 from knee.figures.palette import IDEAL, INK, MUTED
 from knee.figures.vega import Spec
 

@@ -31,7 +31,7 @@ from knee.launch.log_patterns import (
     signal_words,
 )
 from knee.launch.run_files import Evidence, log_of, rank_of
-from knee.launch.status import Cause, State
+from knee.launch.run_status import Cause, State
 
 Ended = Literal["", "hang", "time", "cancel", "signal"]
 """Why its supervisor ended a run; empty where it ended by itself."""

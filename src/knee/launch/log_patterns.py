@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from knee.launch.status import Cause, State
+from knee.launch.run_status import Cause, State
 
 Memory = Literal["", "device", "host", "limit"]
 """Whose memory was too small: the GPU's, the host's, or what a limit or /dev/shm leaves of it; empty if not known."""

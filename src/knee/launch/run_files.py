@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from knee.launch.folder import ENVIRONMENT, read_record
-from knee.train.record import HEARTBEATS, LOGS, read_pieces
+from knee.launch.sweep_folder import ENVIRONMENT, read_record
+from knee.train.run_record import HEARTBEATS, LOGS, read_pieces
 
 TAIL_BYTES = 65_536
 ALL_TAILS_BYTES = 32 << 20

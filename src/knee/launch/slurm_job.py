@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.commands import HEAD, PORT, free_port
-from knee.launch.folder import CANCEL, read_sweep
-from knee.launch.status import CANCELLED, read_status, write_status
+from knee.launch.run_status import CANCELLED, read_status, write_status
 from knee.launch.supervisor import SupervisedRun
+from knee.launch.sweep_folder import CANCEL, read_sweep
+from knee.launch.torchrun import HEAD, PORT, free_port
 
 ASK_S = 30.0
 DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "power")

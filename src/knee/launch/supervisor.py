@@ -21,12 +21,12 @@ from typing import Any
 
 from knee.errors import KneeError
 from knee.launch.failures import Diagnosis, Ended, verdict
-from knee.launch.folder import ENVIRONMENT, SweepRun, new_attempt, read_record, wants_cancel
 from knee.launch.processes import Known, alive, kill_group, known, send
-from knee.launch.status import Status, read_status, write_status
+from knee.launch.run_status import Status, read_status, write_status
+from knee.launch.sweep_folder import ENVIRONMENT, SweepRun, new_attempt, read_record, wants_cancel
 from knee.launch.terminate import end_ranks
 from knee.launch.usage import accounted
-from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
+from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 POLL_S = 0.1
 LOOK_S = 1.0
@@ -292,7 +292,7 @@ def _record_memory(run: Path, found: Diagnosis) -> None:
     Evidence is what the job's own device had too little of: a host, a limit on it, or /dev/shm say nothing of what a
     GPU holds. Such a run has failed, and its record does not say whether the plan fits.
     """
-    from knee.train.record import compose, read_pieces, write_record
+    from knee.train.run_record import compose, read_pieces, write_record
     from knee.train.worker import read_job
 
     record: dict[str, Any] = read_record(run)

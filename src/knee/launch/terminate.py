@@ -10,9 +10,9 @@ import socket
 import sys
 from pathlib import Path
 
-from knee.launch.folder import ENVIRONMENT
 from knee.launch.processes import alive, send
 from knee.launch.run_files import files_of_ranks
+from knee.launch.sweep_folder import ENVIRONMENT
 
 
 def end_ranks(run: Path, number: int) -> int:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from knee.launch.folder import SweepRun, read_record
-from knee.launch.status import Status
-from knee.train.record import HEARTBEATS, LOGS, PIECES, RECORD
+from knee.launch.run_status import Status
+from knee.launch.sweep_folder import SweepRun, read_record
+from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD
 
 
 def accounted(status: Status, entry: SweepRun, run: Path, *, ended_s: float | None = None) -> Status:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Bools
+from knee.arrays import Bools
 
 Times = NDArray[Any]
 """Seconds, or whole nanoseconds: what comes out has the unit that came in."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from knee.probe.kernels import backend_of, loss, rmsnorm, rope, swiglu
+from knee.probe.kernel_timing import backend_of, loss, rmsnorm, rope, swiglu
 from knee.probe.timing import Timing, timing_of
-from knee.record.points import Record, StepPoint
+from knee.record.probe_points import Record, StepPoint
 
 WARMUP, STEPS = 3, 10
 WINDOW_S = 2.5

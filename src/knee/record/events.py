@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from knee.columns import Bools, Floats
+from knee.arrays import Bools, Floats
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv", "broadcast", "all_to_all")
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "uint8": 1, "int64": 8}

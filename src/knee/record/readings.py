@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from knee.errors import InputError
 from knee.files import cannot_write, write_text
-from knee.record.points import KINDS, Record, point_of
+from knee.record.probe_points import KINDS, Record, point_of
 from knee.text_files import read_text
 
 Probe = Literal["kernels", "power", "collectives", "steps"]

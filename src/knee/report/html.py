@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NewType
 
-from knee.figures.columns import heading as heading
-from knee.figures.columns import shown as shown
+from knee.figures.labels import heading as heading
+from knee.figures.labels import shown as shown
 
 Markup = NewType("Markup", str)
 """HTML that is safe to put into a page as it is."""

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from knee.errors import InputError, KneeError
-from knee.fidelity.answered import record_of
-from knee.fidelity.side_by_side import FORM
-from knee.fidelity.trust import trust_of
-from knee.fidelity.user_runs import records_in
-from knee.launch.folder import SWEEP
+from knee.launch.sweep_folder import SWEEP
 from knee.record.measurement import Kind
+from knee.record.side_by_side import FORM
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.studies.quantities import Row
 from knee.studies.rows import METRICS, identity, step_row
 from knee.text_files import read_text
+from knee.trust.answer_record import record_of
+from knee.trust.trust import trust_of
+from knee.validation.user_runs import records_in
 
 LARGEST = 1e30
 """What is beyond it is not a number of this world."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knee.fidelity.carried_set import CarriedFidelity
-from knee.figures.doublings import Doubling, doublings, doublings_of
+from knee.figures.doubling_chart import Doubling, doublings, doublings_of
 from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
-from knee.report.claims import anchor, tally_table
-from knee.report.fidelity import MEANING, fidelity_sentence, fidelity_table
+from knee.report.claims_section import anchor, tally_table
+from knee.report.fidelity_section import MEANING, fidelity_sentence, fidelity_table
 from knee.report.html import Markup, join, table, tag, text
 from knee.report.page import Chart, chart_of
 from knee.search.knee import THRESHOLD
 from knee.studies.claims import Verdict
 from knee.studies.quantities import Row, knee_of
-from knee.studies.run import Ran
+from knee.studies.run_study import Ran
+from knee.validation.carried_set import CarriedFidelity
 
 FIRST = ("fig3", "fig10", "fig1", "fig5", "fig7")
 """Studies whose findings come first; others fill up where these were not run."""

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from knee.figures import trace as drawn
+from knee.figures import trace_charts as drawn
 from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
+from knee.kineto.trace_files import left_out_sentences
 from knee.report.cells import cells, folded
+from knee.report.exposed_timeline import draw, sentence, timeline_of
 from knee.report.html import Markup, tag
 from knee.report.page import Chart, Section
-from knee.report.timeline import draw, sentence, timeline_of
 from knee.trace.analyse import Analysis, RankAnalysis
 from knee.trace.audit import Audit
-from knee.trace.files import left_out_sentences
+from knee.trace.device_time import Times, mean_times
 from knee.trace.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads
-from knee.trace.times import Times, mean_times
 
 MOST_BARS = 64
 """Ranks or steps that a chart has room for."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.columns import Floats
-from knee.cost.step import ComputeCosts, comm_costs, compute_costs, groups_of
+from knee.arrays import Floats
+from knee.cost.step_parts import ComputeCosts, comm_costs, compute_costs, groups_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import RECOMPUTES, SCHEDULES
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.table import PlanTable
 from knee.timeline.actions import local_comms
 from knee.workload.traffic import Modes, traffic_of
 

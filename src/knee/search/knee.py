@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from knee.fidelity.doublings import DoublingBand
-from knee.search.scale import Curve, Return
+from knee.search.scaling_curve import Curve, Return
+from knee.trust.doubling_errors import DoublingBand
 
 Goal = Literal["throughput", "energy", "cost"]
 GOALS: tuple[Goal, ...] = get_args(Goal)

@@ -7,12 +7,12 @@ from math import exp, log
 
 import numpy as np
 
-from knee.columns import Floats
-from knee.fidelity.parameters import PARAMETERS, Parameter, applied, value_of
-from knee.search.best import Found, score
+from knee.arrays import Floats
+from knee.search.plan_search import Found, score
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_of
 
 NEAR = 0.9
 """Plans that come within a tenth of the best are drawn."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.search.best import MORE_MEMORY, Found
 from knee.search.bound import least_step_s
+from knee.search.plan_search import MORE_MEMORY, Found
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster, Gpu
 

@@ -13,7 +13,7 @@ from functools import cache
 
 import numpy as np
 
-from knee.columns import Ints
+from knee.arrays import Ints
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.plan import (
@@ -27,7 +27,7 @@ from knee.specs.plan import (
     Plan,
     Sharding,
 )
-from knee.specs.table import PlanTable
+from knee.specs.plan_table import PlanTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 from knee.specs.catalog import Source
 from knee.specs.fields import split_overrides
 from knee.specs.make import DEFAULT_PROFILE, DEFAULT_SEQ_LEN, default_profile_note, load_job, make_job
-from knee.specs.read import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
+from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
 
 __all__ = [
     "DEFAULT_PROFILE",

@@ -14,10 +14,10 @@ from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.model import Model
+from knee.specs.named_specs import Loaded, apply_overrides, read_tree
 from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
-from knee.specs.read import Loaded, apply_overrides, read_tree
 
 DEFAULT_PROFILE = "eager"
 DEFAULT_SEQ_LEN = 4096

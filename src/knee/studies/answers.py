@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from knee.errors import SpecError
-from knee.fidelity.answered import record_of
-from knee.fidelity.trust import trust_of
 from knee.simulator import evaluate
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
-from knee.specs.table import table_of
+from knee.specs.plan_table import table_of
 from knee.studies.questions import Options, Question
+from knee.trust.answer_record import record_of
+from knee.trust.trust import trust_of
 
 VIRTUAL = (2, 4, 8)
 MICRO = (1, 2, 4, 8, 16, 32)

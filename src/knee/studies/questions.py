@@ -11,7 +11,7 @@ from typing import Any
 from knee.errors import InputError, SpecError
 from knee.limits import MOST_POINTS
 from knee.specs.make import global_batch_of
-from knee.studies.files import Grid, Pick, Study
+from knee.studies.study_file import Grid, Pick, Study
 
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]

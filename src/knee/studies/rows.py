@@ -8,19 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from knee.cost.idle import idle_s
+from knee.cost.nccl_tests import idle_s
 from knee.cost.placement import GroupPlacement
 from knee.errors import InputError
-from knee.fidelity.bandwidth_errors import LARGE_BYTES
-from knee.fidelity.bandwidths import carried_bandwidths
-from knee.fidelity.links import bus_factor
+from knee.hardware_fit.links import bus_factor
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
-from knee.studies.files import Bandwidths
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, Point
+from knee.studies.study_file import Bandwidths
 from knee.units import parse, show
+from knee.validation.bandwidth_errors import LARGE_BYTES
+from knee.validation.published_bandwidths import carried_bandwidths
 
 PLAN = (
     "tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from knee.files import csv_text, write_bytes, write_text
 from knee.studies.quantities import Row
-from knee.studies.run import Ran
+from knee.studies.run_study import Ran
 
 KINDS = {"runs": "plan", "bandwidths": "bus_bytes_per_s", "budgets": "loss", "hardware": "tdp_w"}
 """Table -> a column that only its rows have."""

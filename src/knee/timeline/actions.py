@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.columns import Bools, Floats, Ints
-from knee.cost.compute import Cost, attention_launches, stream_s
-from knee.cost.step import CommCosts, ComputeCosts, Groups
+from knee.arrays import Bools, Floats, Ints
+from knee.cost.kernel_cost import Cost, attention_launches, stream_s
+from knee.cost.step_parts import CommCosts, ComputeCosts, Groups
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.table import PlanTable
 from knee.timeline.passes import Pass, Segment
 from knee.workload.operations import Stream
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic

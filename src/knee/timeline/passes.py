@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.columns import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Floats, Ints
+from knee.arrays import Floats, Ints
 from knee.specs.plan import Schedule
 from knee.timeline.schedules import orders
 

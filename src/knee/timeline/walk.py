@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints
 from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
 
 

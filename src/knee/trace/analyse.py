@@ -9,16 +9,16 @@ from itertools import count, pairwise
 from pathlib import Path
 
 from knee.errors import InputError, argument
+from knee.kineto.blocks import too_large
+from knee.kineto.event_columns import check_kernels
+from knee.kineto.trace_files import LeftOut, find_files
 from knee.limits import MOST_TRACE_BYTES
 from knee.trace.audit import Audit, audit
-from knee.trace.blocks import too_large
-from knee.trace.classes import Classes, classes_of
-from knee.trace.columns import check_kernels
-from knee.trace.files import LeftOut, find_files
+from knee.trace.device_time import Times, Window, mean_times, times_in
+from knee.trace.kernel_classes import Classes, classes_of
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
-from knee.trace.ranks import AcrossRanks, across_ranks, check_one_job
-from knee.trace.read import Trace, read_trace
-from knee.trace.times import Times, Window, mean_times, times_in
+from knee.trace.rank_waits import AcrossRanks, across_ranks, check_one_job
+from knee.trace.read_trace import Trace, read_trace
 
 PARALLEL_BYTES = 1 << 25
 """From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
@@ -148,7 +148,7 @@ def _read_all(
     workers = min(len(apart), os.cpu_count() or 1)
     found: dict[Path, Trace | InputError] = {}
     if workers > 1 and total >= PARALLEL_BYTES:
-        from knee.trace.parallel import read_parallel  # one file needs none of it
+        from knee.trace.reader_processes import read_parallel  # one file needs none of it
 
         traces = read_parallel(apart, classes, axes=axes, cache=cache, workers=workers, done=done)
         found |= zip(apart, traces, strict=True)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.trace.classes import OTHER
-from knee.trace.columns import KERNEL
-from knee.trace.read import Trace
-from knee.trace.times import NS
+from knee.kineto.event_columns import KERNEL
+from knee.trace.device_time import NS
+from knee.trace.kernel_classes import OTHER
+from knee.trace.read_trace import Trace
 
 COLLECTIVE = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all", re.IGNORECASE)
 LOUD = 0.01

@@ -10,8 +10,8 @@ from statistics import fmean, variance
 from typing import Any
 
 from knee.trace.analyse import Analysis, RankAnalysis
+from knee.trace.device_time import Window, times_of
 from knee.trace.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
-from knee.trace.times import Window, times_of
 from knee.units import show
 
 SCHEMA_VERSION = 1

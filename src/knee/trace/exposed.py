@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from knee.kineto.event_columns import Int64
 from knee.metrics.intervals import covered, merge
-from knee.trace.columns import Int64
-from knee.trace.read import Trace
-from knee.trace.times import Window, clipped
+from knee.trace.device_time import Window, clipped
+from knee.trace.read_trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.trace.columns import KERNEL
-from knee.trace.groups import UNKNOWN as UNKNOWN
-from knee.trace.groups import bus_bytes
-from knee.trace.read import Trace
-from knee.trace.times import NS, Window, clipped, exposed_ns
+from knee.kineto.event_columns import KERNEL
+from knee.kineto.process_groups import UNKNOWN as UNKNOWN
+from knee.kineto.process_groups import bus_bytes
+from knee.trace.device_time import NS, Window, clipped, exposed_ns
+from knee.trace.read_trace import Trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from knee.columns import Bools
+from knee.arrays import Bools
 from knee.errors import InputError
 from knee.files import write_bytes
+from knee.kineto.decode import KEYS
+from knee.kineto.event_columns import DEVICE_KINDS, Int64
+from knee.kineto.process_groups import DTYPES, Call
 from knee.metrics.intervals import merge
 from knee.record.events import DTYPE_BYTES
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.columns import DEVICE_KINDS, Int64
-from knee.trace.decode import KEYS
+from knee.trace.device_time import clipped
 from knee.trace.exposed import Exposed, exposed_intervals
-from knee.trace.groups import DTYPES, Call
 from knee.trace.loads import UNKNOWN
-from knee.trace.times import clipped
 
 MARGIN_NS = 100_000
 """Shown before and after each stretch: some twenty kernels."""

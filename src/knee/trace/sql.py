@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from knee.errors import InputError, MissingExtra, argument
+from knee.kineto.event_columns import COPY, FILL, KERNEL, Int64
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.columns import COPY, FILL, KERNEL, Int64
+from knee.trace.device_time import Times, clipped, exposed_ns
 from knee.trace.loads import UNKNOWN, CollectiveLoad
-from knee.trace.times import Times, clipped, exposed_ns
 
 INSTALL = "pip install 'knee[trace]'"
 KINDS = {KERNEL: "kernel", COPY: "memcpy", FILL: "memset"}

@@ -22,13 +22,12 @@ from typing import Any
 
 from knee.errors import ExitCode, InputError, KneeError
 from knee.signals import BY_SIGNAL
-from knee.train.environment import inventory, versions
-from knee.train.job import TrainJob
-from knee.train.launch import LAUNCHED
-from knee.train.measure import Values, device_of, memory_of, synchronize
-from knee.train.power import open_power
-from knee.train.progress import Progress, say
-from knee.train.record import (
+from knee.specs.trainer_job import TrainJob
+from knee.train.power_meter import open_power
+from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
+from knee.train.progress_lines import Progress, say
+from knee.train.rank_state import Place, Run
+from knee.train.run_record import (
     HEARTBEATS,
     RECORD,
     TRACES,
@@ -40,9 +39,10 @@ from knee.train.record import (
     write_piece,
     write_record,
 )
-from knee.train.run import Place, Run
-from knee.train.trace import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
-from knee.train.watch import Terminated, Watch
+from knee.train.software_versions import inventory, versions
+from knee.train.start_ranks import LAUNCHED
+from knee.train.timed_steps import Values, device_of, memory_of, synchronize
+from knee.train.watchdog import Terminated, Watch
 
 ENDING_S = 12.0
 SETTLE_S = 3.0
@@ -164,7 +164,7 @@ def train(run: Run, watch: Watch) -> None:
     """All steps: warm-up, the timed window, and those under the profiler."""
     import torch
 
-    from knee.train.tokens import Prefetcher, Share, open_data
+    from knee.datasets.token_batches import Prefetcher, Share, open_data
 
     job, place = run.job, run.place
     if job.device == "cuda":
@@ -272,8 +272,8 @@ def trace(run: Run, step: Any) -> None:
 
 def build(job: TrainJob) -> Any:
     """The trainer on its mesh."""
-    from knee.train.mesh import local_device, make_mesh
-    from knee.train.step import Trainer
+    from knee.parallelism.mesh import local_device, make_mesh
+    from knee.parallelism.trainer import Trainer
 
     return Trainer(job, make_mesh(job.plan, local_device(job.device)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from knee.columns import Floats
+from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.workload.operations import Shapes

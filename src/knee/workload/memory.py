@@ -7,15 +7,15 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.columns import Floats
+from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, SCHEDULES
+from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.specs.table import PlanTable
 from knee.workload.activations import layer_saved_bytes, logits_bytes
+from knee.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.workload.operations import OUTER_STATE_BYTES, Shapes
 from knee.workload.parameters import head_layers
-from knee.workload.stages import chunk_layers, stage_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MOMENTS = 2.0  # of AdamW, in the type of the states

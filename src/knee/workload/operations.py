@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.columns import Floats
+from knee.arrays import Floats
+from knee.specs.kernel_traffic import passes_of
 from knee.specs.model import Model
-from knee.specs.passes import passes_of
 from knee.specs.profile import Kernels
 
 

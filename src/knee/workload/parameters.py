@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.columns import Floats, Ints
+from knee.arrays import Floats, Ints
 from knee.specs.model import Model
-from knee.specs.table import PlanTable
+from knee.specs.plan_table import PlanTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.columns import Bools, Floats
+from knee.arrays import Bools, Floats
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, REDUCE_DTYPES, SHARDINGS
-from knee.specs.table import PlanTable
+from knee.specs.plan_table import PlanTable
 from knee.workload.operations import BYTES
 from knee.workload.parameters import (
     Tensor,

@@ -86,7 +86,7 @@ def catalogue() -> tuple[dict[str, Any], ...]:
 @cache
 def kept() -> bytes:
     """How knee does on the published runs, which every study would work out anew."""
-    from knee.studies.store import fidelity_kept
+    from knee.studies.record_store import fidelity_kept
 
     with TemporaryDirectory() as folder:
         fidelity_kept(Path(folder))

@@ -16,14 +16,14 @@ from knee import units
 from knee.cli import nearest
 from knee.cli.probe.session import Progress, Session, options, replay
 from knee.errors import InputError, KneeError
-from knee.probe.groups import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
-from knee.record.points import CollectivePoint, Record, key_of
+from knee.probe.collective_grid import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
+from knee.record.probe_points import CollectivePoint, Record, key_of
 from knee.record.readings import Readings, ReadingsFile, read_readings
 from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
-    from knee.fidelity.links import Contention, LinkFit
-    from knee.probe.ranks import Launch, Ranks
+    from knee.hardware_fit.links import Contention, LinkFit
+    from knee.probe.torchrun_ranks import Launch, Ranks
 
 
 @click.command("collectives")
@@ -95,8 +95,8 @@ def _size(text: str) -> int:
 
 def _launch(backend: str | None) -> tuple[Launch, str]:
     """This process' place, and what the backend moves: the memory of GPUs for NCCL, the host's for gloo."""
-    from knee.probe.machine import choose_device, need_torch
-    from knee.probe.ranks import read_launch
+    from knee.probe.machine_facts import choose_device, need_torch
+    from knee.probe.torchrun_ranks import read_launch
 
     need_torch("`knee probe collectives`")
     import torch
@@ -118,8 +118,8 @@ def _launch(backend: str | None) -> tuple[Launch, str]:
 
 def _measure(session: Session, launch: Launch, device: str, wanted: Sequence[str], most_bytes: int) -> bool:
     """Measure with the other ranks; True on the one that writes and reports."""
-    from knee.probe.collectives import FULL, QUICK, measure_all
-    from knee.probe.ranks import Ranks
+    from knee.probe.collective_timing import FULL, QUICK, measure_all
+    from knee.probe.torchrun_ranks import Ranks
 
     series = plan_series(
         launch.world, launch.per_node, device, quick=session.quick, wanted=wanted, most_bytes=most_bytes
@@ -162,8 +162,8 @@ class _Journal:
 
 def _open(session: Session, ranks: Ranks, series: Sequence[Series]) -> _Journal:
     """Open the file on rank 0, and tell all what is in it or that it cannot be used."""
-    from knee.probe.collectives import finished
-    from knee.probe.machine import describe, open_nvml
+    from knee.probe.collective_timing import finished
+    from knee.probe.machine_facts import describe, open_nvml
 
     file, failure, known = None, None, {}
     if ranks.launch.rank == 0:
@@ -187,8 +187,8 @@ def _open(session: Session, ranks: Ranks, series: Sequence[Series]) -> _Journal:
 
 
 def _report(session: Session) -> None:
-    from knee.fidelity.links import contention, fit_links
-    from knee.fidelity.machine_file import write_machine_file
+    from knee.hardware_fit.cluster_file import write_machine_file
+    from knee.hardware_fit.links import contention, fit_links
 
     readings = read_readings(session.path)
     fits, beside = fit_links(readings), contention(readings)
@@ -221,14 +221,14 @@ def _report(session: Session) -> None:
 
 
 def _alone(readings: Readings) -> list[tuple[CollectivePoint, Record]]:
-    from knee.fidelity.links import series_of
+    from knee.hardware_fit.links import series_of
 
     return [pair for points in series_of(readings).values() for pair in points]
 
 
 def _row(point: CollectivePoint, record: Record) -> dict[str, Any]:
     """A reading with its bandwidths."""
-    from knee.fidelity.links import bus_factor
+    from knee.hardware_fit.links import bus_factor
 
     algbw = point.size_bytes / record["time_s"]
     return (
@@ -247,7 +247,7 @@ def _ranks(point: Any) -> str:
 
 
 def _print_points(readings: Readings) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     rows = [["collective", "group", "size", "time", "algbw", "busbw", "spread"]]
     for point, record in _alone(readings):
@@ -274,7 +274,7 @@ def _print_points(readings: Readings) -> None:
 
 
 def _print_fits(fits: Sequence[LinkFit]) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     if not fits:
         click.echo("no series has the four sizes that a fit needs", err=True)
@@ -302,7 +302,7 @@ def _print_fits(fits: Sequence[LinkFit]) -> None:
 
 
 def _print_contention(beside: Sequence[Contention]) -> None:
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     if not beside:
         return

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.probe.session import Session, device_options, options, replay, run
-from knee.record.points import HostPoint, Point, Record
+from knee.record.probe_points import HostPoint, Point, Record
 from knee.record.readings import Machine
 
 if TYPE_CHECKING:
-    from knee.fidelity.kernels import HeldOut
-    from knee.fidelity.machine_file import MachineFile
+    from knee.hardware_fit.cluster_file import MachineFile
+    from knee.hardware_fit.kernel_constants import HeldOut
 
 TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
 ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass"), "cpu": ("flash2",)}
@@ -36,7 +36,7 @@ def command(**given: Any) -> None:
     if session.replay is not None:
         replay(session)
     else:
-        from knee.probe.machine import ready
+        from knee.probe.machine_facts import ready
 
         machine = ready("kernels", device, anyway=anyway)
         run(session, machine, _points(machine, _types(machine), session.quick), _measure(machine.kind))
@@ -44,7 +44,7 @@ def command(**given: Any) -> None:
 
 
 def _points(machine: Machine, types: tuple[str, ...], quick: bool) -> list[Point]:
-    from knee.probe.grid import CPU, GPU, kernel_points
+    from knee.probe.kernel_grid import CPU, GPU, kernel_points
 
     return kernel_points(GPU if machine.kind == "cuda" else CPU, types, ATTENTION[machine.kind], quick=quick)
 
@@ -60,8 +60,8 @@ def _types(machine: Machine) -> tuple[str, ...]:
 
 
 def _measure(device: str) -> Any:
-    from knee.probe.host import measure_host
-    from knee.probe.kernels import measure
+    from knee.probe.kernel_timing import measure
+    from knee.probe.launch_overhead import measure_host
 
     def one(point: Any) -> Record:
         return measure_host(point, device) if isinstance(point, HostPoint) else asdict(measure(point, device))
@@ -70,8 +70,8 @@ def _measure(device: str) -> Any:
 
 
 def _report(session: Session) -> None:
-    from knee.fidelity.kernels import fit_kernels, held_out
-    from knee.fidelity.machine_file import base_of, values_of_fit, write_machine_file
+    from knee.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
+    from knee.hardware_fit.kernel_constants import fit_kernels, held_out
     from knee.record.readings import read_readings
     from knee.specs.load import load_cluster, load_profile
 
@@ -90,7 +90,7 @@ def _report(session: Session) -> None:
         _print_json(session.path, fit.residuals, away, written)
         return
     from knee.cli.probe.session import print_machine, print_values
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     print_machine(readings)
     print_heading("fit (error of the formula on every reading)")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.cli.probe.session import Session, options, replay, run
-from knee.record.points import Record
+from knee.record.probe_points import Record
 from knee.record.readings import Readings
 
 if TYPE_CHECKING:
-    from knee.fidelity.machine_file import MachineFile
-    from knee.fidelity.power import PowerFit
-    from knee.fidelity.residuals import Residuals
+    from knee.hardware_fit.cluster_file import MachineFile
+    from knee.hardware_fit.power_constants import PowerFit
+    from knee.hardware_fit.residuals import Residuals
     from knee.probe.nvml import Nvml
 
 
@@ -28,14 +28,14 @@ def command(**given: Any) -> None:
     Each load runs for about four seconds, read by the board's energy counter: two minutes in all, --quick one. Prints
     how well the model holds, around the power limit and on loads that were left out, and writes the cluster file.
     """
-    from knee.probe.power import power_points
+    from knee.probe.power_loads import power_points
 
     anyway = given.pop("anyway")
     session = Session(probe="power", **given)
     if session.replay is not None:
         replay(session)
     else:
-        from knee.probe.power import ready_gpu
+        from knee.probe.power_loads import ready_gpu
 
         machine, nvml = ready_gpu(anyway=anyway)
         run(session, machine, power_points(quick=session.quick), _measure(nvml))
@@ -43,7 +43,7 @@ def command(**given: Any) -> None:
 
 
 def _measure(nvml: Nvml) -> Callable[[Any], Record]:
-    from knee.probe.power import measure_power
+    from knee.probe.power_loads import measure_power
 
     if not nvml.has_counter:
         click.echo(f"{nvml.called} has no energy counter: its draw is a mean of instant readings, good to 5%", err=True)
@@ -51,8 +51,8 @@ def _measure(nvml: Nvml) -> Callable[[Any], Record]:
 
 
 def _report(session: Session) -> None:
-    from knee.fidelity.machine_file import base_of, write_machine_file
-    from knee.fidelity.power import fit_power, values_of, windows_of
+    from knee.hardware_fit.cluster_file import base_of, write_machine_file
+    from knee.hardware_fit.power_constants import fit_power, values_of, windows_of
     from knee.record.readings import read_readings
     from knee.specs.load import load_cluster
 
@@ -100,7 +100,7 @@ def _parts(fit: PowerFit, base: str) -> dict[str, Residuals]:
 
 def _print(readings: Readings, fit: PowerFit, written: MachineFile) -> None:
     from knee.cli.probe.session import print_machine, print_values
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     print_machine(readings)
     print_heading(f"loads (draw by the {fit.windows.by}; demand is what the model would draw without a limit)")

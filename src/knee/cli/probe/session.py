@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from knee.errors import InputError
-from knee.record.points import Point, Record, key_of
+from knee.record.probe_points import Point, Record, key_of
 from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
 
 if TYPE_CHECKING:
-    from knee.fidelity.machine_file import MachineFile
+    from knee.hardware_fit.cluster_file import MachineFile
 
 OUT = "mine.toml"
 
@@ -90,7 +90,7 @@ class Session:
     @property
     def path(self) -> Path:
         """Where the readings go: mine.toml -> mine.kernels.jsonl."""
-        from knee.fidelity.machine_file import readings_path
+        from knee.hardware_fit.cluster_file import readings_path
 
         return readings_path(self.out, self.probe)
 
@@ -116,7 +116,7 @@ class Session:
     def check_place(self, machine: Machine) -> None:
         """Refuse, before anything is measured, what could not be used: a GPU without a base, readings that a recording
         would write over, other probes' readings of another machine."""
-        from knee.fidelity.machine_file import base_of, others_beside
+        from knee.hardware_fit.cluster_file import base_of, others_beside
 
         base_of(machine, self.base)
 
@@ -142,7 +142,7 @@ class Session:
 
 def run(session: Session, machine: Machine, points: Sequence[Point], measure: Callable[[Any], Record]) -> None:
     """Measure the points; ends the command where it was interrupted."""
-    from knee.probe.collect import collect
+    from knee.probe.measure_points import collect
 
     file = session.file(machine)
     todo = sum(key_of(p) not in file.done for p in points)
@@ -211,7 +211,7 @@ class Progress:
 
 def print_machine(readings: Readings) -> None:
     """Where the readings come from."""
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
 
     m = readings.machine
     print_heading(f"{m.device}, {m.date}")
@@ -229,7 +229,7 @@ def print_machine(readings: Readings) -> None:
 
 def print_values(written: MachineFile) -> None:
     """What was measured beside what the catalogue says of the base."""
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
     from knee.specs.load import load_cluster
 
     before = load_cluster(written.base).spec

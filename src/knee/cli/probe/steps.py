@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from knee.cli.probe.session import Session, device_options, options, replay, run
-from knee.record.points import Point, Record
+from knee.record.probe_points import Point, Record
 
 
 @click.command("steps")
@@ -25,8 +25,8 @@ def command(**given: Any) -> None:
     if session.replay is not None:
         replay(session)
     else:
-        from knee.probe.grid import step_points
-        from knee.probe.machine import ready
+        from knee.probe.kernel_grid import step_points
+        from knee.probe.machine_facts import ready
 
         machine = ready("steps", device, anyway=anyway)
         points: list[Point] = list(step_points(machine.kind, quick=session.quick))
@@ -35,7 +35,7 @@ def command(**given: Any) -> None:
 
 
 def _measure(device: str) -> Any:
-    from knee.probe.machine import open_nvml
+    from knee.probe.machine_facts import open_nvml
     from knee.probe.nvml import meter_of
     from knee.probe.plain_step import measure_step
 
@@ -49,8 +49,8 @@ def _measure(device: str) -> Any:
 
 
 def _report(session: Session) -> None:
-    from knee.fidelity.machine_file import base_of
-    from knee.fidelity.steps import simulate_step
+    from knee.hardware_fit.cluster_file import base_of
+    from knee.hardware_fit.measured_steps import simulate_step
     from knee.record.readings import read_readings
     from knee.specs.load import load_cluster
 
@@ -85,7 +85,7 @@ def _print(readings: Any, rows: list[dict[str, Any]], name: str) -> None:
     from statistics import median
 
     from knee.cli.probe.session import print_machine
-    from knee.cli.table import print_heading, print_rows
+    from knee.cli.render.table import print_heading, print_rows
     from knee.units import show
 
     def shown(value: float | None, unit: str) -> str:

@@ -1,0 +1,74 @@
+"""Limits that cannot be, and why a budget trains nothing, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from knee.budgets.budget_search import Limits, Problem
+from knee.errors import DoesNotFit, InputError, argument
+from knee.units import short
+from knee.workload.parameters import parameter_count
+
+
+def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -> None:
+    """Refuse what bounds nothing, or cannot be."""
+    for name in ("days", "usd", "mwh", "tokens_max"):
+        value = getattr(limits, name)
+        # also false for nan
+        if value is not None and not 0 < value < 1e30:
+            raise InputError(
+                f"{argument(name)} is {value:g}; it must be above 0, and finite",
+                hint="leave it out where there is no limit",
+            )
+    if limits.gpus < 1:
+        raise InputError(
+            f"{argument('gpus')} is {limits.gpus}; it must be at least 1", hint=f"for example {argument('gpus')} 2048"
+        )
+    if limits.gpus > max_gpus:
+        raise InputError(
+            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer"
+        )
+    if limits.days is None and limits.usd is None and limits.mwh is None:
+        only = f" ({argument('tokens_max')} limits the data, not the work)" if limits.tokens_max is not None else ""
+        raise InputError(
+            f"nothing limits the work: any model could be trained for ever{only}",
+            hint=f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several",
+        )
+    if limits.usd is not None and not priced:
+        raise InputError(
+            f"{argument('usd')} is given, and the price of {cluster} is not known",
+            hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'",
+        )
+
+
+def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> None:
+    """Why there is no run at all."""
+    ladder = problem.ladder()
+    least = ladder[0]
+    name = f"{least.name} ({short(parameter_count(least))} parameters)"
+    what = name if problem.model is not None else f"the smallest shape of the family, {name}"
+    affordable = max(problem.most_tokens(limits, least, gpus) for gpus in counts)
+    priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
+    if problem.tokens_per_param is not None and (affordable == 0.0 or any(priced)):
+        raise DoesNotFit(
+            f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
+            hint=f"raise a limit, or lower {argument('tokens_per_param')}",
+        )
+    if priced and all(rate is None for rate in priced):
+        gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
+        raise DoesNotFit(
+            f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
+            hint=f"give more {argument('gpus')}, or a smaller {argument('params')}",
+        )
+    seq_len = problem.rates.seq_len
+    afford = f"these limits afford {what} at most {short(affordable)} tokens"
+    if affordable < seq_len:
+        raise DoesNotFit(
+            f"{afford}, less than one sequence of {seq_len:,}: there is no run",
+            hint=f"raise a limit, or give a shorter {argument('seq_len')}",
+        )
+    allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
+    raise DoesNotFit(
+        f"{afford}, and a step may have {short(allowed)} of them, where a sequence has {seq_len:,}: there is no run",
+        hint=f"raise a limit, give {argument('batch_max')}, or a shorter {argument('seq_len')}",
+    )

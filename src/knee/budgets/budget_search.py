@@ -1,0 +1,341 @@
+"""The model that loses least within a budget: how many parameters and tokens, on how many GPUs, under which plan.
+
+A candidate is a shape of the family's ladder at a count of GPUs and a batch; the simulator says how fast it trains, the
+limits how many tokens that affords, a scaling law what they are worth. Candidates that could not be best even if they
+only computed are not priced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from knee.budgets.gpu_counts import doublings, ladder, rounded
+from knee.budgets.model_family import Family
+from knee.budgets.scaling_laws import BatchLaw, Law
+from knee.budgets.throughput import Rate, Rates
+from knee.budgets.training_cost import DAY_S
+from knee.energy.carbon import J_PER_KWH
+from knee.specs.model import Model
+from knee.units import short
+from knee.workload.parameters import parameter_count
+
+Name = Literal["days", "usd", "mwh", "tokens_max", "tokens_per_param"]
+J_PER_MWH = 1e3 * J_PER_KWH
+HOUR_S = 3600.0
+LEAST_DRAW_FRAC = 0.4
+"""Of the board's limit: no plan worth having draws less, so that energy cannot buy more tokens than this."""
+TOGETHER = 3
+"""Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
+TABLE_COUNTS = 2
+"""Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What may be spent; None where there is no limit."""
+
+    gpus: int
+    days: float | None = None
+    usd: float | None = None
+    mwh: float | None = None
+    tokens_max: float | None = None
+
+    def scaled(self, factor: float) -> Limits:
+        """All of them times a factor, but for the GPUs and the data."""
+
+        def of(value: float | None) -> float | None:
+            return None if value is None else value * factor
+
+        return replace(self, days=of(self.days), usd=of(self.usd), mwh=of(self.mwh))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One candidate, trained on all the tokens that the limits afford."""
+
+    model: Model
+    params: int
+    counted: float
+    """Parameters as the law counts them."""
+    rate: Rate
+    tokens: float
+    loss: float
+    binding: Name
+    """The limit that ends it."""
+    time_s: float
+    energy_j: float
+    """Of the GPUs and the site around them."""
+    cost_usd: float | None
+    batch_tokens: float
+    critical_batch_tokens: float
+
+    @property
+    def gpus(self) -> int:
+        """That train it."""
+        return self.rate.gpus
+
+    @property
+    def days(self) -> float:
+        """How long it takes."""
+        return self.time_s / DAY_S
+
+    @property
+    def mwh(self) -> float:
+        """As people pay for it."""
+        return self.energy_j / J_PER_MWH
+
+    @property
+    def tokens_per_param(self) -> float:
+        """20 is Chinchilla's."""
+        return self.tokens / self.params
+
+    @property
+    def gpu_hours(self) -> float:
+        """As model cards have it."""
+        return self.time_s * self.gpus / HOUR_S
+
+
+@dataclass(slots=True, kw_only=True)
+class Problem:
+    """A question, with everything that was priced on the way to its answer."""
+
+    rates: Rates
+    law: Law
+    batch_law: BatchLaw
+    family: Family
+    pue: float
+    batch_max_tokens: float | None = None
+    """A given limit in place of the law's."""
+    model: Model | None = None
+    """The one size that is asked about."""
+    tokens_per_param: float | None = None
+    counts_only: tuple[int, ...] = ()
+    """Counts of GPUs; empty: doublings from a node to the limit, and the limit."""
+    progress: Progress = lambda *_: None
+    rungs: list[Model] = field(default_factory=list)
+    """The ladder, once it was made."""
+
+    # ---- what may be ----------------------------------------------------------------------------------------------
+
+    def ladder(self) -> list[Model]:
+        """The sizes in question."""
+        if self.model is not None:
+            return [self.model]
+        if not self.rungs:
+            self.rungs = self.family.ladder()
+        return self.rungs
+
+    def doublings(self, limits: Limits) -> list[int]:
+        """From a node to the limit, ascending."""
+        return doublings(self.rates.cluster.node.gpus, limits.gpus)
+
+    def counts(self, limits: Limits) -> list[int]:
+        """Ascending: a ladder that is the same for all limits, the limit, the count that spends all dollars in all
+        days, and whole nodes of both."""
+        if self.counts_only:
+            return [count for count in self.counts_only if count <= limits.gpus]
+        node, price = self.rates.cluster.node.gpus, self.rates.cluster.usd_per_gpu_h
+        named = [float(limits.gpus)]
+        if limits.usd is not None and limits.days is not None and price:
+            # a hair more, so that a count whose price was worked out by hand is not rounded off
+            named.append(min(limits.usd / (price * limits.days * DAY_S / HOUR_S) * (1.0 + 1e-9), named[0]))
+        return sorted({*ladder(node, limits.gpus), *rounded(node, named), limits.gpus})
+
+    def most_tokens(self, limits: Limits, model: Model, gpus: int) -> float:
+        """No plan affords more."""
+        speed = self.rates.most_tokens_per_s_per_gpu(model)
+        gpu = self.rates.cluster.gpu
+        return self.tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
+
+    def tokens(
+        self, limits: Limits, gpus: int, tokens_per_s: float, tokens_per_j: float, model: Model
+    ) -> tuple[float, Name]:
+        """Tokens under every limit, and the limit that is tightest.
+
+        Formula: D = min(tokens/s * days, tokens/s * USD / (price * GPUs), tokens/J * energy / PUE, data)
+        """
+        price = self.rates.cluster.usd_per_gpu_h
+        found: list[tuple[float, Name]] = []
+        if limits.days is not None:
+            found.append((tokens_per_s * limits.days * DAY_S, "days"))
+        if limits.usd is not None and price:
+            found.append((tokens_per_s * limits.usd / (price * gpus) * HOUR_S, "usd"))
+        if limits.mwh is not None:
+            found.append((tokens_per_j * limits.mwh * J_PER_MWH / self.pue, "mwh"))
+        if limits.tokens_max is not None:
+            found.append((limits.tokens_max, "tokens_max"))
+        tokens, name = min(found, key=lambda one: one[0])
+        if self.tokens_per_param is not None:
+            wanted = self.tokens_per_param * parameter_count(model)
+            # a ratio is all or nothing: what affords fewer tokens does not have it
+            return (wanted, "tokens_per_param") if wanted <= tokens else (0.0, name)
+        return tokens, name
+
+    def least_loss(self, limits: Limits, model: Model, gpus: int) -> float:
+        """No plan reaches less."""
+        tokens = self.most_tokens(limits, model, gpus)
+        return float(self.law.loss(self.law.counted(model), tokens)) if tokens > 0 else math.inf
+
+    # ---- one candidate --------------------------------------------------------------------------------------------
+
+    def batches(self, limits: Limits, model: Model, gpus: int) -> list[int]:
+        """Sequences a step that might be allowed, the most first: powers of two, and one and a half times those, times
+        what of the GPUs' count is odd."""
+        seq_len = self.rates.seq_len
+        odd = gpus // (gpus & -gpus)
+        most = self.allowed_batch_tokens(self.least_loss(limits, model, gpus)) / seq_len
+        rungs = [odd * size for k in range(25) for size in (2**k, 3 * 2**k)]
+        return sorted({rung for rung in rungs if rung <= most}, reverse=True)
+
+    def allowed_batch_tokens(self, loss: float) -> float:
+        """The critical batch at this loss, or what was given in its place."""
+        if self.batch_max_tokens is not None:
+            return self.batch_max_tokens
+        return 0.0 if loss == math.inf else float(self.batch_law.tokens(loss))
+
+    def run_of(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+        """A candidate's whole run; None where its batch is beyond the critical one at the loss that it reaches. Where
+        energy ends it, by the plan that takes least of it."""
+        own = self._run(limits, model, rate)
+        if limits.mwh is None or rate.thrifty is None:
+            return own
+        saving = self._run(limits, model, rate.thrifty)
+        return min((run for run in (own, saving) if run is not None), key=lambda run: run.loss, default=None)
+
+    def _run(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+        tokens, binding = self.tokens(limits, rate.gpus, rate.tokens_per_s, rate.tokens_per_j, model)
+        batch = float(rate.global_batch * self.rates.seq_len)
+        if tokens < batch:
+            return None
+        counted = self.law.counted(model)
+        loss = float(self.law.loss(counted, tokens))
+        allowed = self.allowed_batch_tokens(loss)
+        if batch > allowed * (1.0 + 1e-12):
+            return None
+        price, time_s = self.rates.cluster.usd_per_gpu_h, tokens / rate.tokens_per_s
+        return Run(
+            model=model,
+            params=parameter_count(model),
+            counted=counted,
+            rate=rate,
+            tokens=tokens,
+            loss=loss,
+            binding=binding,
+            time_s=time_s,
+            energy_j=tokens / rate.tokens_per_j * self.pue,
+            cost_usd=None if price is None else time_s / HOUR_S * rate.gpus * price,
+            batch_tokens=batch,
+            critical_batch_tokens=float(self.batch_law.tokens(loss)),
+        )
+
+    def best_at(self, limits: Limits, model: Model, gpus: int, *, below: float = math.inf) -> Run | None:
+        """The best allowed batch of a size and count; None where no plan fits, no batch is allowed, or all of them lose
+        at least ``below``."""
+        if self.least_loss(limits, model, gpus) >= below:
+            return None
+        speed = self._least_tokens_per_s(limits, model, gpus, below)
+        sizes = self.batches(limits, model, gpus)
+        for first in range(0, len(sizes), TOGETHER):
+            keys = [(gpus, size) for size in sizes[first : first + TOGETHER]]
+            self.rates.of(model, keys, speed)
+            # smaller batches that were priced before are nearly always slower, and count where they are not
+            known = [rate for size in sizes if (rate := self.rates.known.get((model, (gpus, size))))]
+            runs = [run for rate in known if (run := self.run_of(limits, model, rate))]
+            if runs:
+                best = min(runs, key=lambda run: run.loss)
+                return best if best.loss < below else None
+            if any((model, key) not in self.rates.known for key in keys):
+                # some fit and are too slow, and so are smaller ones
+                return None
+        return None
+
+    def _least_tokens_per_s(self, limits: Limits, model: Model, gpus: int, below: float) -> float:
+        """What a run has to do to lose less than ``below`` within the days, the dollars and the energy."""
+        if below == math.inf:
+            return 0.0
+        cluster = self.rates.cluster
+        price, least_w = cluster.usd_per_gpu_h, LEAST_DRAW_FRAC * cluster.gpu.tdp_w * gpus
+        within_s = [limits.days * DAY_S] if limits.days is not None else []
+        within_s += [limits.usd / (price * gpus) * HOUR_S] if limits.usd is not None and price else []
+        within_s += [limits.mwh * J_PER_MWH / self.pue / least_w] if limits.mwh is not None else []
+        return self.law.tokens_for(below, self.law.counted(model)) / min(within_s)
+
+    # ---- all of them ----------------------------------------------------------------------------------------------
+
+    def best_of_count(self, limits: Limits, gpus: int, *, below: float = math.inf, every: int = 1) -> Run | None:
+        """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
+        rungs = self.ladder()[::every]
+        bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
+        best = self.reachable(limits, (gpus,))
+        best = best if best is not None and best.loss < below else None
+        below = min(below, best.loss) if best is not None else below
+        for bound, i in bounds:
+            if bound >= below:
+                break
+            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0.0)
+            run = self.best_at(limits, rungs[i], gpus, below=below)
+            if run is not None:
+                best, below = run, run.loss
+        return best
+
+    def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
+        """The best run of each count that could be the best of all, and of the largest doublings anyway."""
+        counts = self.counts(limits)
+        known = self.reachable(limits, counts)
+        found = {known.gpus: known} if known is not None else {}
+        rungs = self.ladder()[::every]
+        bounds = sorted((min(self.least_loss(limits, model, gpus) for model in rungs), gpus) for gpus in counts)
+        for bound, gpus in bounds:
+            below = min((run.loss for run in found.values()), default=math.inf)
+            if bound >= below:
+                break
+            run = self.best_of_count(limits, gpus, below=below, every=every)
+            if run is not None:
+                found[gpus] = run
+        # from the most down, beside a size that a neighbour suggests: the best is found sooner
+        for gpus in sorted({*self.doublings(limits), limits.gpus} & set(counts))[: -shown - 1 : -1]:
+            if found:
+                near = min(found.values(), key=lambda run: abs(math.log(run.gpus / gpus)))
+                wanted = near.params * math.sqrt(gpus / near.gpus)
+                self.best_at(limits, min(rungs, key=lambda model: abs(math.log(parameter_count(model) / wanted))), gpus)
+            run = self.best_of_count(limits, gpus, every=every)
+            if run is not None:
+                found[gpus] = run
+        return dict(sorted(found.items()))
+
+    def optimum(self, limits: Limits, *, every: int = 1) -> Run | None:
+        """The run that loses least; of equal ones that on fewer GPUs."""
+        runs = self.by_count(limits, every=every, shown=0)
+        return min(runs.values(), key=lambda run: run.loss) if runs else None
+
+    def reachable(self, limits: Limits, counts: Sequence[int] = (), *, without: Model | None = None) -> Run | None:
+        """The best of what was priced before, on any count or on these: for budgets next to one that was answered."""
+        runs = (
+            self.run_of(limits, model, rate)
+            for (model, _), rate in self.rates.known.items()
+            if rate is not None and model != without and (rate.gpus in counts if counts else rate.gpus <= limits.gpus)
+        )
+        return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
+
+    def between(self, limits: Limits, run: Run, *, every: int = 1) -> float:
+        """Parameters at which the loss would be least if shapes had all sizes: a parabola over neighbouring rungs."""
+        ladder = self.ladder()
+        at = ladder.index(run.model) if run.model in ladder else -1
+        if not every <= at < len(ladder) - every:
+            return float(run.params)
+        around = [self.best_at(limits, ladder[at + d], run.gpus) for d in (-every, 0, every)]
+        points = [(math.log(one.params), one.loss) for one in around if one is not None]
+        return math.exp(_vertex(points)) if len(points) == 3 else float(run.params)
+
+
+def _vertex(points: Sequence[tuple[float, float]]) -> float:
+    """Where the parabola through three points is least."""
+    (x0, y0), (x1, y1), (x2, y2) = points
+    a = (y2 - y1) / (x2 - x1) - (y1 - y0) / (x1 - x0)
+    b = (y1 - y0) * (x2 - x1) / (x1 - x0) + (y2 - y1) * (x1 - x0) / (x2 - x1)
+    return x1 if a <= 0 else min(max(x1 - b / (2.0 * a), x0), x2)

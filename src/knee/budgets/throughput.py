@@ -1,0 +1,251 @@
+"""Tokens a second of one model at many counts of GPUs and batches: the best of a lean set of plans, priced together.
+
+A whole search at every size, count and batch would take hours. The lean set has what wins such searches; a test holds
+its best within a few percent of theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields, replace
+
+import numpy as np
+
+from knee.arrays import Bools, Floats, Ints
+from knee.search.bound import least_compute_s, least_step_s
+from knee.search.plan_search import SHARES, SLACK, joined, memory_table, partly_recomputed
+from knee.search.space import Space, degrees, whole_table
+from knee.simulator import CHUNK, Results, simulate_table
+from knee.specs.hardware import Cluster
+from knee.specs.model import Model
+from knee.specs.plan import CP_METHODS, RECOMPUTES, SHARDINGS, Plan
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+
+MICRO_BATCHES = (1, 2, 3, 4, 6)
+MOST_PP = 16
+PIPED_MICRO_BATCH = 2
+SHARD_GPUS = (8, 32, 64, 128, 256)
+"""GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
+SHORT_CP, LONG_CP, LONG_SEQUENCE = 2, 8, 16_384
+"""Most context parallelism, and from which length on sequences are cut further."""
+SHARDED = ("fsdp", "fsdp_no_reshard", "zero1", "hsdp")
+
+Key = tuple[int, int]
+"""GPUs, sequences a step."""
+Degrees = tuple[tuple[int, int, int, int], ...]
+"""Every (tp, pp, cp, dp) of a model on so many GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """The fastest plan of one count and batch."""
+
+    gpus: int
+    global_batch: int
+    tokens_per_s: float
+    tokens_per_j: float
+    mfu_frac: float
+    exposed_frac: float
+    """Of the step: communication without compute beside it."""
+    plan: Plan
+    thrifty: Rate | None = None
+    """Of the plans that were simulated, the one with most tokens a joule, where that is another."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rates:
+    """Of all models that are asked for; each count and batch is priced once."""
+
+    cluster: Cluster
+    profile: Profile
+    seq_len: int
+    fixed: Plan = field(default_factory=Plan)
+    known: dict[tuple[Model, Key], Rate | None] = field(default_factory=dict)
+    """None: no plan fits, or none is."""
+    ceilings: dict[tuple[Model, Key], float] = field(default_factory=dict)
+    """Tokens/s that no plan of a count and batch exceeds, by the bounds of its plans."""
+    bounds: dict[Model, float] = field(default_factory=dict)
+    """Tokens/s a GPU that no plan of a model exceeds on any count."""
+    tables: dict[tuple[Key, Degrees], PlanTable] = field(default_factory=dict)
+    """Plans of a count and batch: models that are cut into the same degrees have the same ones."""
+    plans: int = 0
+    """Looked at so far."""
+
+    def of(self, model: Model, keys: Iterable[Key], least_tokens_per_s: float = 0.0) -> dict[Key, Rate | None]:
+        """The fastest plan at each count and batch; None where none fits, or none does ``least_tokens_per_s``: plans
+        whose bound is below are not simulated."""
+        keys = list(dict.fromkeys(keys))
+        new = [key for key in keys if (model, key) not in self.known
+               and self.ceilings.get((model, key), np.inf) >= least_tokens_per_s]  # fmt: skip
+        if new:
+            self.known |= {(model, key): rate for key, rate in self._priced(model, new, least_tokens_per_s).items()}
+        return {key: self.known.get((model, key)) for key in keys}
+
+    def most_tokens_per_s_per_gpu(self, model: Model) -> float:
+        """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
+        if model not in self.bounds:
+            sizes = [(micro, self._space(model, 1, micro)) for micro in MICRO_BATCHES]
+            table = joined(*(whole_table(replace(space, micro_batches=(micro,), recomputes=("none",),
+                                                 shardings=("fsdp",))) for micro, space in sizes))  # fmt: skip
+            least = SLACK * least_compute_s(model, self.cluster, self.profile, table)
+            self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
+        return self.bounds[model]
+
+    def _priced(self, model: Model, keys: list[Key], least_tokens_per_s: float) -> dict[Key, Rate | None]:
+        """What is now known of the keys: a plan, or that there is none. Those that are too slow are left out."""
+        nothing: dict[Key, Rate | None] = dict.fromkeys(keys)
+        parts = [part for key in keys if (part := self._table(model, *key)) is not None]
+        if not parts:
+            return nothing
+        table = joined(*parts)
+        self.plans += len(table)
+        # recomputation only costs time: what is too slow without it need not be tried for memory
+        most = self._most(model, table)[0]
+        slow = table.rows(np.flatnonzero(most < least_tokens_per_s))
+        left = table.rows(np.flatnonzero(most >= least_tokens_per_s))
+        left = self._fitting(self._space(model, 1, 1), left) if len(left) else left
+        known: dict[Key, Rate | None] = {key: None for key in keys if key not in _keys(left) | _keys(slow)}
+        self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
+        if not len(left):
+            return known
+        most, bound = self._most(model, left)
+        for row in _least(bound, _groups(left), 1).tolist():
+            key = int(left.gpus[row]), int(left.global_batch[row])
+            self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
+        quick = np.flatnonzero(most >= least_tokens_per_s)
+        if not len(quick):
+            return known
+        found = self._fastest(model, left.rows(quick), bound[quick])
+        return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
+
+    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, Floats]:
+        """Tokens/s that each plan does not exceed, and the seconds of a step that it does not fall below."""
+        bound = SLACK * _by_chunk(model, self.cluster, self.profile, table)
+        return table.global_batch * self.seq_len / bound, bound
+
+    def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
+        """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
+        group = _groups(table)
+        best = np.full(group.max() + 1, np.inf)
+        left = np.ones(len(table), dtype=np.bool_)
+        done: list[Ints] = []
+        parts: list[Results] = []
+        # the least bound of each way to cut the model first: bounds of different ways cannot be compared well
+        kinds = ((table.tp * 64 + table.pp) * 64 + table.cp) * 8 + table.sharding
+        cell = np.unique(group * 2**24 + kinds, return_inverse=True)[1]
+        for first in (True, False):
+            open_ = np.flatnonzero(left & (bound <= best[group]))
+            rows = open_[_least(bound[open_], cell[open_], 1)] if first else open_
+            some = simulate_table(model, self.cluster, self.profile, table.rows(rows))
+            np.minimum.at(best, group[rows], some.step_s)
+            left[rows] = False
+            done.append(rows)
+            parts.append(some)
+        index = np.concatenate(done)
+        results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
+        return _winners(table.rows(index), results, group[index])
+
+    def _space(self, model: Model, gpus: int, batch: int) -> Space:
+        return Space(
+            model=model,
+            gpus=gpus,
+            global_batch=batch,
+            seq_len=self.seq_len,
+            fixed=self.fixed,
+            max_tp=min(8, self.cluster.node.gpus),
+            max_pp=MOST_PP,
+            max_cp=SHORT_CP if self.seq_len < LONG_SEQUENCE else LONG_CP,
+            shardings=SHARDED,
+            schedules=("zero_bubble",),
+            recomputes=("none", "full"),
+            micro_batches=MICRO_BATCHES,
+        )
+
+    def _table(self, model: Model, gpus: int, batch: int) -> PlanTable | None:
+        space = replace(self._space(model, gpus, batch), recomputes=("none",))
+        key = (gpus, batch), tuple(degrees(space))  # the model has no other part in it: interleaving is left out
+        if key not in self.tables:
+            table = whole_table(space)
+            self.tables[key] = table.rows(np.flatnonzero(self._lean(table)))
+        return self.tables[key] if len(self.tables[key]) else None
+
+    def _lean(self, table: PlanTable) -> Bools:
+        """Few shard sizes; pipelines without a bubble, which gather nothing again, with small micro-batches."""
+        shards = np.isin(table.dp_shard * table.tp * table.cp, (*SHARD_GPUS, self.cluster.node.gpus))
+        shards |= table.dp_replicate == 1
+        split = (table.tp == 1) | table.sequence_parallel | (self.seq_len // table.cp % table.tp > 0)
+        piped = table.pp > 1
+        reshards = np.isin(table.sharding, [SHARDINGS.index(name) for name in ("fsdp", "hsdp")])
+        order = ~piped | (~reshards & (table.micro_batch <= PIPED_MICRO_BATCH))
+        # without a pipeline zero1 is what fsdp_no_reshard is, with its gather in one piece
+        zero1 = (table.sharding == SHARDINGS.index("zero1")) & ~piped & (table.dp > 1)
+        good: Bools = shards & split & order & ~zero1 & (table.cp_method == CP_METHODS.index("allgather"))
+        return good
+
+    def _fitting(self, space: Space, table: PlanTable) -> PlanTable:
+        """Each plan with the least recomputation with which it fits, if there is one: more only costs time."""
+        fits = self._fits(space, table)
+        partly = partly_recomputed(space, self.cluster, self.profile, table, fits)
+        full = replace(table, recompute=np.full(len(table), RECOMPUTES.index("full"), dtype=np.int64))
+        most = replace(full, recompute_frac=np.full(len(table), max(SHARES)))
+        rest = np.flatnonzero(~fits & ~self._fits(space, most) & self._fits(space, full))
+        return joined(table.rows(np.flatnonzero(fits)), partly, full.rows(rest))
+
+    def _fits(self, space: Space, table: PlanTable) -> Bools:
+        pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+        total = np.concatenate([memory_table(space, self.profile, piece).total_bytes for piece in pieces])
+        return np.asarray(total <= self.cluster.gpu.hbm_bytes)
+
+
+def _keys(table: PlanTable) -> set[Key]:
+    return set(zip(table.gpus.tolist(), table.global_batch.tolist(), strict=True))
+
+
+def _groups(table: PlanTable) -> Ints:
+    """A number for each count and batch."""
+    keys = table.gpus * 2**32 + table.global_batch
+    return np.asarray(np.unique(keys, return_inverse=True)[1], dtype=np.int64)
+
+
+def _least(bound: Floats, group: Ints, count: int) -> Ints:
+    """Rows with the least bounds of each group."""
+    order = np.lexsort((bound, group))
+    starts = np.searchsorted(group[order], group[order])
+    return np.sort(order[np.arange(len(order)) - starts < count])
+
+
+def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    return np.concatenate([least_step_s(model, cluster, profile, piece) for piece in pieces])
+
+
+def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:
+    found: dict[Key, Rate] = {}
+    # of equally fast plans the one that recomputes nothing, so that answers do not hang on the order of rows
+    again = table.recompute != RECOMPUTES.index("none")
+    fastest = _least(np.where(again, 1.0 + 1e-9, 1.0) * results.step_s, group, 1)
+    thriftiest = {int(group[row]): row for row in _least(-results.tokens_per_j, group, 1).tolist()}
+    for row in fastest.tolist():
+        rate = _rate(table, results, row)
+        other = _rate(table, results, thriftiest[int(group[row])])
+        if rate is not None:
+            saves = other is not None and other.tokens_per_j > rate.tokens_per_j * (1.0 + 1e-9)
+            found[rate.gpus, rate.global_batch] = replace(rate, thrifty=other if saves else None)
+    return found
+
+
+def _rate(table: PlanTable, results: Results, row: int) -> Rate | None:
+    speed = float(results.tokens_per_s[row])
+    if not (0 < speed < math.inf):
+        return None
+    return Rate(
+        gpus=int(table.gpus[row]),
+        global_batch=int(table.global_batch[row]),
+        tokens_per_s=speed,
+        tokens_per_j=float(results.tokens_per_j[row]),
+        mfu_frac=float(results.mfu_frac[row]),
+        exposed_frac=float(results.exposed_comm_s[row] / results.step_s[row]),
+        plan=table.plan(row),
+    )

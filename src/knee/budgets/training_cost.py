@@ -1,0 +1,93 @@
+"""What training on so many tokens takes: days, energy, dollars and greenhouse gases."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from knee.energy.carbon import J_PER_KWH, Grid
+from knee.errors import InputError, argument
+from knee.record.measurement import Measurement
+from knee.specs.constants import constant
+
+DAY_S = 86_400.0
+MOST_PUE = 10.0
+# commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
+_TOKENS = re.compile(r"^\s*+((?:\d{1,3}(?:,\d{3})++|\d[\d_]*+)(?:\.\d*+)?+(?:[eE]\+?\d++)?+|\.\d++(?:[eE]\+?\d++)?+)"
+                     r"\s*+([kKmMbBtT]?+)\s*+$", re.ASCII)  # fmt: skip
+_TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bill:
+    """A whole run."""
+
+    time_s: float
+    low_time_s: float | None
+    """If throughput is as high as its band allows; None without a band."""
+    high_time_s: float | None
+    energy_j: float | None
+    """Of the GPUs and what the site needs beside them."""
+    cost_usd: float | None
+    """Rent of the GPUs; electricity is part of it."""
+    co2e_kg: float | None
+
+    @property
+    def days(self) -> float:
+        """How long it takes."""
+        return self.time_s / DAY_S
+
+    @property
+    def energy_mwh(self) -> float | None:
+        """As people pay for it."""
+        return None if self.energy_j is None else self.energy_j / J_PER_KWH / 1e3
+
+
+def bill_of(
+    measured: Measurement,
+    tokens: float,
+    *,
+    grid: Grid,
+    pue: float,
+    band: tuple[float, float] | None = None,
+) -> Bill:
+    """The bill of a run at this speed, without checkpoints, failures and restarts.
+
+    Formula: time = tokens / (tokens/s); energy = tokens / (tokens/J) * PUE; CO2e = energy * intensity
+    Where:   tokens/J counts the GPUs' own draw; PUE is the site's power over that of its machines; the band is the true
+             throughput over the predicted one, less one
+    Valid:   hosts, switches and storage are left out, so the energy is a lower bound
+    """
+    time_s = tokens / measured.tokens_per_s
+    energy_j = None if measured.tokens_per_j is None else tokens / measured.tokens_per_j * pue
+    low, high = band or (math.nan, math.nan)
+    return Bill(
+        time_s=time_s,
+        low_time_s=None if band is None else time_s / (1.0 + high),
+        high_time_s=None if band is None else time_s / (1.0 + low),
+        energy_j=energy_j,
+        cost_usd=None if measured.usd_per_mtoken is None else tokens / 1e6 * measured.usd_per_mtoken,
+        co2e_kg=None if energy_j is None else energy_j * grid.kg_co2e_per_j,
+    )
+
+
+def parse_tokens(text: str) -> float:
+    """``2T``, ``300B``, ``1.4e12``."""
+    match = _TOKENS.match(text)
+    tokens = float(match[1].replace("_", "").replace(",", "")) * _TIMES[match[2].lower()] if match else 0.0
+    if not 1 <= tokens <= 1e18:
+        raise InputError(
+            f"{argument('tokens')} {text!r} is no number of tokens", hint="for example 2T, 1.5T, 300B or 1.4e12"
+        )
+    return tokens
+
+
+def checked_pue(pue: float | None) -> float:
+    """The site's power over that of its machines, at least 1; the catalogue's where none is given."""
+    if pue is None:
+        return constant("site", "pue")
+    if not 1 <= pue <= MOST_PUE:
+        raise InputError(f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}",
+                         hint="1.56 is the mean of a survey, 1.1 what large new sites say")  # fmt: skip
+    return pue

@@ -1,0 +1,191 @@
+"""One measurement on the screen, and as plain data."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from knee import units
+from knee.cli.render.table import print_heading, print_rows
+from knee.record.measurement import Measurement
+from knee.specs import Job
+
+if TYPE_CHECKING:
+    from knee.api.simulate import Simulation
+    from knee.trust.trust import Trust
+    from knee.why import WhyLine
+
+UNKNOWN = "unknown"
+
+
+def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
+    """The answer as tables, its explanation if asked for, and its assumptions last."""
+    job, trust, measurement = answer.job, answer.trust, answer
+    _print_question(job, trust)
+    _print_throughput(measurement)
+    _print_time(measurement)
+    _print_communication(measurement)
+    _print_memory(job, measurement, trust)
+    _print_power(measurement)
+    _print_why(why)
+    print_heading("assumptions:")
+    for sentence in measurement.assumptions or ("none",):
+        sys.stdout.write(f"  - {sentence}\n")
+
+
+def _print_question(job: Job, trust: Trust) -> None:
+    plan = job.plan
+    print_heading(
+        f"{job.model.name} on {job.gpus:,} x {job.cluster.gpu.name} ({job.cluster.name}), profile {job.profile.name}"
+    )
+    degrees = [
+        f"{axis} {getattr(plan, axis):,}"
+        for axis in ("dp_shard", "dp_replicate", "tp", "pp", "cp")
+        if getattr(plan, axis) > 1
+    ]
+    words = [plan.sharding, *degrees]
+    if plan.pp > 1:
+        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
+    words += [f"recompute {plan.recompute}{share}", plan.precision]
+    batch = (
+        f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
+        f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}"
+    )
+    reasons = [["", reason] for reason in trust.reasons]
+    print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
+
+
+def trust_words(trust: Trust) -> str:
+    """In one line: the label, where the truth is, and the runs that say so."""
+    if trust.low_frac is None or trust.high_frac is None:
+        return f"{trust.label}: no published run says how far it is from the truth"
+    where = f"{_change(trust.low_frac)} to {_change(trust.high_frac)} from this"
+    share = {0.8: "4 of 5", 0.9: "9 of 10"}.get(trust.covered_frac, f"{trust.covered_frac:.0%}")
+    sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
+    runs = f"{trust.basis_runs:,} published runs"
+    words = {
+        "validated": f"true throughput {where} in {share} of {runs} of its kind ({trust.like}; {sources}), "
+        f"{trust.runs:,} of them like it in every size",
+        "near": f"true throughput {where} in {share} of {runs} most like it ({trust.like}; {sources})",
+        "extrapolated": f"true throughput at least {where}, as in {share} of {_all(runs, trust.like)}; none is like it",
+    }
+    return f"{trust.label}: {words[trust.label]}"
+
+
+def _all(runs: str, like: str) -> str:
+    return f"all {runs}" if like == "all" else f"all {runs} with {like}"
+
+
+def _print_throughput(m: Measurement) -> None:
+    print_heading("throughput")
+    print_rows(
+        [
+            ["step time", _time(m.step_s)],
+            ["tokens/s", _number(m.tokens_per_s)],
+            ["tokens/s per GPU", _number(m.tokens_per_s_per_gpu)],
+            ["MFU", f"{units.show(m.mfu_frac, 'frac')} ({m.flop_convention} FLOP convention)"],
+        ]
+    )
+
+
+def _print_time(m: Measurement) -> None:
+    parts = [
+        ("compute", m.compute_s, f"kernels add up to {_time(m.compute_load_s)}"),
+        ("exposed communication", m.exposed_comm_s, f"of it {_time(m.straggler_s)} waiting for stragglers"),
+        ("bubble", m.bubble_s, "waiting for another pipeline stage"),
+        ("idle", m.idle_s, "waiting for the host"),
+        ("communication", m.comm_s, f"kernels add up to {_time(m.comm_load_s)}"),
+        ("overlapped communication", m.overlapped_comm_s, "beside compute, so inside its time"),
+    ]
+    print_heading("time (mean over GPUs, share of the step)")
+    print_rows(
+        [[name, _time(time_s), f"{time_s / m.step_s:.1%}", note] for name, time_s, note in parts],
+        right=(1, 2),
+        dim=(3,),
+    )
+
+
+def _print_communication(m: Measurement) -> None:
+    print_heading("communication (per GPU and step)")
+    if not m.comm_loads:
+        print_rows([["none"]])
+        return
+    rows = [["collective", "group", "GPUs", "calls", "message", "kernel time"]]
+    rows += [
+        [
+            load.collective,
+            load.group,
+            f"{load.group_size:,}",
+            f"{load.calls:,.6g}",
+            units.show(load.message_bytes, "bytes"),
+            _time(load.load_s),
+        ]
+        for load in m.comm_loads
+    ]
+    print_rows(rows, right=(2, 3, 4, 5))
+
+
+def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
+    print_heading("memory (on the GPU that needs most)")
+    rows = []
+    if m.memory is not None:
+        for field in fields(m.memory):
+            name = field.name.removesuffix("_bytes").replace("comm_buffers", "communication buffers")
+            size = getattr(m.memory, field.name)
+            # at the worst moment, which is before they are there
+            none = "they come as activations go" if name == "gradients" and not size else ""
+            rows.append([name, units.show(size, "bytes") if size else "0 B", none])
+    has = units.show(job.cluster.gpu.hbm_bytes, "bytes")
+    verdict = "fits" if m.fits else "does NOT fit"
+    if trust.fits(m.memory_bytes, job.cluster.gpu.hbm_bytes) == "unsure":
+        low, high = trust.memory_low_frac or 0.0, trust.memory_high_frac or 0.0
+        verdict += (
+            f", but within the error of the memory model ({_change(low)} to {_change(high)} in 4 of 5 of "
+            f"{trust.memory_runs:,} published readings: {trust.memory_like})"
+        )
+    rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
+    print_rows(rows, right=(1,))
+
+
+def _print_power(m: Measurement) -> None:
+    print_heading("power and cost")
+    power = None if m.power_w_per_gpu is None else units.show(m.power_w_per_gpu, "w")
+    tokens = None if m.tokens_per_j is None else _number(m.tokens_per_j)
+    price = None if m.usd_per_mtoken is None else f"{_number(m.usd_per_mtoken)} USD"
+    print_rows(
+        [
+            ["power per GPU", power or UNKNOWN],
+            ["tokens per joule", tokens or UNKNOWN],
+            ["per million tokens", price or UNKNOWN],
+        ]
+    )
+
+
+def _print_why(lines: Sequence[WhyLine]) -> None:
+    if lines:
+        print_heading("why")
+        print_rows(
+            [
+                ["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]
+                for line in lines
+            ],
+            right=(1,),
+            dim=(2,),
+        )
+
+
+def _time(time_s: float) -> str:
+    return units.show(time_s, "s") if time_s else "0 s"
+
+
+def _change(share_frac: float) -> str:
+    return f"{share_frac:+.0%}"
+
+
+def _number(value: float) -> str:
+    """Four digits, or all of a large number's: 12,345 and 0.01234."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

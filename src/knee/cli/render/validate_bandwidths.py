@@ -1,0 +1,53 @@
+"""Bandwidths of collectives in ``knee validate``: what is printed of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from knee.cli.render.validate import ALL, print_counts, print_errors, print_skipped, print_table
+
+if TYPE_CHECKING:
+    from knee.hardware_fit.residuals import Residuals
+    from knee.validation.bandwidth_errors import BandwidthValidation
+
+LARGE = "messages of 16 MiB and more"
+
+
+def print_bandwidths(found: BandwidthValidation) -> None:
+    """Tables on stdout."""
+    from knee.cli.render.table import print_heading
+
+    said = [f"{name} {r.median_frac:.1%} over {r.points:,} tests" for name, r in found.headline.items() if r]
+    if said:
+        print_heading(f"bus bandwidth, {LARGE}: median error of {'; '.join(said)}")
+    print_scores(found)
+
+
+def print_scores(found: BandwidthValidation) -> None:
+    """By source, operation, nodes and message size."""
+    scores = {**found.sources, ALL: found.all} if len(found.sources) > 1 else found.sources
+    cells = [["source", "rows", "used", "skipped", "tests"]]
+    cells += [
+        [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
+        for name, s in scores.items()
+    ]
+    print_table("rows of bandwidths (repeats are one test)", cells)
+    print_errors(
+        f"error by source, {LARGE}", {name: s.large for name, s in scores.items()}, of="source", counted="tests"
+    )
+    print_errors(
+        f"error by operation, {LARGE}",
+        {name: s.large for name, s in found.operations.items()},
+        of="operation",
+        counted="tests",
+    )
+    print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
+    print_errors("error by message size", _flat(found.sizes, ", {}"), of="operation", counted="tests")
+    print_skipped({name: s.skipped for name, s in found.sources.items()})
+    print_counts("assumptions", found.assumptions)
+
+
+def _flat(cells: dict[str, dict[str, Residuals]], words: str) -> dict[str, Residuals | None]:
+    """Two names as one."""
+    flat = {name + words.format(key): r for name, by_key in cells.items() for key, r in by_key.items()}
+    return {name.replace(" 1 nodes", " 1 node"): r for name, r in flat.items()}

@@ -1,0 +1,86 @@
+"""``knee validate`` without a file: knee's own validation set, which the study shows too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from knee.cli.render.validate import print_table
+
+if TYPE_CHECKING:
+    from knee.results.validate_result import CarriedValidation
+    from knee.validation.carried_set import CarriedFidelity
+    from knee.validation.run_errors import Validation
+
+
+def percent(value: float | None) -> str:
+    """Or nothing."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def print_fidelity(found: CarriedFidelity) -> None:
+    """Runs by source with what a fit says of runs that it did not see; bandwidths."""
+    from knee.cli.render.table import print_heading
+
+    print_heading(
+        f"published runs: tokens/s per GPU is off by {found.headline_frac:.1%}; "
+        f"{percent(found.size_out_frac)} where the model size was left out of the fit, "
+        f"{percent(found.source_out_frac)} where the source was (median over sources of each one's median)"
+    )
+    cells = [["source", "runs", "median", "p90", "bias", "size left out", "source left out", "memory", "stack", "GPUs"]]
+    cells += [
+        [
+            s.source,
+            f"{s.runs:,}",
+            percent(s.median_frac),
+            percent(s.p90_frac),
+            f"{s.bias_frac:+.1%}",
+            percent(s.size_out_frac),
+            percent(s.source_out_frac),
+            percent(s.memory_median_frac),
+            s.stacks,
+            s.gpus,
+        ]
+        for s in found.sources
+    ]
+    print_table("error of tokens/s per GPU, and of memory where it was read", cells, right=range(1, 8))
+    cells = [["collective", "tests", "median", "p90", "bias"]]
+    cells += [
+        [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
+        for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
+        if r is not None
+    ]
+    print_table("error of bus bandwidth on idle links, messages of 16 MiB and up", cells)
+
+
+def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
+    every = runs.all.throughput
+    count, median = (0, None) if every is None else (every.points, every.median_frac)
+    return (
+        f"The first figure counts each source once; over all {count:,} runs, where large sweeps weigh most, the "
+        f'median error is {percent(median)}. "Left out" is of these carried runs too; what '
+        f"`knee simulate` says of its trust is of {found.gathered_runs:,} gathered runs, of which they are a part."
+    )
+
+
+def print_sources(found: CarriedFidelity) -> None:
+    """Where the runs were published."""
+    from knee.cli.render.table import print_heading
+
+    print_heading("sources:")
+    for s in found.sources:
+        click.echo(f"  - {s.source}: {s.reference}")
+
+
+def print_own(answer: CarriedValidation) -> None:
+    """All of it."""
+    from knee.cli.render.validate_bandwidths import print_scores as print_links
+    from knee.cli.render.validate_runs import print_scores
+
+    print_fidelity(answer.fidelity)
+    click.echo(_why_they_differ(answer.fidelity, answer.runs.found))
+    print_scores(answer.runs.found)
+    print_links(answer.bandwidths.found)
+    print_sources(answer.fidelity)
+    click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` shows them one by one)")

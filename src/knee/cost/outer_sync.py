@@ -1,0 +1,74 @@
+"""Replicas that exchange every so many steps (local SGD, DiLoCo): what that exchange takes, and its share of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.cost.collective_cost import Links, all_reduce_s
+from knee.cost.kernel_cost import Cost, cost_of
+from knee.cost.step_parts import Groups, peak_column
+from knee.specs.hardware import Cluster
+from knee.specs.model import Model
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.workload import operations as op
+from knee.workload.parameters import stage_elements
+from knee.workload.traffic import Modes, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """The replicas' exchange of every plan; nothing where gradients are reduced in every step."""
+
+    message_bytes: Floats
+    """Of one GPU's part of the outer gradient."""
+    all_reduce_s: Floats
+    """One exchange, which blocks."""
+    optimizer: Cost
+    """The outer optimizer, after one exchange."""
+    per_step: Floats
+    """Exchanges in a step: one over ``sync_every``, or none."""
+
+    @property
+    def comm_s(self) -> Floats:
+        """A step's share of the all-reduce."""
+        return self.per_step * self.all_reduce_s
+
+    @property
+    def compute_s(self) -> Floats:
+        """A step's share of the outer optimizer."""
+        return self.per_step * self.optimizer.time_s
+
+    @property
+    def moved_bytes(self) -> Floats:
+        """A step's share of the outer optimizer's traffic."""
+        return self.per_step * self.optimizer.moved_bytes
+
+
+def exchange_of(
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: Groups
+) -> Exchange:
+    """What replicas do at the end of every ``sync_every``-th step.
+
+    Formula: all_reduce(bytes * P / shards) over dp_replicate, then 16 passes over P / shards in fp32; a step has
+             1 / sync_every of both
+    Where:   P parameters of the fullest stage's model shard, in the type that gradients are reduced in: the difference
+             of the parameters since the last exchange is the outer gradient. All of a shard goes in one message
+    Source:  DiLoCo, arXiv 2311.08105, algorithm 1: Nesterov's momentum on the mean difference; passes in kernels.toml
+    Valid:   blocking, as there; variants that hide it or send it in parts or in fewer bits are not modelled
+    """
+    shards = np.where(modes.ddp, 1.0, g.shard.ranks)
+    # as in a gather: the largest part of a dimension that does not divide is a whole number of rows
+    message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
+    owned = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements) / shards
+    apart = table.sync_every > 1
+    outer = cost_of(cluster.gpu, profile, peak_column(cluster, table), op.outer_optimizer(owned, profile.kernels))
+    return Exchange(
+        message_bytes=message,
+        all_reduce_s=all_reduce_s(Links.in_training(cluster, profile), g.exchange, message),
+        optimizer=outer,
+        per_step=np.where(apart, 1.0 / table.sync_every, 0.0),
+    )

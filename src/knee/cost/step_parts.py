@@ -1,0 +1,257 @@
+"""Seconds of everything in a step, as columns over plans: compute per segment, collectives per message.
+
+Compute depends on few things (tokens, tp, cp, precision, ...), so it is evaluated once per distinct shape and gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from knee.arrays import Bools, Floats, Ints
+from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
+from knee.cost.kernel_cost import Cost, cost_of
+from knee.cost.placement import GroupPlacement, nodes_apart, place
+from knee.specs.constants import constant
+from knee.specs.hardware import Cluster
+from knee.specs.model import Model
+from knee.specs.plan import CP_METHODS, PRECISIONS
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.workload import operations as op
+from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
+
+
+def shapes_of(table: PlanTable) -> op.Shapes:
+    """What the kernels of each plan depend on."""
+    tokens = table.micro_tokens.astype(np.float64)
+    ring = table.cp_method == CP_METHODS.index("ring")
+    return op.Shapes(
+        tokens=tokens,
+        sequences=table.micro_batch.astype(np.float64),
+        seq_len=table.seq_len.astype(np.float64),
+        tp=table.tp.astype(np.float64),
+        cp=table.cp.astype(np.float64),
+        kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
+        norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
+        eight_bit=np.where(table.precision == PRECISIONS.index("fp8"), 1.0, 0.0),
+    )
+
+
+def distinct(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Rows that differ in any column: (first row of each kind, kind of each row)."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        _, code = np.unique(column, return_inverse=True)
+        key = key * (int(code.max(initial=0)) + 1) + code
+    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
+    return first, kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeCosts:
+    """Cost of each segment of a pass, per plan."""
+
+    embedding_forward: Cost
+    embedding_backward: Cost
+    layer_forward: Cost
+    layer_backward_input: Cost
+    layer_backward_weight: Cost
+    head_forward: Cost
+    head_backward: Cost
+    attention_forward_s: Floats
+    """Of the layer's forward, for selective recomputation and for ring steps."""
+    attention_forward_flop: Floats
+
+
+def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
+    """Evaluate each segment once per distinct shape."""
+    first, kind = distinct(
+        table.micro_tokens,
+        table.micro_batch,
+        table.seq_len,
+        table.tp,
+        table.cp,
+        table.cp_method,
+        table.sequence_parallel,
+        table.precision,
+    )
+    few = table.rows(first)
+    s = shapes_of(few)
+    peak = product_column(cluster, few)
+
+    half = half_column(cluster, few)
+
+    def cost(ops: list[op.Operation], rate: Floats = peak) -> Cost:
+        found = cost_of(cluster.gpu, profile, rate, ops)
+        return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
+
+    forward = op.layer_forward(model, s, profile.kernels)
+    attention = cost([o for o in forward if isinstance(o, op.Attention)])
+    return ComputeCosts(
+        embedding_forward=cost(op.embedding_forward(model, s)),
+        embedding_backward=cost(op.embedding_backward(model, s)),
+        layer_forward=cost(forward),
+        layer_backward_input=cost(op.layer_backward_input(model, s, profile.kernels)),
+        layer_backward_weight=cost(op.layer_backward_weight(model, s, profile.kernels)),
+        head_forward=cost(op.head_forward(model, s, profile.kernels), half),
+        head_backward=cost(op.head_backward(model, s, profile.kernels), half),
+        attention_forward_s=attention.time_s,
+        attention_forward_flop=attention.flop,
+    )
+
+
+def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
+    """Dense peak of each plan's precision."""
+    used = {code: cluster.gpu.peak_flop_per_s(PRECISIONS[code]) for code in np.unique(table.precision)}
+    return np.select([table.precision == c for c in used], list(used.values())).astype(np.float64)
+
+
+def product_column(cluster: Cluster, table: PlanTable) -> Floats:
+    """Peak that ``gemm_frac`` is a share of: fp8 products reach another share of theirs."""
+    gpu, eight = cluster.gpu, table.precision == PRECISIONS.index("fp8")
+    share = 1.0 if gpu.fp8_gemm_frac is None else gpu.fp8_gemm_frac / gpu.gemm_frac
+    return peak_column(cluster, table) * np.where(eight, share, 1.0)
+
+
+def half_column(cluster: Cluster, table: PlanTable) -> Floats:
+    """Dense 16-bit peak where a plan is fp8: what its output projection runs at."""
+    eight = table.precision == PRECISIONS.index("fp8")
+    return np.where(eight, cluster.gpu.bf16_flop_per_s or cluster.gpu.fp16_flop_per_s, peak_column(cluster, table))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Groups:
+    """The process groups of every plan."""
+
+    shard: GroupPlacement
+    """FSDP and ZeRO: dp_shard x cp."""
+    replicate: GroupPlacement
+    """HSDP's second level; for DDP all ranks that hold the same weights. Where replicas do not meet in every step, who
+    is left: nobody, or DDP's context-parallel ranks."""
+    exchange: GroupPlacement
+    """Replicas, where they exchange every ``sync_every`` steps."""
+    tp: GroupPlacement
+    cp: GroupPlacement
+    pp: GroupPlacement
+    world: GroupPlacement
+    """All GPUs that a step keeps together: those of one replica where replicas do not meet in every step."""
+
+
+def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
+    """Place every group on the nodes."""
+    per_node = cluster.node.gpus
+    replicate = place(table, per_node, "dp_replicate")
+    copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
+    together, world = _either(modes.ddp, copies, replicate), place(table, per_node, *table.placement)
+    apart = table.sync_every > 1
+    if apart.any():
+        alone = _either(modes.ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
+        together = _either(apart, alone, together)
+        one = [axis for axis in table.placement if axis != "dp_replicate"]
+        world = _either(apart, place(table, per_node, *one), world)
+    return Groups(
+        shard=place(table, per_node, "dp_shard", "cp"),
+        replicate=together,
+        exchange=replicate,
+        tp=place(table, per_node, "tp"),
+        cp=place(table, per_node, "cp"),
+        pp=place(table, per_node, "pp"),
+        world=world,
+    )
+
+
+def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacement:
+    """The one group or the other, plan by plan."""
+    return GroupPlacement(
+        **{f.name: np.where(where, getattr(a, f.name), getattr(b, f.name)) for f in fields(GroupPlacement)}
+    )
+
+
+def contention(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, g: Groups) -> Floats:
+    """How much slower compute runs beside this plan's communication.
+
+    Formula: kappa * min(1, B / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides in the node
+    Where:   B is the ring bandwidth of the group whose gathers and reduces run beside compute; 0.102 is an H100 node's
+    Source:  NCCL's channels, and with them the SMs and the memory traffic taken from compute, follow the wire's rate
+    """
+    links = Links.idle(cluster)
+    ring = np.where(modes.ddp, ring_bandwidth(links, g.replicate), ring_bandwidth(links, g.shard))
+    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
+    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
+    share = np.minimum(1.0, ring / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
+    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommCosts:
+    """Seconds of each message, alone on the machine's in-training links."""
+
+    gather_layer: Floats
+    gather_embedding: Floats
+    gather_head: Floats
+    gather_root: Floats
+    """Embedding and head in one group, where one stage holds both."""
+    reduce_layer: Floats
+    reduce_embedding: Floats
+    reduce_head: Floats
+    reduce_root: Floats
+    replicate_layer: Floats
+    replicate_embedding: Floats
+    replicate_head: Floats
+    replicate_root: Floats
+    tp_gather: Floats
+    """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
+    tp_all_reduce: Floats
+    tp_loss: Floats
+    """One of the small reductions of the parallel loss."""
+    cp_gather: Floats
+    cp_send: Floats
+    pp_send: Floats
+    norm: Floats
+    """All-reduce of the gradient norm over all GPUs that a step keeps together."""
+
+
+def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: Groups) -> CommCosts:
+    """Price every message of every plan."""
+    links = Links.in_training(cluster, profile)
+    per_node = cluster.node.gpus
+    root = t.embedding.moved + t.head.moved
+
+    def gather(elements: Floats) -> Floats:
+        return gather_s(links, g.shard, PARAMETER_BYTES * elements)
+
+    def reduce(elements: Floats) -> Floats:
+        return np.where(modes.ddp, 0.0, gather_s(links, g.shard, t.reduce_bytes * elements))
+
+    def replicate(elements: Floats) -> Floats:
+        shards = np.where(modes.ddp, 1.0, g.shard.ranks)
+        message = t.reduce_bytes * elements / shards
+        # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
+        buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
+        return buckets * all_reduce_s(links, g.replicate, message / buckets)
+
+    def over(price: Callable[[Floats], Floats], name: str) -> dict[str, Floats]:
+        return {
+            f"{name}_layer": price(t.layer.moved),
+            f"{name}_embedding": price(t.embedding.moved),
+            f"{name}_head": price(t.head.moved),
+            f"{name}_root": price(root),
+        }
+
+    same_stage, same_cp = g.pp.nodes == 1, g.cp.nodes == 1
+    return CommCosts(
+        **over(gather, "gather"),
+        **over(reduce, "reduce"),
+        **over(replicate, "replicate"),
+        tp_gather=gather_s(links, g.tp, t.tp_bytes),
+        tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
+        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
+        cp_gather=gather_s(links, g.cp, t.cp_bytes),
+        cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, nodes_apart(table, per_node, "cp")), 0.0),
+        pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, nodes_apart(table, per_node, "pp")), 0.0),
+        norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
+    )

@@ -1,0 +1,1 @@
+"""Text files -> token shards -> the batches of a training step."""

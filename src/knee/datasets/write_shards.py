@@ -1,0 +1,408 @@
+"""Text files into shards: tokenised once, whole or not at all, going on where an earlier call was interrupted.
+
+Shards are finished one after another, and a journal says after each how far it went; the index is written last and
+takes the journal's place. What a shard holds depends on the files, the tokenizer and the options, and not on how many
+processes made it or how often it was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from importlib import metadata
+from itertools import accumulate, islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from knee.datasets import shard_index
+from knee.datasets.documents import Block, Split, blocks, find_files
+from knee.datasets.shard_index import INDEX, TOKENIZER, WIDTH, Asked, Index, LeftOut, Shard, Source
+from knee.datasets.tokenize import FIRST_BAD, Encoded, Encoding, describe_tokenizer, encode_all
+from knee.errors import InputError
+from knee.files import cannot_write, make_folder, write_text
+
+JOURNAL = "unfinished.jsonl"
+LOCK = ".lock"
+PART = ".part"
+SHARD_TOKENS = 1 << 26
+"""Tokens after which a shard ends with the block it is at: 128 MiB of uint16, a minute or so of one process."""
+MAX_BAD_FRAC = 0.01
+EARLY_RECORDS = 10_000
+"""A file this far into which too much is bad is not read to its end first."""
+GOES_ON = "what is finished is kept, and the same command goes on with it"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """How far a preparation is."""
+
+    done_bytes: int
+    """Of the files, as they lie on disk."""
+    text_bytes: int
+    tokens: int
+    made_tokens: int
+    """Those that this call made."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What came of it."""
+
+    index: Index
+    made: int
+    """Shards that this call made; the others were there."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """How far it is; the journal has one for each finished shard."""
+
+    shard: Shard | None = None
+    """The one that was just finished."""
+    source: int = 0
+    block: int = 0
+    """The next block of that source."""
+    records: int = 0
+    """Of that source, so far."""
+    bad: int = 0
+    left_out: LeftOut = field(default_factory=LeftOut)
+    text_bytes: int = 0
+
+    def take(self, source: int, encoded: Encoded) -> None:
+        """Count a block."""
+        if source != self.source:
+            self.source, self.block, self.records, self.bad = source, 0, 0, 0
+        self.block += 1
+        self.records += encoded.records
+        self.bad += encoded.bad
+        self.text_bytes += encoded.text_bytes
+        before = self.left_out
+        self.left_out = LeftOut(
+            records=before.records + encoded.bad,
+            empty=before.empty + encoded.empty,
+            first=(before.first + tuple(encoded.first_bad))[:FIRST_BAD],
+        )
+
+
+def write_shards(
+    given: Sequence[str | Path],
+    tokenizer_file: Path,
+    out: Path,
+    *,
+    field: str = "text",
+    split: Split = "file",
+    eos: str | None = None,
+    jobs: int = 1,
+    shard_tokens: int = SHARD_TOKENS,
+    max_bad_frac: float = MAX_BAD_FRAC,
+    fresh: bool = False,
+    tell: Callable[[Told], None] = lambda _: None,
+) -> Prepared:
+    """Make shards of text files in a folder, or find that they are there already.
+
+    Refuses a folder with shards of something else unless ``fresh``, and a file with a larger share of bad lines than
+    ``max_bad_frac``; bad lines below it are left out, counted and the first named.
+    """
+    if shard_tokens < 1 or jobs < 1:
+        raise InputError(f"{shard_tokens} tokens a shard and {jobs} jobs: both should be at least 1")
+    asked = _asked(find_files(given), tokenizer_file, field=field, split=split, eos=eos, shard_tokens=shard_tokens)
+    make_folder(out)
+    with _locked(out):
+        if fresh:
+            _remove_all(out)
+        if (out / INDEX).exists():
+            return Prepared(index=_as_before(out, asked), made=0)
+        steps = _journal(out, asked)
+        index = _Preparation(out, asked, steps, max_bad_frac, tell).run(jobs)
+        return Prepared(index=index, made=len(index.shards) - len(steps))
+
+
+def _asked(
+    files: Sequence[Path], tokenizer_file: Path, *, field: str, split: Split, eos: str | None, shard_tokens: int
+) -> Asked:
+    tokenizer = describe_tokenizer(tokenizer_file, eos)
+    return Asked(
+        tokenizer=tokenizer,
+        sources=tuple(_source(path) for path in files),
+        field=field,
+        split=split,
+        shard_tokens=shard_tokens,
+        tokenizers=metadata.version("tokenizers"),
+    )
+
+
+def _source(path: Path) -> Source:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    return Source(path=str(path.resolve()), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+
+
+# What is there already.
+
+
+def _as_before(out: Path, asked: Asked) -> Index:
+    """The index, if it answers this question; a shard that is damaged is refused by its name."""
+    index = shard_index.read_index(out)
+    _refuse_other(out, index.asked, asked)
+    index.check_sizes(out)
+    return index
+
+
+def _journal(out: Path, asked: Asked) -> list[_State]:
+    """Where an earlier call was after each of its shards.
+
+    A last line that was cut off is dropped, and so is a shard that is not as it was written, with all after it.
+    """
+    path = out / JOURNAL
+    if not path.exists():
+        return []
+    try:
+        first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+        before, steps = shard_index.asked_of(json.loads(first)), [_state_of(json.loads(line)) for line in lines]
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InputError(f"{path} is not the journal of a preparation", hint="--fresh begins anew") from None
+    _refuse_other(out, before, asked)
+    return list(takewhile(lambda step: step.shard is not None and _is_whole(out, step.shard), steps))
+
+
+def _state_of(data: dict[str, Any]) -> _State:
+    return _State(**data | {"shard": Shard(**data["shard"]), "left_out": shard_index.left_out_of(data["left_out"])})
+
+
+def _is_whole(out: Path, shard: Shard) -> bool:
+    pairs = ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256))
+    return all((out / name).is_file() and shard_index.sha256_of(out / name) == digest for name, digest in pairs)
+
+
+def _refuse_other(out: Path, before: Asked, asked: Asked) -> None:
+    if what := asked.differs_from(before):
+        raise InputError(
+            f"{out} has shards of something else: {what} differs",
+            hint="give another --out, or --fresh to make them anew",
+        )
+
+
+def _remove_all(out: Path) -> None:
+    """The index first: shards are gone as soon as it is."""
+    names = [INDEX, JOURNAL, TOKENIZER, *(p.name for end in ("bin", "ends") for p in out.glob(f"shard-*.{end}"))]
+    for name in names:
+        (out / name).unlink(missing_ok=True)
+
+
+NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+"""What file systems without locks say; there nothing keeps two preparations apart."""
+
+
+@contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """One preparation at a time in a folder."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with (out / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{out} is being prepared by another process", hint="wait for it, or give another --out"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise InputError(f"{out} cannot be locked: {error.strerror}", hint="give another --out") from None
+        yield
+
+
+# What is made.
+
+
+class _Preparation:
+    """Goes through what is left of the text, and writes shards and the journal."""
+
+    def __init__(
+        self, out: Path, asked: Asked, steps: Sequence[_State], max_bad_frac: float, tell: Callable[[Told], None]
+    ) -> None:
+        self.out, self.asked, self.max_bad_frac, self.tell = out, asked, max_bad_frac, tell
+        self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
+        self.state = replace(steps[-1], shard=None) if steps else _State()
+        self.shards = [step.shard for step in steps if step.shard is not None]
+        self.kept = sum(shard.tokens for shard in self.shards)
+        self.number = {source.path: number for number, source in enumerate(asked.sources)}
+        self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
+        lines = [asdict(asked), *map(asdict, steps)]
+        write_text(out / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines))
+
+    def run(self, jobs: int) -> Index:
+        """To the end, and the index."""
+        for part in self.out.glob(f"*{PART}"):  # of a call that was killed
+            part.unlink()
+        with _Writer(self.out, len(self.shards), WIDTH[self.encoding.dtype]) as writer:
+            for block, encoded in encode_all(self.encoding, self._blocks(), jobs):
+                self._take(block, encoded)
+                writer.add(encoded)
+                if writer.tokens >= self.asked.shard_tokens:
+                    self._keep(writer.finish())
+                self._tell(block, writer)
+            self._refuse_bad()
+            if writer.tokens:
+                self._keep(writer.finish())
+        if not self.shards:
+            raise InputError("there is no text in " + _few([source.path for source in self.asked.sources]))
+        return self._finish()
+
+    def _blocks(self) -> Iterator[Block]:
+        """All that is left to do. Read again, but not tokenised again, is what of the current file is done."""
+        begin, skip = self.state.source, self.state.block  # before the state moves on
+        for number, source in enumerate(self.asked.sources[begin:], start=begin):
+            path = Path(source.path)
+            found = blocks(path, field=self.asked.field, split=self.asked.split)
+            yield from islice(found, skip if number == begin else 0, None)
+            if _source(path) != source:
+                raise InputError(
+                    f"{path} changed while it was read", hint="begin anew with --fresh once it stays as it is"
+                )
+
+    def _take(self, block: Block, encoded: Encoded) -> None:
+        number = self.number[block.path]
+        if number != self.state.source:
+            self._refuse_bad()
+        self.state.take(number, encoded)
+        if self.state.records >= EARLY_RECORDS:
+            self._refuse_bad()
+
+    def _keep(self, shard: Shard) -> None:
+        """Note a shard in the journal; from then on an interruption leaves it."""
+        self.shards.append(shard)
+        line = json.dumps(asdict(replace(self.state, shard=shard))) + "\n"
+        with _in_words(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(line)
+
+    def _tell(self, block: Block, writer: _Writer) -> None:
+        done = self.before[self.number[block.path]] + block.read_bytes
+        tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
+        self.tell(
+            Told(
+                done_bytes=done,
+                text_bytes=self.state.text_bytes,
+                tokens=tokens,
+                made_tokens=tokens - self.kept,
+                path=block.path,
+            )
+        )
+
+    def _refuse_bad(self) -> None:
+        """A file in which too much cannot be used was probably not meant."""
+        state = self.state
+        if state.bad <= self.max_bad_frac * state.records:
+            return
+        path = self.asked.sources[state.source].path
+        named = [place for place in state.left_out.first if place.startswith(path)] or state.left_out.first
+        raise InputError(
+            f"{state.bad:,} of {state.records:,} records of {path} cannot be used, more than {self.max_bad_frac:.3g} "
+            f"of them; {'; '.join(named[:3])}",
+            hint="--field names the field of the text; --max-bad is the share that may be left out",
+        )
+
+    def _finish(self) -> Index:
+        self._copy_tokenizer()
+        index = Index(
+            asked=self.asked,
+            dtype=self.encoding.dtype,
+            shards=tuple(self.shards),
+            left_out=self.state.left_out,
+            text_bytes=self.state.text_bytes,
+        )
+        write_text(self.out / INDEX, index.as_text())
+        (self.out / JOURNAL).unlink()
+        return index
+
+    def _copy_tokenizer(self) -> None:
+        """Beside the shards, so that they can be read back as text anywhere."""
+        path = Path(self.asked.tokenizer.path)
+        write_text(self.out / TOKENIZER, path.read_bytes().decode())
+        if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
+            raise InputError(f"{path} changed while it was used", hint="begin anew with --fresh")
+
+
+@contextmanager
+def _in_words(path: Path) -> Iterator[None]:
+    """What the system says of a file that cannot be written, in one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise cannot_write(path, error, hint=f"{GOES_ON} once it can be") from None
+
+
+def _few(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
+
+
+class _Writer:
+    """Writes one shard after another, each under another name until it is whole."""
+
+    def __init__(self, out: Path, number: int, width: int) -> None:
+        self.out, self.number, self.width = out, number, width
+        self._begin()
+
+    def _begin(self) -> None:
+        self.tokens = self.documents = 0
+        self.name = f"shard-{self.number:05d}"
+        self.digests = {"bin": hashlib.sha256(), "ends": hashlib.sha256()}
+        self.files: dict[str, Any] = {}
+
+    def add(self, encoded: Encoded) -> None:
+        """The tokens and ends of a block."""
+        self._write("bin", encoded.tokens.tobytes())
+        self._write("ends", (encoded.ends + self.tokens).astype("<u8").tobytes())
+        self.tokens += len(encoded.tokens)
+        self.documents += len(encoded.ends)
+
+    def finish(self) -> Shard:
+        """The shard under its own name, on disk."""
+        with _in_words(self.out / self.name):
+            for end, file in self.files.items():
+                file.flush()
+                os.fsync(file.fileno())
+                file.close()
+                os.replace(file.name, self.out / f"{self.name}.{end}")
+        shard = Shard(
+            file=f"{self.name}.bin",
+            tokens=self.tokens,
+            sha256=self.digests["bin"].hexdigest(),
+            ends_file=f"{self.name}.ends",
+            documents=self.documents,
+            ends_sha256=self.digests["ends"].hexdigest(),
+        )
+        self.number += 1
+        self._begin()
+        return shard
+
+    def _write(self, end: str, data: bytes) -> None:
+        with _in_words(self.out / self.name):
+            if end not in self.files:
+                self.files[end] = (self.out / f"{self.name}.{end}{PART}").open("wb")
+            self.files[end].write(data)
+        self.digests[end].update(data)
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing half-written stays, full disk or not."""
+        for file in self.files.values():
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(OSError):
+                os.unlink(file.name)

@@ -1,0 +1,1 @@
+"""A plan as the configuration of Megatron-LM, torchtitan or `knee train`."""

@@ -1,0 +1,146 @@
+"""What the exports to other programs share: recorded option names, a launch, and words for what cannot be run."""
+
+from __future__ import annotations
+
+import shlex
+import tomllib
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import knee
+from knee.errors import InputError
+from knee.specs.job import Job
+from knee.specs.plan import Plan
+from knee.workload.layers_per_stage import chunk_layers
+from knee.workload.parameters import head_layers
+
+LARGEST_HOST = 16
+"""More GPUs than this in what knee calls a node are a rack of hosts."""
+RACK_HOST = 4
+"""GPUs of one host of a GB200 NVL72 rack."""
+
+
+@cache
+def recorded() -> dict[str, dict[str, Any]]:
+    """``catalog/exports.toml``: by program, its options and where and when they were read."""
+    return tomllib.loads(resources.files("knee").joinpath("catalog/exports.toml").read_text(encoding="utf-8"))
+
+
+def cannot(tool: str, what: str, hint: str) -> InputError:
+    """The plan, or a part of it, is nothing that this program does."""
+    called = recorded()[tool]["called"]
+    return InputError(f"{called} cannot run this plan: {what}", hint=hint)
+
+
+@dataclass(slots=True, kw_only=True)
+class Launch:
+    """A command under construction. An option that is not recorded cannot be added."""
+
+    tool: str
+    notes: list[str] = field(default_factory=list)
+    """Sentences that become comments: where the program means something else than knee."""
+    lines: list[str] = field(default_factory=list)
+
+    def option(self, name: str, value: object = None, *, of: str | None = None) -> None:
+        """Add an option, with its value quoted for the shell."""
+        self._check(name, of)
+        self.lines.append(name if value is None else f"{name} {shlex.quote(str(value))}")
+
+    def shell_option(self, name: str, text: str, *, of: str | None = None) -> None:
+        """Add an option whose value the shell fills in."""
+        self._check(name, of)
+        self.lines.append(f'{name} "{text}"')
+
+    def text(self, job: Job, *, before: str = "") -> str:
+        """The whole script: comments, what has to be there ``before``, the command."""
+        entry = recorded()[self.tool]
+        called = f"{entry['called']} {entry['version']}"
+        head = f"knee {knee.__version__}: {about(job)}; options of {called}, checked {entry['checked']}"
+        comments = [head, f"plan: {in_words(job.plan)}", *self.notes]
+        # what stands in a comment ends with its line
+        said = "".join(f"# {' '.join(comment.split())}\n" for comment in comments)
+        return said + before + " \\\n  ".join(self.lines) + "\n"
+
+    def _check(self, name: str, of: str | None) -> None:
+        if name not in recorded()[of or self.tool]["options"]:
+            raise LookupError(f"{name} is not recorded as an option of {of or self.tool}")
+
+
+def about(job: Job) -> str:
+    """One line about a job."""
+    return (
+        f"{job.model.name} on {job.gpus:,} GPUs of {job.cluster.name}, {job.global_batch:,} sequences of "
+        f"{job.seq_len:,} tokens a step"
+    )
+
+
+def in_words(plan: Plan) -> str:
+    """The plan in one line; degrees of 1 are left out."""
+    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
+               if getattr(plan, axis) > 1]  # fmt: skip
+    degrees += [f"sync_every {plan.sync_every}"] if plan.sync_every > 1 else []
+    pipeline: list[str] = [plan.schedule] if plan.pp > 1 else []
+    pipeline += [f"virtual_stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
+    return ", ".join([*degrees, plan.sharding, *pipeline, f"micro_batch {plan.micro_batch}",
+                      f"recompute {plan.recompute}", plan.precision])  # fmt: skip
+
+
+def add_torchrun(launch: Launch, job: Job) -> None:
+    """torchrun on as many hosts as the job fills."""
+    per_host = job.cluster.node.gpus
+    if per_host > LARGEST_HOST:
+        per_host = RACK_HOST
+        launch.notes.append(f"a rack of {job.cluster.name} is taken to be hosts of {RACK_HOST} GPUs")
+    per_host = min(per_host, job.gpus)
+    if job.gpus % per_host:
+        raise cannot(launch.tool, f"torchrun starts as many processes on every host, and {job.gpus} GPUs are no whole "
+                     f"number of hosts of {per_host}", f"use a multiple of {per_host} GPUs")  # fmt: skip
+    hosts = job.gpus // per_host
+    launch.lines.append("torchrun")
+    launch.option("--nnodes", hosts, of="torchrun")
+    launch.option("--nproc-per-node", per_host, of="torchrun")
+    if hosts == 1:
+        launch.option("--standalone", of="torchrun")
+        return
+    launch.notes.append(f"run this on each of the {hosts:,} hosts, HEAD_NODE being the address of one of them")
+    launch.option("--rdzv-backend", "c10d", of="torchrun")
+    launch.shell_option("--rdzv-endpoint", "$HEAD_NODE:29500", of="torchrun")
+
+
+def refuse_processors(launch: Launch, job: Job) -> None:
+    """Runs on a CPU are knee's own."""
+    if job.cluster.gpu.arch == "cpu":
+        raise cannot(launch.tool, f"{job.cluster.name} has no GPUs", "export to knee, whose trainer runs on processors")
+
+
+def refuse_prefetch(launch: Launch, plan: Plan) -> None:
+    """Neither program has an option for how far FSDP gathers ahead."""
+    if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
+        raise cannot(launch.tool, f"it has no option that gathers {plan.prefetch} layers ahead",
+                     "the nearest plan it can run has --prefetch 1")  # fmt: skip
+
+
+def refuse_rare_exchange(launch: Launch, plan: Plan) -> None:
+    """No recorded option of either program lets replicas run apart for a while."""
+    if plan.sync_every > 1:
+        raise cannot(launch.tool, f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
+                     "the nearest plan it can run has no --sync-every; or export to knee, to simulate it")  # fmt: skip
+
+
+def placed(plan: Plan, order: tuple[str, ...]) -> bool:
+    """Whether the axes that the plan uses lie in this order, innermost first."""
+    return [a for a in plan.placement if getattr(plan, a) > 1] == [a for a in order if getattr(plan, a) > 1]
+
+
+def dealt(job: Job) -> tuple[int, ...]:
+    """Layers of each chunk of the pipeline, as knee's answer had them."""
+    by_cost = head_layers(job.model) if job.profile.deals_by_cost else 0.0
+    return chunk_layers(job.model.layers, job.plan.pp * job.plan.virtual_stages, by_cost)
+
+
+def tp_overlap_frac(job: Job) -> float:
+    """Share of tensor-parallel communication that the plan, or its profile, hides."""
+    given = job.plan.tp_overlap_frac
+    return job.profile.tp_overlap_frac if given is None else given

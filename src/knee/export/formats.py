@@ -1,0 +1,25 @@
+"""The chosen plan for those who will run it: a job file of knee's, or a command of another trainer."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from knee.errors import InputError
+from knee.export.job_file import job_file
+from knee.export.megatron import megatron_command
+from knee.export.torchtitan import torchtitan_command
+from knee.specs.job import Job
+
+Target = Literal["knee", "torchtitan", "megatron"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+def export(job: Job, to: str) -> str:
+    """The text of a file: TOML for ``knee simulate`` and ``knee train``, or a shell script.
+
+    A plan that the other program cannot run is refused, with the nearest that it can.
+    """
+    writers = {"knee": job_file, "torchtitan": torchtitan_command, "megatron": megatron_command}
+    if to not in writers:
+        raise InputError(f"plans are not exported to {to!r}", hint=f"use one of {', '.join(TARGETS)}")
+    return writers[to](job)

@@ -1,0 +1,278 @@
+"""A job as a command of Megatron-LM's pretrain_gpt.py: the model's shape, and the plan."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from knee.export.command_line import (
+    Launch,
+    add_torchrun,
+    cannot,
+    dealt,
+    placed,
+    refuse_prefetch,
+    refuse_processors,
+    refuse_rare_exchange,
+    tp_overlap_frac,
+)
+from knee.specs.job import Job
+from knee.specs.plan import AXES
+
+TOOL = "megatron"
+PP_BEFORE_DP = ("tp", "cp", "pp", "dp_shard", "dp_replicate")
+CP_TYPES = {"allgather": "all_gather", "ring": "p2p"}
+VOCAB_MULTIPLE = 128
+"""Megatron pads the vocabulary to a multiple of this times tp."""
+
+
+def megatron_command(job: Job) -> str:
+    """The script; refused where Megatron-LM has no such plan."""
+    launch = Launch(tool=TOOL)
+    refuse_processors(launch, job)
+    _refuse(launch, job)
+    add_torchrun(launch, job)
+    launch.lines.append("pretrain_gpt.py")
+    _add_model(launch, job)
+    _add_batch(launch, job)
+    _add_precision(launch, job)
+    _add_degrees(launch, job)
+    _add_pipeline(launch, job)
+    _add_sharding(launch, job)
+    _add_recompute(launch, job)
+    launch.lines.append('"$@"')
+    launch.notes.append("run it in a checkout of Megatron-LM, with tokenizer, data, --train-iters and --lr after the "
+                        "script's name")  # fmt: skip
+    return launch.text(job, before=_environment(launch, job))
+
+
+def _is_fsdp(job: Job) -> bool:
+    return job.plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and job.plan.dp * job.plan.cp > 1
+
+
+def _environment(launch: Launch, job: Job) -> str:
+    """Hopper and before need one queue to the device for TP and CP; FSDP needs several."""
+    plan = job.plan
+    if _is_fsdp(job):
+        if plan.tp > 1 or plan.cp > 1:
+            launch.notes.append("Megatron advises against FSDP beside tensor or context parallelism: TP and CP want "
+                                "CUDA_DEVICE_MAX_CONNECTIONS=1, and FSDP more")  # fmt: skip
+        return "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
+    needs_one = (plan.tp > 1 or plan.cp > 1) and job.cluster.gpu.arch in ("sm70", "sm80", "sm90")
+    return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if needs_one else ""
+
+
+def _refuse(launch: Launch, job: Job) -> None:
+    """What no option of Megatron-LM says."""
+    plan, model = job.plan, job.model
+    refuse_rare_exchange(launch, plan)
+    if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
+        raise cannot(
+            TOOL,
+            f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
+            "the nearest plan it can run has --schedule 1f1b",
+        )
+    if plan.state_dtype != "fp32":
+        raise cannot(
+            TOOL,
+            f"its optimizer updates parameters in fp32, and the plan's in {plan.state_dtype}",
+            "the nearest plan it can run has --state-dtype fp32",
+        )
+    if model.positions == "alibi":
+        raise cannot(TOOL, f"{model.name} has alibi positions, which it does not know", "export to knee")
+    if model.positions == "rope" and model.rope_base != int(model.rope_base):
+        raise cannot(
+            TOOL,
+            f"--rotary-base is a whole number, and {model.name}'s is {model.rope_base:g}",
+            f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
+        )
+    if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
+        orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
+        raise cannot(
+            TOOL,
+            f"it places axes {orders} from the innermost, and the plan {'-'.join(plan.placement)}",
+            f"the nearest plan it can run has --placement {'-'.join(AXES)}",
+        )
+    if _is_fsdp(job):
+        _refuse_fsdp(launch, job)
+
+
+def _refuse_fsdp(launch: Launch, job: Job) -> None:
+    plan = job.plan
+    if plan.pp > 1:
+        raise cannot(
+            TOOL,
+            "neither of its FSDPs is documented to work with a pipeline, and the plan has "
+            f"{plan.sharding} with pp {plan.pp}",
+            "the nearest plan it can run has --sharding zero1",
+        )
+    refuse_prefetch(launch, plan)
+    if plan.sharding != "fsdp_no_reshard":
+        return
+    # keeping gathered parameters is an option of torch's FSDP2 alone
+    if plan.dp_replicate > 1:
+        raise cannot(TOOL, "fsdp_no_reshard has no replicas there", "the nearest plan it can run has --sharding hsdp")
+    if plan.reduce_dtype != "bf16" or plan.precision == "fp16":
+        raise cannot(
+            TOOL,
+            "its fsdp_no_reshard reduces gradients in bf16, and the plan in "
+            f"{plan.reduce_dtype} with {plan.precision} products",
+            "the nearest plans it can run have --reduce-dtype bf16, or --sharding zero1",
+        )
+    if job.model.tied_embeddings:
+        raise cannot(
+            TOOL,
+            f"its fsdp_no_reshard needs an untied output projection, and {job.model.name}'s is tied",
+            "the nearest plan it can run has --sharding zero1",
+        )
+
+
+def _add_model(launch: Launch, job: Job) -> None:
+    model = job.model
+    launch.option("--num-layers", model.layers)
+    launch.option("--hidden-size", model.hidden)
+    launch.option("--ffn-hidden-size", model.ffn)
+    launch.option("--num-attention-heads", model.heads)
+    if model.kv_heads != model.heads:
+        launch.option("--group-query-attention")
+        launch.option("--num-query-groups", model.kv_heads)
+    if model.head_dim * model.heads != model.hidden:
+        launch.option("--kv-channels", model.head_dim)
+    if model.mlp != "gelu":
+        launch.option({"swiglu": "--swiglu", "relu2": "--squared-relu"}[model.mlp])
+    launch.option("--normalization", {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm])
+    launch.option("--position-embedding-type", {"rope": "rope", "learned": "learned_absolute"}[model.positions])
+    if model.positions == "rope":
+        launch.option("--rotary-base", int(model.rope_base))
+    launch.option("--max-position-embeddings", max(model.max_seq_len, job.seq_len))
+    if not model.tied_embeddings:
+        launch.option("--untie-embeddings-and-output-weights")
+    if not model.biases:
+        launch.option("--disable-bias-linear")
+    # Megatron drops out a tenth by default
+    launch.option("--attention-dropout", 0.0)
+    launch.option("--hidden-dropout", 0.0)
+    multiple = VOCAB_MULTIPLE * job.plan.tp
+    padded = -(-model.vocab // multiple) * multiple
+    words = f", padded to {padded:,}" if padded != model.vocab else ""
+    launch.notes.append(f"the vocabulary is the tokenizer's: {model.vocab:,} tokens in knee's answer{words}")
+
+
+def _add_batch(launch: Launch, job: Job) -> None:
+    launch.option("--seq-length", job.seq_len)
+    launch.option("--micro-batch-size", job.plan.micro_batch)
+    launch.option("--global-batch-size", job.global_batch)
+    launch.notes.append(f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
+                        "knee's --local-batch is the global batch over all GPUs")  # fmt: skip
+
+
+def _add_precision(launch: Launch, job: Job) -> None:
+    plan = job.plan
+    if plan.precision == "fp16":
+        launch.option("--fp16")
+        launch.option("--accumulate-allreduce-grads-in-fp32")
+        return
+    launch.option("--bf16")
+    if plan.precision == "fp8":
+        launch.option("--fp8-format", "hybrid")
+        launch.notes.append("fp8 is Transformer Engine's, with Megatron's default recipe; knee's fp8 names none")
+    if plan.reduce_dtype == "bf16":
+        launch.option("--grad-reduce-in-bf16")
+        launch.notes.append("gradients reduced in bf16 are summed over microbatches in bf16 too; knee keeps fp32 sums")
+    elif not _is_fsdp(job):
+        launch.option("--accumulate-allreduce-grads-in-fp32")
+
+
+def _add_degrees(launch: Launch, job: Job) -> None:
+    plan = job.plan
+    launch.option("--tensor-model-parallel-size", plan.tp)
+    if plan.tp > 1 and plan.sequence_parallel:
+        launch.option("--sequence-parallel")
+    if plan.tp > 1 and tp_overlap_frac(job) > 0:
+        if plan.sequence_parallel:
+            launch.option("--tp-comm-overlap")
+        else:
+            launch.notes.append("knee hides a part of TP's communication; Megatron only with sequence parallelism")
+    launch.option("--context-parallel-size", plan.cp)
+    if plan.cp > 1:
+        launch.option("--cp-comm-type", CP_TYPES[plan.cp_method])
+    launch.option("--pipeline-model-parallel-size", plan.pp)
+    if not placed(plan, AXES):
+        launch.option("--use-tp-pp-dp-mapping")
+    launch.notes.append(f"data parallelism is what is left of the GPUs: {plan.dp}")
+
+
+def _add_pipeline(launch: Launch, job: Job) -> None:
+    """Stages as knee has them: even, with the embedding and the loss counted as layers, or spelled out."""
+    plan = job.plan
+    if plan.pp == 1:
+        return
+    layers = dealt(job)
+    ends_less = (layers[0], *(layers[0] + 1 for _ in layers[2:]), layers[0])
+    if len(set(layers)) > 1 and layers != ends_less:
+        launch.option("--pipeline-model-parallel-layout", _layout(layers))
+        return
+    if plan.virtual_stages > 1:
+        launch.option("--num-virtual-stages-per-pipeline-rank", plan.virtual_stages)
+    if len(set(layers)) > 1:
+        launch.option("--account-for-embedding-in-pipeline-split")
+        launch.option("--account-for-loss-in-pipeline-split")
+
+
+def _layout(layers: tuple[int, ...]) -> str:
+    """Stages in Megatron's own notation: E embedding, t layer, L loss."""
+    stages = [f"t*{n}" if n else "" for n in layers]
+    middle = [(stage, len(list(run))) for stage, run in groupby(stages[1:-1])]
+    between = "".join(f"({stage}|)*{n}," if n > 1 else f"{stage}|" for stage, n in middle)
+    return f"E{stages[0]}|{between}{stages[-1]}L"
+
+
+def _add_sharding(launch: Launch, job: Job) -> None:
+    plan = job.plan
+    if plan.dp * plan.cp == 1:
+        return
+    if plan.sharding == "fsdp_no_reshard":
+        launch.option("--use-torch-fsdp2")
+        launch.option("--torch-fsdp2-no-reshard-after-forward")
+        launch.option("--no-gradient-accumulation-fusion")
+        return
+    launch.option("--overlap-grad-reduce")
+    if plan.sharding == "ddp":
+        return
+    launch.option("--use-distributed-optimizer")
+    if plan.dp_replicate > 1:
+        launch.option("--num-distributed-optimizer-instances", plan.dp_replicate)
+    if plan.sharding == "zero1":
+        if job.profile.gather_overlap:
+            launch.option("--overlap-param-gather")
+        return
+    launch.option("--overlap-param-gather")
+    launch.option("--use-megatron-fsdp")
+    launch.option("--data-parallel-sharding-strategy", "optim_grads_params")
+    launch.option("--ckpt-format", "fsdp_dtensor")
+    if plan.reduce_dtype == "fp32":
+        launch.option("--megatron-fsdp-main-grads-dtype", "fp32")
+        launch.option("--megatron-fsdp-grad-comm-dtype", "fp32")
+
+
+def _add_recompute(launch: Launch, job: Job) -> None:
+    plan = job.plan
+    if plan.recompute == "none":
+        return
+    launch.option("--recompute-granularity", plan.recompute)
+    if plan.recompute == "selective":
+        return
+    if plan.recompute_frac == 1:
+        launch.option("--recompute-method", "uniform")
+        launch.option("--recompute-num-layers", 1)
+        return
+    layers = dealt(job)
+    again = plan.recompute_frac * layers[0]
+    if len(set(layers)) > 1 or abs(again - round(again)) > 1e-9:
+        raise cannot(
+            TOOL,
+            "it recomputes the same whole number of layers on every stage, and the plan "
+            f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
+            "the nearest plan it can run has --recompute full without a share",
+        )
+    launch.option("--recompute-method", "block")
+    launch.option("--recompute-num-layers", round(again))

@@ -1,1 +1,0 @@
-"""Predictions against what was measured: fits, and what is held back from them."""

@@ -1,0 +1,129 @@
+"""A trace drawn: where each rank's and each step's time went, transfer and waiting, kernels by class.
+
+Specs are written as they are, without altair: it takes longer to import than a trace takes to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from knee.figures.palette import COPIES, INK, PARTS, SERIES, Look
+from knee.figures.vega import CONFIG, SCHEMA, Spec
+from knee.trace.device_time import Times
+from knee.trace.loads import KernelLoad
+from knee.trace.rank_waits import Waiting
+
+WIDTH = 340
+MS = 1e3
+BREAKDOWN: dict[str, tuple[str, Look]] = {
+    "compute": ("compute_s", PARTS["compute"]),
+    "exposed communication": ("exposed_comm_s", PARTS["exposed"]),
+    "exposed copies": ("exposed_copies_s", COPIES),
+    "idle": ("idle_s", PARTS["idle"]),
+    "overlapped communication": ("overlapped_comm_s", PARTS["overlapped"]),
+}
+"""What a bar is made of; the last lies beside compute, in a bar of its own."""
+OVERLAPPED = "overlapped communication"
+WAITING: dict[str, tuple[str, Look]] = {"transfer": ("transfer_s", SERIES[2]), "waiting": ("waiting_s", SERIES[1])}
+KINDS: dict[str, Look] = {"compute": PARTS["compute"], "communication": SERIES[2]}
+LONGEST_LABEL = 28
+
+
+def breakdown(bars: Mapping[str, Times], *, title: str) -> Spec:
+    """A stack for each bar, which adds up to its window, and a thinner one of what was hidden."""
+    values = [
+        {"bar": name, "part": part, "ms": getattr(times, field) * MS, "order": order,
+         "row": "hidden" if part == OVERLAPPED else "window"}
+        for name, times in bars.items()
+        for order, (part, (field, _)) in enumerate(BREAKDOWN.items())
+        if getattr(times, field) > 0
+    ]  # fmt: skip
+    looks = {part: look for part, (_, look) in BREAKDOWN.items()}
+    spec = _bars(values, list(bars), title=title, looks=looks, step=26 if len(bars) <= 16 else 18)
+    spec["encoding"]["yOffset"] = {
+        "field": "row", "type": "nominal", "scale": {"domain": ["window", "hidden"], "paddingInner": 0.1}}  # fmt: skip
+    return spec
+
+
+def waiting(ranks: Sequence[Waiting]) -> Spec:
+    """Transfer and waiting of each rank's collectives."""
+    values = [
+        {"bar": str(rank.rank), "part": part, "ms": getattr(rank, field) * MS, "order": order}
+        for rank in ranks
+        for order, (part, (field, _)) in enumerate(WAITING.items())
+    ]
+    looks = {part: look for part, (_, look) in WAITING.items()}
+    names = [str(rank.rank) for rank in ranks]
+    return _bars(values, names, title="rank", looks=looks, step=22 if len(ranks) <= 16 else 16)
+
+
+def classes(loads: Sequence[KernelLoad]) -> Spec:
+    """Kernel time by class, the largest first, each with its share."""
+    total = sum(load.load_s for load in loads)
+    values = [
+        {"bar": class_label(load), "part": "communication" if load.communication else "compute",
+         "ms": load.load_s * MS, "order": 0, "share": f"{load.load_s / total:.1%}" if total else ""}
+        for load in loads
+    ]  # fmt: skip
+    bars = _bars(values, [str(value["bar"]) for value in values], title=None, looks=KINDS, step=22)
+    place = {"y": bars["encoding"]["y"], "x": bars["encoding"]["x"]}
+    share = {"mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light, "aria": False},
+             "encoding": place | {"text": {"field": "share", "type": "nominal"}}}  # fmt: skip
+    mark, encoding = bars.pop("mark"), bars.pop("encoding")
+    return bars | {"layer": [{"mark": mark, "encoding": encoding}, share]}
+
+
+def class_label(load: KernelLoad) -> str:
+    """A class's name, short enough for an axis."""
+    name = load.name if len(load.name) <= LONGEST_LABEL else load.name[: LONGEST_LABEL - 1] + "…"
+    return name.replace("_", " ")
+
+
+def _bars(
+    values: list[dict[str, Any]], names: list[str], *, title: str | None, looks: Mapping[str, Look], step: int
+) -> Spec:
+    """Horizontal stacks of milliseconds, one row for each name, in their order."""
+
+    def scale(of: list[Any]) -> dict[str, Any]:
+        return {"field": "part", "type": "nominal", "legend": {"columns": 2},
+                "scale": {"domain": list(looks), "range": of}}  # fmt: skip
+
+    return {
+        "$schema": SCHEMA,
+        "width": WIDTH,
+        "height": {"step": step, "for": "position"},
+        "data": {"values": [value | {"say": _say(value)} for value in values]},
+        "mark": {"type": "bar", "strokeWidth": 1},
+        "encoding": {
+            "y": {
+                "field": "bar",
+                "type": "ordinal",
+                "title": title,
+                "scale": {"domain": list(dict.fromkeys(names)), "paddingInner": 0.25, "paddingOuter": 0.1},
+                "axis": {"labelOverlap": False, "grid": False, "ticks": False, "labelLimit": 200},
+            },
+            "x": {
+                "field": "ms",
+                "type": "quantitative",
+                "stack": "zero",
+                "title": "ms",
+                "axis": {"tickCount": 5, "format": ",~r" if _top(values) < 1 else ",~f"},
+            },
+            "order": {"field": "order", "type": "quantitative"},
+            "description": {"field": "say"},
+            "fill": scale([look.fill for look in looks.values()]),
+            "stroke": scale([look.light for look in looks.values()]),
+            # a dash shows on a pale area only
+            "strokeDash": scale([list(look.dash) if look.fill_light else [1, 0] for look in looks.values()]),
+        },
+        "config": CONFIG | {"aria": True},  # descriptions become tooltips
+    }
+
+
+def _say(value: Mapping[str, Any]) -> str:
+    return f"{value['bar']}: {value['part']} {value['ms']:,.3f} ms"
+
+
+def _top(values: Sequence[Mapping[str, Any]]) -> float:
+    return max((float(value["ms"]) for value in values), default=0.0)

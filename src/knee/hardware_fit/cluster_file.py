@@ -1,0 +1,180 @@
+"""All readings of a machine -> one cluster file: what was measured, laid over a catalogue entry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+from knee.errors import InputError, KneeError
+from knee.files import scratch_folder, write_text
+from knee.hardware_fit.gemms import FEWEST
+from knee.hardware_fit.kernel_constants import KernelFit, fit_kernels
+from knee.hardware_fit.link_constants import link_values
+from knee.hardware_fit.power_constants import power_values
+from knee.record.readings import Machine, Probe, Readings, read_readings
+from knee.specs.hardware import Cluster
+from knee.specs.load import load_cluster, load_profile
+from knee.specs.write import Value, cluster_toml
+from knee.units import show
+
+BASES = {
+    "H200": "dgx-h200",
+    "H100": "dgx-h100",
+    "A100": "dgx-a100",
+    "V100": "dgx-v100",
+    "GB200": "gb200-nvl72",
+    "B200": "dgx-b200",
+    "MI300X": "mi300x-8",
+}
+"""A word of a device's name -> the catalogue cluster that has it."""
+MEMORY_FRAC = 0.05
+"""Drivers keep some of the memory for themselves."""
+
+Values = dict[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineFile:
+    """What was written."""
+
+    path: Path
+    base: str
+    values: Values
+    """Dotted field path -> what was measured."""
+    probes: tuple[Probe, ...]
+    """Readings that it was made from."""
+    left_out: dict[Probe, str]
+    """Readings beside it that say nothing yet, and why."""
+
+
+def readings_path(out: Path, probe: Probe) -> Path:
+    """mine.toml -> mine.kernels.jsonl."""
+    return out.with_name(f"{out.stem}.{probe}.jsonl")
+
+
+def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
+    """Other probes' readings of the same cluster file."""
+    paths = [readings_path(out, other) for other in get_args(Probe) if other != probe]
+    return [(path, read_readings(path).machine) for path in paths if path.exists()]
+
+
+def base_of(machine: Machine, wanted: str | None) -> str:
+    """The catalogue cluster that says what was not measured: the one that was asked for, or one with this very GPU."""
+    if wanted is not None:
+        load_cluster(wanted)  # refuses a name that is not there
+        return wanted
+    if machine.kind == "cpu":
+        return "cpu"
+    for word in machine.device.replace("-", " ").split():
+        if word in BASES:
+            gpu = load_cluster(BASES[word]).spec.gpu
+            # a name alone does not tell a PCIe card from the SXM module
+            if gpu.sms == machine.sms and abs(machine.memory_bytes / gpu.hbm_bytes - 1.0) < MEMORY_FRAC:
+                return BASES[word]
+    memory = show(machine.memory_bytes, "bytes")
+    raise InputError(
+        f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
+        hint="give --base with the nearest one; `knee catalog` lists them",
+    )
+
+
+def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values] | None = None) -> MachineFile:
+    """Derive the cluster file anew from all readings that lie beside it; ``known`` is what was derived already."""
+    found: dict[Probe, Readings] = {
+        probe: read_readings(path) for probe in get_args(Probe) if (path := readings_path(out, probe)).exists()
+    }
+    first = next(iter(found.values())).machine
+    name = base_of(first, base)
+    cluster = load_cluster(name).spec
+    values: Values = {}
+    used: list[Probe] = []
+    left_out: dict[Probe, str] = {}
+    for probe, readings in found.items():
+        if probe not in DERIVE:
+            continue
+        try:
+            values |= known[probe] if known and probe in known else DERIVE[probe](readings, cluster)
+            used.append(probe)
+        except KneeError as error:  # one probe's beginning does not hold up another's result
+            left_out[probe] = error.message
+    text = cluster_toml(
+        name,
+        values,
+        comments=(
+            f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
+            f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
+        ),
+    )
+    with scratch_folder() as folder:
+        (folder / "new.toml").write_text(text, encoding="utf-8")
+        load_cluster(str(folder / "new.toml"))  # what is written can be read
+    write_text(out, text)
+    return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
+
+
+def kernel_values(readings: Readings, cluster: Cluster) -> Values:
+    """Fields of the GPU that kernels tell, and the host's launch time."""
+    return values_of_fit(readings.machine, fit_kernels(readings, cluster.gpu, load_profile("eager").spec), cluster)
+
+
+def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
+    """A fit as values with their sources."""
+    taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}, spread {fit.spread_frac:.1%}"
+
+    def fitted(value: float | str, part: str) -> Value:
+        return Value(value=value, kind="fitted", source=f"{taken}: {fit.residuals[part].words}")
+
+    def read(value: float | str, what: str) -> Value:
+        return Value(value=value, kind="measured", source=f"{taken}: {what}")
+
+    gpu, main = fit.gpu, next(part for part in fit.residuals if part.startswith("products"))
+    values = {
+        "gpu.sms": read(gpu.sms, "as torch reports it"),
+        "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
+        "gpu.gemm_frac": fitted(_short(gpu.gemm_frac), main),
+        "gpu.gemm_half_k": fitted(_short(gpu.gemm_half_k), main),
+        "gpu.gemm_half_intensity": fitted(_short(gpu.gemm_half_intensity), main),
+        "gpu.kernel_s": fitted(f"{_short(gpu.kernel_s * 1e6)} us", main),
+        "gpu.hbm_frac": read(_short(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
+    }
+    if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
+        streamed = f"{_short(gpu.hbm_bytes_per_s / 1e9)} GB/s"
+        values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
+    if machine.kind == "cpu":
+        best = f"{_short((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
+        for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
+            values[field] = read(best, "the best fp32 product, in place of a peak")
+    eight = fit.residuals.get("products fp8")
+    if gpu.fp8_gemm_frac is not None and eight is not None and eight.points >= FEWEST:
+        values["gpu.fp8_gemm_frac"] = fitted(_short(gpu.fp8_gemm_frac), "products fp8")
+    for kernel, rate in gpu.attention.items():
+        if f"attention {kernel} forward" in fit.residuals:
+            for field, value in asdict(rate).items():
+                # `knee probe power` tells the energy; rows that did not vary tell nothing of themselves
+                if field == "j_per_flop" or (field == "half_rows" and not fit.rows_vary[kernel]):
+                    continue
+                part = f"attention {kernel} {'backward' if 'backward' in field else 'forward'}"
+                values[f"gpu.attention.{kernel}.{field}"] = fitted(_short(value), part)
+    if fit.launch_s is not None:
+        eager = load_profile("eager").spec.launch_s
+        what = (
+            f"{show(fit.launch_s, 's')} a kernel in an eager step too small to keep the device busy, over the "
+            f"profile's {show(eager, 's')}"
+        )
+        values["node.launch_scale"] = read(_short(fit.launch_s / eager), what)
+    return values
+
+
+def _short(value: float) -> float:
+    """Four digits: more than any reading has."""
+    return float(f"{value:.4g}")
+
+
+DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {
+    "kernels": kernel_values,
+    "power": power_values,
+    "collectives": link_values,
+}
+"""Which probes tell something of the cluster, and how."""

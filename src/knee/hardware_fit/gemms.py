@@ -1,0 +1,101 @@
+"""Readings of matrix products -> the four parameters of ``cost.compute.gemm_s``, and fp8's share of its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from knee.arrays import Bools, Floats
+from knee.cost.kernel_cost import gemm_s
+from knee.errors import InputError
+from knee.hardware_fit.least_squares import distance, minimum
+from knee.record.probe_points import GemmPoint, Record
+from knee.record.readings import Readings
+from knee.specs.hardware import Gpu
+
+FEWEST = 12
+"""Products below which a fit would be of noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gemms:
+    """Products of one type, as columns."""
+
+    m: Floats
+    n: Floats
+    k: Floats
+    measured_s: Floats
+    settings: list[tuple[int, int]]
+    """Weight shapes: what a held-out set leaves out whole."""
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[GemmPoint, Record]]) -> Gemms:
+        """Points with their readings."""
+        m, n, k = (np.array([float(getattr(p, side)) for p, _ in pairs]) for side in ("m", "n", "k"))
+        return cls(m, n, k, np.array([r["median_s"] for _, r in pairs]), [p.weight for p, _ in pairs])
+
+    def predict(self, gpu: Gpu, peak: float) -> Floats:
+        """Seconds by the cost model."""
+        return gemm_s(gpu, np.full(len(self.m), peak), self.m, self.n, self.k)
+
+
+def main_type(readings: Readings) -> str:
+    """The type that most products were measured in."""
+    types: list[str] = [p.dtype for p, _ in readings.good("gemm")]
+    if len(types) < FEWEST:
+        raise InputError(
+            f"{len(types)} products were measured; a fit needs at least {FEWEST}",
+            hint="let `knee probe kernels` run on; it goes on where it stopped",
+        )
+    return max(set(types), key=types.count)
+
+
+def products_of(readings: Readings, dtype: str) -> Gemms:
+    """All products of a type."""
+    return Gemms.of([(p, r) for p, r in readings.good("gemm") if p.dtype == dtype])
+
+
+def peak_of(gpu: Gpu, dtype: str) -> float:
+    """The peak that a type's products are held against; fp32 on a processor has the 16-bit one's place."""
+    rates = {"fp16": gpu.fp16_flop_per_s, "fp8": gpu.fp8_flop_per_s}
+    return rates.get(dtype) or gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+
+
+def with_peaks(readings: Readings, gpu: Gpu) -> Gpu:
+    """A processor has no published peak: its best product is taken for it."""
+    gpu = replace(gpu, sms=readings.machine.sms, hbm_bytes=readings.machine.memory_bytes)
+    if readings.machine.kind == "cuda":
+        return gpu
+    best = max(p.flop / r["median_s"] for p, r in readings.good("gemm"))
+    return replace(gpu, fp16_flop_per_s=best, bf16_flop_per_s=best)
+
+
+def fit_gemms(products: Gemms, gpu: Gpu, peak: float, kept: Bools | None = None) -> Gpu:
+    """gemm_frac, gemm_half_k, gemm_half_intensity, kernel_s by least absolute relative error."""
+    chosen = slice(None) if kept is None else kept
+
+    def made(x: Floats) -> Gpu:
+        frac, half_k, half_intensity, kernel = (float(v) for v in x)
+        return replace(gpu, gemm_frac=frac, gemm_half_k=half_k, gemm_half_intensity=half_intensity, kernel_s=kernel)
+
+    def loss(x: Floats) -> float:
+        return distance(products.predict(made(x), peak)[chosen], products.measured_s[chosen])
+
+    rates = 2.0 * products.m * products.n * products.k / products.measured_s / peak
+    start = [float(np.quantile(rates[chosen], 0.8)), 128.0, 2.0, float(np.min(products.measured_s)) / 2]
+    return made(minimum(loss, start, low=(0.01, 1.0, 0.1, 1e-8), high=(1.0, 2048.0, 64.0, 1e-4)))
+
+
+def fit_eight_bit(readings: Readings, gpu: Gpu) -> Gpu:
+    """fp8 products reach another share of their peak: clocks fall further under the power limit."""
+    products = products_of(readings, "fp8")
+    if gpu.fp8_flop_per_s is None or len(products.m) < FEWEST:
+        return gpu
+
+    def loss(x: Floats) -> float:
+        return distance(products.predict(replace(gpu, gemm_frac=float(x[0])), peak), products.measured_s)
+
+    peak = gpu.fp8_flop_per_s
+    return replace(gpu, fp8_gemm_frac=float(minimum(loss, [gpu.gemm_frac], low=(0.01,), high=(1.0,))[0]))

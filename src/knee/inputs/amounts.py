@@ -1,0 +1,42 @@
+"""Amounts as people write them: ``15T`` tokens, ``8B`` parameters, ``2M`` dollars, or plain numbers."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from knee.budgets.training_cost import parse_tokens
+from knee.errors import InputError, argument
+
+Amount = str | float
+
+
+def count_of(name: str, given: Amount | None) -> float | None:
+    """Tokens or parameters: ``15T``, ``300B``, ``1.4e12``."""
+    if given is None:
+        return None
+    try:
+        return parse_tokens(str(given))
+    except InputError:
+        raise InputError(
+            f"{argument(name)} {given!r} is no number from 1 to 1e18",
+            hint="for example 8B, 350M, 1.5T or 1.4e12",
+            code="not-an-amount",
+            field=name,
+        ) from None
+
+
+def amount_of(name: str, given: Amount | None) -> float | None:
+    """Dollars or MWh: a number, or one with k, M, B or T behind it; whether it can be a limit is asked later."""
+    if given is None:
+        return None
+    with suppress(ValueError):
+        return float(given)
+    try:
+        return parse_tokens(str(given))
+    except InputError:
+        raise InputError(
+            f"{argument(name)} {given!r} is no number",
+            hint="for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T are thousands to trillions",
+            code="not-an-amount",
+            field=name,
+        ) from None

@@ -1,0 +1,1 @@
+"""Kineto trace files: read into columns of whole nanoseconds, and written."""

@@ -1,0 +1,144 @@
+"""A trace's columns beside the user's other caches, so that a second look is instant.
+
+An entry holds only for a file of the same size, times of change, and first and last bytes, read by this very reader;
+one that is damaged, or does not hold, is read anew and replaced. Nothing fails for want of a cache. What is no plain
+file (a pipe, the standard input) can be read once only: it is copied first, and has no entry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import asdict, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knee.errors import KneeError
+from knee.files import replacing, scratch_folder
+from knee.kineto.cpu_trace import host_columns, of_gpu
+from knee.kineto.decode import Args
+from knee.kineto.event_columns import Counts, Issued, RankTrace, Step, read_columns
+from knee.kineto.event_stream import Told
+
+EDGE_BYTES = 4096
+LARGEST_BYTES = 256 << 20
+"""Of all entries together; the ones not looked at for longest go first."""
+ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
+READERS = ("blocks", "event_columns", "decode", "gloo", "cpu_trace", "nested_spans", "event_stream")
+"""Modules whose text decides what an entry says."""
+
+
+def cached_columns(path: Path, *, use: bool = True, told: Told | None = None) -> RankTrace:
+    """The columns of a trace, from the cache where it has them; ``told`` hears how many bytes were read."""
+    if not path.is_file():
+        return _read_pipe(path, told)
+    if not use:
+        return _read(path, told)
+    try:
+        entry, seal = _entry(path), _seal(path)
+    except (OSError, RuntimeError):  # there may be no home to have a cache in
+        return _read(path, told)
+    found = _load(entry, seal, path)
+    if found is None:
+        found = _read(path, told)
+        _save(entry, seal, found)
+    return found
+
+
+def _read(path: Path, told: Told | None) -> RankTrace:
+    found = read_columns(path, told=told)
+    return found if len(found) or of_gpu(found) else host_columns(found)
+
+
+def _read_pipe(path: Path, told: Told | None) -> RankTrace:
+    """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
+    with scratch_folder() as made:
+        copy = made / "trace"
+        found = read_columns(path, copy=copy, told=told)
+        if not len(found) and not of_gpu(found):
+            found = replace(host_columns(replace(found, path=copy)), path=path)
+    return found
+
+
+def folder() -> Path:
+    """Where entries lie."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "knee" / "traces"
+
+
+def _entry(path: Path) -> Path:
+    return folder() / f"{hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()}.npz"
+
+
+def _seal(path: Path) -> dict[str, Any]:
+    """What must be the same for an entry to hold."""
+    status = path.stat()
+    with path.open("rb") as file:
+        edges = file.read(EDGE_BYTES)
+        file.seek(max(0, status.st_size - EDGE_BYTES))
+        edges += file.read(EDGE_BYTES)
+    return {
+        "size": status.st_size,
+        "changed_ns": [status.st_mtime_ns, status.st_ctime_ns],
+        "edges": hashlib.blake2b(edges).hexdigest(),
+        "reader": _reader(),
+    }
+
+
+@cache
+def _reader() -> str:
+    """The reader's own text: an entry of another one means nothing."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name in READERS:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()
+
+
+def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
+    told = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
+    told |= {
+        "args": [[row, list(args)] for row, args in trace.args.items()],
+        "issued": [[row, list(call)] for row, call in trace.issued.items()],
+        "steps": [asdict(step) for step in trace.steps],
+        "counts": asdict(trace.counts),
+    }
+    # no room, no right to write, or what no JSON holds
+    with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
+        text = json.dumps({"seal": seal, "told": told}).encode()
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(entry) as partial, partial.open("wb") as file:
+            np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
+        _prune(entry.parent)
+
+
+def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
+    try:
+        with np.load(entry, allow_pickle=False) as stored:
+            text = json.loads(stored["told"].tobytes())
+            if text["seal"] != seal:
+                return None
+            arrays = {name: stored[name] for name in ARRAYS}
+        told = text["told"]
+        told["args"] = {int(row): Args(*values) for row, values in told["args"]}
+        told["issued"] = {int(row): Issued(*values) for row, values in told["issued"]}
+        told["steps"] = tuple(Step(**step) for step in told["steps"])
+        told["counts"] = Counts(**told["counts"])
+        told["names"], told["notes"] = tuple(told["names"]), tuple(told["notes"])
+        os.utime(entry)
+        return RankTrace(path=path, **arrays, **told)
+    except Exception:  # a damaged entry fails in as many ways as zip, NumPy and JSON know
+        return None
+
+
+def _prune(where: Path) -> None:
+    entries = sorted(((e.stat().st_mtime, e.stat().st_size, e) for e in where.glob("*.npz")), reverse=True)
+    total = 0
+    for _, size, entry in entries:
+        total += size
+        if total > LARGEST_BYTES:
+            entry.unlink(missing_ok=True)

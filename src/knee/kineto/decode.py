@@ -1,0 +1,307 @@
+"""JSON into events: msgspec where it is installed, the standard library where only torch and NumPy are.
+
+Of an event only what is asked of it is decoded. Times stay text: as a float64, microseconds since 1970 are not exact.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from knee.arrays import Bools
+
+try:
+    import msgspec
+except ImportError:  # a worker on a machine with torch and NumPy alone
+    msgspec = None  # type: ignore[assignment]
+
+STRING_OR_NUMBER = re.compile(
+    rb'(?:"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)[^"\-+ni]*+)++|'
+    rb"[-+]?\b(?:nan(?:\(\w*+\))?|inf(?:inity)?)(?=\s*+(?:[,}\]]|$))",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What C++ prints for numbers that JSON does not have. Strings are matched too, so that none is found inside them: as
+many as there are with nothing between them that could be one, and one without an end to the end."""
+Int64 = npt.NDArray[np.int64]
+LAUNCHES = ("_runtime", "_driver")
+"""How the categories of calls that launch end: CUDA's and HIP's."""
+ROLES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset", "user_annotation": "annotation",
+         "memcpy": "gpu_memcpy", "memset": "gpu_memset", "runtime": "launch", "operator": "annotation"}  # fmt: skip
+"""Category -> what it is read as; the last four are torch 1.8's to 1.11's, whose steps are operators."""
+FURTHEST_DIGIT = 40
+"""A time of more digits is none."""
+_CUT_OFF = Context(prec=FURTHEST_DIGIT + 24, rounding=ROUND_DOWN)
+"""Enough digits for every time, and no rounding up of those beyond."""
+
+
+@lru_cache(1024)
+def role_of(category: str) -> str | None:
+    """What events of a category are read as: kernel, gpu_memcpy, gpu_memset, annotation or launch; None for those that
+    are only counted."""
+    name = category.lower()
+    return ROLES.get(name) or ("launch" if name.endswith(LAUNCHES) else None)
+
+
+def _role(event: Any) -> str | None:
+    return role_of(event.cat) if isinstance(event.cat, str) else None
+
+
+class Event(NamedTuple):
+    """An event, from the standard library's decoder; msgspec's has the same fields."""
+
+    ph: Any
+    cat: Any
+    name: Any
+    pid: Any
+    tid: Any
+    ts: Any
+    dur: Any
+    args: Any
+
+    @property
+    def role(self) -> str | None:
+        """What it is read as."""
+        return _role(self)
+
+
+class Args(NamedTuple):
+    """What of an event's arguments is read."""
+
+    stream: Any
+    device: Any
+    correlation: Any
+    collective: Any
+    in_elements: Any
+    out_elements: Any
+    group_size: Any
+    dtype: Any
+    group: Any
+    group_description: Any
+    group_ranks: Any
+    rank_start: Any
+    rank_stride: Any
+    seq: Any
+
+
+KEYS = {
+    "stream": "stream",
+    "device": "device",
+    "correlation": "correlation",
+    "collective": "Collective name",
+    "in_elements": "In msg nelems",
+    "out_elements": "Out msg nelems",
+    "group_size": "Group size",
+    "dtype": "dtype",
+    "group": "Process Group Name",
+    "group_description": "Process Group Description",
+    "group_ranks": "Process Group Ranks",
+    "rank_start": "Global rank start",
+    "rank_stride": "Global rank stride",
+    "seq": "Seq",
+}
+"""Kineto's words for them."""
+NO_ARGS = Args(*[None] * len(KEYS))
+
+CATEGORIES = (
+    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "mtia_runtime",
+    "glow_runtime", "privateuse1_runtime", "privateuse1_driver", "user_annotation", "gpu_user_annotation", "cpu_op",
+    "cpu_instant_event", "ac2g", "fwdbwd", "async_cpu_gpu", "async_gpu", "python_function", "overhead", "cuda_sync",
+    "cuda_event", "external_correlation", "collective_comm", "hpu_op", "mtia_ccp_events", "mtia_insight", "Trace",
+    "Kernel", "Memcpy", "Memset", "Runtime", "Operator", "Async",
+)  # fmt: skip
+"""Kineto's categories. Events of others are read too, but slower."""
+
+if msgspec is not None:
+    _RAW = (msgspec.Raw, msgspec.field(default=msgspec.Raw(b"")))
+    _NUMBERS = ("stream", "device", "correlation")
+    _words = [(field, Any, msgspec.field(default=None, name=key)) for field, key in KEYS.items() if key not in _NUMBERS]
+    _Args = msgspec.defstruct("_Args", [*((name, *_RAW) for name in _NUMBERS), *_words], gc=False)
+    _Launch = msgspec.defstruct("_Launch", [("correlation", *_RAW)], gc=False)
+
+    def _event(args: Any) -> Any:
+        fields = [(name, Any, None) for name in ("ph", "cat", "name", "pid", "tid")]
+        return msgspec.defstruct("_Event", [*fields, ("ts", *_RAW), ("dur", *_RAW), ("args", args, None)], gc=False,
+                                 namespace={"role": property(_role)})  # fmt: skip
+
+    def _of_category(category: str) -> Any:
+        """Only what is asked of this category, so that nothing is made of the many events that are not read."""
+        role = role_of(category)
+        fields: list[Any] = []
+        if role == "launch":
+            fields = [("ts", *_RAW), ("args", _Launch | None, None)]
+        elif role == "annotation":
+            fields = [("ph", Any, None), ("name", Any, None), ("ts", *_RAW), ("dur", *_RAW)]
+        elif role is not None:
+            fields = [("ph", Any, None), ("name", Any, None), ("pid", Any, None), ("tid", Any, None), ("ts", *_RAW),
+                      ("dur", *_RAW), ("args", _Args | None, None)]  # fmt: skip
+        return msgspec.defstruct("_" + category, fields, gc=False, tag_field="cat", tag=category,
+                                 namespace={"role": role})  # fmt: skip
+
+    _quick = msgspec.json.Decoder(list[Union[tuple(map(_of_category, CATEGORIES))]])  # type: ignore[misc]  # noqa: UP007
+    _typed = msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]
+    _whole = msgspec.json.Decoder(list[_event(Any)])  # type: ignore[misc]
+
+
+class NotJson(Exception):
+    """The text is no JSON, or not a list of events."""
+
+
+def decode(text: bytes, *, all_args: bool = False) -> list[Any]:
+    """``text`` is a JSON list of events. ``all_args`` keeps every argument, in a dict."""
+    decoders = () if msgspec is None else (_whole,) if all_args else (_quick, _typed)
+    for decoder in decoders:
+        try:
+            return decoder.decode(text)  # type: ignore[no-any-return]
+        except msgspec.ValidationError:  # an event of another category, something that is no event, args no object
+            continue
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise NotJson from None
+    return _standard(text, all_args)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+_exact = json.JSONDecoder(parse_float=str, parse_constant=_no_constant)
+scan = _exact.raw_decode
+"""One value of a text and where it ends, with fractional numbers as text."""
+
+
+def _standard(text: bytes, all_args: bool) -> list[Any]:
+    try:
+        found = _exact.decode(text.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise NotJson from None
+    return [event_of(one, all_args) for one in found if isinstance(one, dict)]
+
+
+def event_of(one: dict[str, Any], all_args: bool) -> Event:
+    """An event from its dict, with fractional numbers as text."""
+    args = one.get("args")
+    if not all_args:
+        args = Args(*(args.get(key) for key in KEYS.values())) if isinstance(args, dict) else None
+    return Event(args=args, **{name: one.get(name) for name in Event._fields[:-1]})
+
+
+def decode_object(text: bytes) -> Any:
+    """Any JSON value."""
+    try:
+        return json.loads(text.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise NotJson from None
+
+
+def repaired(text: bytes, *, by: bytes = b"null") -> bytes:
+    """The same with null, or another word, for numbers that JSON does not have."""
+    plain_text = text.lower()
+    if b"nan" not in plain_text and b"inf" not in plain_text:
+        return text
+    return STRING_OR_NUMBER.sub(lambda one: one[0] if one[0].startswith(b'"') else by.ljust(len(one[0])), text)
+
+
+_ZEROS = (b"000", b"00", b"0", b"")
+_COMMA, _MINUS, _POINT, _ZERO = b",-.0"
+_TENS = 10 ** np.arange(19, dtype=np.int64)
+
+
+def whole_column(values: list[Any]) -> tuple[Int64, Int64]:
+    """Whole numbers as they stand in the file, and the rows of those that are written in another way."""
+    found, read = _column(values, decimals=0)
+    return found, np.flatnonzero(~read)
+
+
+def nanosecond_column(times: list[Any]) -> tuple[Int64, Int64]:
+    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
+    found, read = _column(times, decimals=3)
+    return found, np.flatnonzero(~read | (found < 0))
+
+
+def _column(values: list[Any], *, decimals: int) -> tuple[Int64, Bools]:
+    """Numbers times ten to the ``decimals``, further ones cut off, and which were read.
+
+    Digit by digit for all numbers together: no expression has to guess where a number ends, so that the time does not
+    depend on how they are written.
+    """
+    nothing = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
+    text = np.frombuffer(_joined(values) + b",", dtype=np.uint8)
+    digit = text - np.uint8(_ZERO)  # what stands before 0 comes out large
+    marks = np.flatnonzero(digit > 9)
+    end = marks[text[marks] == _COMMA]
+    if len(end) != len(values):
+        return nothing
+    start = np.concatenate(([0], end[:-1] + 1))
+    minus = text[start] == _MINUS
+    start += minus
+    points = marks[text[marks] == _POINT]
+    point = end.copy()
+    point[np.searchsorted(end, points)] = points
+    has_point, width, after = point < end, point - start, end - point - 1
+    other = np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - minus - has_point
+    widest = len(_TENS) - decimals
+    fits = (width < widest) | ((width == widest) & (digit[start] < 9))  # int64 ends between 9 and 10 times 10^18
+    read = (other == 0) & (width > 0) & fits & (~has_point | ((after > 0) & (decimals > 0)))
+    found = nothing[0]
+    for place in range(1, int(width[read].max(initial=0)) + 1):
+        found += _at(digit, point - place, place <= width) * _TENS[place - 1 + decimals]
+    for place in range(1, decimals + 1):
+        found += _at(digit, point + place, place <= after) * _TENS[decimals - place]
+    return np.where(minus, -found, found), read
+
+
+def _at(digit: npt.NDArray[np.uint8], place: Int64, there: Bools) -> Int64:
+    """The digits at some places, 0 where there is none."""
+    return np.where(there, digit[np.where(there, place, 0)], 0).astype(np.int64)
+
+
+def _joined(values: list[Any]) -> bytes:
+    try:
+        return b",".join(values)
+    except TypeError:  # the last events of a file come from the standard library, which has made numbers and words
+        return b",".join(map(_text, values))
+
+
+def plain(value: Any) -> Any:
+    """The same, decoded where it is still text of the file."""
+    if msgspec is None or type(value) is not msgspec.Raw:
+        return value
+    try:
+        return scan(bytes(value).decode("utf-8", "replace"))[0]
+    except (ValueError, RecursionError):
+        return None
+
+
+def nanoseconds(microseconds: Any) -> int | None:
+    """A time as it stands in the file, exactly: three decimals are nanoseconds. None where it is no number."""
+    text = _text(microseconds)
+    dot = text.find(b".")
+    fraction = text[dot + 1 : dot + 4] if dot >= 0 else b""
+    try:
+        if dot >= 0 and text[dot + 1 :].isdigit():
+            return int(text[:dot] + fraction + _ZEROS[len(fraction)])
+        return int(text) * 1000
+    except ValueError:
+        return _unusual(text)
+
+
+def _text(number: Any) -> bytes:
+    if msgspec is not None and type(number) is msgspec.Raw:
+        return bytes(number)
+    return str(number).encode("utf-8", "replace") if isinstance(number, (int, float, str)) else b""
+
+
+def _unusual(text: bytes) -> int | None:
+    """Numbers in quotes, with an exponent, or without digits before the point."""
+    try:
+        number = Decimal(text.strip(b'"').decode("utf-8", "replace"))
+    except InvalidOperation:
+        return None
+    if not number.is_finite() or number.adjusted() > FURTHEST_DIGIT:
+        return None
+    return int(number.scaleb(3, _CUT_OFF)) if number.adjusted() > -FURTHEST_DIGIT else 0

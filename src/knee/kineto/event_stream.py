@@ -1,0 +1,283 @@
+"""A trace's events as they come out of a file, a block at a time, and what stands around them.
+
+A block is cut between two events. Where that is is guessed, and the guess is proven: a text that begins between two
+events and parses as a list of them ends between two as well, since brackets and quotes inside it are closed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from knee.errors import InputError
+from knee.kineto.blocks import CutOff, blocks
+from knee.kineto.decode import NotJson, decode, decode_object, event_of, repaired, scan
+
+Told = Callable[[int], None]
+"""Hears of bytes that were read, unpacked."""
+KEY = re.compile(r'[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+(\[?)', re.DOTALL)
+BETWEEN = re.compile(rb"\}\s*+,\s*+\{")
+SEPARATORS = re.compile(r"[ \t\r\n,]*+")
+GUESSES = 4
+LONGEST_EVENT_BYTES = 1 << 24
+"""More text without a whole event is no trace."""
+LONGEST_HEAD_BYTES = 1 << 26
+NEAR_BYTES = 1 << 12
+"""Where the end of an event is looked for first."""
+SPACE = b" \t\r\n"
+LONGEST_LETTER = 4
+"""Bytes of UTF-8."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One file's events. ``head``, ``cut`` and ``repairs`` are known once all events were taken."""
+
+    path: Path
+    all_args: bool = False
+    copy: Path | None = None
+    """A file to write all to that is read."""
+    told: Told | None = None
+    head: dict[str, Any] = field(default_factory=dict)
+    """What the document says besides its events."""
+    cut: str | None = None
+    """Why the end of the file could not be read; None for a whole file."""
+    repairs: int = 0
+    """Blocks in which numbers were put right that JSON does not have."""
+    is_list: bool = False
+    """Whether the document is nothing but its events."""
+    closed: bool = False
+    """Whether the end of the events was seen."""
+
+    def events(self) -> Iterator[list[Any]]:
+        """Lists of events, in the file's order."""
+        source = blocks(self.path) if self.copy is None else blocks(self.path, copy=self.copy)
+        try:
+            yield from self._events(_Buffer(self, source))
+        finally:
+            source.close()  # type: ignore[attr-defined]
+
+    def _events(self, buffer: _Buffer) -> Iterator[list[Any]]:
+        self._enter(buffer)
+        while True:
+            events = self._whole_block(buffer)
+            if events:
+                yield events
+            if buffer.more() if events else buffer.double():
+                continue
+            if not self.closed:
+                yield self._one_by_one(buffer)
+            return
+
+    def _enter(self, buffer: _Buffer) -> None:
+        """Read up to the first event."""
+        while not buffer.text and buffer.more():
+            buffer.text = buffer.text.lstrip(SPACE + b"\xef\xbb\xbf")
+        start = buffer.text
+        if not start:
+            raise InputError(f"{self.path} is empty" if not self.cut else f"{self.path}: {self.cut}, before any event")
+        if start.startswith(b"["):
+            buffer.text, self.is_list = start[1:], True
+            return
+        if not start.startswith(b"{"):
+            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT)
+        if self._find_events(buffer):
+            return
+        if self.cut:
+            raise InputError(f"{self.path}: {self.cut}, before any event")
+        try:
+            decode_object(buffer.text)
+        except NotJson:
+            raise InputError(f"{self.path} is not whole JSON, and has no traceEvents", hint=HINT) from None
+        raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT)
+
+    def _find_events(self, buffer: _Buffer) -> bool:
+        """Read up to the events; False where there are none."""
+        at = 1
+        while True:
+            for repair in (False, True):
+                text = repaired(buffer.text, by=b"0") if repair else buffer.text  # of one length: places stay the same
+                at, events = _past_keys(text.decode("latin-1"), at)
+                if events is not None:
+                    return self._take_head(buffer, at, events)
+            if buffer.text[at : at + 1] == b"}" or len(buffer.text) > LONGEST_HEAD_BYTES or not buffer.double():
+                return False
+
+    def _take_head(self, buffer: _Buffer, end: int, events: int) -> bool:
+        try:
+            head = decode_object(repaired(buffer.text[:end] + b'"traceEvents":[]}'))
+        except NotJson:
+            return False
+        self.head |= {name: value for name, value in head.items() if name != "traceEvents"}
+        buffer.text = buffer.text[events:]
+        return True
+
+    def _whole_block(self, buffer: _Buffer) -> list[Any]:
+        """Events of the buffer up to a proven cut; none where there is no such cut."""
+        end = len(buffer.text)
+        for _ in range(GUESSES):
+            at = _last_between(buffer.text, end)
+            if at is None:
+                break
+            events = self._decoded(buffer.text[: at + 1])
+            if events is not None:
+                buffer.text = buffer.text[buffer.text.index(b",", at) + 1 :]
+                return events
+            end = at
+        if len(buffer.text) <= LONGEST_EVENT_BYTES:
+            return []
+        events = self._one_by_one(buffer, last=False)
+        if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
+            raise InputError(f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of it hold no event", hint=HINT)
+        return events
+
+    def _decoded(self, text: bytes) -> list[Any] | None:
+        for repair in (False, True):
+            changed = repaired(text) if repair else text
+            if repair and changed == text:
+                return None
+            try:
+                events = decode(b"[" + changed + b"]", all_args=self.all_args)
+            except NotJson:
+                continue
+            self.repairs += repair
+            return events
+        return None
+
+    def _one_by_one(self, buffer: _Buffer, *, last: bool = True) -> list[Any]:
+        """Events one after the other, up to the end of their list, to what is incomplete, or to what is no JSON."""
+        rest = buffer.text
+        if not last:  # the last letter may be cut in two: leave it, from its first byte on
+            ends = rest[-LONGEST_LETTER:]
+            rest = rest[: -next((i for i in range(1, len(ends) + 1) if ends[-i] & 0xC0 != 0x80), 1)]
+        found: list[Any] = []
+        text, at, is_repaired = rest.decode("utf-8", "replace"), 0, False
+        while True:
+            at = _skip(text, at)
+            if text[at : at + 1] == "]":
+                self._leave(text[at + 1 :].encode() + buffer.text[len(rest) :] + buffer.rest())
+                return found
+            try:
+                one, end = scan(text, at)
+            except (ValueError, RecursionError):
+                if not is_repaired:
+                    left, is_repaired = text[at:], True
+                    text, at = repaired(left.encode()).decode(), 0
+                    self.repairs += text != left
+                    continue
+                if last:
+                    self._end(text[at:])
+                break
+            if isinstance(one, dict):
+                found.append(event_of(one, self.all_args))
+            at = end
+        if not last:
+            buffer.text = text[at:].encode() + buffer.text[len(rest) :]
+        return found
+
+    def _leave(self, rest: bytes) -> None:
+        """What the document says after its events."""
+        self.closed = True
+        rest = rest.strip()
+        if self.cut or (self.is_list and not rest):
+            return
+        try:
+            after = decode_object(b"{" + repaired(rest).lstrip(SPACE + b","))
+        except NotJson:
+            self.cut = self.cut or "what follows the events is incomplete"
+            return
+        if isinstance(after, dict):
+            self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
+
+    def _end(self, rest: str) -> None:
+        """The text ended inside the list of events."""
+        if rest.strip():
+            self.cut = self.cut or "the file ends in the middle of an event, or what follows is no JSON"
+        else:
+            self.cut = self.cut or "the list of events is not closed"
+
+
+HINT = "a trace is what torch.profiler's export_chrome_trace writes, as .json or .json.gz"
+
+
+class _Buffer:
+    """Text that was read and not yet decoded."""
+
+    def __init__(self, stream: Stream, source: Iterator[bytes]) -> None:
+        self.stream, self.source = stream, source
+        self.text = b""
+        self.ended = False
+
+    def more(self) -> bool:
+        """Add a block; False at the end."""
+        if self.ended:
+            return False
+        try:
+            block = next(self.source, None)
+        except CutOff as why:
+            self.stream.cut, block = str(why), None
+        if block is None:
+            self.ended = True
+            return False
+        self.text += block
+        if self.stream.told is not None:
+            self.stream.told(len(block))
+        return True
+
+    def double(self) -> bool:
+        """Add as much as there is, so that looking again and again takes no longer than the text; False at the end."""
+        before, self.text, size = [self.text], b"", max(1, len(self.text))
+        while size > 0 and self.more():
+            size -= len(self.text)
+            before.append(self.text)
+            self.text = b""
+        self.text = b"".join(before)
+        return len(before) > 1
+
+    def rest(self) -> bytes:
+        """All that is left to read; nothing more is wanted then."""
+        parts: list[bytes] = []
+        self.text, size = b"", 0
+        while size < LONGEST_HEAD_BYTES and self.more():
+            parts.append(self.text)
+            self.text, size = b"", size + len(self.text)
+        self.ended = True
+        return b"".join(parts)
+
+
+def _last_between(text: bytes, end: int) -> int | None:
+    """Where the last event before ``end`` seems to close."""
+    reach = NEAR_BYTES
+    while True:
+        begin, found = max(0, end - reach), None
+        for found in BETWEEN.finditer(text, begin, end):  # noqa: B007  the last one counts
+            pass
+        if found is not None:
+            return found.start()
+        if begin == 0 or reach > LONGEST_EVENT_BYTES:
+            return None
+        reach *= 8
+
+
+def _past_keys(text: str, at: int) -> tuple[int, int | None]:
+    """From where a key of the document may begin: the last such place, and where the events of ``traceEvents`` begin;
+    None where the text ends before, or is no JSON. Each value is read once, and no string is taken for a key."""
+    while found := KEY.match(text, at):
+        if found[1] == '"traceEvents"' and found[2]:
+            return at, found.end()
+        try:
+            end = _skip(text, scan(text, found.start(2))[1])
+        except (ValueError, RecursionError):
+            break
+        if end == len(text):  # a number may go on
+            break
+        at = end
+    return at, None
+
+
+def _skip(text: str, at: int) -> int:
+    found = SEPARATORS.match(text, at)
+    return found.end() if found else at

@@ -1,0 +1,254 @@
+"""What a processor did in a trace: operators that compute, and gloo's calls with the operator that issued each.
+
+gloo annotates a reduce-scatter as ``gloo:all_reduce``, and names no group. The operator on the issuing thread says the
+collective; the annotations around it say the axis: FSDP's and DTensor's own, or ``knee::AXIS`` where knee's trainer
+put one. A group has worker threads of its own, so that one call whose axis is known tells that of its thread's others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from knee.kineto.event_columns import Issued
+from knee.kineto.nested_spans import Span, nested
+
+CALLS = "gloo:"
+ISSUES = "c10d::"
+COMM_NAMESPACES = ("c10d", "_c10d_functional", "_dtensor", "gloo")
+WAITING = ("autograd", "profiler")
+"""Namespaces of operators that wrap others, and wait for communication inside hooks."""
+AXIS = "knee::"
+FSDP = "FSDP::"
+REDISTRIBUTES = "Redistribute"
+MOST_KINDS = 64
+"""Of calls that operators are looked for; gloo has a dozen."""
+PAIRS = ("send", "recv")
+OPERATORS = ("cpu_op", "operator")
+CATEGORIES = (*OPERATORS, "user_annotation")
+NO_ARGS: dict[str, Any] = {}
+MOST_ELEMENTS = 1 << 48
+"""Of a tensor; a trace that says more is wrong."""
+
+
+def is_asked(event: Any) -> bool:
+    """Whether a processor's event says anything here; frames of Python, say, are most of a trace and do not."""
+    return str(event.cat).lower() in CATEGORIES or str(event.name).startswith(CALLS)
+
+
+def args_asked(event: Any) -> dict[str, Any]:
+    """Shapes, of what communicates; nothing else is asked of arguments."""
+    if not (isinstance(event.args, dict) and _communicates(str(event.name))):
+        return NO_ARGS
+    return {key: event.args[key] for key in ("Input Dims", "Input type") if key in event.args}
+
+
+def host_compute(spans: Iterable[Span]) -> list[Span]:
+    """The outermost operators that compute: those that have no communication inside them."""
+    operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
+    around = _around(operators, _communicates)
+    chosen: list[Span] = []
+    inside: set[int] = set()
+    for span, outside in nested(operators):
+        if outside and id(outside[-1]) in inside:
+            inside.add(id(span))
+        elif id(span) not in around and _computes(span.name):
+            inside.add(id(span))
+            chosen.append(span)
+    return chosen
+
+
+def _around(spans: list[Span], asked: Callable[[str], bool]) -> set[int]:
+    """Spans that have one inside them whose name is asked for."""
+    found: set[int] = set()
+    for span, outside in nested(spans):
+        if asked(span.name):
+            for outer in reversed(outside):
+                if id(outer) in found:  # and so are all around it
+                    break
+                found.add(id(outer))
+    return found
+
+
+def _computes(name: str) -> bool:
+    return "::" in name and name.partition("::")[0] not in WAITING and not _communicates(name)
+
+
+def _communicates(name: str) -> bool:
+    return name.startswith(CALLS) or name.partition("::")[0] in COMM_NAMESPACES
+
+
+def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
+    """Every call of gloo with its operator: the first of its kind and size that was issued before and is still free."""
+    spans = list(spans)
+    calls = sorted((s for s in spans if s.name.startswith(CALLS)), key=lambda s: s.start_ns)
+    if not calls:
+        return []
+    free = _Free(_operators(spans), list(dict.fromkeys(map(_kind, calls)))[:MOST_KINDS])
+    return [(call, _issued(call, free.take(call))) for call in calls]
+
+
+def _operators(spans: list[Span]) -> list[tuple[Span, Span | None]]:
+    """Those that issue calls, the first one first, each with the innermost span around it that tells the axis."""
+    found = []
+    tells: dict[int, Span | None] = {}
+    for span, outside in nested(spans):
+        around = tells[id(outside[-1])] if outside else None
+        tells[id(span)] = span if _tells_axis(span.name) else around
+        if span.name.startswith(ISSUES):
+            found.append((span, around))
+    return sorted(found, key=lambda pair: pair[0].start_ns)
+
+
+class _Free:
+    """Operators that have issued no call yet, by the kinds and sizes of calls that they may have issued."""
+
+    def __init__(self, operators: Sequence[tuple[Span, Span | None]], kinds: Sequence[str]) -> None:
+        self.operators, self.kinds = operators, kinds
+        self.kinds_of: dict[str, list[str]] = {}
+        self.waiting: dict[tuple[str, int | None], deque[int]] = {}
+        """Kind and size, None for any size -> numbers of operators."""
+        self.seen = 0
+        self.taken: set[int] = set()
+
+    def take(self, call: Span) -> tuple[Span, Span | None] | None:
+        """The first that may have issued a call; calls come in the order of their time."""
+        while self.seen < len(self.operators) and self.operators[self.seen][0].start_ns <= call.start_ns:
+            self._add(self.seen)
+            self.seen += 1
+        firsts = [queue[0] for size in (_elements(call), None) if (queue := self._queue(_kind(call), size))]
+        if not firsts:
+            return None
+        self.taken.add(min(firsts))
+        return self.operators[min(firsts)]
+
+    def _add(self, number: int) -> None:
+        operator = self.operators[number][0]
+        if operator.name not in self.kinds_of:
+            self.kinds_of[operator.name] = [kind for kind in self.kinds if _issues(operator.name, kind)]
+        for kind in self.kinds_of[operator.name]:
+            for size in _sizes(operator) or (None,):
+                self.waiting.setdefault((kind, size), deque()).append(number)
+
+    def _queue(self, kind: str, size: int | None) -> deque[int]:
+        queue = self.waiting.get((kind, size), deque())
+        while queue and queue[0] in self.taken:
+            queue.popleft()
+        return queue
+
+
+def _kind(call: Span) -> str:
+    return call.name.removeprefix(CALLS).replace("_", "")
+
+
+def _issues(operator: str, kind: str) -> bool:
+    """Whether an operator of this name issues calls of this kind."""
+    name = operator.replace("_", "")
+    return kind in name or (kind == "allreduce" and "reducescatter" in name)
+
+
+def _issued(call: Span, by: tuple[Span, Span | None] | None) -> Issued:
+    if by is None:
+        return Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
+    operator, around = by
+    return Issued(
+        call.name,
+        str(call.track),
+        operator.name,
+        _axis(operator, around),
+        max(_elements(operator), _elements(call)),
+        bool(_elements(operator)),
+        _dtype(call),
+        _ranks(operator),
+    )
+
+
+def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
+    """The calls, with axes that follow from others': ``sizes`` are the ranks of this rank's groups by axis.
+
+    An axis that nothing tells is the only one of its size that FSDP does not claim, if there is only one; the world,
+    where no other group has the call's size.
+    """
+    claimed = {call.axis for call in calls if call.axis in ("dp_shard", "dp_replicate")}
+    of_thread: dict[str, str] = {}
+    open_to: dict[int, list[str]] = {}
+    for name, size in sizes.items():
+        if name not in claimed and name != "world":
+            open_to.setdefault(size, []).append(name)
+    for call in calls:
+        axis = call.axis
+        if axis is None and call.ranks is not None:
+            names = open_to.get(call.ranks, [])
+            axis = names[0] if len(names) == 1 else None
+        if axis not in (None, "world", "pp"):
+            of_thread[call.thread] = str(axis)
+    sure = ("dp_shard", "dp_replicate", "pp")
+    world, others = sizes.get("world"), {size for name, size in sizes.items() if name != "world"}
+    return [
+        call
+        if call.axis in sure
+        else call._replace(axis=of_thread.get(call.thread, call.axis or _world(call, world, others)))
+        for call in calls
+    ]
+
+
+def _world(call: Issued, world: int | None, others: set[int]) -> str | None:
+    """The group of all ranks, where it is the only one that a call can be of."""
+    fits = call.ranks == world and world not in others if call.ranks is not None else not others
+    return "world" if world is not None and fits else None
+
+
+def _ranks(operator: Span) -> int | None:
+    sizes = sorted(_sizes(operator))
+    moves_parts = "gather" in operator.name or "scatter" in operator.name
+    return sizes[1] // sizes[0] if moves_parts and len(sizes) == 2 and sizes[0] else None
+
+
+def _tells_axis(name: str) -> bool:
+    return name.startswith((AXIS, FSDP)) or REDISTRIBUTES in name
+
+
+def _axis(operator: Span, around: Span | None) -> str | None:
+    """The mesh axis, where what is around the operator tells it."""
+    if around is not None:
+        if around.name.startswith(AXIS):
+            return str(around.name.removeprefix(AXIS))
+        if around.name.startswith(FSDP):
+            return "dp_replicate" if "allreduce" in operator.name else "dp_shard"
+        return "tp"
+    if any(pair in operator.name for pair in PAIRS):
+        return "pp"
+    return "world" if "allreduce" in operator.name else None
+
+
+def _sizes(span: Span) -> set[int]:
+    """Elements of each tensor among a span's inputs, of lists of tensors too."""
+    sizes: set[int] = set()
+    for dims, kind in zip(_list(span, "Input Dims"), _list(span, "Input type"), strict=False):
+        if kind == "TensorList":
+            sizes |= {_count(one) for one in dims if isinstance(one, list)} if isinstance(dims, list) else set()
+        elif kind not in ("", "Scalar", "ScalarList"):
+            sizes.add(_count(dims))
+    return sizes
+
+
+def _list(span: Span, key: str) -> list[Any]:
+    found = span.args.get(key)
+    return found if isinstance(found, list) else []
+
+
+def _count(dims: Any) -> int:
+    """Elements of a tensor; 0 where that cannot be."""
+    if not isinstance(dims, list) or not all(isinstance(size, int) and 0 <= size < MOST_ELEMENTS for size in dims):
+        return 0
+    return count if (count := math.prod(dims)) < MOST_ELEMENTS else 0
+
+
+def _elements(span: Span) -> int:
+    return max(_sizes(span), default=0)
+
+
+def _dtype(span: Span) -> str:
+    return next((str(kind) for kind in _list(span, "Input type") if kind), "")

@@ -1,0 +1,1 @@
+"""The decoder and the trainer under a parallel plan: one file per technique. Needs torch."""

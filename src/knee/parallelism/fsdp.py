@@ -1,0 +1,77 @@
+"""FSDP2 over a decoder's blocks, with the plan's resharding, prefetch and types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from knee.parallelism.decoder import Decoder
+from knee.parallelism.mesh import Mesh
+from knee.parallelism.precision import TYPES
+from knee.specs.trainer_job import TrainJob
+
+
+def shard(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
+    """One group per block; embedding, last norm and head are the root's, which is never resharded in forward because
+    backward begins with it."""
+    policy = MixedPrecisionPolicy(
+        param_dtype=TYPES[job.dtype],
+        reduce_dtype=TYPES[job.plan.reduce_dtype],
+        # angles stay in fp32; activations already have the type
+        cast_forward_inputs=False,
+    )
+    reshards = job.plan.sharding in ("fsdp", "hsdp")
+    for block in decoder.blocks.values():
+        fully_shard(block, mesh=mesh.sharded, reshard_after_forward=reshards, mp_policy=policy)
+    fully_shard(decoder, mesh=mesh.sharded, reshard_after_forward=False, mp_policy=policy)
+    _prefetch(decoder, job.plan.prefetch)
+
+
+def _prefetch(decoder: Any, ahead: int) -> None:
+    """Gather so many blocks ahead, in forward and in backward.
+
+    Without, FSDP2 would still gather the next block early in backward; a block that names itself has nothing to gather.
+    In forward the host's lead over the GPU may start a gather early all the same.
+    """
+    blocks = list(decoder.blocks.values())
+    order = [decoder, *blocks]
+    for i, module in enumerate(order):
+        later, earlier = order[i + 1 : i + 1 + ahead], order[max(1, i - ahead) : i][::-1]
+        if later:
+            module.set_modules_to_forward_prefetch(later)
+        if earlier or not ahead:
+            module.set_modules_to_backward_prefetch(earlier or [module])
+    if ahead:
+        decoder.set_modules_to_backward_prefetch(blocks[::-1][:ahead])
+
+
+def before_microbatch(decoder: Any, job: TrainJob, *, last: bool) -> None:
+    """What this microbatch's backward does with gradients and parameters.
+
+    Plans that keep parameters gathered keep them (and the whole gradients) until the last microbatch; plans that
+    reshard reduce every microbatch's gradients, and only replicas wait for the last.
+    """
+    decoder.set_is_last_backward(last)
+    if job.plan.sharding in ("fsdp", "hsdp"):
+        decoder.set_requires_all_reduce(last)
+    else:
+        decoder.set_requires_gradient_sync(last)
+        decoder.set_reshard_after_backward(last)
+
+
+def place(local: Any, whole: Any, mesh: Mesh) -> None:
+    """Copy this rank's rows of a weight into its shard."""
+    last = mesh.sharded.ndim - 1  # a flattened mesh of torch 2.11 knows no dimension -1
+    ranks, rank = mesh.sharded.size(last), mesh.sharded.get_local_rank(last)
+    rows = -(-whole.shape[0] // ranks)
+    local.copy_(whole[rank * rows : (rank + 1) * rows])
+
+
+def local_part(tensor: Any) -> Any:
+    """What of a parameter or gradient lies on this rank."""
+    from torch.distributed.tensor import DTensor
+
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor

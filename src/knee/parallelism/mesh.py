@@ -1,0 +1,153 @@
+"""Which ranks work together: the plan's axes as process groups."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import accumulate
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from knee.errors import SpecError
+from knee.parallelism.torch_internals import Group
+from knee.specs.plan import Plan
+from knee.specs.trainer_job import TrainJob
+from knee.workload.layers_per_stage import chunk_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """This rank's place in the plan. Axes of degree 1 have no group."""
+
+    plan: Plan
+    rank: int
+    world: int
+    device: Any
+    root: Any
+    """torch's DeviceMesh of the axes of more than one rank, outermost first; None for one process."""
+    sharded: Any
+    """DeviceMesh over which FSDP2 works: (dp_replicate,) dp_shard x cp; None where nothing is sharded."""
+    copies: Any
+    """Process group over which unsharded gradients are averaged (ddp); None where there is none."""
+    fake: bool = False
+    """Fake ranks: no values, no weights to be set."""
+
+    def size(self, axis: str) -> int:
+        """The axis's degree."""
+        return int(getattr(self.plan, axis))
+
+    def index(self, axis: str) -> int:
+        """This rank's place along the axis."""
+        return int(self.root.get_local_rank(axis)) if self.size(axis) > 1 else 0
+
+    def process_group(self, axis: str) -> Any:
+        """torch's process group of the axis; None for degree 1."""
+        return self.root.get_group(axis) if self.size(axis) > 1 else None
+
+    def group(self, axis: str) -> Group | None:
+        """The axis's group for functional collectives; None for degree 1."""
+        return Group.of(self.process_group(axis)) if self.size(axis) > 1 else None
+
+    @property
+    def dp_rank(self) -> int:
+        """Which share of the global batch this rank reads."""
+        return self.index("dp_replicate") * self.plan.dp_shard + self.index("dp_shard")
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether the loss is computed here."""
+        return self.index("pp") == self.plan.pp - 1
+
+
+def start(job: TrainJob) -> None:
+    """Start the process group that torchrun's environment describes; nothing for one process."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != job.gpus:
+        raise SpecError(
+            f"the job fills {job.gpus} processes, but {world} were started",
+            hint=f"start {job.gpus}, for example with torchrun --nproc-per-node",
+        )
+    device = local_device(job.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=job.timeout_s),
+            device_id=device if device.type == "cuda" else None,
+        )
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def local_device(kind: str) -> Any:
+    """This process's device."""
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
+
+
+def make_mesh(plan: Plan, device: Any, *, fake: bool = False) -> Mesh:
+    """The plan's groups over the running process group; placement says which axis is innermost."""
+    axes = [axis for axis in reversed(plan.placement) if getattr(plan, axis) > 1]
+    if not axes:
+        return Mesh(plan=plan, rank=0, world=1, device=device, root=None, sharded=None, copies=None, fake=fake)
+    shape = tuple(getattr(plan, axis) for axis in axes)
+    if prod(shape) != dist.get_world_size():
+        raise SpecError(f"the plan fills {prod(shape)} processes, but {dist.get_world_size()} were started")
+    root = init_device_mesh(device.type, shape, mesh_dim_names=tuple(axes))
+    return Mesh(
+        plan=plan,
+        rank=dist.get_rank(),
+        world=dist.get_world_size(),
+        device=device,
+        root=root,
+        sharded=_sharded(plan, root, axes),
+        copies=_copies(plan, root, axes),
+        fake=fake,
+    )
+
+
+def _flat(root: Any, axes: list[str], wanted: tuple[str, ...], name: str) -> Any:
+    """One mesh dimension over several axes, in the mesh's own order; None where the plan has none of them."""
+    there = tuple(axis for axis in axes if axis in wanted)
+    if len(there) > 1:
+        return root[there]._flatten(name)
+    return root[there[0]] if there else None
+
+
+def _sharded(plan: Plan, root: Any, axes: list[str]) -> Any:
+    if plan.sharding == "ddp":
+        return None
+    shards = _flat(root, axes, ("dp_shard", "cp"), "shards")
+    if shards is None:
+        return None
+    if plan.dp_replicate == 1:
+        return shards
+    with warnings.catch_warnings():  # torch 2.11 has no other way to put a flattened dimension beside one of the root's
+        warnings.filterwarnings("ignore", message="Slicing a flattened dim", category=UserWarning)
+        return root["dp_replicate", shards.mesh_dim_names[0]]
+
+
+def _copies(plan: Plan, root: Any, axes: list[str]) -> Any:
+    if plan.sharding != "ddp":
+        return None
+    copies = _flat(root, axes, ("dp_replicate", "cp"), "copies")
+    return None if copies is None else copies.get_group()
+
+
+def chunks_here(job: TrainJob, mesh: Mesh) -> list[tuple[int, range]]:
+    """(number, layers) of the chunks of this rank, dealt as the simulator deals them."""
+    plan = job.plan
+    counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends = list(accumulate(counts))
+    numbers = range(mesh.index("pp"), len(counts), plan.pp)
+    return [(n, range(ends[n] - counts[n], ends[n])) for n in numbers]

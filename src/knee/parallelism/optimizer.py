@@ -1,0 +1,144 @@
+"""AdamW on the parts that lie on this rank, and the norm of the whole gradient for clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from knee.parallelism.fsdp import local_part
+from knee.parallelism.mesh import Mesh
+from knee.parallelism.tensor_parallel import CUT_DIM
+from knee.parallelism.torch_internals import all_reduce, scaled_fused_step
+from knee.specs.trainer_job import TrainJob
+
+BETAS, WEIGHT_DECAY, EPS = (0.9, 0.95), 0.1, 1e-8
+
+
+class Optimizer:
+    """AdamW over local tensors: no DTensor is on its way, and one pass unscales, clips and updates."""
+
+    def __init__(self, decoders: list[Any], job: TrainJob, mesh: Mesh, compiled: Callable[..., Any] | None) -> None:
+        """``compiled`` compiles a function; without it torch's fused kernels run."""
+        self.mesh, self.clip_norm = mesh, job.clip_norm
+        named = [(name, p) for decoder in decoders for name, p in decoder.named_parameters()]
+        self.parameters = [p for _, p in named]
+        self.locals = [local_part(p).detach() for p in self.parameters]
+        whole = [name.rsplit(".", 1)[-1] not in CUT_DIM for name, _ in named]
+        self._cut = [i for i, x in enumerate(self.locals) if x.numel() and not whole[i]]
+        self._whole = [i for i, x in enumerate(self.locals) if x.numel() and whole[i]]
+        # norms see a part of the tokens where the sequence is split
+        self._partial = self._whole if mesh.size("tp") > 1 and job.plan.sequence_parallel else []
+        some = [self.locals[i] for i in sorted(self._cut + self._whole)]
+        self.adamw = CompiledAdamW(some, job.lr, compiled) if compiled else FusedAdamW(some, job.lr)
+        self._squared = compiled(sum_of_squares) if compiled else None
+
+    def take_gradients(self) -> None:
+        """Hand the gradients over, whole where tensor parallelism left parts."""
+        for x, p in zip(self.locals, self.parameters, strict=True):
+            x.grad = local_part(p.grad)
+        if self._partial:
+            parts = [self.locals[i].grad for i in self._partial]
+            group = self.mesh.group("tp")
+            assert group is not None
+            flat = all_reduce(torch.cat([g.flatten() for g in parts]), group)
+            sums = flat.split([g.numel() for g in parts])
+            torch._foreach_copy_(parts, [s.view_as(g) for s, g in zip(sums, parts, strict=True)])
+
+    def norm_and(self, loss: Any) -> tuple[Any, Any]:
+        """The norm of the whole gradient, and ``loss`` summed over ranks: one small message for both.
+
+        Every rank adds the squares of its parts, over how many ranks have the same part.
+        """
+        copies = self.mesh.world / self._ranks_of_one_part()
+        squares = self._squares(self._cut) / copies + self._squares(self._whole) / (copies * self.mesh.size("tp"))
+        both = torch.stack((squares, loss.float()))
+        if self.mesh.world > 1:
+            dist.all_reduce(both)
+        return both[0].sqrt(), both[1]
+
+    def step(self, norm: Any, scale: Any) -> Any:
+        """Update with the gradient over ``scale``, clipped; returns 1 where it was not finite and nothing was done."""
+        unscaled = norm / scale
+        shrink = (self.clip_norm / (unscaled + 1e-6)).clamp(max=1.0) if self.clip_norm else torch.ones_like(norm)
+        skip = (~torch.isfinite(norm)).float()
+        self.adamw.step(divide_by=scale / shrink, skip=skip)
+        return skip
+
+    def clear(self) -> None:
+        """Forget the gradients."""
+        for x, p in zip(self.locals, self.parameters, strict=True):
+            x.grad = p.grad = None
+
+    def _ranks_of_one_part(self) -> int:
+        """Ranks over which cut weights are spread: stages, tensor-parallel ranks and shards."""
+        shards = self.mesh.sharded.size(self.mesh.sharded.ndim - 1) if self.mesh.sharded is not None else 1
+        return self.mesh.size("pp") * self.mesh.size("tp") * shards
+
+    def _squares(self, which: list[int]) -> Any:
+        grads = [self.locals[i].grad for i in which]
+        if not grads:
+            return torch.zeros((), device=self.mesh.device)
+        if self._squared:
+            return torch.stack([self._squared(g.view(-1)) for g in grads]).sum()
+        return torch.stack(torch._foreach_norm(grads, 2, dtype=torch.float32)).square().sum()
+
+
+class FusedAdamW:
+    """torch's fused kernels."""
+
+    def __init__(self, tensors: list[Any], lr: float) -> None:
+        self.torch = torch.optim.AdamW(tensors, lr=lr, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True)
+
+    def step(self, *, divide_by: Any, skip: Any) -> None:
+        """Update with gradients over one number; where ``skip`` is 1, nothing."""
+        scaled_fused_step(self.torch, divide_by=divide_by, skip=skip)
+
+
+class CompiledAdamW:
+    """The formula as one compiled kernel per tensor. On an H200 and 7B parameters in bf16 it takes 23 ms (4.0 TB/s),
+    torch's fused kernels, which also write the divided gradients back, 41 ms (2.6 TB/s)."""
+
+    def __init__(self, tensors: list[Any], lr: float, compiled: Callable[..., Any]) -> None:
+        self.tensors, self.lr = tensors, lr
+        self.first, self.second = ([torch.zeros_like(x) for x in tensors] for _ in range(2))
+        self.steps = torch.zeros((), device=tensors[0].device)
+        self._update = compiled(adamw_update)
+
+    def step(self, *, divide_by: Any, skip: Any) -> None:
+        """Update with gradients over one number; where ``skip`` is 1, nothing."""
+        with torch.no_grad():
+            self.steps += 1 - skip
+            rate = self.lr / (1 - BETAS[0] ** self.steps)
+            correction = (1 - BETAS[1] ** self.steps).rsqrt()
+            decay = torch.full_like(rate, 1 - self.lr * WEIGHT_DECAY)
+            times = 1 / divide_by
+            for x, m, v in zip(self.tensors, self.first, self.second, strict=True):
+                flat = (t.view(-1) for t in (x, x.grad, m, v))
+                self._update(*flat, rate, correction, decay, times, skip)
+
+
+def adamw_update(
+    x: Any, grad: Any, first: Any, second: Any, rate: Any, correction: Any, decay: Any, times: Any, skip: Any
+) -> None:
+    """AdamW in place, in fp32 inside.
+
+    Formula: m <- b1 m + (1 - b1) g; v <- b2 v + (1 - b2) g^2
+             x <- x (1 - lr wd) - lr / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps)
+    Source:  Loshchilov and Hutter, Decoupled Weight Decay Regularization (arXiv 1711.05101)
+    """
+    g = grad.float() * times
+    m = BETAS[0] * first.float() + (1 - BETAS[0]) * g
+    v = BETAS[1] * second.float() + (1 - BETAS[1]) * g * g
+    new = x.float() * decay - rate * m / (v.sqrt() * correction + EPS)
+    stays = skip > 0
+    x.copy_(torch.where(stays, x.float(), new))
+    first.copy_(torch.where(stays, first.float(), m))
+    second.copy_(torch.where(stays, second.float(), v))
+
+
+def sum_of_squares(x: Any) -> Any:
+    """In fp32."""
+    return x.float().square().sum()

@@ -1,0 +1,180 @@
+"""One training step under a plan: the trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from knee.datasets.token_batches import Share, Synthetic
+from knee.parallelism.compile_blocks import compiled
+from knee.parallelism.context_parallel import GatheredAttention, causal_attention, positions
+from knee.parallelism.ddp import Replicas
+from knee.parallelism.decoder import Decoder, full_shape, initial, rope_table
+from knee.parallelism.fsdp import before_microbatch, local_part, place, shard
+from knee.parallelism.mesh import Mesh, chunks_here
+from knee.parallelism.optimizer import Optimizer
+from knee.parallelism.precision import TYPES, LossScale
+from knee.parallelism.recompute import recomputed
+from knee.parallelism.tensor_parallel import CUT_DIM, Split, Whole
+from knee.specs.trainer_job import TrainJob
+from knee.workload.layers_per_stage import blocks_recomputed
+
+KERNELS = {
+    "auto": [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "flash": [SDPBackend.FLASH_ATTENTION],
+    "cudnn": [SDPBackend.CUDNN_ATTENTION],
+    "math": [SDPBackend.MATH],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step says of itself, equal on every rank. Reading a number waits for the device."""
+
+    loss_tensor: Any
+    norm_tensor: Any
+
+    @property
+    def loss(self) -> float:
+        """Mean over the tokens of the global batch."""
+        return float(self.loss_tensor)
+
+    @property
+    def grad_norm(self) -> float:
+        """Norm of the whole gradient before clipping."""
+        return float(self.norm_tensor)
+
+
+class Trainer:
+    """A model under a plan, its optimizer, and the step."""
+
+    def __init__(self, job: TrainJob, mesh: Mesh) -> None:
+        self.job, self.mesh = job, mesh
+        self.decoders = [_decoder(job, mesh, layers) for _, layers in chunks_here(job, mesh)]
+        self.scale = LossScale(mesh.device) if job.dtype == "fp16" else None
+        self.optimizer = Optimizer(self.decoders, job, mesh, compiled if job.compile else None)
+        self.replicas = (
+            Replicas(self.decoders, mesh.copies, job.microbatches, TYPES[job.plan.reduce_dtype])
+            if mesh.copies is not None
+            else None
+        )
+        self.pipeline = self._pipeline() if job.plan.pp > 1 else None
+        self._here = positions(job.seq_len, mesh.group("cp")).to(mesh.device) if job.plan.cp > 1 else None
+
+    def step(self, tokens: Any) -> StepResult:
+        """One optimizer step. ``tokens`` are this data-parallel rank's rows, (sequences, seq_len + 1)."""
+        tokens = tokens.to(self.mesh.device, non_blocking=True)
+        inputs, target = self._cut(tokens[:, :-1]), self._cut(tokens[:, 1:])
+        with _attention(self.job):
+            loss = self.pipeline.step(inputs, target) if self.pipeline else self._microbatches(inputs, target)
+        if self.replicas:
+            self.replicas.finish()
+        scale = self.scale.value if self.scale else torch.ones((), device=self.mesh.device)
+        self.optimizer.take_gradients()
+        plan = self.job.plan
+        norm, loss = self.optimizer.norm_and(loss / (scale * plan.dp * plan.cp * plan.tp))
+        overflow = self.optimizer.step(norm, scale)
+        if self.scale:
+            self.scale.update(overflow)
+        self.optimizer.clear()
+        return StepResult(loss_tensor=loss, norm_tensor=norm / scale)
+
+    def _pipeline(self) -> Any:
+        from knee.parallelism.pipeline_parallel import Pipeline  # torch's takes most of a second to import
+
+        return Pipeline(self.job, self.mesh, self.decoders, self._start)
+
+    def _microbatches(self, inputs: Any, target: Any) -> Any:
+        """Forward and backward of every microbatch in turn; the sum of what backward started from."""
+        decoder, size = self.decoders[0], self.job.plan.micro_batch
+        total = torch.zeros((), device=self.mesh.device)
+        for i, (x, y) in enumerate(zip(inputs.split(size), target.split(size), strict=True)):
+            if self.mesh.sharded is not None:
+                before_microbatch(decoder, self.job, last=i == self.job.microbatches - 1)
+            loss = self._start(decoder(x, y))
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    def _start(self, loss: Any) -> Any:
+        """What backward starts from: a microbatch's share of the batch's loss, scaled where fp16 needs it."""
+        share = loss / self.job.microbatches
+        return share * self.scale.value if self.scale else share
+
+    def _cut(self, rows: Any) -> Any:
+        """This context-parallel rank's part of each sequence."""
+        return rows.contiguous() if self._here is None else rows.index_select(1, self._here)
+
+
+def synthetic_tokens(job: TrainJob, step: int) -> Any:
+    """The global batch of a step, (global_batch, seq_len + 1): the same whatever the plan."""
+    share = Share(seq_len=job.seq_len, global_batch=job.global_batch, seed=job.seed)
+    return torch.from_numpy(Synthetic(share, vocab_size=job.model.vocab).batch(step))
+
+
+def local_rows(job: TrainJob, mesh: Mesh, tokens: Any) -> Any:
+    """A data-parallel rank's rows of the global batch."""
+    return tokens.split(job.local_sequences)[mesh.dp_rank]
+
+
+def _attention(job: TrainJob) -> AbstractContextManager[Any]:
+    """Which attention kernels may run, best first. A CPU has one, and the unfused."""
+    if job.device == "cpu" and job.attention != "math":
+        return nullcontext()
+    kernels: AbstractContextManager[Any] = sdpa_kernel(KERNELS[job.attention], set_priority=True)
+    return kernels
+
+
+def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
+    """A chunk of the model as this rank has it: cut, sharded, with its first weights."""
+    model, plan = job.model, job.plan
+    tp, cp = mesh.group("tp"), mesh.group("cp")
+    attend: Callable[..., Any] = GatheredAttention(cp) if cp else causal_attention
+    if plan.recompute == "selective":
+        attend = recomputed(attend)
+    # sharded weights are made after they are cut; fake ones hold nothing and are made at once
+    with torch.device("meta" if mesh.sharded is not None and not mesh.fake else mesh.device):
+        decoder = Decoder(
+            model,
+            layers=layers,
+            tp=Split(tp, sequence_parallel=plan.sequence_parallel) if tp else Whole(),
+            attend=attend,
+            state_dtype=TYPES[plan.state_dtype],
+            compute_dtype=TYPES[job.dtype],
+        )
+    again = blocks_recomputed(plan.recompute_frac if plan.recompute == "full" else 0.0, model.layers)
+    for number, block in decoder.blocks.items():
+        run = compiled(block.body) if job.compile else block.body
+        block.run = recomputed(run) if again[int(number)] else run
+    if job.compile:
+        decoder.loss = compiled(decoder.loss)
+    if mesh.sharded is not None:
+        shard(decoder, job, mesh)
+        if not mesh.fake:
+            decoder.to_empty(device=mesh.device)
+    # compiled code turns in fp32 at no cost; eager kernels that mix types are three times slower
+    turn_dtype = torch.float32 if job.compile else TYPES[job.dtype]
+    decoder.turn = rope_table(positions(job.seq_len, cp), model, mesh.device, turn_dtype)
+    if not mesh.fake:
+        _set_weights(decoder, job, mesh)
+    return decoder
+
+
+def _set_weights(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:
+    """Each weight is drawn whole and cut, so that every layout starts from the same values."""
+    tp, rank = mesh.size("tp"), mesh.index("tp")
+    for name, parameter in decoder.named_parameters():
+        shape = full_shape(name, parameter.shape, tp)
+        with torch.no_grad():
+            whole = initial(name, shape, layers=job.model.layers, seed=job.seed, device=mesh.device)
+            cut = CUT_DIM.get(name.rsplit(".", 1)[-1])
+            part = whole if cut is None else whole.chunk(tp, dim=cut)[rank]
+            if mesh.sharded is None:
+                parameter.copy_(part)
+            else:
+                place(local_part(parameter), part, mesh)

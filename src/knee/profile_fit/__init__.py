@@ -1,0 +1,1 @@
+"""Training runs -> the values of a software profile that they determine."""

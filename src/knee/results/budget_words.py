@@ -1,0 +1,259 @@
+"""What `knee budget` says in sentences: the answer, how sure it is, and what was assumed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from knee.budgets.equal_loss import EVEN_LOSS
+from knee.budgets.frontier import COARSE, Frontier
+from knee.budgets.scaling_laws import BAND_FRAC, DRAWS, assumed_mfu
+from knee.errors import argument
+from knee.single import ASSUMPTIONS
+from knee.units import amount, counted, short
+from knee.workload.parameters import parameter_count
+
+if TYPE_CHECKING:
+    from knee.budgets.budget_search import Limits, Run
+    from knee.results.budget_result import Budget
+
+LIMIT_WORDS = {
+    "days": "the days",
+    "usd": "the dollars",
+    "mwh": "the energy",
+    "tokens_max": "the data",
+    "tokens_per_param": "the tokens a parameter that were asked for",
+}
+AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
+FRONTIER_SIZES = (
+    f"shapes that are priced for a frontier are {COARSE} sizes of the ladder apart, about a factor of two; those "
+    "priced before count too"
+)
+USED_UP_FRAC = 0.999
+"""Of a limit: what two limits allow exactly differs by rounding."""
+
+
+# ---- the answer ------------------------------------------------------------------------------------------------------
+
+
+def sentences(answer: Budget) -> list[str]:
+    """What a manager reads."""
+    best, (low, high) = answer.best, answer.even
+    most = answer.limits.gpus
+    with_ = counted(best.gpus, "GPU") if best.gpus == most else f"{best.gpus:,} of {counted(most, 'GPU')}"
+    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}: "
+             f"loss {best.loss:.3f} ({_band_words(answer)}) after {counted(best.days, 'day')}."]  # fmt: skip
+    found.append(_counting(answer))
+    if low < high:
+        found.append(f"Sizes from {short(low)} to {short(high)} parameters lose at most {EVEN_LOSS:g} more.")
+    ladder = answer.problem.ladder()
+    if len(ladder) > 1 and best.model in (ladder[0], ladder[-1]):
+        end, other = ("smallest", "smaller") if best.model == ladder[0] else ("largest", "larger")
+        found.append(f"This is the {end} shape that is tried: a {other} one might lose less.")
+    if answer.extrapolated:
+        found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
+    if answer.batch_extrapolated:
+        found.append(f"The critical batch is extrapolated: {answer.batch_extrapolated}.")
+    return found
+
+
+def _band_words(answer: Budget) -> str:
+    """The band of the loss, and of what it is where it is not of everything."""
+    bands = answer.bands
+    if bands.both is not None:
+        return _short_ends(bands.both)
+    if bands.law is not None:
+        return f"{_short_ends(bands.law)} by the law alone; the simulator's error is unknown here"
+    if bands.engine is not None:
+        return f"{_short_ends(bands.engine)} by the simulator alone; the law published no errors"
+    return "how sure is unknown"
+
+
+def _short_ends(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.2f} to {ends[1]:.2f}"
+
+
+def _counting(answer: Budget) -> str:
+    """What counting FLOP chooses, and what becomes of it."""
+    flop, run, lost = answer.flop, answer.flop.run, answer.lost
+    chose = (f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
+             f"{short(flop.tokens)} tokens")  # fmt: skip
+    if run is None or lost is None:
+        return f"{chose}, {flop.why_not}."
+    frac = lost.budget_frac
+    less = f", which reaches that with {_budget(answer, frac)} less" if frac > 0 else ""
+    of_best = f"{lost.loss:.2g} above the best{less}" if lost.loss > 0 else "that is the best run too"
+    if answer.off_ladder:
+        way = "below" if answer.off_ladder == "smallest" else "above"
+        return (f"{chose} and promises {flop.loss:.3f}; that size is {way} the {answer.off_ladder} shape that is "
+                f"tried, {short(run.params)}, which reaches {run.loss:.3f}: {of_best}.")  # fmt: skip
+    return (f"{chose} and promises {flop.loss:.3f}; this cluster gets through {flop.reached_frac:.0%} of that "
+            f"work, to {run.loss:.3f}: {of_best}.")  # fmt: skip
+
+
+def _budget(answer: Budget, frac: float) -> str:
+    """A share of what that run spends, in the limits' own units."""
+    run, limits = answer.flop.run or answer.best, answer.limits
+    parts = [f"{100 * frac:.3g}%"]
+    if limits.days is not None and run.binding == "days":
+        parts.append(counted(frac * run.days, "day"))
+    if run.cost_usd is not None:
+        parts.append(f"{amount(frac * run.cost_usd)} USD")
+    return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+
+
+def limits_words(limits: Limits) -> str:
+    """The question."""
+    words = [f"up to {counted(limits.gpus, 'GPU')}"]
+    words += [counted(limits.days, "day")] if limits.days is not None else []
+    words += [f"{amount(limits.usd)} USD"] if limits.usd is not None else []
+    words += [f"{amount(limits.mwh)} MWh"] if limits.mwh is not None else []
+    words += [f"{short(limits.tokens_max)} tokens of data"] if limits.tokens_max is not None else []
+    return ", ".join(words)
+
+
+# ---- how sure --------------------------------------------------------------------------------------------------------
+
+
+def sure_rows(answer: Budget) -> list[list[str]]:
+    """Bands of the loss, each with the share that it holds."""
+    bands, trust = answer.bands, answer.trust
+    speed, both = "unknown: no published run is of this vendor", "unknown"
+    if bands.engine is not None and trust.low_frac is not None and trust.high_frac is not None:
+        speed = (
+            f"{_ends(bands.engine)}: throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} in "
+            f"{trust.covered_frac:.0%} of the published runs most like it ({trust.label})"
+        )
+    law = (
+        answer.problem.law.spread
+        if bands.law is None
+        else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} draws of its coefficients")
+    )
+    if bands.both is not None:
+        both = (f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} and the simulator's {trust.covered_frac:.0%}, added "
+                "in squares as independent errors")  # fmt: skip
+    elif bands.law is None:
+        both = "unknown: the law published no errors"
+    return [["loss by the law", law], ["loss by the simulator", speed], ["both", both]]
+
+
+def _ends(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+
+
+def batch_words(answer: Budget) -> str:
+    """The batch of the best run, against the critical one."""
+    best, factor = answer.best, answer.batch_factor
+    words = (f"{short(best.batch_tokens)} tokens a step ({counted(best.rate.global_batch, 'sequence')}); critical at "
+             f"this loss: {short(best.critical_batch_tokens)}")  # fmt: skip
+    if factor is None:
+        return words
+    return f"{words}; by Kaplan's rule up to {factor:.2f} times the tokens of small batches: not charged"
+
+
+def frontier_words(limits: Limits, one: Frontier) -> list[str]:
+    """What to know of a frontier beside its knee: of all, and of this one where another limit is used up."""
+    said = [FRONTIER_SIZES]
+    unit, places = AXIS_WORDS[one.axis], []
+    others = [_used_up(limits, run, one.axis) for run in one.runs]
+    for place in reversed(range(len(others))):
+        if not others[place]:
+            break
+        places.append(place)
+    if not places:
+        return said
+    first = places[-1]
+    names = " and ".join(LIMIT_WORDS[name] for name in others[first])
+    # a limit that ends what a doubling buys shows at its last paying value, or at the one after
+    at_knee = one.knee in one.values[max(first - 1, 0) : first + 1] and not one.open
+    means = (f"the knee is where that takes over, and says nothing of {unit} by themselves" if at_knee else
+             f"more {unit} only go into larger models" if others[first] == ["tokens_max"] else
+             f"more {unit} only spend that otherwise")  # fmt: skip
+    return [*said, f"from {amount(one.values[first])} {unit} on a run takes all of {names} too: {means}"]
+
+
+def _used_up(limits: Limits, run: Run | None, axis: str) -> list[str]:
+    """Limits other than the axis of which a run takes all."""
+    if run is None:
+        return []
+    own = "mwh" if axis == "co2e_kg" else axis
+    used = {"days": run.days, "usd": run.cost_usd, "mwh": run.mwh, "tokens_max": run.tokens}
+    return [name for name, taken in used.items()
+            if name != own and taken is not None and (most := getattr(limits, name)) is not None
+            and taken >= USED_UP_FRAC * most]  # fmt: skip
+
+
+# ---- what was assumed ------------------------------------------------------------------------------------------------
+
+
+def assumptions(answer: Budget) -> list[str]:
+    """Each sentence once."""
+    problem, law = answer.problem, answer.problem.law
+    all_counted = law.counts == "all"
+    count = "all parameters" if all_counted else "parameters without embeddings, and sizes are shown with them"
+    lines = [
+        *answer.notes,
+        f"loss is {law.loss_of}; N counts {count} ({law.source})",
+        f"the law's errors: {law.spread}",
+        *_batch_lines(answer),
+        _flop_line(answer),
+        *([] if all_counted else ["the size that counting FLOP chooses is shown with the embeddings of the nearest "
+                                  "shape"]),
+        f"shapes of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
+        f"{problem.rates.plans:,} plans of a lean set; `knee plan` searches all of one size and count",
+        "every token is new, learning rates are tuned, and nothing is lost to failures and restarts",
+        *_site_lines(answer),
+        *ASSUMPTIONS,
+    ]  # fmt: skip
+    return list(dict.fromkeys(lines))
+
+
+def _batch_lines(answer: Budget) -> list[str]:
+    problem, batch = answer.problem, answer.problem.batch_law
+    most = problem.batch_max_tokens
+    rule = (
+        f"a step has at most {short(most)} tokens, as given"
+        if most is not None
+        else f"a step has at most the critical batch by {batch.name}, {batch.formula} ({batch.source})"
+    )
+    charge = "no loss is charged for the size of a batch, and the loss is of the scaling law's data"
+    if batch.form == "loss":
+        charge += ("; by Kaplan's own definition a run at the critical batch takes up to twice the tokens of one with "
+                   "small batches, so that losses are optimistic there: --batch-max lowers it")  # fmt: skip
+    return [rule, charge]
+
+
+def _flop_line(answer: Budget) -> str:
+    """Which FLOP are counted."""
+    flop, seq_len = answer.flop, answer.problem.rates.seq_len
+    also = "" if answer.problem.law.counts == "all" else ", nor are those of the output layer"
+    source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
+    return (f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
+            f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
+            f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
+            "runs is PaLM's, with attention in full")  # fmt: skip
+
+
+def _ladder_words(answer: Budget) -> str:
+    sizes = [parameter_count(model) for model in answer.problem.ladder()]
+    if len(sizes) < 2:
+        return ""
+    steps = [b / a - 1.0 for a, b in pairwise(sizes)]
+    return (f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} above the last "
+            "(members of the family take the place of the nearest)")  # fmt: skip
+
+
+def _site_lines(answer: Budget) -> list[str]:
+    price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
+    rent = (
+        "rent of a GPU is unknown"
+        if price is None or answer.price is None
+        else f"rent of a GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
+    )
+    return [
+        rent,
+        "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
+        f"PUE is {answer.problem.pue:g} ({pue.kind}): {pue.text}",
+        f"{'' if grid.kind == 'user' else f'grid {grid.name}: '}{grid.g_per_kwh:.4g} g CO2e/kWh ({grid.kind}): "
+        f"{grid.source}",
+    ]

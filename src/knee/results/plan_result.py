@@ -1,0 +1,203 @@
+"""What a search of plans found: the ranking, the recommended plan, and what stands behind the choice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from knee.errors import InputError
+from knee.export.formats import export
+from knee.results.result import Result, flat
+from knee.search.pareto_front import Baseline, baseline, pareto, why
+from knee.search.plan_search import Found
+from knee.search.robust import CLOSE, Robust
+from knee.search.sensitivity import Bar, sensitivity
+from knee.single import simulate as simulate_job
+from knee.specs import Job, Plan
+from knee.trust.trust import Trust, trust_of
+
+EXPORT_TRIES = 500
+"""Plans of the ranking that are tried where a tool cannot run the recommended one."""
+METRICS = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "step_s", "compute_s", "exposed_comm_s",
+           "overlapped_comm_s", "bubble_s", "memory_bytes", "power_w_per_gpu", "tokens_per_j",
+           "usd_per_mtoken")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedPlan(Result):
+    """One plan of a search, with its metrics and how it held up in the draws of the fitted parameters."""
+
+    rank: int | None
+    """Its place by the objective, from 1; None where it was not simulated within the search."""
+    plan: Plan
+    tokens_per_s: float
+    tokens_per_s_per_gpu: float
+    mfu_frac: float
+    step_s: float
+    compute_s: float
+    exposed_comm_s: float
+    overlapped_comm_s: float
+    bubble_s: float
+    memory_bytes: float
+    power_w_per_gpu: float | None
+    tokens_per_j: float | None
+    usd_per_mtoken: float | None
+    exposed_frac: float
+    bubble_frac: float
+    headroom_bytes: float
+    """Memory of a GPU that the plan leaves free."""
+    good_frac: float | None
+    """Share of draws in which it was within 2% of the best; None where it was not drawn."""
+    fits_frac: float | None
+    worst_frac: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; every key carries its unit."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSearch(Result):
+    """All plans of a job that were considered, the best of them, and what stands behind the choice."""
+
+    found: Found
+    drawn: Robust
+    top: int
+    """Plans that are listed."""
+
+    @cached_property
+    def best(self) -> RankedPlan:
+        """The recommended plan: the first, or the one that is near the best clearly more often."""
+        return self.ranked(self.drawn.recommended)
+
+    @cached_property
+    def plans(self) -> tuple[RankedPlan, ...]:
+        """The first of the ranking."""
+        return tuple(self.ranked(row) for row in range(self.top))
+
+    @cached_property
+    def front(self) -> tuple[RankedPlan, ...]:
+        """Simulated plans that no other beats in tokens/s, tokens/J and free memory at once."""
+        rows = pareto(self.found.results, self.found.cluster.gpu.hbm_bytes).tolist()
+        return tuple(self.ranked(row) for row in rows)
+
+    @cached_property
+    def job(self) -> Job:
+        """The recommended plan as a job."""
+        return self.found.job(self.drawn.recommended)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def _plain_fsdp(self) -> Baseline | str:
+        return baseline(self.found)
+
+    @cached_property
+    def baseline(self) -> RankedPlan | None:
+        """The best plan of plain FSDP; None where it cannot be."""
+        plain = self._plain_fsdp
+        if isinstance(plain, str):
+            return None
+        if plain.row is not None:
+            return self.ranked(plain.row)
+        values = {name: getattr(plain.result, name) for name in METRICS}
+        return self._ranked(None, plain.job.plan, values)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def why(self) -> str:
+        """What the recommended plan saves beside plain FSDP."""
+        plain = self._plain_fsdp
+        return plain if isinstance(plain, str) else why(self.job, simulate_job(self.job), plain)
+
+    @cached_property
+    @np.errstate(all="ignore")
+    def sensitivity(self) -> tuple[Bar, ...]:
+        """What a quarter more, and a quarter less, of each resource changes, with the plan chosen anew."""
+        return tuple(sensitivity(self.found))
+
+    @cached_property
+    def trust(self) -> Trust:
+        """Of the recommended plan."""
+        return trust_of(self.job)
+
+    def ranked(self, row: int) -> RankedPlan:
+        """The plan of a row of the search, counted from 0."""
+        values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
+        drawn = (self.drawn.good_frac, self.drawn.fits_frac, self.drawn.worst_frac)
+        shares = [float(share[row]) if row < len(share) else None for share in drawn]
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        return self._ranked(row, self.found.table.plan(row), finite, *shares)
+
+    def _ranked(self, row: int | None, plan: Plan, values: dict[str, Any], *shares: float | None) -> RankedPlan:
+        good, fits, worst = shares or (None, None, None)
+        return RankedPlan(
+            rank=None if row is None else row + 1,
+            plan=plan,
+            **values,
+            exposed_frac=values["exposed_comm_s"] / values["step_s"],
+            bubble_frac=values["bubble_s"] / values["step_s"],
+            headroom_bytes=self.found.cluster.gpu.hbm_bytes - values["memory_bytes"],
+            good_frac=good,
+            fits_frac=fits,
+            worst_frac=worst,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee plan --json`` prints it."""
+        found, drawn, space = self.found, self.drawn, self.found.space
+        return {
+            "schema_version": 1,
+            "model": space.model.name,
+            "cluster": found.cluster.name,
+            "profile": found.profile.name,
+            "gpus": space.gpus,
+            "global_batch": space.global_batch,
+            "seq_len": space.seq_len,
+            "objective": found.objective,
+            "counts": {
+                "plans": found.plans,
+                "too_large": found.too_large,
+                "bounded": found.bounded,
+                "simulated": len(found),
+            },
+            "plans": [plan.to_dict() for plan in self.plans],
+            "recommended": self.best.to_dict(),
+            "alike": [row + 1 for row in drawn.alike],
+            "why": self.why,
+            "baseline": None if self.baseline is None else self.baseline.to_dict(),
+            "front": [plan.to_dict() for plan in self.front],
+            "robustness": {
+                "draws": drawn.draws,
+                "within_frac": round(1.0 - CLOSE, 6),
+                "parameters": [
+                    {"path": p.path, "spread": p.spread, "share": p.is_share, "meaning": p.meaning}
+                    for p in drawn.parameters
+                ],
+            },
+            "sensitivity": [asdict(bar) for bar in self.sensitivity],
+            "trust": self.trust.as_json(),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The listed plans, one a row."""
+        return [flat(plan.to_dict()) for plan in self.plans]
+
+    def export(self, to: str) -> str:
+        """The recommended plan for a tool: a job file of knee's, or launch flags of torchtitan or Megatron."""
+        return export(self.job, to)
+
+    def export_first(self, to: str) -> tuple[str, int, InputError | None]:
+        """The first plan that a tool can run, from the recommended one on: its text, its row, and why that one was
+        refused where it was."""
+        refused: InputError | None = None
+        for row in dict.fromkeys((self.drawn.recommended, *range(min(EXPORT_TRIES, len(self.found))))):
+            try:
+                return export(self.found.job(row), to), row, refused
+            except InputError as error:
+                refused = refused or error
+        assert refused is not None
+        raise refused

@@ -1,0 +1,76 @@
+"""What is said about a scaling curve: a sentence for those who decide, and the assumptions behind it."""
+
+from __future__ import annotations
+
+from knee.budgets.training_cost import DAY_S
+from knee.record.measurement import Measurement
+from knee.results.scale_result import Scaling, ScalingCurve
+from knee.search.knee import Knee
+from knee.specs.notes import code_of
+
+SHARED_NOTES = ("default-profile", "default-seq-len", "default-precision")
+"""Defaults that are the same at every count."""
+
+
+def sentence(one: ScalingCurve, answer: Scaling) -> str | None:
+    """What a manager reads."""
+    usable = dict(one.curve.usable)
+    knee = one.knees.get("throughput")
+    if knee is None:
+        return None
+    if len(usable) == 1:
+        return f"Only {knee.gpus:,} GPUs are usable: with one count nothing can be said of more."
+    last = max(usable)
+    least = f"{answer.threshold:g}x"
+    returns = one.curve.returns()
+    if knee.open:
+        latest = f"{returns[-1].per_doubling:.2f}x"
+        beyond = f"Up to {last:,} GPUs doublings still buy {least} (the last {latest})"
+        if knee.weak:
+            beyond = f"The last doubling, to {last:,} GPUs, still buys {least} ({latest}), though {weak_words(knee)}"
+        return f"{beyond}; {against(one, min(usable), last, usable)}."
+    beyond = f"Beyond {knee.gpus:,} GPUs each doubling buys less than {least}"
+    return f"{beyond}; {against(one, knee.gpus, last, usable)}."
+
+
+def against(one: ScalingCurve, few: int, many: int, usable: dict[int, Measurement]) -> str:
+    """The larger run beside the smaller one."""
+    a, b = usable[few], usable[many]
+    energy = ""
+    if a.tokens_per_j is not None and b.tokens_per_j is not None:
+        change = a.tokens_per_j / b.tokens_per_j - 1.0
+        more = f"{abs(change):.0%} {'more' if change >= 0 else 'less'} energy"
+        energy = f" and costs {f'{change + 1.0:.3g} times the energy' if change >= 1 else more}"
+    if few in one.bills and many in one.bills:
+        sooner = (one.bills[few].time_s - one.bills[many].time_s) / DAY_S
+        when = f"{abs(sooner):,.1f} days {'sooner' if sooner >= 0 else 'later'}"
+        return f"the {many:,}-GPU run finishes {when} than the {few:,}-GPU run{energy}"
+    times = b.tokens_per_s / a.tokens_per_s
+    energy += " a token" if energy else ""
+    faster = f"{times:.3g}x as fast as the {few:,}-GPU run with {many / few:.3g}x the GPUs"
+    return f"the {many:,}-GPU run is {faster}{energy}"
+
+
+def assumptions(answer: Scaling) -> list[str]:
+    """Each sentence once."""
+    lines: list[str] = []
+    for one in answer.curves:
+        notes = one.request.assumptions if one.request else ()
+        lines += [note for note in notes if code_of(note) in SHARED_NOTES]
+        lines += [note for point in one.curve.points if point.measured for note in point.measured.assumptions]
+        cut = [point for point in one.curve.points if point.cut]
+        lines += ["micro_batch was not given: all sequences of a rank at once, or the most that fit"] if cut else []
+    if answer.tokens is not None:
+        lines += ["energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
+                  f"grid {answer.grid.name} ({answer.grid.kind}): {answer.grid.source}"]  # fmt: skip
+    lines.append("the knee's range is of throughput; power's own error is left out")
+    return list(dict.fromkeys(lines))
+
+
+def weak_words(knee: Knee) -> str:
+    """Steps below the knee that did not pay."""
+    return listed([f"{r.from_gpus:,} to {r.to_gpus:,} buys {r.per_doubling:.2f}x" for r in knee.weak])
+
+
+def listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

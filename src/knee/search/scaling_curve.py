@@ -1,0 +1,259 @@
+"""What more GPUs buy: one plan, or the best plan, at every count, and the return of each step between counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.errors import InputError, SpecError, argument
+from knee.metrics.scaling import per_doubling
+from knee.record.measurement import Measurement
+from knee.search.plan_filter import matching
+from knee.search.plan_search import Found, Objective, Progress, memory_table, search
+from knee.search.space import Space, divisors, whole_table
+from knee.single import simulate
+from knee.specs.hardware import Cluster
+from knee.specs.job import Job
+from knee.specs.profile import Profile
+from knee.units import show
+from knee.workload.flop import DEFAULT_CONVENTION
+
+MOST_COUNTS = 64
+"""Of GPUs in one question."""
+MOST_SEQUENCES = 10**9
+"""In one step: far beyond any run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One count of GPUs. Without a job no plan can be there, and ``reason`` says why."""
+
+    gpus: int
+    job: Job | None = None
+    measured: Measurement | None = None
+    """One simulated step; also of a plan that does not fit."""
+    reason: str | None = None
+    """Why this count is of no use: no valid plan, or not enough memory."""
+    hint: str | None = None
+    code: str | None = None
+    """Of the error that the reason is from, where it is from one."""
+    cut: bool = False
+    """Its micro-batch was made smaller to fit."""
+
+    @property
+    def usable(self) -> bool:
+        """There is a plan, and it fits."""
+        return self.measured is not None and self.measured.fits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return:
+    """What the GPUs added since the usable count before buy."""
+
+    from_gpus: int
+    to_gpus: int
+    speedup: float
+    """Tokens/s over those before."""
+    per_doubling: float
+    """The speed-up of a doubling: of this one, or of each of those that the step is worth."""
+    added_tokens_per_s_per_gpu: float
+    """Tokens/s that each added GPU brings."""
+    added_frac: float
+    """The same over what each of the first GPUs brought: 1 is as good, below 0 they slow the run down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """One model on one cluster, at every count."""
+
+    points: tuple[Point, ...]
+
+    @property
+    def usable(self) -> list[tuple[int, Measurement]]:
+        """Counts with a plan that fits."""
+        return [(p.gpus, p.measured) for p in self.points if p.measured is not None and p.measured.fits]
+
+    def returns(self) -> list[Return]:
+        """Of each step between neighbouring usable counts.
+
+        Formula: per doubling as ``metrics.scaling`` has it; added = (T2 - T1) / (N2 - N1) over T0 / N0
+        Where:   T tokens/s of N GPUs; 1 and 2 neighbours, 0 the smallest usable count
+        """
+        usable = self.usable
+        found = []
+        for (before, a), (after, b) in pairwise(usable):
+            speedup = b.tokens_per_s / a.tokens_per_s
+            added = (b.tokens_per_s - a.tokens_per_s) / (after - before)
+            found.append(
+                Return(
+                    from_gpus=before,
+                    to_gpus=after,
+                    speedup=speedup,
+                    per_doubling=per_doubling(speedup, before, after),
+                    added_tokens_per_s_per_gpu=added,
+                    added_frac=added / usable[0][1].tokens_per_s_per_gpu,
+                )
+            )
+        return found
+
+
+def parse_counts(text: str) -> list[int]:
+    """``8..2048`` by doublings, ``8,16,24`` as they stand, or both: ascending, each once."""
+    name = argument("gpus")
+    what, hint = f"{name} {text!r}", f"for example {name} 8..2048 (doublings), or {name} 8,16,24"
+    counts: set[int] = set()
+    for part in text.split(","):
+        first, dots, last = (word.strip().replace("_", "") for word in part.partition(".."))
+        words = [first, last] if dots else [first]
+        if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+            raise InputError(
+                f"{what}: {part.strip()!r} is no count of GPUs", hint=hint, code="not-a-count", field="gpus"
+            )
+        low, high = int(first), int(words[-1])
+        if low < 1 or high < low:
+            raise InputError(
+                f"{what}: {part.strip()!r} must go up, from at least 1", hint=hint, code="not-a-count", field="gpus"
+            )
+        while low <= high:
+            counts.add(low)
+            low *= 2
+    if len(counts) > MOST_COUNTS:
+        raise InputError(
+            f"{what} has {len(counts)} counts; {MOST_COUNTS} are the most", hint=hint, code="too-many", field="gpus"
+        )
+    return sorted(counts)
+
+
+def checked_counts(counts: Sequence[int]) -> list[int]:
+    """Counts of GPUs as numbers: ascending, each once."""
+    hint = "for example gpus=[8, 64, 512], or gpus='8..2048' (doublings)"
+    wrong = [count for count in counts if not isinstance(count, int) or isinstance(count, bool) or count < 1]
+    if wrong or not counts:
+        text = f"{wrong[0]!r} is no count of GPUs" if wrong else "there is no count"
+        raise InputError(f"{argument('gpus')}: {text}", hint=hint, code="not-a-count", field="gpus")
+    if len(set(counts)) > MOST_COUNTS:
+        raise InputError(
+            f"{argument('gpus')} has {len(set(counts))} counts; {MOST_COUNTS} are the most",
+            hint=hint,
+            code="too-many",
+            field="gpus",
+        )
+    return sorted(set(counts))
+
+
+def check_batch(local_batch: float | None, global_batch: int | None, most_gpus: int) -> None:
+    """A batch that is none at any count is a mistake of the question."""
+    name, batch = ("local_batch", local_batch) if global_batch is None else ("global_batch", global_batch)
+    total = math.nan if batch is None else batch * (most_gpus if global_batch is None else 1)
+    # also false for nan
+    if not 0 < total <= MOST_SEQUENCES:
+        raise InputError(
+            f"{argument(name)} is {batch:g}; it must be above 0, and a step at most {MOST_SEQUENCES:,} sequences",
+            hint=f"for example {argument('local_batch')} 2, or {argument('global_batch')} 512",
+            code="out-of-range",
+            field=name,
+        )
+
+
+def curve_of(
+    counts: Sequence[int], job_at: Callable[[int], Job], *, cut: bool = False, convention: str = DEFAULT_CONVENTION
+) -> Curve:
+    """One plan at every count, as ``job_at`` makes it; counts where it cannot be keep their place and the reason.
+
+    ``cut`` makes micro-batches that do not fit smaller, where nobody asked for them.
+    """
+    return Curve(points=tuple(_point(gpus, job_at, cut, convention) for gpus in counts))
+
+
+def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) -> Point:
+    try:
+        job = job_at(gpus)
+    except SpecError as error:
+        return refused_point(gpus, error)
+    point = point_of(job, convention)
+    smaller = divisors(job.plan.micro_batch)[:-1] if cut else ()
+    for size in reversed(smaller):
+        if point.usable:
+            break
+        with suppress(SpecError):
+            point = replace(point_of(replace(job, plan=replace(job.plan, micro_batch=size)), convention), cut=True)
+    return point
+
+
+def refused_point(gpus: int, error: SpecError) -> Point:
+    """A count at which there is no job."""
+    return Point(gpus=gpus, reason=error.message, hint=error.hint, code=error.code)
+
+
+def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> Point:
+    """A job simulated."""
+    with np.errstate(all="ignore"):
+        measured = simulate(job, convention=convention)
+    if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
+        raise InputError("a size or rate is so far from any real one that the step has no finite answer",
+                         hint="look at the values given by --set, in files and as sizes")  # fmt: skip
+    if measured.fits:
+        return Point(gpus=job.gpus, job=job, measured=measured)
+    has = show(job.cluster.gpu.hbm_bytes, "bytes")
+    reason = f"does not fit: needs {show(measured.memory_bytes, 'bytes')} a GPU, has {has}"
+    return Point(gpus=job.gpus, job=job, measured=measured, reason=reason)
+
+
+def best_point(
+    space: Space,
+    cluster: Cluster,
+    profile: Profile,
+    *,
+    objective: Objective = "tokens_per_s",
+    only: str | None = None,
+    convention: str = DEFAULT_CONVENTION,
+    progress: Progress = lambda *_: None,
+    grows: bool = True,
+) -> Point:
+    """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""
+    try:
+        found = search(space, cluster, profile, objective=objective, only=only, margin=1.0, progress=progress)
+    except SpecError as error:
+        return refused_point(space.gpus, error)
+    if not len(found):
+        return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
+    return point_of(found.job(0), convention)
+
+
+def _none_fits(found: Found) -> str:
+    space = found.space
+    if not found.plans:
+        return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
+    has = show(found.cluster.gpu.hbm_bytes, "bytes")
+    needs = show(found.least_memory_bytes, "bytes")
+    return f"none of {found.plans:,} plans fits: the least needs {needs} a GPU, has {has}"
+
+
+def _what_would(found: Found, only: str | None, grows: bool) -> str | None:
+    """The fewest GPUs, by doublings, on which the leanest plans within what is asked fit."""
+    space, gpus = found.space, found.space.gpus
+    if not found.plans:
+        return f"use a number of GPUs that shares factors with {space.global_batch:,}, or fewer GPUs"
+    lean = replace(space, shardings=space.shardings or ("fsdp", "hsdp"), recomputes=space.recomputes or ("full",),
+                   micro_batches=space.micro_batches or (1,))  # fmt: skip
+    while (gpus := gpus * 2) <= found.cluster.max_gpus:
+        batch = space.global_batch * gpus // space.gpus if grows else space.global_batch
+        table = whole_table(replace(lean, gpus=gpus, global_batch=batch))
+        if only is not None:
+            table = table.rows(np.flatnonzero(matching(table, only)))
+        if not len(table):
+            continue
+        needs: Floats = memory_table(lean, found.profile, table).total_bytes
+        fitting = np.flatnonzero(needs <= found.cluster.gpu.hbm_bytes)
+        if len(fitting):
+            # the plan that splits the model least
+            plan = table.plan(int(fitting[np.argmin((table.tp * table.pp * table.cp)[fitting])]))
+            how = f"{plan.sharding}, tp {plan.tp}, pp {plan.pp}, cp {plan.cp}, recompute {plan.recompute}"
+            return f"it would fit on {gpus:,} GPUs, for example with {how}"
+    return None

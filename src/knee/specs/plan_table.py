@@ -1,0 +1,161 @@
+"""Many plans as columns: what the engine evaluates at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from knee.arrays import Bools, Floats, Ints
+from knee.errors import SpecError
+from knee.specs.job import Job
+from knee.specs.plan import (
+    AXES,
+    CP_METHODS,
+    PRECISIONS,
+    RECOMPUTES,
+    REDUCE_DTYPES,
+    SCHEDULES,
+    SHARDINGS,
+    STATE_DTYPES,
+    Plan,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTable:
+    """Plans of one model on one cluster under one profile; words are codes into the tuples of ``specs.plan``.
+
+    Rows are taken to be valid: whoever makes a table generates valid plans or goes through ``Job``, which
+    checks them.
+    """
+
+    gpus: Ints
+    global_batch: Ints
+    seq_len: Ints
+    dp_shard: Ints
+    dp_replicate: Ints
+    tp: Ints
+    pp: Ints
+    cp: Ints
+    micro_batch: Ints
+    virtual_stages: Ints
+    prefetch: Ints
+    sharding: Ints
+    schedule: Ints
+    recompute: Ints
+    cp_method: Ints
+    precision: Ints
+    reduce_dtype: Ints
+    state_dtype: Ints
+    sync_every: Ints
+    sequence_parallel: Bools
+    recompute_frac: Floats
+    tp_overlap_frac: Floats
+    """NaN where the profile decides."""
+    placement: tuple[str, ...] = AXES
+    """One for the whole table."""
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    @property
+    def dp(self) -> Ints:
+        """Data-parallel ranks."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def microbatches(self) -> Ints:
+        """Microbatches per data-parallel rank and step."""
+        return self.global_batch // (self.dp * self.micro_batch)
+
+    @property
+    def state_bytes(self) -> Floats:
+        """Bytes of one parameter, moment or gradient as the optimizer keeps it."""
+        return np.where(self.state_dtype == STATE_DTYPES.index("fp32"), 4.0, 2.0)
+
+    @property
+    def micro_tokens(self) -> Ints:
+        """Tokens of one microbatch on one context-parallel rank."""
+        return self.micro_batch * self.seq_len // self.cp
+
+    @property
+    def repeats_frac(self) -> Floats:
+        """Share of the forward that full recomputation runs again; 0 for plans without it."""
+        return np.where(self.recompute == RECOMPUTES.index("full"), self.recompute_frac, 0.0)
+
+    def rows(self, index: slice | Ints) -> PlanTable:
+        """Some of the rows."""
+        columns = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "placement"}
+        return PlanTable(placement=self.placement, **columns)
+
+    def plan(self, row: int) -> Plan:
+        """One row as a plan."""
+        overlap = float(self.tp_overlap_frac[row])
+        return Plan(
+            dp_shard=int(self.dp_shard[row]),
+            dp_replicate=int(self.dp_replicate[row]),
+            tp=int(self.tp[row]),
+            pp=int(self.pp[row]),
+            cp=int(self.cp[row]),
+            sharding=SHARDINGS[self.sharding[row]],
+            sequence_parallel=bool(self.sequence_parallel[row]),
+            tp_overlap_frac=None if np.isnan(overlap) else overlap,
+            schedule=SCHEDULES[self.schedule[row]],
+            virtual_stages=int(self.virtual_stages[row]),
+            cp_method=CP_METHODS[self.cp_method[row]],
+            micro_batch=int(self.micro_batch[row]),
+            recompute=RECOMPUTES[self.recompute[row]],
+            recompute_frac=float(self.recompute_frac[row]),
+            precision=PRECISIONS[self.precision[row]],
+            prefetch=int(self.prefetch[row]),
+            reduce_dtype=REDUCE_DTYPES[self.reduce_dtype[row]],
+            state_dtype=STATE_DTYPES[self.state_dtype[row]],
+            sync_every=int(self.sync_every[row]),
+            placement=self.placement,
+        )
+
+
+def table_of(jobs: Sequence[Job]) -> PlanTable:
+    """Jobs of one model, cluster, profile and placement as a table."""
+    plans = [job.plan for job in jobs]
+    for what, of in (
+        ("model", [j.model for j in jobs]),
+        ("cluster", [j.cluster for j in jobs]),
+        ("profile", [j.profile for j in jobs]),
+        ("placement", [p.placement for p in plans]),
+    ):
+        if any(value != of[0] for value in of):
+            raise SpecError(f"a table has one {what}, but the jobs differ in it", hint=f"make a table for each {what}")
+
+    def ints(values: Sequence[int]) -> Ints:
+        return np.array(values, dtype=np.int64)
+
+    return PlanTable(
+        gpus=ints([job.gpus for job in jobs]),
+        global_batch=ints([job.global_batch for job in jobs]),
+        seq_len=ints([job.seq_len for job in jobs]),
+        dp_shard=ints([p.dp_shard for p in plans]),
+        dp_replicate=ints([p.dp_replicate for p in plans]),
+        tp=ints([p.tp for p in plans]),
+        pp=ints([p.pp for p in plans]),
+        cp=ints([p.cp for p in plans]),
+        micro_batch=ints([p.micro_batch for p in plans]),
+        virtual_stages=ints([p.virtual_stages for p in plans]),
+        prefetch=ints([p.prefetch for p in plans]),
+        sharding=ints([SHARDINGS.index(p.sharding) for p in plans]),
+        schedule=ints([SCHEDULES.index(p.schedule) for p in plans]),
+        recompute=ints([RECOMPUTES.index(p.recompute) for p in plans]),
+        cp_method=ints([CP_METHODS.index(p.cp_method) for p in plans]),
+        precision=ints([PRECISIONS.index(p.precision) for p in plans]),
+        reduce_dtype=ints([REDUCE_DTYPES.index(p.reduce_dtype) for p in plans]),
+        state_dtype=ints([STATE_DTYPES.index(p.state_dtype) for p in plans]),
+        sync_every=ints([p.sync_every for p in plans]),
+        sequence_parallel=np.array([p.sequence_parallel for p in plans], dtype=np.bool_),
+        recompute_frac=np.array([p.recompute_frac for p in plans], dtype=np.float64),
+        tp_overlap_frac=np.array(
+            [np.nan if p.tp_overlap_frac is None else p.tp_overlap_frac for p in plans], dtype=np.float64
+        ),
+        placement=plans[0].placement if plans else AXES,
+    )

@@ -1,0 +1,112 @@
+"""Budgets as rows of a study: the best model that so many GPUs train in some days, beside what FLOP counting took."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import knee
+from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.flop_counting import flop_choice
+from knee.budgets.frontier import lost_by
+from knee.budgets.model_family import family_of
+from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
+from knee.budgets.throughput import Rates
+from knee.budgets.training_cost import checked_pue
+from knee.files import make_folder
+from knee.specs.job import Job
+from knee.specs.load import load_cluster, load_profile, split_overrides
+from knee.specs.model import Model
+from knee.studies.quantities import Row
+from knee.studies.record_store import engine, kept_or_made
+from knee.studies.study_file import Budgets
+from knee.trust.trust import trust_of
+from knee.units import short
+
+SEARCH = Path(knee.__file__).parent / "search"
+EVERY, AROUND = 4, 2
+"""Rungs between the sizes that a study tries, and from the best of them to its neighbours: factors of 2 and of 1.4."""
+
+
+def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterator[Row]:
+    """A row for each count; kept in a folder while neither engine nor catalogue changes."""
+    if folder is None:
+        rows = _rows(grid)
+    else:
+        key = key_of(grid)
+        rows = kept_or_made(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+    yield from ({"study": study} | row for row in rows)
+
+
+def _rows(grid: Budgets) -> list[dict[str, Any]]:
+    bounds: dict[Model, float] = {}
+    return [_row(grid, gpus, bounds) for gpus in grid.gpus]
+
+
+def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]:
+    problem, limits = _problem(grid, bounds), Limits(gpus=gpus, days=grid.days)
+    # all of the GPUs, as the question is what they are worth together
+    problem.counts_only = (gpus,)
+    common = {"series": grid.series, "cluster": grid.cluster, "profile": grid.profile, "gpus": gpus, "days": grid.days}
+    # first, as the best is found sooner beside a good candidate
+    flop = flop_choice(problem, limits, assumed_mfu()[0])
+    best = problem.optimum(limits, every=EVERY)
+    if best is None:
+        return common | {"kind": "impossible", "why": "no shape of the family can be trained"}
+    least = problem.between(limits, best, every=AROUND)
+    # the neighbours may be better than what the coarse ladder had
+    best = problem.reachable(limits, (gpus,)) or best
+    lost = None if flop.run is None else lost_by(problem, limits, best, flop.run)
+    return common | {
+        "kind": "simulated",
+        "params": best.params,
+        "least_params": least,
+        "size": short(least),
+        "tokens": best.tokens,
+        "tokens_per_param": best.tokens_per_param,
+        "loss": best.loss,
+        "mfu_frac": best.rate.mfu_frac,
+        "exposed_frac": best.rate.exposed_frac,
+        "flop_params": flop.params,
+        "flop_size": short(flop.params),
+        "size_ratio": least / flop.params,
+        "flop_loss": flop.loss,
+        "really_loss": None if flop.run is None else flop.run.loss,
+        "reached_frac": flop.reached_frac,
+        "lost_frac": None if lost is None else lost.budget_frac,
+        "trust": _trust(problem, best),
+    }
+
+
+@cache
+def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tuple[Any, Any]:
+    _, for_cluster, for_profile, _ = split_overrides(sets)
+    return load_cluster(cluster, for_cluster).spec, load_profile(profile, for_profile).spec
+
+
+def _problem(grid: Budgets, bounds: dict[Model, float]) -> Problem:
+    cluster, profile = _parts(grid.cluster, grid.profile, tuple(grid.set.items()))
+    rates = Rates(cluster=cluster, profile=profile, seq_len=grid.seq_len, bounds=bounds)
+    return Problem(rates=rates, law=law_of(grid.law), batch_law=batch_law(), family=family_of(grid.family),
+                   pue=checked_pue(None))  # fmt: skip
+
+
+def _trust(problem: Problem, run: Run) -> str:
+    rates, rate = problem.rates, run.rate
+    job = Job(model=run.model, cluster=rates.cluster, profile=rates.profile, plan=rate.plan, gpus=rate.gpus,
+              global_batch=rate.global_batch, seq_len=rates.seq_len)  # fmt: skip
+    return trust_of(job).label
+
+
+def key_of(grid: Budgets) -> str:
+    """A digest of the question, of every value behind its names, and of the text that answers it."""
+    specs = [asdict(spec) for spec in _parts(grid.cluster, grid.profile, tuple(grid.set.items()))]
+    members = [asdict(member) for member in family_of(grid.family).members]
+    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__), *sorted(SEARCH.glob("*.py")))]
+    whole = json.dumps([asdict(grid), specs, members, texts, engine()], sort_keys=True, default=str)
+    return hashlib.sha256(whole.encode()).hexdigest()[:24]

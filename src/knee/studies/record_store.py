@@ -1,0 +1,168 @@
+"""Records on disk: one file a question, there whole or not at all, named by everything its answer depends on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+import knee
+from knee.errors import SpecError
+from knee.files import make_folder, write_text
+from knee.specs.catalog import KINDS, ROOT
+from knee.studies.answers import answer, loaded
+from knee.studies.questions import Options, Question
+from knee.text_files import read_text
+from knee.validation.carried_set import CarriedFidelity, carried_fidelity
+
+ENGINE = ("specs", "workload", "cost", "timeline", "energy", "metrics", "record", "hardware_fit", "validation", "trust")
+"""Rooms whose text decides an answer, with the files that compose them and choose the plan."""
+SEAL = "seal"
+IMPOSSIBLE = "impossible"
+
+
+@dataclass(slots=True)
+class Store:
+    """A folder of records; without one, what is answered is remembered only."""
+
+    folder: Path | None = None
+    warn: Callable[[str], None] = print
+    made: int = 0
+    reused: int = 0
+    _seen: dict[str, dict[str, Any] | None] = field(default_factory=dict)
+    """What was asked for; the answers only where there is no folder to read them from again."""
+
+    def __post_init__(self) -> None:
+        if self.folder is not None:
+            make_folder(self.folder)
+
+    def record(self, question: Question) -> dict[str, Any]:
+        """The answer that lies here, or a new one, which then does."""
+        key = key_of(question)
+        if (seen := self._seen.get(key)) is not None:
+            return seen
+        found = self._kept(key)
+        self.reused += found is not None and key not in self._seen
+        found = found or self._made(question, key)
+        self._seen[key] = found if self.folder is None else None
+        return found
+
+    def _made(self, question: Question, key: str) -> dict[str, Any]:
+        answered = _answered(question) | {"question": asdict(question), "key": key, "made": _made_by()}
+        text = json.dumps(sealed(answered), allow_nan=False)
+        if self.folder is not None:
+            write_text(self.folder / f"{key}.json", text + "\n")
+        self.made += 1
+        found: dict[str, Any] = json.loads(text)  # as it will be read: tuples are lists
+        return found
+
+    def _kept(self, key: str) -> dict[str, Any] | None:
+        return None if self.folder is None else self._read(self.folder / f"{key}.json", key)
+
+    def _read(self, path: Path, key: str) -> dict[str, Any] | None:
+        """None where there is none, or none that is whole; of the latter the user hears."""
+        try:
+            text = read_text(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self.warn(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}): computed again")
+            return None
+        why = damage(text, key)
+        if why is not None:
+            self.warn(f"{path} is damaged ({why}): computed again")
+            return None
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+
+def damage(text: str, key: str) -> str | None:
+    """What is wrong with a record's text, if anything."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return "it was cut off, or is not JSON"
+    if not isinstance(found, dict) or SEAL not in found:
+        return "it has no seal"
+    if found[SEAL] != sealed(found)[SEAL]:
+        return "its content does not match its seal"
+    return None if found.get("key") == key else "it is the record of another question"
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with the digest of its content."""
+    rest = {name: value for name, value in record.items() if name != SEAL}
+    return rest | {SEAL: _digest(rest)}
+
+
+def _answered(question: Question) -> dict[str, Any]:
+    """The simulated record, or why there can be none."""
+    try:
+        return answer(question)
+    except SpecError as error:
+        return {"kind": "simulated", IMPOSSIBLE: error.message}
+
+
+def key_of(question: Question) -> str:
+    """A digest of the question, of every value behind the names in it, and of the engine's own text."""
+    specs = _digest_of_specs((question.model, question.cluster, question.profile), question.sets)
+    return _digest({"question": asdict(question), "specs": specs, "engine": engine()})[:24]
+
+
+@cache
+def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
+    question = Question(model=names[0], cluster=names[1], profile=names[2], sets=sets, gpus=1, global_batch=1,
+                        seq_len=1, plans=())  # fmt: skip
+    return _digest([asdict(part.spec) for part in loaded(question)])
+
+
+@cache
+def engine() -> str:
+    """A digest of the code and the data that every answer rests on."""
+    root = Path(knee.__file__).parent
+    files = [
+        root / name
+        for name in ("simulator.py", "single.py", "units.py", "arrays.py", "text_files.py", "studies/answers.py")
+    ]
+    files += [path for room in ENGINE for path in (root / room).glob("*.py")]
+    catalog = root / "catalog"
+    files += [*catalog.glob("*.toml"), *(catalog / "nccl").glob("*.toml"), *(catalog / "validation").iterdir()]
+    total = hashlib.sha256()
+    for path in sorted(files):
+        total.update(path.name.encode())
+        total.update(path.read_bytes())
+    return total.hexdigest()[:16]
+
+
+def fidelity_kept(folder: Path) -> CarriedFidelity:
+    """How knee does on the published runs it carries: kept in a folder while neither engine nor catalogue changes."""
+    entries = sorted(path for kind in KINDS for path in (ROOT / f"{kind}s").glob("*.toml"))
+    key = _digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
+    found = kept_or_made(make_folder(folder) / "fidelity.json", key, lambda: asdict(carried_fidelity()))
+    return TypeAdapter(CarriedFidelity).validate_python(found)
+
+
+def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
+    """What lies in a file under this key, if it is whole; else what is made, which then does."""
+    with contextlib.suppress(OSError, ValueError):
+        text = read_text(path)
+        if damage(text, key) is None:
+            return json.loads(text)["found"]
+    text = json.dumps(sealed({"key": key, "found": make()}), allow_nan=False)
+    write_text(path, text + "\n")
+    return json.loads(text)["found"]  # as it will be read: tuples are lists
+
+
+def _made_by() -> dict[str, str]:
+    return {"knee": knee.__version__, "engine": engine()}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -1,0 +1,357 @@
+"""Study files: what is run, what is drawn, what the paper says and how that is judged. Data, checked as it is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from math import inf
+from pathlib import Path
+from string import Formatter
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
+
+from knee.errors import InputError, SpecError
+from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.fields import fields_of, split_overrides
+from knee.studies.claims import Claim
+from knee.studies.file_errors import mistakes_of
+from knee.studies.quantities import FORBID, Quantity, Where
+from knee.studies.row_columns import COLUMNS
+from knee.units import parse
+
+FOLDER = ROOT / "studies"
+WORKS = f"docs/studies.md has all keys; {FOLDER / 'fig6.toml'} is a study that works"
+
+Pick = Literal["each", "fastest", "least", "beyond"]
+Mark = Literal["line", "bar", "parts", "shares", "heat", "growth"]
+One = str | int | float | bool
+Many = One | Annotated[tuple[One, ...], Field(min_length=1)]
+"""A value, or a list of them, which is an axis of the grid."""
+Names = StrictStr | Annotated[tuple[StrictStr, ...], Field(min_length=1)]
+MOST = 10**12
+"""Of anything that is counted: products of two such numbers are still exact enough to be refused in words."""
+Count = Annotated[StrictInt, Field(gt=0, le=MOST)]
+Counts = Count | Annotated[tuple[Count, ...], Field(min_length=1)]
+Share = Count | Annotated[StrictFloat, Field(gt=0, le=MOST, allow_inf_nan=False)]
+Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Training steps: the product of everything that is a list."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    """Name of a curve or group; ``{tp}`` stands for that axis."""
+    model: Names
+    cluster: Names
+    profile: Names
+    gpus: Counts
+    local_batch: Shares | None = None
+    global_batch: Counts | None = None
+    seq_len: Counts = 4096
+    plan: Mapping[str, Many] = field(default_factory=dict)
+    set: Mapping[str, Many] = field(default_factory=dict)
+    """As ``--set``: ``"fabric.nic_bytes_per_s" = ["200 Gbit/s", "400 Gbit/s"]``."""
+    tune: bool = False
+    """What a plan leaves open of schedule, virtual stages and micro-batch is the fastest that fits."""
+    pick: Pick = "each"
+    """``fastest``: of the plans only the fastest that fits; ``least``: the one with the least model parallelism;
+    ``beyond``: the fastest with more than that."""
+
+    def __post_init__(self) -> None:
+        if (self.local_batch is None) == (self.global_batch is None):
+            raise SpecError("local_batch or global_batch is needed, and only one of them")
+        known = fields_of("plan")
+        for name, value in self.plan.items():
+            if name not in known:
+                close = did_you_mean(name, known)
+                raise SpecError(f"plan has no {name}" + (f": did you mean {close}?" if close else ""))
+            for one in value if isinstance(value, tuple) else (value,):
+                if known[name].type is int and (isinstance(one, bool) or not isinstance(one, int) or one < 0):
+                    raise SpecError(f"plan.{name} should be a whole number, not {one!r}")
+        try:
+            split_overrides((key, "") for key in self.set)
+        except InputError as error:
+            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bandwidths:
+    """Collectives on idle links."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    cluster: str
+    collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    nodes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    message: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Sizes, with their unit."""
+    published: str | None = None
+    """Source in knee's own table of bandwidths whose readings stand beside."""
+
+    def __post_init__(self) -> None:
+        try:
+            self.series.format(nodes=1, message="")
+        except (LookupError, ValueError, AttributeError, TypeError):
+            raise SpecError(f"series {self.series!r} may name {{nodes}} and {{message}} only") from None
+        for text in self.message:
+            if not 0 < parse(text, "bytes") < inf:  # which refuses what is no size at all
+                raise SpecError(f"message {text!r} should be above 0, and finite")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The best model that some days train on several counts of GPUs, all of which are used."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    cluster: str
+    profile: str
+    gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+    seq_len: Count = 4096
+    law: str = "besiroglu-2024"
+    family: str = "llama"
+    set: Mapping[str, str] = field(default_factory=dict)
+    """As ``--set``, of the cluster and the profile."""
+
+    def __post_init__(self) -> None:
+        try:
+            for_model, _, _, for_plan = split_overrides(self.set.items())
+        except InputError as error:
+            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+        if for_model or for_plan:
+            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One chart."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    title: str
+    mark: Mark
+    x: str
+    y: str = ""
+    """Of lines and bars; of a heat map its rows."""
+    shows: str = ""
+    """Of a heat map: the colour."""
+    color: str = "series"
+    """Column that tells lines or bars apart."""
+    caption: str = ""
+    at: Where = field(default_factory=dict)
+    ideal: Literal["", "scaled", "flat"] = ""
+    """A line through the first point of the first series: in proportion to the GPUs, or level."""
+    zero: bool = True
+    log: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A value that the paper states, or that follows from what it states, to be drawn as a hollow diamond."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    series: str
+    metric: str
+    x: One
+    value: float | None = None
+    times: float | None = None
+    """Instead of a value: a factor on the run ``of``, for what is stated as a change only."""
+    of: Where = field(default_factory=dict)
+    how: str = "stated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """One figure or table of the paper, or one question beyond it."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+
+    name: str
+    title: str
+    kind: Literal["paper", "beyond"]
+    place: str = ""
+    """Where in the paper."""
+    question: str
+    paper: str = ""
+    """What the paper says of it, in our words."""
+    finding: str
+    """One sentence; ``{name}`` stands for a value below."""
+    value: Mapping[str, Quantity] = field(default_factory=dict)
+    assumptions: tuple[str, ...] = ()
+    """Where the paper is silent."""
+    needs: tuple[str, ...] = ()
+    """Studies whose runs the claims are also about."""
+    grid: tuple[Grid, ...] = ()
+    bandwidths: tuple[Bandwidths, ...] = ()
+    budget: tuple[Budgets, ...] = ()
+    hardware: tuple[str, ...] = ()
+    """Clusters whose data sheets are its rows."""
+    draw: tuple[Draw, ...] = ()
+    published: tuple[Published, ...] = ()
+    timeline: tuple[Where, ...] = ()
+    """Runs whose step can be looked into."""
+    claim: tuple[Claim, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
+            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing")
+        ids = Counter(claim.id for claim in self.claim)
+        if twice := sorted(one for one, count in ids.items() if count > 1):
+            raise SpecError(f"claim {twice[0]} is there twice")
+        try:
+            named = {name for _, name, _, _ in Formatter().parse(self.finding) if name is not None}
+        except ValueError as error:
+            raise SpecError(f"finding: {error} (a brace that is no name's is written twice)") from None
+        if unknown := sorted(named - self.value.keys()):
+            raise SpecError(f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing")
+        for place, word in _columns_named(self):
+            if word not in COLUMNS:
+                close = did_you_mean(word, COLUMNS)
+                raise SpecError(f"{place}: no row has {word!r}" + (f"; did you mean {close}?" if close else ""))
+
+
+def _columns_named(study: Study) -> Iterator[tuple[str, str]]:
+    """Every column that a study names, with its place."""
+    parts: list[tuple[str, object]] = [(f"value.{name}", quantity) for name, quantity in study.value.items()]
+    parts += [(f"draw.{i}", draw) for i, draw in enumerate(study.draw)]
+    parts += [(f"published.{i}", one) for i, one in enumerate(study.published)]
+    parts += [(f"claim {claim.id}", test) for claim in study.claim for test in claim.test]
+    parts += [(f"{place}.of", of) for place, part in parts if isinstance(of := getattr(part, "of", None), Quantity)]
+    parts += [(place, than) for place, part in parts for than in getattr(part, "has", ())]
+    for place, part in parts:
+        axes = ("x", "y", "shows", "color") if isinstance(part, Draw) else ()
+        for name in ("metric", "over", "column", "published", "pick", "label", *axes):
+            word = getattr(part, name, "")
+            if isinstance(word, str) and word:
+                yield place, word.removeprefix("-")
+        for name in ("at", "base", "other_at", "other_base", "least", "of"):
+            where = getattr(part, name, None)
+            if isinstance(where, Mapping):
+                yield from ((f"{place}.{name}", key) for key in where if key != "study")
+        for name in ("same", "each"):
+            yield from ((f"{place}.{name}", word) for word in getattr(part, name, ()))
+    for where in study.timeline:
+        yield from (("timeline", key) for key in where)
+
+
+def study_names(kind: str | None = None) -> list[str]:
+    """All studies in the paper's order, then those beyond it; or those of one kind."""
+    named = {path.stem: path for path in FOLDER.glob("*.toml") if path.stem != UNCOUNTED}
+    known = sorted(named, key=_order)
+    return [name for name in known if kind is None or (_is_paper(name) == (kind == "paper"))]
+
+
+UNCOUNTED = "uncounted"
+"""The file with the paper's statements that are not claims, and why."""
+
+
+def _is_paper(name: str) -> bool:
+    return re.fullmatch(r"fig\d+[ab]?|table\d+", name) is not None
+
+
+def _order(name: str) -> tuple[int, int, str]:
+    found = re.search(r"\d+", name)
+    group = 0 if name.startswith("fig") and found else 1 if _is_paper(name) else 2
+    return group, int(found[0]) if found and group == 0 else 0, name
+
+
+@cache
+def load_study(name: str) -> Study:
+    """A study of the catalogue, or of a TOML file."""
+    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
+    if not name.endswith(".toml") and name not in study_names():
+        close = did_you_mean(name, study_names())
+        guess = f"did you mean {close}? " if close else ""
+        raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
+    raw = read_toml(path)
+    if name.endswith(".toml"):
+        raw = _completed(path.stem, raw)
+    found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+    if (place := _not_finite(raw)) is not None:  # after what a field itself says of them
+        raise InputError(f"{path.name}: {place} is not a finite number", hint="nan and inf are not accepted")
+    return found
+
+
+def _not_finite(node: Any, place: str = "") -> str | None:
+    """Where a number stands that is none."""
+    if isinstance(node, (dict, list)):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        found = (_not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
+        return next((where for where in found if where is not None), None)
+    return place if isinstance(node, float) and not math.isfinite(node) else None
+
+
+def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
+    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(Grid)}}
+    rest = {key: value for key, value in raw.items() if key not in top}
+    about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
+    below = raw.get("grid", [])
+    if not isinstance(below, list):
+        return about | dict(raw)
+    grids = [*([top] if top else []), *below]
+    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
+    return about | rest | ({"grid": grids} if grids else {})
+
+
+def _named(grid: Mapping[str, Any]) -> str:
+    """A series for every plan: runs of one differ in their GPUs."""
+    plan = grid.get("plan", {})
+    axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
+    return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
+
+
+def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+    """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
+    common, grids = raw.get("common", {}), raw.get("grid", [])
+    if not isinstance(common, dict) or (common and not grids):
+        raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]",
+                         hint=WORKS)  # fmt: skip
+    rest = {key: value for key, value in raw.items() if key != "common"}
+    if not isinstance(grids, list):
+        return rest
+    return rest | {"grid": [_over(common, grid) if isinstance(grid, dict) else grid for grid in grids]}
+
+
+def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
+    # a grid with a batch of its own has no use for the common one, whichever of the two that is
+    under = {key: value for key, value in common.items() if key not in BATCHES or not BATCHES & grid.keys()}
+    plans = [part.get("plan", {}) for part in (common, grid)]
+    joined = {"plan": plans[0] | plans[1]} if all(isinstance(plan, dict) for plan in plans) else {}
+    return under | grid | joined
+
+
+BATCHES = {"local_batch", "global_batch"}
+
+
+def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
+    try:
+        return _adapter().validate_python({"name": name} | raw)
+    except ValidationError as error:
+        lines, hint = mistakes_of(error.errors(), raw, Study)
+        shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
+        raise InputError(f"{where}: {shown}", hint=hint or WORKS) from None
+
+
+@cache
+def _adapter() -> TypeAdapter[Study]:
+    return TypeAdapter(Study)
+
+
+@cache
+def uncounted() -> dict[str, str]:
+    """Statements of the paper that no claim is made of -> why."""
+    found = read_toml(FOLDER / f"{UNCOUNTED}.toml")
+    return {str(key): str(why) for key, why in found.items()}

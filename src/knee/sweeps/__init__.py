@@ -1,0 +1,1 @@
+"""A grid of training runs: checked, estimated, scheduled on this machine, on hosts or through Slurm."""

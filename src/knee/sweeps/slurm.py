@@ -1,0 +1,241 @@
+"""Jobs of a sweep in Slurm's queue. Plain sbatch: its scripts can be read, and submitted again without knee.
+
+A submission is two files in DIR/slurm: the script, written first, and what sbatch said of it. Runs write their own
+statuses; Slurm is only asked for what they could not write: that they wait, or were ended before they could.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
+
+from knee.errors import InputError, MissingExtra
+from knee.files import make_folder, write_text
+from knee.launch.run_status import CANCELLED, Status, write_status
+from knee.launch.site import Site
+from knee.launch.slurm_job import asked
+from knee.launch.supervisor import StopSignal
+from knee.launch.sweep_folder import CANCEL, Sweep, SweepRun
+from knee.sweeps import local as here
+from knee.sweeps.local import missing, not_started
+from knee.sweeps.slurm_queue import FOLDER, NoAnswer, QueuedJob, job_name, jobs_of_runs, name_sweep, settle
+from knee.sweeps.slurm_script import script
+from knee.sweeps.stop_rule import Knees, in_order
+
+WAIT_S = 5.0
+DEFAULT_ARRAY = 1001
+"""Slurm's own default of MaxArraySize: the largest index, and one."""
+LIMIT = re.compile(
+    r"submit limit|MaxSubmit|MaxJobs|accounting/QOS policy|AssocMax|QOSMax|too many|temporarily", re.IGNORECASE
+)
+"""What sbatch says where the queue is full for now; some of it also of a job that it would never take."""
+Tell = Callable[[str], None]
+SILENT = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
+"""A job may have been taken all the same: its name in the queue tells."""
+T = TypeVar("T")
+
+
+def need_slurm() -> None:
+    """Refuse where there is no Slurm."""
+    lacking = [name for name in ("sbatch", "squeue", "scancel", "scontrol") if shutil.which(name) is None]
+    if lacking:
+        raise MissingExtra(
+            f"Slurm's {lacking[0]} is not here",
+            hint="run this on the cluster's login node; --dry-run "
+            "checks and estimates anywhere, --launcher local or torchrun need no Slurm",
+        )
+
+
+def go_on_slurm(
+    sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None
+) -> None:  # fmt: skip
+    """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock.
+
+    ``only``: ids of the runs to start, where not all that are missing are meant.
+    """
+    until_knee = bool(sweep.options["until_knee"])
+    stays = wait or until_knee
+    make_folder(sweep.folder / FOLDER)
+    name_sweep(sweep)
+    here.settle(sweep, float(sweep.options["timeout_s"]), StopSignal())  # what another launcher has begun
+    settle(sweep)
+    wanted = missing(sweep, sweep.statuses(), until_knee=until_knee, only=only)
+    knees, told = Knees(sweep), ""
+    while True:
+        try:
+            left = _submit_more(sweep, site, wanted, knees if until_knee else None, tell)
+            if not stays:
+                if left:
+                    tell(
+                        f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
+                        "itself"
+                    )
+                return
+            open_ = [
+                status for run, status in settle(sweep).items() if not status.over and (only is None or run in only)
+            ]
+            if not open_:
+                return
+            words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
+        except NoAnswer as error:
+            if not stays:
+                raise
+            words = f"{error.message}; trying again"
+        if words != told:
+            tell(words)
+            told = words
+        time.sleep(WAIT_S)
+
+
+def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[SweepRun], knees: Knees | None, tell: Tell) -> int:
+    """Of the wanted runs those that the queue has room for now; how many still wait for it."""
+    queued = jobs_of_runs(sweep, alive_only=True)
+    statuses = sweep.statuses()
+    waiting = [
+        entry
+        for entry in wanted
+        if statuses[entry.id].state == "pending"
+        and entry.id not in queued
+        and not _is_cancelled(sweep, entry, statuses)
+    ]
+    now = waiting if knees is None else list(_worth_it(sweep, waiting, statuses, knees, queued))
+    taken, trouble = submit(sweep, site, now, room=_room(site, queued, now))
+    if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
+        raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
+    if trouble:
+        tell(f"Slurm takes no more jobs now: {trouble}")
+    return len(waiting) - taken
+
+
+def submit(sweep: Sweep, site: Site, entries: Sequence[SweepRun], *, room: int | None) -> tuple[int, str]:
+    """Hand runs to sbatch as arrays of jobs of one shape; how many runs were taken, and why not more."""
+    pack, longest = int(sweep.options["pack"]), max_array()
+    shapes: dict[tuple[int, int], list[SweepRun]] = {}
+    for entry in entries:
+        shapes.setdefault((entry.nodes, entry.per_node), []).append(entry)
+    taken = 0
+    for members in shapes.values():
+        packs = list(_batched(members, pack))
+        if room is not None:
+            packs = packs[:room]
+            room -= len(packs)
+        for some in _batched(packs, longest):
+            trouble = _sbatch(sweep, site, some)
+            if trouble is not None and LIMIT.search(trouble):
+                return taken, trouble
+            if trouble is not None:
+                raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
+            taken += sum(map(len, some))
+    return taken, ""
+
+
+def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> str | None:
+    """One array; what sbatch had to say where it refused."""
+    folder = sweep.folder / FOLDER
+    number = 1 + max((int(path.stem) for path in folder.glob("*.sbatch") if path.stem.isdigit()), default=0)
+    name = f"{number:04d}.sbatch"
+    write_text(folder / f"{number:04d}.runs.json", json.dumps([[entry.id for entry in pack] for pack in packs]))
+    write_text(
+        folder / name,
+        script(sweep, site, packs, name=name, job_name=job_name(sweep, number), on_gpus=_on_gpus(sweep, packs[0][0])),
+    )
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", name],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        raise MissingExtra(
+            f"Slurm's sbatch cannot be started: {error.strerror}",
+            hint="run this command on a host of the Slurm cluster",
+        ) from None
+    if done.returncode and SILENT.search(done.stderr):
+        raise NoAnswer
+    if done.returncode:
+        for path in (folder / name, folder / f"{number:04d}.runs.json"):
+            path.rename(path.with_name(f"refused-{path.name}"))
+        lines = done.stderr.strip().splitlines() or [f"it ended with code {done.returncode}"]
+        return re.sub(r"^(sbatch: )?(error|fatal): ", "", lines[-1].removeprefix("sbatch: "))
+    job = done.stdout.strip().partition(";")[0]
+    write_text(folder / f"{number:04d}.job.json", json.dumps({"job": job, "submitted_s": time.time()}))
+    return None
+
+
+def cancel_jobs(sweep: Sweep) -> None:
+    """End the sweep's jobs; those that run see the mark in their folder first, and say so."""
+    for number in sorted(path.name.partition(".")[0] for path in (sweep.folder / FOLDER).glob("[0-9]*.sbatch")):
+        asked("scancel", "--quiet", f"--name={job_name(sweep, int(number))}", "--state=PENDING")
+    queued = jobs_of_runs(sweep, alive_only=True)
+    for run, status in sweep.statuses().items():
+        if status.state == "pending" and run not in queued:
+            write_status(sweep.run(run), not_started(status, "cancelled", CANCELLED))
+
+
+def nodes_there(site: Site) -> int | None:
+    """Nodes of the partition, or of all; None where Slurm does not say."""
+    where = [f"--partition={site.partition}"] if site.partition else []
+    return len(set(asked("sinfo", "--noheader", "--Node", *where, "--format=%N").split())) or None
+
+
+def max_array() -> int:
+    """Tasks that an array may have here."""
+    found = re.search(r"MaxArraySize\s*+=\s*+(\d{1,9})", asked("scontrol", "show", "config"))
+    return max(1, int(found[1]) - 1 if found else DEFAULT_ARRAY - 1)
+
+
+def _worth_it(
+    sweep: Sweep,
+    entries: Iterable[SweepRun],
+    statuses: Mapping[str, Status],
+    knees: Knees,
+    queued: Mapping[str, object],
+) -> Iterator[SweepRun]:
+    """Until the knee: a count of GPUs is submitted once all fewer ones of its series have ended."""
+    open_ = {e.id: e for e in sweep.entries if not e.refused and (not statuses[e.id].over or e.id in queued)}
+    for entry in in_order(entries, until_knee=True):
+        if any(other.gpus < entry.gpus and other.series == entry.series for other in open_.values()):
+            continue
+        why = knees.beyond(entry, statuses)
+        if why is None:
+            yield entry
+        else:
+            write_status(sweep.run(entry), not_started(statuses[entry.id], "knee", f"not started: {why}"))
+
+
+def _room(site: Site, queued: Mapping[str, QueuedJob], entries: Sequence[SweepRun]) -> int | None:
+    """Jobs that may be submitted now. An array's own limit holds for that array alone, and a shape has one each."""
+    alone = not queued and len({(entry.nodes, entry.per_node) for entry in entries}) <= 1
+    limits = [limit for limit in (site.max_queued, None if alone else site.max_running) if limit is not None]
+    return max(0, min(limits) - len({job.name for job in queued.values()})) if limits else None
+
+
+def _is_cancelled(sweep: Sweep, entry: SweepRun, statuses: Mapping[str, Status]) -> bool:
+    run = sweep.run(entry)
+    if not (run / CANCEL).exists():
+        return False
+    write_status(run, not_started(statuses[entry.id], "cancelled", CANCELLED))
+    return True
+
+
+def _on_gpus(sweep: Sweep, entry: SweepRun) -> bool:
+    try:
+        plain = json.loads((sweep.run(entry) / "job.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return bool(plain.get("device") == "cuda")
+
+
+def _batched(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:
+    rest = iter(items)
+    while some := tuple(islice(rest, size)):
+        yield some

@@ -1,0 +1,142 @@
+"""Names and shares of what runs inside a segment, for the trace of one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from knee.arrays import Floats
+from knee.cost.kernel_cost import operation_s
+from knee.cost.step_parts import half_column, product_column, shapes_of
+from knee.specs.hardware import Cluster
+from knee.specs.model import Model
+from knee.specs.plan import CP_METHODS, RECOMPUTES
+from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
+from knee.timeline.step_events import Kernel, Message, Script, group, neighbours, script_of
+from knee.timeline.step_time import Actions
+from knee.workload import operations as op
+
+Timed = list[tuple[Message, float]]
+Shares = tuple[tuple[Message, float], ...]
+
+
+def scripts_of(
+    model: Model, cluster: Cluster, parts: StepParts, a: Actions, stage: int
+) -> dict[tuple[str, int], Script]:
+    """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
+    scripts = {}
+    for action in a.sums:
+        kernels = _kernels(model, cluster, parts, action)
+        for row in range(len(a.rows)):
+            forward = action[0] == "F"
+            receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
+            send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
+            scripts[(action, row)] = script_of(
+                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage, last=action.endswith("last")
+            )
+    return scripts
+
+
+def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
+    """The operations of each segment, with their shares of its compute."""
+    one = parts.table.rows(slice(0, 1))
+    s, kinds = shapes_of(one), parts.profile.kernels
+    peak = product_column(cluster, one)
+    forward = op.layer_forward(model, s, kinds)
+    back = op.layer_backward_input(model, s, kinds)
+    weight = op.layer_backward_weight(model, s, kinds)
+    split = bool(is_zero_bubble(one)[0])
+    layer = {"F": forward, "B": back if split else [*back, *weight], "W": weight}[action[0]]
+    selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
+    again = [o for o in forward if not selective or isinstance(o, op.Attention)] if action[0] == "B" else []
+    share = 1.0 if selective else float(one.repeats_frac[0])
+    ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds))
+    if action[0] != "F":
+        ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
+    copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
+    reshards = bool(parts.modes.reshards[0])
+    if reshards:  # every microbatch gathers and reduces
+        copies |= {"F": copies["F_first"], "B": copies["B_last"]}
+    extra = []
+    if action in copies and not (split and action == "B_last"):
+        name, which = copies[action]
+        seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
+        extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
+
+    def seconds_of(o: op.Operation, rate: Floats) -> float:
+        return float(operation_s(cluster.gpu, parts.profile, rate, o)[0])
+
+    extra = [(o.name, share * seconds_of(o, peak)) for o in again] + extra
+
+    def named(ops: Sequence[op.Operation], rate: Floats, more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
+        seconds = [(o.name, seconds_of(o, rate)) for o in ops] + list(more)
+        total = sum(t for _, t in seconds) or 1.0
+        return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
+
+    half = half_column(cluster, one)
+    return {"lead": named(ends[0], half), "layer": named(layer, peak, extra), "tail": named(ends[1], half)}
+
+
+def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:
+    """A layer's part of the transfer that hides beside the chunk."""
+    stages = int(parts.table.pp[0])
+    pair = neighbours(parts, stage, (stage - 1 if forward else stage + 1) % stages)
+    share = parts.profile.p2p_overlap_frac / max(layers, 1)
+    size = float(parts.traffic.pp_bytes[0]) * share
+    message = Message(collective="send_recv", group=pair, message_bytes=size, dtype="bf16")
+    return [(message, float(parts.comm.pp_send[0]) * share)]
+
+
+def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[str, Shares]:
+    """TP and CP messages of each segment, with their shares of its own communication."""
+    table, comm = parts.table, parts.comm
+    tp = group(parts, "tp", ("tp",), stage)
+    sp, size = bool(table.sequence_parallel[0]), float(parts.traffic.tp_bytes[0])
+
+    def message(collective: str, message_bytes: float, dtype: str = "bf16") -> Message:
+        return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
+
+    def exchange(gathers: int, scatters: int, all_reduces: int) -> Timed:
+        if not sp:
+            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * all_reduces
+        seconds = float(comm.tp_gather[0])
+        return [(message("all_gather", size), seconds)] * gathers + [
+            (message("reduce_scatter", size), seconds)
+        ] * scatters
+
+    kv = _keys_and_values(parts, stage, forward)
+    if forward:
+        loss = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_loss[0]))] * 3
+        return {
+            "lead": _normal(exchange(0, 1, 1)),
+            "layer": _normal([*exchange(2, 2, 2), *kv, *send]),
+            "tail": _normal([*exchange(1, 0, 0), *loss]),
+        }
+    share = float(table.repeats_frac[0])
+    repeated = [(m, share * s) for m, s in (*exchange(2, 2, 2), *_keys_and_values(parts, stage, True))]
+    return {
+        "lead": _normal(exchange(0, 1, 1)),
+        "layer": _normal([*repeated, *exchange(2 if parts.profile.keeps_gathered else 4, 2, 2), *kv, *send]),
+        "tail": _normal(exchange(1, 0, 0)),
+    }
+
+
+def _keys_and_values(parts: StepParts, stage: int, forward: bool) -> Timed:
+    """CP's messages of a layer: ring steps, or gathers (and the scatter of their gradients)."""
+    table, comm = parts.table, parts.comm
+    cp, size = group(parts, "cp", ("cp",), stage), float(parts.traffic.cp_bytes[0])
+    if table.cp_method[0] == CP_METHODS.index("ring"):
+        send = Message(collective="send_recv", group=cp, message_bytes=size, dtype="bf16")
+        return [(send, float(comm.cp_send[0]))] * ((1 if forward else 2) * (int(table.cp[0]) - 1))
+    again = gathers_kv_again(parts.profile, table)[0] > 0
+    names = ("all_gather",) if forward else ("all_gather", "reduce_scatter") if again else ("reduce_scatter",)
+    return [
+        (Message(collective=name, group=cp, message_bytes=size, dtype="bf16"), float(comm.cp_gather[0]))
+        for name in names
+    ]
+
+
+def _normal(messages: list[tuple[Message, float]]) -> Shares:
+    total = float(np.sum([seconds for _, seconds in messages]))
+    return tuple((m, seconds / total) for m, seconds in messages if seconds > 0) if total > 0 else ()

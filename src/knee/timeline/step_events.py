@@ -1,0 +1,408 @@
+"""The kernels of one plan's step, for every pipeline stage: what a profiler would have seen.
+
+The same passes and the same recurrence as the metrics, walked unfolded with a recorder; nothing is modelled again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+
+from knee.record.events import COMM_STREAM, EventLog, Events, Group
+from knee.specs.plan import AXES, SCHEDULES
+from knee.specs.plan_table import PlanTable
+from knee.timeline import pipeline
+from knee.timeline.actions import StepParts
+from knee.timeline.passes import Phase
+from knee.timeline.step_time import Actions, layout_of, pipeline_times, transfers
+from knee.timeline.walk import run_passes
+from knee.workload.traffic import PARAMETER_BYTES
+
+_QUEUE, _REPLICAS, _LOCAL, _P2P, _SYNC = range(COMM_STREAM, COMM_STREAM + 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """A named share of a segment's compute."""
+
+    name: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A collective as the trace shows it."""
+
+    collective: str
+    group: Group
+    message_bytes: float
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What the phases of one action are made of."""
+
+    kernels: dict[str, tuple[Kernel, ...]]
+    """Per segment (lead, layer, tail)."""
+    gather: Message
+    root_gather: Message
+    reduce: Message
+    root_reduce: Message
+    replicate: Message
+    root_replicate: Message
+    replicate_share: float
+    """Share of a queued reduction that is the replicas' all-reduce, where both share the wire."""
+    local: dict[str, tuple[tuple[Message, float], ...]]
+    """Per segment: its own collectives, each with its share of their time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tail:
+    """What ends the step on every stage, in order."""
+
+    norm_s: float
+    optimizer_s: float
+    late_gather_s: float
+    straggler_s: float
+    exchange_s: float = 0.0
+    """A step's share of the exchange between replicas that do not meet in every one."""
+    exchange_bytes: float = 0.0
+    outer_s: float = 0.0
+    """Its share of the outer optimizer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One action of one chunk kind, walked layer by layer, and the work in its queues."""
+
+    phases: tuple[Phase, ...]
+    layers: int
+    root_gather_s: float
+    gather_s: float
+    carried_reduce_s: float
+    reduce_s: float
+    root_reduce_s: float
+    carried_replicate_s: float
+    replicate_s: float
+    root_replicate_s: float
+
+
+def record_action(parts: StepParts, a: Actions, action: str, row: int) -> Recorded:
+    """Walk one action with a recorder."""
+    phases: list[Phase] = []
+    one = a.passes[action].rows(np.array([row]))
+    run_passes(one, parts.profile.comm_slowdown, phases.append, fold=False)
+    queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(Recorded) if f.name.endswith("_s")}
+    return Recorded(phases=tuple(phases), layers=int(one.layers[0]), **queues)
+
+
+class _Channel:
+    """Turns busy stretches of a queue into kernels: each has so much work, and stretches are cut at their ends."""
+
+    def __init__(self, log: EventLog, stream: int, works: Sequence[tuple[Message, float]]) -> None:
+        self.log, self.stream = log, stream
+        self.todo: deque[tuple[Message, float]] = deque((m, w) for m, w in works if w > 0)
+        self.total = sum(w for _, w in self.todo)
+        self.started: float | None = None
+        self.until = 0.0
+        self.left = self.todo[0][1] if self.todo else 0.0
+
+    def busy(self, start_s: float, duration_s: float, speed: float) -> None:
+        """The channel works for a while at a speed (work per second)."""
+        now, end = start_s, start_s + duration_s
+        if self.todo and self.started is not None and now - self.until > 1e-12 * max(now, self.total):
+            # something else had the wire meanwhile: the kernel shows in two pieces
+            self._write(self.started, self.until)
+            self.started = None
+        while self.todo and end - now > 1e-12 * max(end, self.total):
+            if self.started is None:
+                self.started = now
+            take = min(end - now, self.left / speed)
+            now += take
+            self.left -= take * speed
+            self.until = now
+            if self.left <= 1e-12 * self.total:
+                self._finish(now)
+
+    def _write(self, start_s: float, end_s: float) -> None:
+        m, _ = self.todo[0]
+        self.log.comm(m.collective, m.group, start_s, end_s - start_s, m.message_bytes, m.dtype, self.stream)
+
+    def _finish(self, end_s: float) -> None:
+        self._write(self.started if self.started is not None else end_s, end_s)
+        self.todo.popleft()
+        self.started = None
+        self.left = self.todo[0][1] if self.todo else 0.0
+
+    def close(self, end_s: float) -> None:
+        """End a kernel that rounding left a hair short, or that goes on in another action."""
+        if self.started is not None:
+            self._finish(min(self.until, end_s))
+
+
+def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:
+    """Write one action from a start time; returns when it ends."""
+    r, n = recorded, recorded.layers
+    gathers = _Channel(log, _QUEUE, [(script.root_gather, r.root_gather_s), *n * [(script.gather, r.gather_s)]])
+    layer = _queued(script.reduce, script.replicate, r.reduce_s, script.replicate_share)
+    root = _queued(script.root_reduce, script.root_replicate, r.root_reduce_s, script.replicate_share)
+    reduces = _Channel(log, _QUEUE, [(script.reduce, r.carried_reduce_s), *n * layer, *root])
+    replicated = [(script.replicate, r.carried_replicate_s), *n * [(script.replicate, r.replicate_s)]]
+    replicas = _Channel(log, _REPLICAS, [*replicated, (script.root_replicate, r.root_replicate_s)])
+    now = start_s
+    for phase in recorded.phases:
+        _compute(log, phase, script, now)
+        _local(log, phase, script, now)
+        wire = now + phase.queue_after_s
+        reduces.busy(wire, phase.reduce_s, phase.speed)
+        gathers.busy(wire + phase.reduce_s, phase.gather_s, phase.speed)
+        replicas.busy(now, phase.replicate_s, phase.speed)
+        now += phase.duration_s
+    for channel in (gathers, reduces, replicas):
+        channel.close(now)
+    return now
+
+
+def _queued(reduce: Message, replicate: Message, seconds: float, share: float) -> list[tuple[Message, float]]:
+    """A reduction in the queue, with the replicas' all-reduce behind it where that shares the wire."""
+    return [(reduce, seconds * (1.0 - share)), (replicate, seconds * share)]
+
+
+def _compute(log: EventLog, phase: Phase, script: Script, now: float) -> None:
+    """A segment's kernels in order; those beside communication are slowed."""
+    if phase.compute_s <= 0:
+        return
+    # work done per second: slowed while both run, full afterwards
+    slowed = phase.compute_s - (phase.duration_s - phase.overlap_s)
+    rate = slowed / phase.overlap_s if phase.overlap_s > 0 else 1.0
+
+    def time_at(work: float) -> float:
+        return work / rate if work <= slowed and phase.overlap_s > 0 else phase.overlap_s + work - slowed
+
+    done, start = 0.0, 0.0
+    for kernel in script.kernels[phase.segment]:
+        done += kernel.share * phase.compute_s
+        end = min(time_at(done), phase.duration_s)
+        log.compute(kernel.name, now + start, end - start)
+        start = end
+
+
+def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
+    """TP and CP collectives of the segment, back to back."""
+    if phase.local_s <= 0:
+        return
+    for message, share in script.local[phase.segment]:
+        log.comm(
+            message.collective, message.group, now, share * phase.local_s, message.message_bytes, message.dtype, _LOCAL
+        )
+        now += share * phase.local_s
+
+
+def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Group:
+    """The group of the stage's first rank over some axes."""
+    table = parts.table
+    stride, members, strides = 1, np.zeros(1, dtype=np.int64), []
+    for axis in table.placement:
+        degree = int(getattr(table, axis)[0])
+        if axis in axes and degree > 1:
+            strides.append((stride, degree))
+            members = (members[None, :] + stride * np.arange(degree)[:, None]).ravel()
+        stride *= degree
+    first = stage_rank(parts, stage)
+    even = all(outer == inner * size for (inner, size), (outer, _) in pairwise(strides))
+    if even:
+        return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0] if strides else 1)
+    ranks = tuple((first + np.sort(members)).tolist())
+    return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0], members=ranks)
+
+
+def stage_rank(parts: StepParts, stage: int) -> int:
+    """Global rank of a stage's first GPU."""
+    stride = 1
+    for axis in parts.table.placement:
+        if axis == "pp":
+            return stage * stride
+        stride *= int(getattr(parts.table, axis)[0])
+    raise AssertionError(f"pp is not among {AXES}")
+
+
+def neighbours(parts: StepParts, stage: int, other: int) -> Group:
+    """The pair of ranks between two stages."""
+    here, there = stage_rank(parts, stage), stage_rank(parts, other)
+    return Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
+
+
+def script_of(
+    parts: StepParts,
+    kernels: dict[str, tuple[Kernel, ...]],
+    local: dict[str, tuple[tuple[Message, float], ...]],
+    row: int,
+    a: Actions,
+    stage: int,
+    *,
+    last: bool,
+) -> Script:
+    """Messages of one chunk kind on one stage, in the ``last`` microbatch or one before."""
+    t, ddp = parts.traffic, bool(parts.modes.ddp[0])
+    shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+    copies = ("dp_replicate", "cp") if ddp else ("dp_replicate",)
+    # replicas that do not meet in every step leave DDP's context-parallel ranks
+    apart = ddp and bool(parts.table.sync_every[0] > 1)
+    replicas = group(parts, "cp", ("cp",), stage) if apart else group(parts, "dp_replicate", copies, stage)
+    dtype, width = ("fp32" if t.reduce_bytes[0] == 4 else "bf16"), float(t.reduce_bytes[0])
+    layer = float(t.layer.moved[0])
+    root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
+    reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
+
+    def gather(elements: float) -> Message:
+        size = PARAMETER_BYTES * elements
+        return Message(collective="all_gather", group=shard, message_bytes=size, dtype="bf16")
+
+    def reduction(elements: float) -> Message:
+        return Message(collective=reduce, group=home, message_bytes=width * elements, dtype=dtype)
+
+    def replication(elements: float) -> Message:
+        size = width * elements / shard.size
+        return Message(collective="all_reduce", group=replicas, message_bytes=size, dtype=dtype)
+
+    return Script(
+        kernels=kernels,
+        local=local,
+        gather=gather(layer),
+        root_gather=gather(root),
+        reduce=reduction(layer),
+        root_reduce=reduction(root),
+        replicate=replication(layer),
+        root_replicate=replication(root),
+        replicate_share=float(parts.replicate_share()[0]) if last else 0.0,
+    )
+
+
+Scripts = Sequence[dict[tuple[str, int], Script]]
+"""For each stage, keyed by (action, row)."""
+
+
+def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, step_s: float) -> list[Events]:
+    """The whole step of plan 0, a log for each pipeline stage."""
+    table = parts.table
+    logs = [EventLog() for _ in range(int(table.pp[0]))]
+    ends = _play_serial(logs[0], parts, a, scripts) if len(logs) == 1 else _play_pipeline(logs, parts, a, scripts)
+    world = group(parts, world_name(table), _met(table), 0)
+    for stage, log in enumerate(logs):
+        _play_tail(log, tail, world, parts, stage, ends)
+    return [
+        log.freeze(rank=stage_rank(parts, s), world_size=int(table.gpus[0]), step_s=step_s)
+        for s, log in enumerate(logs)
+    ]
+
+
+class _Records:
+    """Every action, walked once."""
+
+    def __init__(self, parts: StepParts, a: Actions) -> None:
+        self.parts, self.actions = parts, a
+        self.known: dict[tuple[str, int], Recorded] = {}
+
+    def of(self, name: str, row: int) -> Recorded:
+        """The record of an action."""
+        if (name, row) not in self.known:
+            self.known[(name, row)] = record_action(self.parts, self.actions, name, row)
+        return self.known[(name, row)]
+
+
+def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) -> float:
+    """Without a pipeline: microbatch after microbatch."""
+    known, now, row = _Records(parts, a), 0.0, int(a.row_of[0, 0])
+    m = int(parts.table.microbatches[0])
+    for micro in range(m):
+        for action in ("F_first" if micro == 0 else "F", "B_last" if micro == m - 1 else "B"):
+            now = play(log, known.of(action, row), scripts[0][(action, row)], now)
+    return now
+
+
+def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: Scripts) -> float:
+    """With one: every action where the recurrence put it."""
+    table, known = parts.table, _Records(parts, a)
+    p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
+    g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
+    times = pipeline_times(parts, a, np.array([0]))
+    ends = np.empty((g.size, 1))
+    pipeline.run(g, times.durations, times.drains, times.ready, ends)
+    layout = layout_of(a.layers, p, v, a.head_layers)
+    for rank in range(p):
+        _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
+    wait = float(transfers(parts)[0])
+    for i in range(g.size):
+        rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
+        row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
+        at = pipeline.duration_row(rank, virtual, v, kind)
+        start = float(ends[i, 0] - times.durations[at, 0])
+        if g.receives[i] and wait > 0:
+            pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))
+            logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
+            start += wait
+        action = pipeline.KINDS[kind]
+        play(logs[rank], known.of(action, row), scripts[rank][(action, row)], start)
+    return float(ends.max())
+
+
+def _play_filling(
+    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: list[int]
+) -> None:
+    """ZeRO-1's gathers of a rank's chunks, back to back from the start of the step."""
+    now = 0.0
+    for row in rows:
+        script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
+        layer = float(parts.comm.gather_layer[0])
+        pieces = [(script.gather, layer)] * layers + [
+            (script.root_gather, float(a.filling_gather_s[row]) - layers * layer)
+        ]
+        for message, seconds in pieces if a.filling_gather_s[row] > 0 else []:
+            if seconds > 0:
+                log.comm(message.collective, message.group, now, seconds, message.message_bytes, message.dtype, _QUEUE)
+            now += seconds
+
+
+def world_name(table: PlanTable) -> str:
+    """What the GPUs are called that a step of plan 0 keeps together."""
+    return "replica" if table.sync_every[0] > 1 else "world"
+
+
+def _met(table: PlanTable) -> tuple[str, ...]:
+    """Their axes."""
+    return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
+
+
+def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage: int, now: float) -> None:
+    if tail.straggler_s > 0:
+        log.comm("all_reduce", world, now, tail.straggler_s, 4.0, "fp32", _SYNC)
+        now += tail.straggler_s
+    if tail.norm_s > 0:
+        log.comm("all_reduce", world, now, tail.norm_s, 4.0, "fp32", _SYNC)
+        now += tail.norm_s
+    log.compute("adamw", now, tail.optimizer_s)
+    now += tail.optimizer_s
+    if tail.exchange_s > 0:
+        replicas = group(parts, "dp_replicate", ("dp_replicate",), stage)
+        dtype = "fp32" if parts.traffic.reduce_bytes[0] == 4 else "bf16"
+        log.comm("all_reduce", replicas, now, tail.exchange_s, tail.exchange_bytes, dtype, _REPLICAS)
+        now += tail.exchange_s
+    if tail.outer_s > 0:
+        log.compute("outer", now, tail.outer_s)
+        now += tail.outer_s
+    if tail.late_gather_s > 0:
+        shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+        log.comm(
+            "all_gather",
+            shard,
+            now,
+            tail.late_gather_s,
+            PARAMETER_BYTES * float(parts.traffic.layer.moved[0]),
+            "bf16",
+            _QUEUE,
+        )

@@ -1,0 +1,398 @@
+"""From priced parts to the duration of a step and what it was made of, as columns over plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+
+import numpy as np
+
+from knee.arrays import Bools, Floats, Ints
+from knee.specs.plan import SCHEDULES, Schedule
+from knee.specs.plan_table import PlanTable
+from knee.timeline import pipeline
+from knee.timeline.actions import (
+    CHUNKS,
+    MIDDLES,
+    ChunkRows,
+    StepParts,
+    backward_pass,
+    filling_gather_s,
+    forward_pass,
+    is_zero_bubble,
+)
+from knee.timeline.passes import SUM_NAMES, Pass, Sums
+from knee.timeline.walk import run, run_passes, run_repeated
+from knee.workload.layers_per_stage import chunk_layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The chunks of a pipeline: which kind each one is."""
+
+    kinds: tuple[int, ...]
+    """Kind (index into CHUNKS) of chunk v * ranks + rank."""
+    layers: dict[int, int]
+    """Layers of each kind."""
+    counts: dict[int, int]
+
+
+@cache
+def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layout:
+    """Sort the chunks of a pipeline into kinds."""
+    dealt = chunk_layers(layers, ranks * virtual, head_layers)
+    # stages dealt evenly have two sizes, those dealt by cost a remainder and empty ones too
+    sizes = sorted(set(dealt[1:-1]), reverse=True)
+    kinds = []
+    for chunk, count in enumerate(dealt):
+        if len(dealt) == 1:
+            name = "only"
+        elif chunk == 0:
+            name = "first"
+        elif chunk == len(dealt) - 1:
+            name = "last" if virtual == 1 else "last_early"
+        else:
+            name = MIDDLES[sizes.index(count)] + ("_early" if chunk >= ranks else "")
+        kinds.append(CHUNKS.index(name))
+    return Layout(
+        kinds=tuple(kinds),
+        layers=dict(zip(kinds, dealt, strict=True)),
+        counts={k: kinds.count(k) for k in set(kinds)},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actions:
+    """Sums of every action of every chunk kind: ``sums[action][field]`` is indexed by row of ``rows``."""
+
+    layers: int
+    """Of the model."""
+    head_layers: float
+    """What the output projection counts as where layers are dealt."""
+    rows: ChunkRows
+    row_of: Ints
+    """Row of (kind, plan), or -1."""
+    ranks: Ints
+    """Pipeline ranks of each plan."""
+    filling_gather_s: Floats
+    """ZeRO-1's gather of a chunk before its rank starts; the filling of the pipeline hides it on later ranks."""
+    passes: dict[str, Pass]
+    sums: dict[str, Sums]
+
+
+def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[ChunkRows, Ints]:
+    """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
+    n = len(table)
+    row_of = np.full((len(CHUNKS), n), -1)
+    layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
+    count = np.zeros((len(CHUNKS), n))
+    for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
+        plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
+        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
+        for kind, number in layout.counts.items():
+            layer_count[kind, plans] = layout.layers[kind]
+            count[kind, plans] = number
+    kinds, plan = np.nonzero(count)
+    row_of[kinds, plan] = np.arange(len(kinds))
+    name = np.array(CHUNKS)[kinds]
+    early = np.char.endswith(name, "_early")
+    ends_rank = np.isin(name, ("first", *MIDDLES))
+    rows = ChunkRows(
+        plan=plan,
+        layers=layer_count[kinds, plan],
+        embedding=(name == "first") | (name == "only"),
+        head=np.isin(name, ("last", "last_early", "only")),
+        early=early,
+        ends_rank=ends_rank,
+        count=count[kinds, plan],
+    )
+    return rows, row_of
+
+
+def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
+    """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
+    table, modes = parts.table, parts.modes
+    rows, row_of = chunk_rows(layers, head_layers, table)
+    overlaps = modes.zero1 & parts.profile.gather_overlap
+    every = np.ones(len(table), dtype=np.bool_)
+    never = ~every
+    split = is_zero_bubble(table)
+    passes = {
+        "F_first": forward_pass(parts, rows, gathers=modes.gathers | overlaps),
+        "F": forward_pass(parts, rows, gathers=modes.reshards),
+        "B": backward_pass(parts, rows, reduces=modes.reshards, replicates=False),
+        "B_last": backward_pass(parts, rows, reduces=every),
+    }
+    if split.any():
+        halves = split[rows.plan]
+        for name, reduces in (("B", never), ("B_last", never)):
+            passes[name] = _choose(halves, backward_pass(parts, rows, reduces=reduces, what="input"), passes[name])
+        passes["W"] = backward_pass(parts, rows, reduces=never, what="weight")
+        passes["W_last"] = backward_pass(parts, rows, reduces=every, what="weight")
+    return _walk(
+        parts,
+        Actions(
+            layers=layers,
+            head_layers=head_layers,
+            rows=rows,
+            row_of=row_of,
+            ranks=table.pp,
+            filling_gather_s=filling_gather_s(parts, rows),
+            passes=passes,
+            sums={},
+        ),
+    )
+
+
+def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
+    """Columns of one pass or the other."""
+    chosen = {}
+    for f in fields(Pass):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if hasattr(x, "compute_s"):
+            chosen[f.name] = type(x)(
+                **{g.name: np.where(where, getattr(x, g.name), getattr(y, g.name)) for g in fields(x)}
+            )
+        else:
+            chosen[f.name] = np.where(where, x, y)
+    return Pass(**chosen)
+
+
+def _walk(parts: StepParts, a: Actions) -> Actions:
+    """Run each pass: with a queue layer by layer, without one in closed form."""
+    gamma = parts.profile.comm_slowdown
+    reshards = parts.modes.reshards[a.rows.plan]
+    passes = dict(a.passes)
+    sums: dict[str, Sums] = {"F_first": run(passes["F_first"], gamma)}
+    for name in ("B_last", "W_last"):
+        if name in passes:
+            passes[name] = _carry(passes[name], a, gamma)
+            sums[name] = run(passes[name], gamma)
+    # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
+    for name, like in (("F", "F_first"), ("B", "B_last")):
+        plain = run_repeated(passes[name], gamma)
+        sums[name] = Sums(
+            **{name: np.where(reshards, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
+        )
+    # but for replicas, which add their gradients in the last one alone
+    several = reshards & (parts.table.dp_replicate > 1)[a.rows.plan] & (parts.table.microbatches > 1)[a.rows.plan]
+    if several.any():
+        at = np.flatnonzero(several)
+        walked = run(passes["B"].rows(at), gamma)
+        for name in SUM_NAMES:
+            getattr(sums["B"], name)[at] = getattr(walked, name)
+    if "W" in passes:
+        sums["W"] = run_repeated(passes["W"], gamma)
+    return replace(a, passes=passes, sums=sums)
+
+
+def _carry(p: Pass, a: Actions, gamma: float) -> Pass:
+    """Hand what early chunks leave in the queue to the chunks that end their ranks' work, evenly over the ranks."""
+    if not a.rows.early.any():
+        return p
+    early = np.flatnonzero(a.rows.early)
+    left = run_passes(p.rows(early), gamma)
+    plans = a.rows.plan[early]
+
+    def per_rank(seconds: Floats) -> Floats:
+        total = np.bincount(plans, weights=seconds * a.rows.count[early], minlength=len(a.ranks))
+        return np.where(a.rows.ends_rank, total[a.rows.plan] / a.ranks[a.rows.plan], 0.0)
+
+    return replace(
+        p, carried_reduce_s=per_rank(left.left_reduce_s), carried_replicate_s=per_rank(left.left_replicate_s)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepColumns:
+    """A step of every plan, means over its GPUs: what the metrics are read from."""
+
+    pipeline_s: Floats
+    """Until the last stage has finished its last backward."""
+    compute_s: Floats
+    exposed_s: Floats
+    overlapped_s: Floats
+    idle_s: Floats
+    bubble_s: Floats
+    gather_load_s: Floats
+    reduce_load_s: Floats
+    replicate_load_s: Floats
+    local_load_s: Floats
+    p2p_load_s: Floats
+
+
+def transfers(parts: StepParts) -> Floats:
+    """Time a rank waits for an input from its neighbour, every time; the rest hides beside the chunk's layers."""
+    return (1.0 - parts.profile.p2p_overlap_frac) * parts.comm.pp_send
+
+
+def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
+    """Compose the actions over microbatches and stages."""
+    table = parts.table
+    m = table.microbatches.astype(np.float64)
+    n = len(table)
+    sums = {}
+    for name in SUM_NAMES:
+        first, middle = getattr(a.sums["F_first"], name), getattr(a.sums["F"], name)
+        back, last = getattr(a.sums["B"], name), getattr(a.sums["B_last"], name)
+        per_row = first + last + (m[a.rows.plan] - 1.0) * (middle + back)
+        if "W" in a.sums:
+            weights = getattr(a.sums["W_last"], name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], name)
+            per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
+        sums[name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
+    # every chunk boundary is crossed once forward and once backward by each microbatch
+    chunks = table.pp * table.virtual_stages
+    waits = 2.0 * (chunks - 1.0) * m / table.pp
+    p2p = transfers(parts) * waits
+    filling = np.bincount(a.rows.plan, weights=a.filling_gather_s * a.rows.count, minlength=n) / table.pp
+    span = np.where(table.pp > 1, 0.0, sums["duration_s"])
+    _pipelines(parts, a, span, fold)
+    return StepColumns(
+        pipeline_s=span,
+        compute_s=sums["compute_s"],
+        exposed_s=sums["exposed_s"] + p2p + filling,
+        overlapped_s=sums["overlapped_s"],
+        idle_s=sums["idle_s"],
+        bubble_s=span - sums["duration_s"] - p2p - filling,
+        gather_load_s=sums["gather_load_s"] + filling,
+        reduce_load_s=sums["reduce_load_s"],
+        replicate_load_s=sums["replicate_load_s"],
+        local_load_s=sums["local_load_s"],
+        p2p_load_s=p2p,
+    )
+
+
+def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
+    """Fill in the span of plans with a pipeline, grouped by the shape of their schedule."""
+    table = parts.table
+    piped = np.flatnonzero(table.pp > 1)
+    if not len(piped):
+        return
+    key = (table.schedule[piped] * 65536 + table.pp[piped]) * 65536 + table.virtual_stages[piped]
+    # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
+    walked = np.minimum(table.microbatches[piped], 3 * table.pp[piped]) if fold else table.microbatches[piped]
+    for group in np.unique(key * 2**24 + walked):
+        plans = piped[key * 2**24 + walked == group]
+        span[plans] = _spans(parts, a, plans, fold)
+
+
+FOLD_ERROR = 3e-3
+"""Folding is accepted when its two bounds lie this close, over the span; their middle is then within half of it."""
+
+
+def _spans(parts: StepParts, a: Actions, plans: Ints, fold: bool) -> Floats:
+    """Spans of plans cut alike: walk, and count the microbatches that only repeat.
+
+    The span is convex in the number of microbatches: each one adds at least what the last one walked added, and at
+    most the schedule's cycle. Where the two differ too much, more is walked.
+    """
+    table = parts.table
+    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+    schedule = SCHEDULES[table.schedule[plans[0]]]
+    micro = table.microbatches[plans]
+    times = pipeline_times(parts, a, plans)
+    spans = np.empty(len(plans))
+    open_ = np.arange(len(plans))
+    walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
+    while len(open_):
+        whole = open_[micro[open_] <= walk]
+        for count in np.unique(micro[whole]):
+            at = whole[micro[whole] == count]
+            spans[at], _, _ = _walk_pipeline(schedule, p, v, int(count), times.rows(at))
+        open_ = open_[micro[open_] > walk]
+        if len(open_):
+            spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
+            open_ = open_[~good]
+            walk = 2 * walk - walk % pipeline.period(schedule, p)
+    return spans
+
+
+def _count_on(
+    schedule: Schedule, ranks: int, chunks: int, walk: int, micro: Ints, times: PipelineTimes
+) -> tuple[Floats, Bools]:
+    """Spans from a walk of fewer microbatches, and which of them are good enough."""
+    end, distance, before = _walk_pipeline(schedule, ranks, chunks, walk, times)
+    beyond = micro - walk
+    # a rank that is not the busiest may run ahead for a while: only the cycle itself counts, and it must be seen twice
+    settled = np.maximum(np.abs(distance - times.cycle), np.abs(before - times.cycle)) <= 1e-9 * times.cycle
+    spans = end + beyond * times.cycle
+    rest = np.flatnonzero(~settled)
+    if len(rest):
+        some, step = times.rows(rest), pipeline.period(schedule, ranks)
+        shorter, _, _ = _walk_pipeline(schedule, ranks, chunks, walk - step, some)
+        least = (end[rest] - shorter) / step
+        low = end[rest] + beyond[rest] * least
+        high = end[rest] + beyond[rest] * np.maximum(some.cycle, least)
+        spans[rest] = 0.5 * (low + high)
+        settled[rest] = high - low <= FOLD_ERROR * low
+    return spans, settled
+
+
+def _walk_pipeline(
+    schedule: Schedule, ranks: int, chunks: int, microbatches: int, times: PipelineTimes
+) -> tuple[Floats, Floats, Floats]:
+    """When the last rank is done, and what a microbatch added late in the walk and a period before."""
+    graph = pipeline.graph(schedule, ranks, chunks, microbatches)
+    sent, done = pipeline.run(graph, times.durations, times.drains, times.ready)
+    # GPipe's halves add up; of a schedule's ranks the one that runs ahead is the one to look at
+    halves = schedule == "gpipe" and bool(graph.repeats)
+    add = np.add if halves else np.minimum
+    late, early = (np.full(sent.shape[1], 0.0 if halves else np.inf) for _ in range(2))
+    for repeat in graph.repeats:
+        first, last = (repeat.earlier, repeat.before) if repeat.earlier != repeat.before else repeat[1::-1]
+        late = add(late, (sent[repeat.now] - sent[repeat.before]) / pipeline.period(schedule, ranks))
+        early = add(early, (sent[last] - sent[first]) / pipeline.period(schedule, ranks))
+    return np.asarray(done.max(axis=0), dtype=np.float64), late, early
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTimes:
+    """What ``pipeline.run`` needs of plans that are cut alike."""
+
+    durations: Floats
+    drains: Floats
+    ready: Floats
+    cycle: Floats
+    """What a microbatch adds once the pipeline has settled: the busiest rank's time."""
+
+    def rows(self, index: Ints) -> PipelineTimes:
+        """Some of the plans."""
+        if len(index) == len(self.cycle):
+            return self
+        return PipelineTimes(
+            durations=self.durations[:, index],
+            drains=self.drains[:, index],
+            ready=self.ready[:, index],
+            cycle=self.cycle[index],
+        )
+
+
+def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
+    """Durations of every rank, chunk and kind of action."""
+    table = parts.table
+    p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
+    layout = layout_of(a.layers, p, v, a.head_layers)
+    split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
+    wait = transfers(parts)[plans]
+    durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))
+    ready = np.zeros((p, len(plans)))
+    forward, backward = (np.zeros((p, len(plans))) for _ in range(2))
+    for chunk, kind in enumerate(layout.kinds):
+        rank, virtual = chunk % p, chunk // p
+        at = a.row_of[kind, plans]
+        ready[rank] += a.filling_gather_s[at]
+        for k, name in enumerate(pipeline.KINDS):
+            if name not in a.sums or (name[0] == "W" and not split):
+                continue
+            receives = (chunk > 0) if name[0] == "F" else (chunk < p * v - 1) if name[0] == "B" else False
+            row = pipeline.duration_row(rank, virtual, v, k)
+            durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
+            drains[row] = a.sums[name].drain_s[at]
+            if name == "F":
+                forward[rank] += durations[row]
+            elif name in ("B", "W"):
+                backward[rank] += durations[row]
+    # GPipe's two halves have a busiest rank each
+    apart = SCHEDULES[table.schedule[plans[0]]] == "gpipe"
+    cycle = forward.max(axis=0) + backward.max(axis=0) if apart else (forward + backward).max(axis=0)
+    return PipelineTimes(durations=durations, drains=drains, ready=ready, cycle=cycle)

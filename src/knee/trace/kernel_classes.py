@@ -1,0 +1,171 @@
+"""Which kernels communicate, and what the others are: a table of patterns, with the user's before knee's own."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from pkgutil import get_data
+from typing import Any
+
+import numpy as np
+
+from knee.arrays import Bools
+from knee.errors import InputError, argument
+from knee.kineto.event_columns import KERNEL, Int64, RankTrace
+from knee.limits import MOST_TOML_BYTES
+from knee.text_files import read_text
+from knee.trace.user_patterns import user_pattern
+
+OTHER = "other"
+FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelClass:
+    """An entry of the table."""
+
+    name: str
+    pattern: str
+    communication: bool = False
+    side_only: bool = False
+    """Communication only on streams that nothing else computes on."""
+    source: str = ""
+    own: bool = False
+    """Whether it is of knee's own table, whose patterns are tested to be quick."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classes:
+    """The table, in the order in which it is asked."""
+
+    entries: tuple[KernelClass, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of every class, ``other`` last."""
+        return (*(entry.name for entry in self.entries), OTHER)
+
+    def of_names(self, names: Sequence[str]) -> Int64:
+        """Index of each name's class; the last one is ``other``."""
+        patterns = [
+            re.compile(entry.pattern, re.IGNORECASE) if entry.own else user_pattern(entry.pattern, entry.source)
+            for entry in self.entries
+        ]
+        found = [next((i for i, p in enumerate(patterns) if p.search(name)), len(patterns)) for name in names]
+        return np.array(found, dtype=np.int64)
+
+
+@cache
+def known_classes() -> Classes:
+    """knee's own table."""
+    # importlib.resources takes longer to import than the table to read
+    text = get_data("knee", "catalog/kernel_classes.toml") or b""
+    return Classes(entries=tuple(_entries(tomllib.loads(text.decode()), "kernel_classes.toml", own=True)))
+
+
+def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: Iterable[str] = ()) -> Classes:
+    """knee's table behind the user's: ``patterns`` of communication, a ``file`` of entries, and ``comm``: names of
+    classes that communicate on every stream."""
+    own = list(known_classes().entries)
+    first: list[KernelClass] = []
+    for pattern in patterns:
+        option = argument("comm_pattern")
+        if user_pattern(pattern, option).search(""):
+            raise InputError(
+                f"{option} {pattern!r} is found in every name: all would be communication",
+                hint="give a part of the names that are meant",
+                code="too-general",
+                field="comm_pattern",
+            )
+        first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
+    if file is not None:
+        first += _entries(_toml(file), str(file))
+    always = set(comm)
+    entries = [*first, *own]
+    if unknown := always - {entry.name for entry in entries}:
+        raise InputError(
+            f"{argument('comm')} {min(unknown)}: there is no such class of kernels",
+            hint=f"classes are {', '.join(entry.name for entry in entries)}",
+            code="unknown-choice",
+            field="comm",
+        )
+    return Classes(
+        entries=tuple(replace(e, communication=True, side_only=False) if e.name in always else e for e in entries)
+    )
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
+    except OSError as error:
+        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:  # of the text, of its encoding, of a number without end
+        raise InputError(f"{file} is not TOML: {error}") from None
+
+
+def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[KernelClass]:
+    found = []
+    for name, entry in table.items():
+        if not isinstance(entry, dict) or "pattern" not in entry:
+            raise InputError(
+                f"{where}: [{name}] has no pattern", hint="an entry is [name] with pattern = 'regular expression'"
+            )
+        for key, value in entry.items():
+            if key not in FIELDS:
+                raise InputError(f"{where}: [{name}] has an unknown key {key!r}", hint=f"keys are {', '.join(FIELDS)}")
+            if not isinstance(value, FIELDS[key]):
+                raise InputError(f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}")
+        if entry.get("streams", "all") not in ("all", "side"):
+            raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
+        if not own:
+            user_pattern(entry["pattern"], f"{where}: [{name}]")
+        found.append(
+            KernelClass(
+                name=name,
+                pattern=entry["pattern"],
+                communication=entry.get("communication", False),
+                side_only=entry.get("streams") == "side",
+                source=entry.get("source", ""),
+                own=own,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Classified:
+    """The rows of a trace by class."""
+
+    names: tuple[str, ...]
+    class_id: Int64
+    """Index into ``names``; meaningless for copies and fills."""
+    is_comm: Bools
+    is_compute: Bools
+    counted_as_compute: Bools
+    """Kernels that communicate on a stream that computes."""
+
+
+def classify(trace: RankTrace, classes: Classes, calls: Iterable[int] = ()) -> Classified:
+    """Communication and compute among a trace's kernels. ``calls`` are rows that name their collective."""
+    kernels = trace.kind == KERNEL
+    class_id = classes.of_names(trace.names)[trace.name_id] if len(trace) else trace.name_id
+    communicates = np.array([*(entry.communication for entry in classes.entries), False])
+    side_only = np.array([*(entry.side_only for entry in classes.entries), False])
+    has_args = np.zeros(len(trace), dtype=np.bool_)
+    has_args[list(calls)] = True
+    maybe = kernels & (communicates[class_id] | has_args)
+    sided = maybe & side_only[class_id] & ~has_args
+    computing = np.unique(trace.stream[kernels & ~maybe])
+    kept = sided & np.isin(trace.stream, computing)
+    is_comm = maybe & ~kept
+    return Classified(
+        names=classes.names,
+        class_id=class_id,
+        is_comm=is_comm,
+        is_compute=kernels & ~is_comm,
+        counted_as_compute=kept,
+    )

@@ -1,0 +1,129 @@
+"""A trace file, read and sorted into compute, communication and copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from knee.arrays import Bools
+from knee.errors import InputError
+from knee.kineto.column_cache import cached_columns
+from knee.kineto.cpu_trace import host_calls, of_gpu
+from knee.kineto.event_columns import KERNEL, Int64, RankTrace, Step
+from knee.kineto.event_stream import HINT, Told
+from knee.kineto.process_groups import Call, Groups, collective_of
+from knee.trace.kernel_classes import Classes, Classified, classify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """One rank's trace, ready to be measured."""
+
+    columns: RankTrace
+    classified: Classified
+    calls: dict[int, Call]
+    """What each communication kernel does, by row."""
+    launched_ns: Int64
+    """When the host launched each kernel; -1 where that is not in the trace."""
+    steps: tuple[Step, ...]
+    """Steps in which something was launched."""
+    empty_steps: tuple[int, ...]
+    """Numbers of the others: traces end with one."""
+    border_ns: Int64
+    """When each step begins on the device, and, last, when the last one ends there."""
+
+    @property
+    def is_copy(self) -> Bools:
+        """Memory copies and fills."""
+        return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
+
+
+def read_trace(
+    path: Path,
+    classes: Classes,
+    *,
+    axes: Mapping[str, str] | None = None,
+    cache: bool = True,
+    told: Told | None = None,
+) -> Trace:
+    """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
+    columns = cached_columns(path, use=cache, told=told)
+    if columns.is_host:
+        calls = host_calls(columns, axes)
+    elif len(columns):
+        groups = Groups(columns.info, axes)
+        calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
+    elif of_gpu(columns):  # what its host did is no answer
+        why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
+        raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
+    if not len(columns):
+        cut = f": {columns.cut}" if columns.cut else ""
+        raise InputError(f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}",
+                         hint=HINT)  # fmt: skip
+    classified = classify(columns, classes, calls)
+    for row in np.flatnonzero(classified.is_comm).tolist():
+        if row not in calls:
+            name = columns.names[columns.name_id[row]]
+            calls[row] = Call(collective=collective_of(name), group=None, message_bytes=0.0, dtype=None)
+    calls = {row: call for row, call in calls.items() if classified.is_comm[row]}
+    launched = _launched(columns)
+    busy, empty = _busy_steps(columns, launched)
+    return Trace(
+        columns=columns,
+        classified=classified,
+        calls=calls,
+        launched_ns=launched,
+        steps=busy,
+        empty_steps=empty,
+        border_ns=_borders(columns, launched, busy),
+    )
+
+
+def _launched(columns: RankTrace) -> Int64:
+    """When each row was launched, -1 for not known; a processor launches what it runs."""
+    if columns.is_host:
+        return columns.start_ns
+    if not len(columns.launch_correlation):
+        return np.full(len(columns), -1)
+    at = np.searchsorted(columns.launch_correlation, columns.correlation)
+    at = np.minimum(at, len(columns.launch_correlation) - 1)
+    known = (columns.launch_correlation[at] == columns.correlation) & (columns.correlation >= 0)
+    return np.where(known, columns.launch_ns[at], -1)
+
+
+def _busy_steps(columns: RankTrace, launched: Int64) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """Steps in which something was launched or, where launches are not known, ran; and the numbers of the others."""
+    times = np.sort(launched[launched >= 0]) if (launched >= 0).any() else columns.start_ns
+    busy: list[Step] = []
+    empty: list[Step] = []
+    for step in columns.steps:
+        first, last = np.searchsorted(times, (step.start_ns, step.end_ns))
+        (busy if last > first else empty).append(step)
+    return tuple(busy), tuple(step.number for step in empty)
+
+
+def _borders(columns: RankTrace, launched: Int64, steps: tuple[Step, ...]) -> Int64:
+    """A step begins on the device with the first kernel that was launched in it; the last ends with its last kernel.
+
+    What lies across a border is cut there, so that the parts add up to the whole. A simulated trace has one step, and
+    says when that begins and ends: a stage may wait before its first kernel, and for the host after its last.
+    """
+    if not steps:
+        return np.array([], dtype=np.int64)
+    if len(steps) == 1 and (simulated := columns.simulated_step_ns) is not None:
+        return np.array(simulated, dtype=np.int64)
+    starts = np.array([step.start_ns for step in steps])
+    if columns.is_host:
+        begins, end = starts, steps[-1].end_ns
+    else:
+        of_step = np.searchsorted(starts, launched, side="right") - 1
+        of_step[launched < 0] = -1
+        begins = np.full(len(steps), np.iinfo(np.int64).max)
+        np.minimum.at(begins, of_step[of_step >= 0], columns.start_ns[of_step >= 0])
+        begins = np.where(begins == np.iinfo(np.int64).max, starts, begins)
+        end = int(columns.end_ns.max())
+    borders = np.maximum.accumulate(np.concatenate((begins, [end])))
+    return borders.astype(np.int64)

@@ -1,0 +1,202 @@
+"""The trainer on fake ranks: its own code runs, on tensors that hold nothing, and says what it would do.
+
+One rank of each pipeline stage is traced; the others of its stage do the same. Nothing is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from math import prod
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from knee.parallelism.mesh import Mesh, make_mesh
+from knee.parallelism.precision import TYPES
+from knee.parallelism.torch_internals import (
+    collective_of,
+    fake_tensors,
+    fake_world,
+    is_counted_product,
+    is_sharded_tensor,
+)
+from knee.parallelism.trainer import Trainer
+from knee.record.issued_messages import Collective, StageWork
+from knee.specs.plan import Plan
+from knee.specs.trainer_job import TrainJob
+from knee.workload.layers_per_stage import chunk_layers
+
+TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}
+
+
+Names = dict[tuple[bool, str], str]
+"""(is ours, torch's name of a process group) -> the simulator's name of it. FSDP may share a group with CP."""
+
+
+class Log(TorchDispatchMode):
+    """Hears every operation of this rank: collectives and FLOP, at local shapes."""
+
+    def __init__(self, names: Names) -> None:
+        super().__init__()
+        self.names = names
+        self.place: str | None = None
+        """A group that is known from where its collective was called."""
+        self.collectives: Counter[Collective] = Counter()
+        self.product_flop = self.attention_flop = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(is_sharded_tensor(t) for t in types):
+            return NotImplemented  # it calls again with its local part
+        out = func(*args, **(kwargs or {}))
+        name = func._overloadpacket.__name__
+        if name in _FLOP:
+            flop = _FLOP[name](*args)
+            if name in _PRODUCTS:
+                self.product_flop += flop
+            else:
+                self.attention_flop += flop
+        else:
+            # a product that would silently count as nothing
+            assert not is_counted_product(func), name
+        found = collective_of(func, args)
+        if found is not None:
+            group = self.place or self.names[found.functional, found.group]
+            self.collectives[
+                Collective(found.collective, group, found.group_size, found.message_bytes, TYPE_NAMES[found.dtype])
+            ] += 1
+        return out
+
+
+def trace(job: TrainJob, heard: Callable[[int, int], None] | None = None) -> list[StageWork]:
+    """One steady step of each pipeline stage; ``heard`` is told how many kinds of stages are done, and of how many.
+
+    Kinds are traced side by side, in processes of their own where there are several.
+    """
+    kinds = stage_kinds(job)
+    first = [stages[0] for stages in kinds]
+    found: dict[int, StageWork] = {}
+    with ExitStack() as stack:
+        run: Callable[..., Iterable[StageWork]] = map
+        if len(first) > 1:
+            context = get_context("forkserver")
+            context.set_forkserver_preload([__name__])
+            workers = min(len(first), os.cpu_count() or 1)
+            run = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context)).map
+        for done, (stages, work) in enumerate(zip(kinds, run(partial(trace_stage, job), first), strict=True), 1):
+            found |= {s: replace(work, stage=s, rank=stage_rank(job.plan, s)) for s in stages}
+            if heard:
+                heard(done, len(kinds))
+    return [found[stage] for stage in range(job.plan.pp)]
+
+
+def stage_kinds(job: TrainJob) -> list[list[int]]:
+    """Stages that hold alike parts of the model, and so do the same but for the order of it."""
+    plan = job.plan
+    counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    kinds: dict[Any, list[int]] = {}
+    for stage in range(plan.pp):
+        kinds.setdefault((stage == 0, stage == plan.pp - 1, counts[stage :: plan.pp]), []).append(stage)
+    return list(kinds.values())
+
+
+def trace_stage(job: TrainJob, stage: int) -> StageWork:
+    """The second step of the stage's first rank: the first also makes states and looks at shapes."""
+    rank = stage_rank(job.plan, stage)
+    with fake_world(rank, job.gpus), ExitStack() as stack:
+        mesh = make_mesh(job.plan, torch.device("cpu"), fake=True)
+        stack.enter_context(fake_tensors())
+        trainer, log = Trainer(job, mesh), Log(group_names(mesh))
+        tokens = torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64)
+        trainer.step(tokens)
+        heard_step(trainer, log, tokens)
+    return StageWork(
+        stage=stage,
+        rank=rank,
+        product_flop=log.product_flop,
+        attention_flop=log.attention_flop,
+        collectives=dict(log.collectives),
+    )
+
+
+def heard_step(trainer: Trainer, log: Log, tokens: Any) -> None:
+    """A step that ``log`` hears. One axis may fill the world, so the norm's group is known by its caller."""
+    norm_and = trainer.optimizer.norm_and
+
+    def named(loss: Any) -> Any:
+        with _placed(log, "world"):
+            return norm_and(loss)
+
+    trainer.optimizer.norm_and = named  # type: ignore[method-assign]
+    try:
+        with log:
+            trainer.step(tokens)
+    finally:
+        trainer.optimizer.norm_and = norm_and  # type: ignore[method-assign]
+
+
+@contextmanager
+def _placed(log: Log, name: str) -> Iterator[None]:
+    log.place = name
+    try:
+        yield
+    finally:
+        log.place = None
+
+
+def stage_rank(plan: Plan, stage: int) -> int:
+    """The first rank of a pipeline stage."""
+    inner = plan.placement[: plan.placement.index("pp")]
+    return stage * prod(int(getattr(plan, axis)) for axis in inner)
+
+
+def group_names(mesh: Mesh) -> Names:
+    """The simulator's name of every process group of this rank."""
+    if mesh.root is None:
+        return {}
+    names = {(False, dist.group.WORLD.group_name): "world"}
+    for axis in mesh.root.mesh_dim_names:
+        names |= {(ours, mesh.process_group(axis).group_name): axis for ours in (False, True)}
+    if mesh.sharded is not None:
+        names[False, mesh.sharded.get_group(mesh.sharded.ndim - 1).group_name] = "dp_shard"
+    if mesh.copies is not None:
+        names[False, mesh.copies.group_name] = "dp_replicate"
+    return names
+
+
+def _product(a: Any, b: Any) -> int:
+    """(..., m, k) times (..., k, n)."""
+    return int(2 * a.numel() * b.shape[-1])
+
+
+def _pairs(q: Any, k: Any) -> int:
+    """Pairs of query and key, over heads and sequences; the last query sees all keys, and half of its own block."""
+    queries, keys = q.shape[-2], k.shape[-2]
+    return int(q.shape[0] * q.shape[1] * (2 * queries * keys - queries * queries) // 2)
+
+
+def _attention(q: Any, k: Any, v: Any, *_: Any) -> int:
+    """Scores and their product with the values."""
+    return int(2 * _pairs(q, k) * (q.shape[-1] + v.shape[-1]))
+
+
+def _attention_backward(_: Any, q: Any, k: Any, v: Any, *__: Any) -> int:
+    """Scores again, and the gradients of queries, keys, scores and values: five products of the forward's size."""
+    return int(2 * _pairs(q, k) * (3 * q.shape[-1] + 2 * v.shape[-1]))
+
+
+_PRODUCTS = ("mm", "addmm")
+_FLOP: dict[str, Callable[..., int]] = {
+    "mm": _product,
+    "addmm": lambda _, a, b: _product(a, b),
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+}

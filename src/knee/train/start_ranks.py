@@ -1,0 +1,231 @@
+"""Starts a run's processes on this machine, one a rank, and sees them through. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import knee
+from knee.errors import InputError, KneeError
+from knee.files import make_folder, write_text
+from knee.specs.trainer_job import TrainJob
+from knee.train.run_record import (
+    HEARTBEATS,
+    JOB,
+    LOGS,
+    PIECES,
+    RECORD,
+    TRACES,
+    compose_from_files,
+    write_record,
+)
+
+LAUNCHED = "KNEE_LAUNCHED"
+"""Tells a rank that its parent writes the record of a run that ends early; its value is the parent's process id."""
+ALONE_S = 2.0
+"""How long the others may take to notice that a rank has ended, before they are asked to end."""
+ASKED_S = 10.0
+"""How long they may take then, before they are killed."""
+POLL_S = 0.05
+
+
+def prepare(out: Path, *, force: bool) -> None:
+    """A folder that takes a run: it is there, can be written to, and has no record yet."""
+    if (out / RECORD).exists() and not force:
+        raise InputError(f"{out} has the record of another run", hint="give another --out, or --force to replace it")
+    make_folder(out)
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier run left."""
+    (out / RECORD).unlink(missing_ok=True)
+    for name in (PIECES, HEARTBEATS, LOGS, TRACES):
+        shutil.rmtree(out / name, ignore_errors=True)
+
+
+def write_job(out: Path, job: TrainJob) -> Path:
+    """What workers are handed."""
+    path = out / JOB
+    write_text(path, json.dumps(job.as_json(), indent=1) + "\n")
+    return path
+
+
+def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[dict[str, Any], int | None]:
+    """Run all ranks here; the record, and the signal that ended the run, if one did. ``tell`` gets rank 0's lines."""
+    clear(out)
+    path = write_job(out, job)
+    (out / LOGS).mkdir(parents=True, exist_ok=True)
+    ranks = _Ranks()
+    with _forwarded(ranks):
+        ranks.start(job, path, out, tell or sys.stderr)
+        ranks.wait()
+    if any(ranks.codes.values()) or not (out / RECORD).exists():
+        record = compose_from_files(out, job, ranks.told)
+        try:
+            write_record(out, record)
+        except KneeError as error:  # the disk is full, say: the caller still has it
+            record["warnings"] = [*record["warnings"], f"this record is in no file: {error.message}"]
+        return record, ranks.asked
+    record = json.loads((out / RECORD).read_text(encoding="utf-8"))
+    return record, ranks.asked
+
+
+class _Ranks:
+    """The processes."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, int] = {}
+        """Exit codes of those that have ended, in that order."""
+        self.asked: int | None = None
+        self.killed: set[int] = set()
+        """Ranks that had to be killed, because they did not end when they were asked to."""
+        self.pumps: list[threading.Thread] = []
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, job: TrainJob, path: Path, out: Path, tell: IO[str]) -> None:
+        """Start them; no more of them once a signal has come."""
+        environment = _environment(job)
+        for rank in range(job.gpus):
+            if self.asked is not None:
+                self.send(self.asked)  # the last one may have been in the making when it came
+                return
+            own = environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            process = subprocess.Popen(
+                [sys.executable, "-m", "knee.train.worker", str(path)],
+                env=own,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self.processes[rank] = process
+            pump = threading.Thread(
+                target=_pump,
+                daemon=True,
+                args=(process.stdout, out / LOGS / f"rank{rank}.log", tell if rank == 0 else None),
+            )
+            pump.start()
+            self.pumps.append(pump)
+        if self.asked is not None:
+            self.send(self.asked)
+
+    @property
+    def running(self) -> dict[int, subprocess.Popen[bytes]]:
+        """Those that have not ended."""
+        return {rank: process for rank, process in self.processes.items() if rank not in self.codes}
+
+    def wait(self) -> None:
+        """Until all have ended: when one fails, the others are given time, asked, and killed."""
+        failed_s: float | None = None
+        asked = killed = False
+        while self.running:
+            for rank, process in self.running.items():
+                code = process.poll()
+                if code is not None:
+                    self.codes[rank] = code
+                    if code and failed_s is None:
+                        failed_s = time.monotonic()
+            waited = 0.0 if failed_s is None else time.monotonic() - failed_s
+            if self.asked is not None and failed_s is None:
+                failed_s, asked = time.monotonic(), True
+            if waited > ALONE_S and not asked:
+                asked = True
+                self.send(signal.SIGTERM)
+            if waited > ALONE_S + ASKED_S and not killed:
+                killed = True
+                self.killed |= set(self.running)
+                self.send(signal.SIGKILL)
+            time.sleep(POLL_S)
+        for pump in self.pumps:
+            pump.join(timeout=1)
+
+    def send(self, number: int) -> None:
+        """A signal to all that still run."""
+        for process in self.running.values():
+            process.send_signal(number)
+
+    def told(self, rank: int) -> str | None:
+        """How a rank ended, in words."""
+        code = self.codes.get(rank)
+        if code is None:
+            return None
+        if rank in self.killed:
+            return "did not move any more, and was killed"
+        if code < 0:
+            name = signal.Signals(-code).name
+            return f"was ended by {name}" + (" (by hand, or for want of the host's memory)" if code == -9 else "")
+        return f"ended with code {code}"
+
+
+@contextmanager
+def _forwarded(ranks: _Ranks) -> Iterator[None]:
+    """What this process is told to do, it tells its ranks."""
+
+    def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
+        ranks.asked = ranks.asked or number
+        ranks.send(signal.SIGTERM if number == signal.SIGTERM else signal.SIGINT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _environment(job: TrainJob) -> dict[str, str]:
+    """As torchrun would set it, on this machine alone."""
+    sources = str(Path(knee.__file__).parents[1])
+    paths = [sources, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    threads = max(1, len(os.sched_getaffinity(0)) // job.gpus)
+    return (
+        {"OMP_NUM_THREADS": str(threads)}
+        | os.environ
+        | {
+            "WORLD_SIZE": str(job.gpus),
+            "LOCAL_WORLD_SIZE": str(job.gpus),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+            "PYTHONUNBUFFERED": "1",
+            LAUNCHED: str(os.getpid()),
+        }
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _pump(source: IO[bytes] | None, path: Path, tell: IO[str] | None) -> None:
+    """A rank's lines into its log, and to the terminal for rank 0. A full disk loses lines, not the run."""
+    assert source is not None
+    try:
+        log: IO[bytes] | None = path.open("wb", buffering=0)
+    except OSError:
+        log = None
+    for line in source:
+        if log is not None:
+            try:
+                log.write(line)
+            except OSError:
+                log = None
+        if tell is not None:
+            tell.write(line.decode(errors="replace"))
+            tell.flush()

@@ -1,0 +1,67 @@
+"""How wrong knee is about what more GPUs buy: pairs of published runs that are alike but for them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from knee.metrics.scaling import per_doubling
+from knee.trust.error_table import Errors, read_errors
+from knee.trust.trust import WIDER_FRAC, truth_band
+
+SAME_WORDS = ("source", "profile", "gpu", "fabric", "sharding", "schedule", "precision", "recompute")
+SAME_NUMBERS = ("layers", "hidden", "tp", "pp", "cp", "seq_len", "micro_tokens", "nic_bytes_per_s")
+"""What the runs of a pair have in common; the batch may differ, which widens the band."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoublingBand:
+    """True over predicted speed-up of a doubling, less one, in most of the pairs of published runs."""
+
+    low_frac: float
+    high_frac: float
+    pairs: int
+    """Pairs of published runs that are alike but for their GPUs and batch."""
+    largest_gpus: int
+    """Of any of them."""
+    covered_frac: float
+
+
+Groups = defaultdict[tuple[object, ...], defaultdict[float, list[float]]]
+"""What runs have in common -> GPUs -> errors."""
+
+
+def doubling_band(errors: Errors | None = None, covered_frac: float = WIDER_FRAC) -> DoublingBand | None:
+    """The band of the true speed-up of a doubling over the predicted one, less one; None without pairs.
+
+    Formula: error = ((1 + e2) / (1 + e1))^(1 / log2(N2 / N1)) - 1, band as in ``trust.truth_band``
+    Where:   e1, e2 errors of throughput on N1 and N2 GPUs by a fit that saw no run of that model size (medians where
+             several runs are alike); sources count alike
+    Valid:   to the largest count of the pairs, 128 GPUs; beyond it is an extrapolation
+    """
+    errors = read_errors() if errors is None else errors
+    groups: Groups = defaultdict(lambda: defaultdict(list))
+    words = [errors.words[name] for name in SAME_WORDS]
+    numbers = [errors.numbers[name] for name in SAME_NUMBERS]
+    for i, error in enumerate(errors.numbers["error_frac"].tolist()):
+        if np.isfinite(error):
+            same: tuple[object, ...] = (*(w[i] for w in words), *(str(n[i]) for n in numbers))
+            groups[same][float(errors.numbers["n_gpus"][i])].append(error)
+    found, sources, largest = [], [], 0
+    for same, runs in groups.items():
+        for before, after in pairwise(sorted(runs)):
+            middle = [float(np.sort(runs[n])[(len(runs[n]) - 1) // 2]) for n in (before, after)]
+            found.append(per_doubling((1.0 + middle[1]) / (1.0 + middle[0]), before, after) - 1.0)
+            sources.append(str(same[0]))
+            largest = max(largest, int(after))
+    if not found:
+        return None
+    names = sorted(set(sources))
+    kind = np.array([names.index(source) for source in sources])
+    weight = 1.0 / (np.bincount(kind)[kind] * len(names))
+    low, high = truth_band(np.array(found), weight, kind, covered_frac)
+    return DoublingBand(low_frac=round(low, 4), high_frac=round(high, 4), pairs=len(found), largest_gpus=largest,
+                        covered_frac=covered_frac)  # fmt: skip

@@ -1,0 +1,285 @@
+"""What the simulator has a rank of each stage issue in one step, held against the trainer's own trace.
+
+Read from the passes and scripts that the timeline walks, not from formulas of its own. Where the trainer is known to
+differ, a rule says how exactly and why; beyond the rules the two are equal or one of them is wrong.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from knee.cost.step_parts import shapes_of
+from knee.record.events import DTYPE_BYTES
+from knee.record.issued_messages import Collective, StageWork
+from knee.simulator import Working, evaluate
+from knee.specs.job import Job
+from knee.specs.plan import RECOMPUTES
+from knee.specs.plan_table import table_of
+from knee.timeline.segment_events import scripts_of
+from knee.timeline.step_events import Message, Script, record_action, stage_rank
+from knee.timeline.step_time import layout_of
+from knee.workload import operations as op
+from knee.workload.layers_per_stage import blocks_recomputed, chunk_layers, stage_layers
+
+
+def simulated_work(job: Job) -> list[StageWork]:
+    """One step of each pipeline stage."""
+    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
+    return [_stage(w, stage) for stage in range(job.plan.pp)]
+
+
+def _stage(w: Working, stage: int) -> StageWork:
+    p, v = int(w.table.pp[0]), int(w.table.virtual_stages[0])
+    scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, stage)
+    layout = layout_of(w.actions.layers, p, v, w.actions.head_layers)
+    found: Counter[Collective] = Counter()
+    layers, head = 0, False
+    for chunk in range(stage, p * v, p):
+        row = int(w.actions.row_of[layout.kinds[chunk], 0])
+        layers += int(w.actions.rows.layers[row])
+        head |= bool(w.actions.rows.head[row])
+        for action, times in _times(w).items():
+            for message, count in _messages(w, scripts, action, row):
+                found[_collective(message)] += count * times
+        receives = (chunk > 0) + (chunk < p * v - 1)
+        if receives:
+            size = round(float(w.traffic.pp_bytes[0]))
+            found[Collective("recv", "pp", p, size, "bf16")] += receives * int(w.table.microbatches[0])
+    gpus = int(w.table.gpus[0])
+    if gpus > 1:
+        found[Collective("all_reduce", "world", gpus, 4, "fp32")] += 1
+    products, attention = _flop(w, layers, head, layers * float(w.table.repeats_frac[0]))
+    return StageWork(
+        stage=stage,
+        rank=stage_rank(w.parts, stage),
+        product_flop=products,
+        attention_flop=attention,
+        collectives={c: n for c, n in found.items() if n},
+    )
+
+
+def _times(w: Working) -> dict[str, int]:
+    """How often each action of a chunk is played."""
+    more = int(w.table.microbatches[0]) - 1
+    times = {"F_first": 1, "F": more, "B": more, "B_last": 1}
+    return times | ({"W": more, "W_last": 1} if "W" in w.actions.sums else {})
+
+
+def _messages(
+    w: Working, scripts: dict[tuple[str, int], Script], action: str, row: int
+) -> Iterator[tuple[Message, int]]:
+    """(message, how many) of one action."""
+    script = scripts[(action, row)]
+    r = record_action(w.parts, w.actions, action, row)
+    one = w.actions.passes[action].rows(np.array([row]))
+    yield script.root_gather, int(r.root_gather_s > 0)
+    yield script.gather, r.layers * (r.gather_s > 0)
+    yield script.reduce, r.layers * (r.reduce_s > 0)
+    yield script.root_reduce, int(r.root_reduce_s > 0)
+    queued = script.replicate_share > 0
+    yield script.replicate, r.layers * (r.replicate_s > 0 or (queued and r.reduce_s > 0))
+    yield script.root_replicate, int(r.root_replicate_s > 0 or (queued and r.root_reduce_s > 0))
+    for segment, times in {"lead": 1, "layer": r.layers, "tail": 1}.items():
+        there = getattr(one, segment)
+        if there.hidden_s[0] + there.blocking_s[0] > 0:
+            for message, _ in script.local[segment]:
+                if message.group.name != "pp":  # a hidden transfer, counted with the others
+                    yield message, times
+    again = float(w.table.repeats_frac[0])
+    if action[0] == "B" and 0 < again < 1:  # the script has forward's messages whole, with a part of their time
+        for message, _ in scripts[("F", row)].local["layer"]:
+            if message.group.name != "pp":
+                yield message, -round((1 - again) * r.layers)
+
+
+def _collective(m: Message) -> Collective:
+    return Collective(m.collective, m.group.name, m.group.size, round(m.message_bytes), m.dtype)
+
+
+def _flop(w: Working, layers: int, head: bool, again: float) -> tuple[int, int]:
+    """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
+    s, kernels = shapes_of(w.table), w.profile.kernels
+    selective = w.table.recompute[0] == RECOMPUTES.index("selective")
+    forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
+    weight = op.layer_backward_weight(w.model, s, kernels)
+    ends = [*op.head_forward(w.model, s, kernels), *op.head_backward(w.model, s, kernels)] if head else []
+    m = float(w.table.microbatches[0])
+    products = (layers + again) * _gemm_flop(forward) + layers * (_gemm_flop(back) + _gemm_flop(weight))
+    attention = (layers * (1.0 + selective) + again) * _attention_flop(forward) + layers * _attention_flop(back)
+    return round(m * (products + _gemm_flop(ends))), round(m * attention)
+
+
+def _gemm_flop(operations: list[op.Operation]) -> float:
+    return sum(float((2.0 * o.m * o.n * o.k)[0]) for o in operations if isinstance(o, op.Gemm))
+
+
+def _attention_flop(operations: list[op.Operation]) -> float:
+    return sum(float(o.flop[0]) for o in operations if isinstance(o, op.Attention))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """How the trainer differs from the simulator on purpose."""
+
+    why: str
+    change: Callable[[Job, StageWork], StageWork]
+    """What the simulator says of a stage -> what the trainer then does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One line on which the two disagree beyond the rules."""
+
+    stage: int
+    what: str
+    program: int
+    simulated: int
+
+
+def as_trained(job: Job, simulated: StageWork) -> tuple[StageWork, list[str]]:
+    """The simulator's work under all rules, and the reasons of those that changed it."""
+    work, reasons = simulated, []
+    for rule in RULES:
+        changed = rule.change(job, work)
+        if changed != work:
+            reasons.append(rule.why)
+        work = changed
+    return work, reasons
+
+
+def differences(program: StageWork, trained: StageWork) -> list[Difference]:
+    """Where the trace and the simulator (under the rules) are not equal."""
+    pairs = [
+        ("product_flop", program.product_flop, trained.product_flop),
+        ("attention_flop", program.attention_flop, trained.attention_flop),
+    ]
+    for key in dict.fromkeys((*program.collectives, *trained.collectives)):
+        words = f"{key.collective} {key.group}({key.group_size}) {key.message_bytes} {key.dtype}"
+        pairs.append((words, program.collectives.get(key, 0), trained.collectives.get(key, 0)))
+    return [Difference(stage=program.stage, what=what, program=a, simulated=b) for what, a, b in pairs if a != b]
+
+
+def _with(work: StageWork, changes: dict[Collective, int]) -> StageWork:
+    """Some calls more or fewer."""
+    calls = Counter(work.collectives)
+    calls.update(changes)
+    return replace(work, collectives={c: n for c, n in calls.items() if n})
+
+
+def _sends(job: Job, work: StageWork) -> StageWork:
+    received = {c: n for c, n in work.collectives.items() if c.collective == "recv"}
+    del job
+    # every chunk that receives an activation sends its gradient back, and the other way round
+    return _with(work, {c._replace(collective="send"): n for c, n in received.items()})
+
+
+def _norm_with_loss(job: Job, work: StageWork) -> StageWork:
+    del job
+    norm = {c: n for c, n in work.collectives.items() if c.group == "world"}
+    return _with(work, {c: -n for c, n in norm.items()} | {c._replace(message_bytes=8): n for c, n in norm.items()})
+
+
+def _loss_in_two(job: Job, work: StageWork) -> StageWork:
+    if job.plan.tp == 1 or work.stage != job.plan.pp - 1:
+        return work
+    m, tokens = job.microbatches, job.plan.micro_batch * job.seq_len // job.plan.cp
+    one = Collective("all_reduce", "tp", job.plan.tp, 4 * tokens, "fp32")
+    return _with(work, {one: -2 * m, one._replace(message_bytes=8 * tokens): m})
+
+
+def _norm_gradients(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.tp == 1 or not plan.sequence_parallel:
+        return work
+    norms = 2 * stage_layers(job.model.layers, plan.pp, plan.virtual_stages)[work.stage]
+    norms += work.stage == plan.pp - 1
+    shards = 1 if plan.sharding == "ddp" else plan.dp_shard * plan.cp
+    own = -(-job.model.hidden // shards)  # of the stage's first rank
+    width = DTYPE_BYTES[plan.state_dtype]
+    return _with(work, {Collective("all_reduce", "tp", plan.tp, norms * own * width, plan.state_dtype): 1})
+
+
+def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
+    """(layers, how many of them the trainer recomputes) of each chunk of a stage."""
+    plan = job.plan
+    dealt = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
+    ends = list(accumulate(dealt))
+    again = blocks_recomputed(plan.recompute_frac, job.model.layers)
+    return [(dealt[n], sum(again[ends[n] - dealt[n] : ends[n]])) for n in range(stage, len(dealt), plan.pp)]
+
+
+def _whole_blocks(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.recompute != "full" or plan.recompute_frac == 1:
+        return work
+    chunks = _recomputed_here(job, work.stage)
+    layers, again = (sum(column) for column in zip(*chunks, strict=True))
+    w = evaluate(job.model, job.cluster, job.profile, table_of([job]), fold=False)
+    products, attention = _flop(w, layers, work.stage == plan.pp - 1, again)
+    changed = replace(work, product_flop=products, attention_flop=attention)
+    scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, work.stage)
+    kinds = layout_of(w.actions.layers, plan.pp, plan.virtual_stages, w.actions.head_layers).kinds
+    calls: Counter[Collective] = Counter()
+    for (count, repeated), chunk in zip(chunks, range(work.stage, len(kinds), plan.pp), strict=True):
+        simulated = count - round((1 - plan.recompute_frac) * count)
+        for message, _ in scripts["F", int(w.actions.row_of[kinds[chunk], 0])].local["layer"]:
+            if message.group.name != "pp":
+                calls[_collective(message)] += (repeated - simulated) * job.microbatches
+    return _with(changed, dict(calls))
+
+
+def _stops_early(job: Job, work: StageWork) -> StageWork:
+    plan = job.plan
+    if plan.recompute != "full":
+        return work
+    again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
+    tokens = plan.micro_batch * job.seq_len // plan.cp
+    down = 2 * tokens * job.model.hidden * job.model.ffn // plan.tp
+    less = replace(work, product_flop=work.product_flop - again * down)
+    if plan.tp == 1:
+        return less
+    last = "reduce_scatter" if plan.sequence_parallel else "all_reduce"
+    return _with(less, {Collective(last, "tp", plan.tp, 2 * tokens * job.model.hidden, "bf16"): -again})
+
+
+def _named_type(job: Job, work: StageWork) -> StageWork:
+    if job.plan.precision != "fp16":
+        return work
+    calls = {c._replace(dtype="fp16") if c.dtype == "bf16" else c: n for c, n in work.collectives.items()}
+    return replace(work, collectives=calls)
+
+
+RULES = (
+    Rule(
+        why="a transfer between stages is one event in the simulator, where it is received; the trainer also sends",
+        change=_sends,
+    ),
+    Rule(
+        why="the gradient norm's all-reduce carries the loss as well: 8 bytes for 4",
+        change=_norm_with_loss,
+    ),
+    Rule(
+        why="the parallel loss adds its two sums in one message: all-reduces of 4 and 8 bytes a token, not three of 4",
+        change=_loss_in_two,
+    ),
+    Rule(
+        why="under sequence parallelism gradients of norms are added over the tp group in one small message a step",
+        change=_norm_gradients,
+    ),
+    Rule(
+        why="of a share of the layers the simulator recomputes that share on every stage, the trainer whole blocks",
+        change=_whole_blocks,
+    ),
+    Rule(
+        why="torch stops recomputing a block once all that backward needs is there: not the down projection, nor what "
+        "follows it",
+        change=_stops_early,
+    ),
+    Rule(why="the simulator calls every 16-bit type bf16", change=_named_type),
+)
+"""Every justified difference, in the order in which they are applied."""
