@@ -61,8 +61,13 @@ def once(words: list[str], folder: Path, until: bytes | None = None) -> Cost:
     said = (folder / "stderr").read_bytes()
     if process.returncode not in FINE:
         print(said[-600:].decode(errors="replace"))
-    return Cost(time.perf_counter() - start, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, process.returncode,
-                said.count(b"\n") + said.count(b"\r"))  # fmt: skip
+    return Cost(
+        time.perf_counter() - start,
+        used.ru_utime + used.ru_stime,
+        used.ru_maxrss / 1024,
+        process.returncode,
+        said.count(b"\n") + said.count(b"\r"),
+    )
 
 
 # ---- inputs ---------------------------------------------------------------------------------------------------------
@@ -72,44 +77,58 @@ def step_events(step: int, rank: int, world: int, rng: random.Random) -> Iterato
     """One profiler step as torch.profiler writes it, about 1,900 events."""
     at, link = 1_700_000_000_000_000.0 + step * 60_000.0, step * 10_000
     track = f'"pid": {4000 + rank}, "tid": {4000 + rank}'
-    yield (f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{step}", {track}, "ts": {at:.3f}, '
-           f'"dur": 59000.125}}')  # fmt: skip
+    yield (
+        f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{step}", {track}, "ts": {at:.3f}, '
+        f'"dur": 59000.125}}'
+    )
     device = at + 500.0
     for layer in range(LAYERS):
         for k, name in enumerate(KERNELS * 2):
             link += 1
             at += 40.001
             for op in ("aten::linear", "aten::addmm"):
-                yield (f'{{"ph": "X", "cat": "cpu_op", "name": "{op}", {track}, "ts": {at:.3f}, "dur": 31.017, '
-                       f'"args": {{"External id": {link}, "Record function id": 0, "Sequence number": {link}, '
-                       f'"Fwd thread id": 0, "Ev Idx": {link}}}}}')  # fmt: skip
-            yield (f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {track}, "ts": {at + 9:.3f}, '
-                   f'"dur": 7.2, "args": {{"External id": {link}, "cbid": 211, "correlation": {link}}}}}')  # fmt: skip
+                yield (
+                    f'{{"ph": "X", "cat": "cpu_op", "name": "{op}", {track}, "ts": {at:.3f}, "dur": 31.017, '
+                    f'"args": {{"External id": {link}, "Record function id": 0, "Sequence number": {link}, '
+                    f'"Fwd thread id": 0, "Ev Idx": {link}}}}}'
+                )
+            yield (
+                f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {track}, "ts": {at + 9:.3f}, '
+                f'"dur": 7.2, "args": {{"External id": {link}, "cbid": 211, "correlation": {link}}}}}'
+            )
             lasts = rng.randint(20_000, 90_000) / 1000
-            yield (f'{{"ph": "X", "cat": "kernel", "name": "void {name}<{k}, {layer % 4}>(float*, int)", "pid": 0, '
-                   f'"tid": 7, "ts": {device:.3f}, "dur": {lasts:.3f}, "args": {{"External id": {link}, "device": 0, '
-                   f'"context": 1, "stream": 7, "correlation": {link}, "registers per thread": 168, '
-                   f'"grid": [128, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 25}}}}')  # fmt: skip
+            yield (
+                f'{{"ph": "X", "cat": "kernel", "name": "void {name}<{k}, {layer % 4}>(float*, int)", "pid": 0, '
+                f'"tid": 7, "ts": {device:.3f}, "dur": {lasts:.3f}, "args": {{"External id": {link}, "device": 0, '
+                f'"context": 1, "stream": 7, "correlation": {link}, "registers per thread": 168, '
+                f'"grid": [128, 1, 1], "block": [256, 1, 1], "est. achieved occupancy %": 25}}}}'
+            )
             device += lasts + 1.5
         link += 1
-        yield (f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {track}, "ts": {at + 20:.3f}, "dur": '
-               f'7.211, "args": {{"External id": {link}, "cbid": 211, "correlation": {link}}}}}')  # fmt: skip
-        yield (f'{{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", '
-               f'"pid": 0, "tid": 20, "ts": {device - 200:.3f}, "dur": {rng.randint(100_000, 300_000) / 1000:.3f}, '
-               f'"args": {{"External id": {link}, "device": 0, "stream": 20, "correlation": {link}, "Collective name": '
-               f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": {world}, '
-               f'"dtype": '
-               f'"BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg", '
-               f'"Process Group Ranks": "{list(range(world))}"}}}}')  # fmt: skip
+        yield (
+            f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {track}, "ts": {at + 20:.3f}, "dur": '
+            f'7.211, "args": {{"External id": {link}, "cbid": 211, "correlation": {link}}}}}'
+        )
+        yield (
+            f'{{"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage)", '
+            f'"pid": 0, "tid": 20, "ts": {device - 200:.3f}, "dur": {rng.randint(100_000, 300_000) / 1000:.3f}, '
+            f'"args": {{"External id": {link}, "device": 0, "stream": 20, "correlation": {link}, "Collective name": '
+            f'"_allgather_base", "In msg nelems": 1048576, "Out msg nelems": 8388608, "Group size": {world}, '
+            f'"dtype": '
+            f'"BFloat16", "Process Group Name": "0", "Process Group Description": "default_pg", '
+            f'"Process Group Ranks": "{list(range(world))}"}}}}'
+        )
 
 
 def write_trace(path: Path, size: float, rank: int = 0, world: int = 8) -> None:
     """A trace of about that many bytes; every line is an event of its own."""
     rng = random.Random(rank)
     with path.open("w", encoding="utf-8") as file:
-        file.write('{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], '
-                   f'"distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {world}}}, '
-                   '"traceEvents": [\n')  # fmt: skip
+        file.write(
+            '{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}], '
+            f'"distributedInfo": {{"backend": "nccl", "rank": {rank}, "world_size": {world}}}, '
+            '"traceEvents": [\n'
+        )
         step = 0
         while file.tell() < size:
             file.write((",\n" if step else "") + ",\n".join(step_events(step, rank, world, rng)))
@@ -121,8 +140,10 @@ def write_runs(path: Path, rows: int) -> None:
     """Runs of 12 models on three kinds of GPU, few of them alike; one in fifty cannot be used, each for its reason."""
     rng = random.Random(0)
     with path.open("w", encoding="utf-8") as file:
-        file.write("id,source,model,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,micro_batch,tp,pp,sharding,"
-                   "recompute,tokens_per_s_per_gpu,memory_gib,note\n")  # fmt: skip
+        file.write(
+            "id,source,model,layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,micro_batch,tp,pp,sharding,"
+            "recompute,tokens_per_s_per_gpu,memory_gib,note\n"
+        )
         for i in range(rows):
             layers, hidden, heads = rng.choice([(32, 4096, 32), (40, 5120, 40), (24, 2048, 16), (80, 8192, 64)])
             tp, pp, gpus = rng.choice([1, 2, 4, 8]), rng.choice([1, 2, 4]), rng.choice([64, 128, 256, 512])
@@ -130,9 +151,11 @@ def write_runs(path: Path, rows: int) -> None:
             batch = gpus // (tp * pp) * micro * times
             rate = f"-{i}" if i % 50 == 0 else f"{rng.uniform(500, 9000):.1f}"
             gpu = rng.choice(["h100", "a100", "h200"])
-            file.write(f"r{i},source{i % 2000},m{hidden},{layers},{hidden},{heads},{gpu},"
-                       f"{gpus},{rng.choice([2048, 4096, 8192])},{batch},{micro},{tp},{pp},fsdp,"
-                       f"{rng.choice(['none', 'full'])},{rate},{rng.uniform(20, 79):.1f},note {i % 977}\n")  # fmt: skip
+            file.write(
+                f"r{i},source{i % 2000},m{hidden},{layers},{hidden},{heads},{gpu},"
+                f"{gpus},{rng.choice([2048, 4096, 8192])},{batch},{micro},{tp},{pp},fsdp,"
+                f"{rng.choice(['none', 'full'])},{rate},{rng.uniform(20, 79):.1f},note {i % 977}\n"
+            )
 
 
 def write_bandwidths(path: Path, rows: int) -> None:
@@ -141,9 +164,11 @@ def write_bandwidths(path: Path, rows: int) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.write("source,gpu,n_gpus,collective,bytes,busbw_GBps\n")
         for i in range(rows):
-            file.write(f"s{i % 2000},{rng.choice(['h100', 'a100'])},{rng.choice([8, 16, 64, 256])},"
-                       f"{rng.choice(['all_reduce', 'all_gather'])},{rng.randint(2**20, 2**33)},"
-                       f"{rng.uniform(5, 400):.2f}\n")  # fmt: skip
+            file.write(
+                f"s{i % 2000},{rng.choice(['h100', 'a100'])},{rng.choice([8, 16, 64, 256])},"
+                f"{rng.choice(['all_reduce', 'all_gather'])},{rng.randint(2**20, 2**33)},"
+                f"{rng.uniform(5, 400):.2f}\n"
+            )
 
 
 def write_grid(path: Path, points: int) -> None:
@@ -232,9 +257,14 @@ def sweep(scale: float, folder: Path) -> dict[str, Cost]:
 
 
 PARTS: dict[str, Callable[[float, Path], dict[str, Cost]]] = {
-    "trace": trace, "ranks": ranks, "runs": runs, "bandwidths": bandwidths, "calibrate": calibrate, "study": study,
+    "trace": trace,
+    "ranks": ranks,
+    "runs": runs,
+    "bandwidths": bandwidths,
+    "calibrate": calibrate,
+    "study": study,
     "sweep": sweep,
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -253,10 +283,16 @@ def main() -> None:
             finally:
                 shutil.rmtree(folder)
             for i, (what, cost) in enumerate(found.items()):
-                times = (f"{cost.cpu_s / before[i].cpu_s:>7.1f}{cost.peak_mb / before[i].peak_mb:>7.1f}"
-                         if before else f"{'':>14}")  # fmt: skip
-                print(f"{what:<44}{cost.wall_s:>9.1f}{cost.cpu_s:>9.1f}{cost.peak_mb:>9.0f}{times}{cost.code:>6}"
-                      f"{cost.lines:>8}", flush=True)  # fmt: skip
+                times = (
+                    f"{cost.cpu_s / before[i].cpu_s:>7.1f}{cost.peak_mb / before[i].peak_mb:>7.1f}"
+                    if before
+                    else f"{'':>14}"
+                )
+                print(
+                    f"{what:<44}{cost.wall_s:>9.1f}{cost.cpu_s:>9.1f}{cost.peak_mb:>9.0f}{times}{cost.code:>6}"
+                    f"{cost.lines:>8}",
+                    flush=True,
+                )
             before = list(found.values())
 
 

@@ -43,14 +43,20 @@ def events(count: int) -> Iterator[str]:
     for i in range(count // 2):
         at, length, stream = at + rng.choice((0, 500, 1000, 12_340)), rng.randrange(1, 40_000), rng.choice((7, 7, 20))
         plainly = i % 200 < 150  # many with three decimals in a row: what once never ended
-        yield (f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, '
-               f'"ts": {written(at - 9000, rng)}, "dur": 2, "args": {{"correlation": {i}}}}}')  # fmt: skip
-        yield (f'{{"ph": "X", "cat": "kernel", "name": "{STREAMS[stream]}", "pid": 0, "tid": {stream}, '
-               f'"ts": {written(at, rng, plainly=plainly)}, "dur": {written(length, rng, plainly=plainly)}, '
-               f'"args": {{"device": 0, "stream": {stream}, "correlation": {i}}}}}')  # fmt: skip
+        yield (
+            f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, '
+            f'"ts": {written(at - 9000, rng)}, "dur": 2, "args": {{"correlation": {i}}}}}'
+        )
+        yield (
+            f'{{"ph": "X", "cat": "kernel", "name": "{STREAMS[stream]}", "pid": 0, "tid": {stream}, '
+            f'"ts": {written(at, rng, plainly=plainly)}, "dur": {written(length, rng, plainly=plainly)}, '
+            f'"args": {{"device": 0, "stream": {stream}, "correlation": {i}}}}}'
+        )
         if i % KERNELS_OF_A_STEP == 0:
-            yield (f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{i}", "pid": 1, "tid": 1, '
-                   f'"ts": {written(at - 10_000, rng)}, "dur": {KERNELS_OF_A_STEP * 3}, "args": {{}}}}')  # fmt: skip
+            yield (
+                f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{i}", "pid": 1, "tid": 1, '
+                f'"ts": {written(at - 10_000, rng)}, "dur": {KERNELS_OF_A_STEP * 3}, "args": {{}}}}'
+            )
 
 
 def write_trace(path: Path, count: int) -> None:

@@ -18,11 +18,13 @@ import time
 COMMANDS = {
     "plan, 7B on 256 GPUs": (4.0, "plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512"),
     "plan, 405B on 16,384 GPUs": (
-        20.0, "plan llama3-405b --cluster dgx-h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --profile fused"),
+        20.0,
+        "plan llama3-405b --cluster dgx-h100 --gpus 16384 --global-batch 2048 --seq-len 8192 --profile fused",
+    ),
     "scale, 7B on 8 to 2,048 GPUs": (None, "scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2"),
     "budget, 2,048 GPUs for 30 days": (20.0, "budget --cluster dgx-h100 --gpus 2048 --days 30"),
     "scale --best, the same": (None, "scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2 --best"),
-}  # fmt: skip
+}
 
 
 def once(arguments: str) -> tuple[float, float, float, str]:

@@ -28,8 +28,13 @@ import numpy as np
 
 SHARED = Path(__file__).parents[2] / "shared" / "traces" / "hta_v100_2rank_rank1_large.json.gz"
 COPIES = 10
-BARS = {"faster than HTA": 10.0, "of HTA's memory": 1 / 3, "of the floor": 3.0, "ten copies, MB": 400.0,
-        "ten copies, CPU": 1.2 * COPIES}  # fmt: skip
+BARS = {
+    "faster than HTA": 10.0,
+    "of HTA's memory": 1 / 3,
+    "of the floor": 3.0,
+    "ten copies, MB": 400.0,
+    "ten copies, CPU": 1.2 * COPIES,
+}
 """What knee promises. Ten copies may take a little more CPU than ten times one: that is linear."""
 
 FLOOR = """
@@ -173,8 +178,11 @@ def measure(trace: Path, runs: int, folder: Path) -> None:
         f"{ten.work_s / ten_floor.work_s:>9.1f}"
     )
     print(f"{'floor, the same':<32}{ten_floor.wall_s:>8.2f}{ten_floor.cpu_s:>8.2f}{ten_floor.peak_mb:>9.0f}\n")
-    reached = {"of the floor": knee.work_s / floor.work_s, "ten copies, MB": ten.peak_mb,
-               "ten copies, CPU": ten.cpu_s / again.cpu_s}  # fmt: skip
+    reached = {
+        "of the floor": knee.work_s / floor.work_s,
+        "ten copies, MB": ten.peak_mb,
+        "ten copies, CPU": ten.cpu_s / again.cpu_s,
+    }
     hta = found.get("HTA, three tables")
     if hta is not None:
         reached |= {"faster than HTA": hta.wall_s / knee.wall_s, "of HTA's memory": knee.peak_mb / hta.peak_mb}

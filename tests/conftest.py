@@ -22,14 +22,36 @@ settings.load_profile("knee")
 
 ENVIRONMENT = {"TZ": "UTC", "LC_ALL": "C.UTF-8", "COLUMNS": "80", "LINES": "24", "TERM": "dumb"}
 """What times, letters and the width of tables depend on."""
-UNSET = ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONOPTIMIZE", "PYTHONWARNINGS",
-         "CUDA_VISIBLE_DEVICES", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-         "MASTER_PORT")  # fmt: skip
+UNSET = (
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "CLICOLOR",
+    "CLICOLOR_FORCE",
+    "PYTHONOPTIMIZE",
+    "PYTHONWARNINGS",
+    "CUDA_VISIBLE_DEVICES",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
 """What colours, GPUs and torchrun would say of the shell that the tests were started from."""
 
 TESTS = Path(__file__).parent
-SLOW_NAMES = ("dist", "launch", "train", "web", "api/test_examples.py", "api/test_measured.py", "cli/test_data_cli.py",
-              "cli/test_train_cli.py", "cli/test_probe_collectives_cli.py", "property/test_linear_time.py")  # fmt: skip
+SLOW_NAMES = (
+    "dist",
+    "launch",
+    "train",
+    "web",
+    "api/test_examples.py",
+    "api/test_measured.py",
+    "cli/test_data_cli.py",
+    "cli/test_train_cli.py",
+    "cli/test_probe_collectives_cli.py",
+    "property/test_linear_time.py",
+)
 SLOW = tuple(TESTS / name for name in SLOW_NAMES)
 """What starts ranks, Slurm, a browser or many processes, or measures. Other tests are marked where they stand."""
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.studies.answers import answer
-from knee.studies.questions import Point, points_of
+from knee.studies.questions import StudyPoint, points_of
 from knee.studies.study_file import load_study
 
 Floats = NDArray[np.float64]
@@ -46,7 +46,7 @@ WEAK = {(p.series, p.question.gpus): p for p in points_of(load_study("fig3"))}
 SWEEP = [p for p in points_of(load_study("fig7")) if p.question.cluster == "dgx-a100"]
 
 
-def simulated(point: Point, x: Floats) -> dict[str, float]:
+def simulated(point: StudyPoint, x: Floats) -> dict[str, float]:
     """The record of a study's point with these parameters."""
     hop, kappa, overlap, gemm_a100, comm = (repr(float(v)) for v in x)
     sets = [("profile.hop_scale", hop), ("profile.compute_slowdown_frac", kappa), ("profile.tp_overlap_frac", overlap)]

@@ -64,8 +64,9 @@ class Bench:
             self.environment[name] = str(folder / name)
         (folder / "traces").mkdir()
         make = (*ASK, "64", "--local-batch", "14", "--pp", "4", "--micro-batch", "1", "--trace", "traces/t.json")
-        subprocess.run(self.words(("simulate", *make)), cwd=folder, env=self.environment, check=True,
-                       capture_output=True)  # fmt: skip
+        subprocess.run(
+            self.words(("simulate", *make)), cwd=folder, env=self.environment, check=True, capture_output=True
+        )
         for number, path in enumerate(sorted((folder / "traces").iterdir())):
             path.rename(path.with_name(f"rank{number}.json"))
         self.given = frozenset(self.files())
@@ -99,8 +100,14 @@ class Bench:
         """When it was ended, and what is wrong with how it ended."""
         with tempfile.TemporaryFile("w+") as said:
             before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            process = subprocess.Popen(self.words(words), cwd=self.folder, env=self.environment, start_new_session=True,
-                                       stdout=subprocess.DEVNULL, stderr=said)  # fmt: skip
+            process = subprocess.Popen(
+                self.words(words),
+                cwd=self.folder,
+                env=self.environment,
+                start_new_session=True,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+            )
             signal.signal(signal.SIGINT, before)
             running = wait_for_cpu(process, at * whole.cpu_s)
             when = "over" if not running else "listening" if listens(process.pid) else "before it listens"

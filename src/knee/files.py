@@ -18,9 +18,15 @@ from knee.errors import InputError, KneeError, NotWritten
 from knee.signals import before_the_end
 
 WRONG_PATHS = {
-    errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.EEXIST,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.EINVAL,
+    errno.EEXIST,
     errno.ENXIO,
-}  # fmt: skip
+}
 """What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
 _unfinished: set[Path] = set()
 

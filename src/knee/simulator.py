@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.outer_sync import Exchange, exchange_of
+from knee.cost.outer_sync import OuterSync, exchange_of
 from knee.cost.step_parts import (
     CommCosts,
     ComputeCosts,
-    Groups,
+    GroupPlacements,
     comm_costs,
     compute_costs,
     contention,
@@ -69,7 +69,7 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Working:
+class EvaluatedStep:
     """Everything on the way to the results: what ``--why``, traces and records are made from."""
 
     model: Model
@@ -77,7 +77,7 @@ class Working:
     profile: Profile
     table: PlanTable
     modes: Modes
-    groups: Groups
+    groups: GroupPlacements
     traffic: Traffic
     compute: ComputeCosts
     comm: CommCosts
@@ -88,7 +88,7 @@ class Working:
     optimizer: Cost
     late_gather_s: Floats
     """ZeRO-1's gather after the optimizer, where it does not hide."""
-    exchange: Exchange
+    exchange: OuterSync
     """Of replicas that do not meet in every step."""
     flop: Floats
     """Tensor-core work of one GPU and step."""
@@ -104,7 +104,7 @@ def evaluate(
     *,
     convention: str = DEFAULT_CONVENTION,
     fold: bool = True,
-) -> Working:
+) -> EvaluatedStep:
     """Simulate one step of each plan of a table that fits in memory at once."""
     modes = Modes.of(table)
     traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
@@ -134,7 +134,7 @@ def evaluate(
     flop, moved = _work(model, parts)
     moved = moved + optimizer.moved_bytes + exchange.moved_bytes
     results = _results(model, cluster, profile, parts, step, optimizer, late, exchange, memory, flop, moved, convention)
-    return Working(
+    return EvaluatedStep(
         model=model,
         cluster=cluster,
         profile=profile,
@@ -157,7 +157,7 @@ def evaluate(
     )
 
 
-def _who_shares_the_network(profile: Profile, modes: Modes, g: Groups) -> dict[str, Bools]:
+def _who_shares_the_network(profile: Profile, modes: Modes, g: GroupPlacements) -> dict[str, Bools]:
     """Which channels cross nodes, and so wait for each other."""
     hidden_sends = (g.pp.nodes > 1) & (profile.p2p_overlap_frac > 0)
     local = (g.tp.nodes > 1) | (g.cp.nodes > 1) | hidden_sends
@@ -256,7 +256,7 @@ def _results(
     step: StepColumns,
     optimizer: Cost,
     late: Floats,
-    exchange: Exchange,
+    exchange: OuterSync,
     memory: MemoryColumns,
     flop: Floats,
     moved: Floats,

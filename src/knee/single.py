@@ -8,7 +8,7 @@ import numpy as np
 
 from knee.record.events import Events
 from knee.record.measurement import CommLoad, Measurement, Memory
-from knee.simulator import Results, Working, evaluate
+from knee.simulator import EvaluatedStep, Results, evaluate
 from knee.specs.job import Job
 from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import table_of
@@ -90,7 +90,7 @@ Row = tuple[str, str, int, float, float, float]
 """(collective, group, ranks, calls, bytes of a message, load in seconds)"""
 
 
-def comm_loads(w: Working) -> tuple[CommLoad, ...]:
+def comm_loads(w: EvaluatedStep) -> tuple[CommLoad, ...]:
     """Kernel time of each kind of collective in each kind of group, of plan 0, mean over its GPUs."""
     table = w.table
     rows = [
@@ -107,7 +107,7 @@ def comm_loads(w: Working) -> tuple[CommLoad, ...]:
     )
 
 
-def _parameter_loads(w: Working) -> list[Row]:
+def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     """Gathers and reductions: a message a layer, and one for what the root group of a stage holds besides."""
     t, step, stages = w.traffic, w.step, float(w.table.pp[0])
     every, ddp = bool(w.modes.reshards[0]), bool(w.modes.ddp[0])
@@ -148,13 +148,13 @@ def _parameter_loads(w: Working) -> list[Row]:
     ]
 
 
-def _exchange_load(w: Working) -> Row:
+def _exchange_load(w: EvaluatedStep) -> Row:
     """Replicas that do not meet in every step: a fraction of a call in each."""
     e, ranks = w.exchange, int(w.groups.exchange.ranks[0])
     return "all_reduce", "dp_replicate", ranks, float(e.per_step[0]), float(e.message_bytes[0]), float(e.comm_s[0])
 
 
-def _local_loads(w: Working, layer_passes: float) -> list[Row]:
+def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     """TP, CP and pipeline transfers: their part of the time that segments spent in communication of their own."""
     table, comm = w.table, w.comm
     stages, m = float(table.pp[0]), float(table.microbatches[0])
@@ -182,7 +182,7 @@ def _local_loads(w: Working, layer_passes: float) -> list[Row]:
     return [(*row[:5], row[5] * scale + waits.get(row[1], 0.0)) for row in rows]
 
 
-def _context_loads(w: Working, layer_passes: float, again: float) -> list[Row]:
+def _context_loads(w: EvaluatedStep, layer_passes: float, again: float) -> list[Row]:
     """Keys and values: ring steps, or gathers and the scatter of their gradients."""
     cp, size = int(w.table.cp[0]), float(w.traffic.cp_bytes[0])
     if w.table.cp_method[0] == CP_METHODS.index("ring"):

@@ -41,8 +41,12 @@ def is_deep(tree: object) -> bool:
     """Whether anything lies further inside than in any file of knee's: Python's own limit differs by version."""
     level: list[object] = [tree]
     for _ in range(DEEPEST):
-        level = [one for node in level if isinstance(node, (dict, list))
-                 for one in (node.values() if isinstance(node, dict) else node)]  # fmt: skip
+        level = [
+            one
+            for node in level
+            if isinstance(node, (dict, list))
+            for one in (node.values() if isinstance(node, dict) else node)
+        ]
         if not level:
             return False
     return True

@@ -12,7 +12,7 @@ from knee.arrays import Floats
 from knee.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s
 from knee.cost.kernel_cost import operation_s
 from knee.cost.step_parts import product_column, shapes_of
-from knee.simulator import Working, evaluate
+from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
 from knee.specs.job import Job
@@ -68,7 +68,7 @@ def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAUL
     return chain.lines
 
 
-def _throughput(c: _Chain, job: Job, w: Working, convention: str) -> None:
+def _throughput(c: _Chain, job: Job, w: EvaluatedStep, convention: str) -> None:
     r = w.results
     c.add(
         0,
@@ -94,7 +94,7 @@ def _throughput(c: _Chain, job: Job, w: Working, convention: str) -> None:
 _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 
-def _compute(c: _Chain, job: Job, w: Working) -> None:
+def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
     s, peak, kernels = shapes_of(one), product_column(job.cluster, one), job.profile.kernels
     c.add(
@@ -132,7 +132,7 @@ def _formula(o: op.Operation, seconds: float) -> str:
     return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {o.kernels} kernels"
 
 
-def _communication(c: _Chain, job: Job, w: Working) -> None:
+def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     links, shard, plan = Links.in_training(job.cluster, job.profile), w.groups.shard, job.plan
     exposed = show(float(w.results.exposed_comm_s[0]), "s")
     total = f"{show(float(w.results.comm_s[0]), 's')} of the step, {exposed} exposed"
@@ -160,7 +160,7 @@ def _communication(c: _Chain, job: Job, w: Working) -> None:
         c.constant(1, "tp_overlap_frac", f"{job.profile.tp_overlap_frac:g}")
 
 
-def _logarithmic(c: _Chain, job: Job, w: Working, links: Links) -> None:
+def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     """What serves the gather of a layer, where it need not be a ring."""
     message = PARAMETER_BYTES * w.traffic.layer.moved
     ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
@@ -170,7 +170,7 @@ def _logarithmic(c: _Chain, job: Job, w: Working, links: Links) -> None:
     c.constant(1, "pat", job.profile.pat)
 
 
-def _messages(c: _Chain, job: Job, w: Working) -> None:
+def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     """What each message takes alone on the wire, and how large it is."""
     plan, comm, t = job.plan, w.comm, w.traffic
     layer, ring, sp = float(t.layer.moved[0]), plan.cp_method == "ring", plan.sequence_parallel
@@ -205,7 +205,7 @@ def _constants(c: _Chain, job: Job, keys: str) -> None:
         c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
 
 
-def _timeline(c: _Chain, job: Job, w: Working) -> None:
+def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     c.add(
         0,
         "overlap",
@@ -232,7 +232,7 @@ def _timeline(c: _Chain, job: Job, w: Working) -> None:
         )
 
 
-def _memory(c: _Chain, job: Job, w: Working) -> None:
+def _memory(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     verdict = "fits" if w.results.fits[0] else "does not fit"
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
@@ -245,7 +245,7 @@ def _memory(c: _Chain, job: Job, w: Working) -> None:
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
 
 
-def _power(c: _Chain, job: Job, w: Working) -> None:
+def _power(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     gpu = job.cluster.gpu
     c.add(
         0,

@@ -66,8 +66,16 @@ def test_an_answer_has_both_sides_and_what_lies_between(data: dict[str, Any]) ->
 def test_on_the_screen_it_says_the_same() -> None:
     result = knee(*ASK, "--params", "1B")
     assert result.exit_code == 0
-    for words in ("with communication", "counting FLOP (40% MFU)", "what that really reaches", "one more unit",
-                  "how sure", "critical at this loss", "assumptions:", "Train "):  # fmt: skip
+    for words in (
+        "with communication",
+        "counting FLOP (40% MFU)",
+        "what that really reaches",
+        "one more unit",
+        "how sure",
+        "critical at this loss",
+        "assumptions:",
+        "Train ",
+    ):
         assert words in result.stdout
     # the answer comes first
     assert result.stdout.startswith("Train ")

@@ -126,9 +126,18 @@ def trace(kernels: int, *, rank: int = 0, host: int = 0) -> str:
     """Kernels among events of the host."""
     events = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.5, "dur": 1}] * host
     events += [
-        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": float(i), "dur": 0.5,
-         "args": {"stream": 7, "correlation": i}} for i in range(kernels)
-    ]  # fmt: skip
+        {
+            "ph": "X",
+            "cat": "kernel",
+            "name": "gemm",
+            "pid": 0,
+            "tid": 7,
+            "ts": float(i),
+            "dur": 0.5,
+            "args": {"stream": 7, "correlation": i},
+        }
+        for i in range(kernels)
+    ]
     return json.dumps({"distributedInfo": {"rank": rank, "world_size": 3}, "traceEvents": events})
 
 
@@ -202,4 +211,8 @@ def test_tables_of_many_sources_are_short(monkeypatch: pytest.MonkeyPatch) -> No
     Path("runs.csv").write_text(f"source,{RUNS}{rows}")
     said = knee("validate", "runs.csv").stdout
     assert ("s1 " in said, "s2 " in said, "and 3 more; --json has all" in said, "all rows" in said) == (
-        True, False, True, True)  # fmt: skip
+        True,
+        False,
+        True,
+        True,
+    )

@@ -32,8 +32,16 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path, monke
     out = tmp_path / "mine.toml"
     result = knee("--replay", RECORDING, "--out", out)
     assert result.exit_code == 0, result.stderr
-    for words in ("NVIDIA H200", "energy counter", "attention_flash2", "1,980 MHz", "within 20% of the limit",
-                  "mixed, left out of the fit", "as dgx-h200 has it", "gpu.cap_sharpness"):  # fmt: skip
+    for words in (
+        "NVIDIA H200",
+        "energy counter",
+        "attention_flash2",
+        "1,980 MHz",
+        "within 20% of the limit",
+        "mixed, left out of the fit",
+        "as dgx-h200 has it",
+        "gpu.cap_sharpness",
+    ):
         assert words in result.stdout
     assert "22 readings from" in result.stderr
     assert read_readings(tmp_path / "mine.power.jsonl") == read_readings(RECORDING)

@@ -20,8 +20,9 @@ from knee.search.scaling_curve import Curve, point_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trust.trust import trust_of
 
-MODEL, H100, EAGER = (load(name).spec for load, name in (
-    (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip
+MODEL, H100, EAGER = (
+    load(name).spec for load, name in ((load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager"))
+)
 
 NAMES = ("scale", "llama2-7b", "--cluster", "dgx-h100", "--profile", "paper")
 ASK = (*NAMES, "--gpus", "8..2048", "--local-batch", "2")
@@ -72,8 +73,20 @@ def test_json_has_everything() -> None:
     (curve,) = data["curves"]
     assert [point["gpus"] for point in curve["points"]] == [8, 16, 32, 64, 128, 256, 512, 1024, 2048]
     last = curve["points"][-1]
-    for key in ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "exposed_comm_s", "bubble_s", "power_w_per_gpu",
-                "tokens_per_j", "usd_per_mtoken", "plan", "trust", "return", "training"):  # fmt: skip
+    for key in (
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+        "mfu_frac",
+        "exposed_comm_s",
+        "bubble_s",
+        "power_w_per_gpu",
+        "tokens_per_j",
+        "usd_per_mtoken",
+        "plan",
+        "trust",
+        "return",
+        "training",
+    ):
         assert last[key] is not None, key
     assert curve["points"][0]["return"] is None
     assert last["return"]["per_doubling"] < 1.5
@@ -92,8 +105,20 @@ def test_the_threshold_moves_the_knee() -> None:
 
 
 def test_clusters_and_models_side_by_side() -> None:
-    result = knee("scale", "llama2-7b,llama2-13b", "--cluster", "dgx-a100", "--cluster", "dgx-h100,dgx-h100-roce",
-                  "--gpus", "64..256", "--local-batch", "1", "--profile", "paper")  # fmt: skip
+    result = knee(
+        "scale",
+        "llama2-7b,llama2-13b",
+        "--cluster",
+        "dgx-a100",
+        "--cluster",
+        "dgx-h100,dgx-h100-roce",
+        "--gpus",
+        "64..256",
+        "--local-batch",
+        "1",
+        "--profile",
+        "paper",
+    )
     assert result.exit_code == 0, result.stderr
     assert "side by side" in result.stdout
     assert result.stdout.count("llama2-13b on dgx-h100-roce") == 3  # its table, the comparison, its sentence
@@ -203,16 +228,38 @@ def test_broken_sequences_at_every_count_are_exit_3(best: tuple[str, ...]) -> No
 
 
 def test_the_sentence_names_doublings_that_did_not_pay() -> None:
-    result = knee("scale", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8,12,16,20,24,28,32", "--local-batch", "2",
-                  "--threshold", "1.97")  # fmt: skip
+    result = knee(
+        "scale",
+        "llama2-7b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "8,12,16,20,24,28,32",
+        "--local-batch",
+        "2",
+        "--threshold",
+        "1.97",
+    )
     last = result.stdout.strip().splitlines()[-1]
     assert "though 8 to 12 buys" in last
     assert "doublings still buy" not in last
 
 
 def test_hints_keep_the_kind_of_plan_that_was_asked() -> None:
-    result = knee("scale", "llama2-70b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "1", "--sharding",
-                  "ddp", "--recompute", "none")  # fmt: skip
+    result = knee(
+        "scale",
+        "llama2-70b",
+        "--cluster",
+        "dgx-h100",
+        "--gpus",
+        "64",
+        "--local-batch",
+        "1",
+        "--sharding",
+        "ddp",
+        "--recompute",
+        "none",
+    )
     assert result.exit_code == 3
     assert "--sharding ddp" in result.stderr
     assert "--recompute" not in result.stderr

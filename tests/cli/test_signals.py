@@ -36,16 +36,22 @@ BOTH = pytest.mark.parametrize(
 def start(tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """Starts Python as a background job of a shell is started: SIGINT is ignored by its parent."""
     (tmp_path / "scratch").mkdir()
-    environment = os.environ | {"PYTHONPATH": str(SOURCES), "TMPDIR": str(tmp_path / "scratch"),
-                                "XDG_CACHE_HOME": str(tmp_path / "cache")}  # fmt: skip
+    environment = os.environ | {
+        "PYTHONPATH": str(SOURCES),
+        "TMPDIR": str(tmp_path / "scratch"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
 
     def begin(*words: Any, **more: Any) -> subprocess.Popen[str]:
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             return subprocess.Popen(
-                [sys.executable, *map(str, words)], env=environment, text=True, start_new_session=True,
+                [sys.executable, *map(str, words)],
+                env=environment,
+                text=True,
+                start_new_session=True,
                 **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | more,
-            )  # fmt: skip
+            )
         finally:
             signal.signal(signal.SIGINT, before)
 

@@ -115,8 +115,15 @@ def test_list_as_json() -> None:
 
 def test_show() -> None:
     said = knee("show", "fig12").stdout
-    for words in ("Figure 12, appendix E", "knee study run fig12", "9 runs", "CP, ring", "T63", "assumptions:",
-                  "reproduced if"):  # fmt: skip
+    for words in (
+        "Figure 12, appendix E",
+        "knee study run fig12",
+        "9 runs",
+        "CP, ring",
+        "T63",
+        "assumptions:",
+        "reproduced if",
+    ):
         assert words in said
     data = json.loads(knee("show", "fig12", "--json").stdout)
     assert len(data["points"]) == 9
@@ -397,15 +404,28 @@ def test_records_that_cannot_be_used(
 def test_records_that_are_not_there(mine: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.json").write_text("{")
-    for name, words in (("nowhere", "cannot be read"), ("empty", "has no record.json in it"),
-                        ("bad.json", "is not a JSON document")):  # fmt: skip
+    for name, words in (
+        ("nowhere", "cannot be read"),
+        ("empty", "has no record.json in it"),
+        ("bad.json", "is not a JSON document"),
+    ):
         assert words in refused("run", mine, "--out", tmp_path / "out", "--records", tmp_path / name)
 
 
 # ---- real runs -----------------------------------------------------------------------------------------------------
 
-TINY = ("--set", "model=llama-tiny", "--set", "cluster=cpu", "--set", "profile=eager", "--set", "gpus=2", "--set",
-        "seq_len=64")  # fmt: skip
+TINY = (
+    "--set",
+    "model=llama-tiny",
+    "--set",
+    "cluster=cpu",
+    "--set",
+    "profile=eager",
+    "--set",
+    "gpus=2",
+    "--set",
+    "seq_len=64",
+)
 
 
 def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,10 +441,26 @@ def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_points_trained_for_real(tmp_path: Path) -> None:
     """One point of Figure 1 on two processes; then again, which trains nothing."""
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "knee", "study", "run", "fig1", "--launcher", "local", *TINY, "--steps", "4",
-               "--no-page", "--out", str(tmp_path), "--json"]  # fmt: skip
-    first, second = (subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-                     for _ in range(2))  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "knee",
+        "study",
+        "run",
+        "fig1",
+        "--launcher",
+        "local",
+        *TINY,
+        "--steps",
+        "4",
+        "--no-page",
+        "--out",
+        str(tmp_path),
+        "--json",
+    ]
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180) for _ in range(2)
+    )
     assert first.returncode == second.returncode == 0, first.stderr
     [study] = json.loads(first.stdout)["studies"]
     simulated, real = study["rows"]

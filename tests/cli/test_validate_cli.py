@@ -118,8 +118,9 @@ def test_only_status(tmp_path: Path) -> None:
 def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validate, "study_names", lambda _kind=None: ["table1", "fig12"])
     real, found_once = carried_set.carried_fidelity, []
-    monkeypatch.setattr(validate, "carried_fidelity",
-                        lambda *of: (found_once or found_once.append(real(*of)) or found_once)[0])  # fmt: skip
+    monkeypatch.setattr(
+        validate, "carried_fidelity", lambda *of: (found_once or found_once.append(real(*of)) or found_once)[0]
+    )
     result = knee("--json", "--rows", str(tmp_path / "rows.csv"))
     assert result.exit_code == 0
     found = json.loads(result.stdout)

@@ -150,8 +150,11 @@ def never_slower(study: Ran, order: Sequence[str], noise: float = 1e-9) -> None:
 def test_half_is_half_of_what_the_catalogue_has() -> None:
     grids = {grid.series: grid for grid in load_study("fabric").grid}
     halved, wide = grids["half latency"].set, grids["1600, NVLink x 2"].set
-    assert halved == {"fabric.hop_s": f"{H100.fabric.hop_s * 5e5:g} us", "node.hop_s": f"{H100.node.hop_s * 5e5:g} us",
-                      "fabric.tree_level_s": f"{H100.fabric.tree_level_s * 5e5:g} us"}  # fmt: skip
+    assert halved == {
+        "fabric.hop_s": f"{H100.fabric.hop_s * 5e5:g} us",
+        "node.hop_s": f"{H100.node.hop_s * 5e5:g} us",
+        "fabric.tree_level_s": f"{H100.fabric.tree_level_s * 5e5:g} us",
+    }
     assert wide["node.link_bytes_per_s"] == f"{H100.node.link_bytes_per_s * 2e-9:g} GB/s"
     assert H100.fabric.nic_bytes_per_s == 400e9 / 8
 

@@ -180,8 +180,14 @@ def test_the_document_counts_them(data: dict[str, Any], done: Done, verdicts: di
 
 def test_the_tables_hold_every_row(done: Done, ran: dict[str, Ran]) -> None:
     out = done.out
-    assert {path.name for path in out.iterdir()} >= {"claims.csv", "fidelity.csv", "runs.csv", "bandwidths.csv",
-                                                     "hardware.csv", "records"}  # fmt: skip
+    assert {path.name for path in out.iterdir()} >= {
+        "claims.csv",
+        "fidelity.csv",
+        "runs.csv",
+        "bandwidths.csv",
+        "hardware.csv",
+        "records",
+    }
     counts = {name: len(rows_of(out / f"{name}.csv")) for name in ("runs", "bandwidths", "hardware", "claims")}
     assert counts["claims"] == len(CLAIMS)
     assert sum(counts.values()) - counts["claims"] == sum(len(one.rows) for one in ran.values())

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from knee.search.plan_search import Found, search
+from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
 from knee.specs.load import load_cluster, load_model, load_profile
 from knee.specs.plan import SHARDINGS, Plan
@@ -25,12 +25,12 @@ def found(
     *,
     only: str | None = None,
     **limits: Any,
-) -> Found:
+) -> SearchResult:
     space = Space(model=load_model(model).spec, gpus=gpus, global_batch=batch, seq_len=seq_len, **limits)
     return search(space, load_cluster(cluster).spec, load_profile(profile).spec, only=only)
 
 
-def best(f: Found, rows: np.ndarray) -> float:
+def best(f: SearchResult, rows: np.ndarray) -> float:
     return float(f.results.tokens_per_s[rows].max(initial=0.0))
 
 

@@ -60,4 +60,5 @@ def test_the_carried_errors_are_of_this_simulator(found: Validation) -> None:
     for source in sorted(set(errors.words["source"])):
         then = np.abs(errors.numbers["error_frac"][errors.is_("source", source)])
         assert np.median([*now[source].values()]) == pytest.approx(np.median(then), abs=0.05), (
-            f"{source}: tools/fit_published.py")  # fmt: skip
+            f"{source}: tools/fit_published.py"
+        )

@@ -14,11 +14,15 @@ from knee.specs.load import load_cluster, load_model, load_profile, make_job
 COUNTS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def weak(model: str = "llama2-7b", cluster: str = "dgx-h100", *, local_batch: float = 2, seq_len: int = 4096,
-         **plan: object) -> Curve:  # fmt: skip
+def weak(
+    model: str = "llama2-7b", cluster: str = "dgx-h100", *, local_batch: float = 2, seq_len: int = 4096, **plan: object
+) -> Curve:
     specs = (load_model(model).spec, load_cluster(cluster).spec, load_profile("paper").spec)
-    return curve_of(COUNTS, lambda gpus: make_job(*specs, gpus=gpus, local_batch=local_batch, seq_len=seq_len,
-                                                  plan_options=plan)[0], cut=True)  # fmt: skip
+    return curve_of(
+        COUNTS,
+        lambda gpus: make_job(*specs, gpus=gpus, local_batch=local_batch, seq_len=seq_len, plan_options=plan)[0],
+        cut=True,
+    )
 
 
 def exposed(m: Measurement) -> float:

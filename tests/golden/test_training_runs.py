@@ -18,8 +18,10 @@ def test_what_the_assumptions_move_is_as_stated(name: str) -> None:
     raw = read_toml(ROOT / "training_runs.toml")[name]
     fewer, faster = (_error(raw | change) for change in ({"gpus": 1024}, {"profile": "compiled"}))
     both = _error(raw | {"gpus": 1024, "profile": "compiled"})
-    assert f"on 1,024 GPUs it is {fewer:.0%}, with profile compiled {faster:.0%} (2,048) and {both:.0%} (1,024)" in (
-        raw["assumed"])  # fmt: skip
+    assert (
+        f"on 1,024 GPUs it is {fewer:.0%}, with profile compiled {faster:.0%} (2,048) and {both:.0%} (1,024)"
+        in (raw["assumed"])
+    )
 
 
 def test_what_the_stack_of_llama_3_moves_is_as_stated() -> None:

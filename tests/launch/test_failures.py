@@ -254,8 +254,12 @@ def test_the_rank_that_failed_first_wins_over_those_that_lost_it(tmp_path: Path)
     ecc = {**own, "error": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
     found = verdict(left(tmp_path / "b", logs=logs, pieces={0: lost, 1: ecc}, nodes={0: "n0", 1: "n1"}), (1, 1))
     assert (found.cause, found.node) == ("bad_node", "n1")
-    record = {"status": "failed", "error": "rank 1 exited; last heard of at step 4", "failed_rank": 1,
-              "failed_silently": True}  # fmt: skip
+    record = {
+        "status": "failed",
+        "error": "rank 1 exited; last heard of at step 4",
+        "failed_rank": 1,
+        "failed_silently": True,
+    }
     found = verdict(
         left(tmp_path / "c", logs={"rank0.log": CLOSED}, pieces={0: lost}, record=record, nodes={1: "n1"}), (1,)
     )

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from knee.metrics.intervals import exposed_s, merge, overlap_s, union_s
 from knee.metrics.step_breakdown import measure
-from knee.record.events import EventLog, Group
+from knee.record.events import EventLog, RankGroup
 
 TICKS = 60
 TICK_S = 2.0**-20  # a power of two: every border is a float64 exactly
@@ -67,7 +67,7 @@ def test_a_step_is_compute_and_exposed_and_waiting(compute: Spans, comm: Spans, 
     for start, end in compute:
         log.compute("kernel", start * TICK_S, (end - start) * TICK_S)
     for start, end in comm:
-        log.comm("all_gather", Group(name="dp_shard", size=2), start * TICK_S, (end - start) * TICK_S, 1.0)
+        log.comm("all_gather", RankGroup(name="dp_shard", size=2), start * TICK_S, (end - start) * TICK_S, 1.0)
     step_s = (TICKS + rest) * TICK_S
     times = measure(log.freeze(step_s=step_s))
     assert times.compute_s + times.exposed_comm_s + times.waiting_s == step_s

@@ -81,8 +81,12 @@ def uses_of(nodes: Iterable[ast.AST]) -> dict[str, set[str]]:
 def patterns_of(name: str, nodes: list[ast.AST], uses: dict[str, set[str]]) -> Iterator[Pattern]:
     names = {id(node.value): ast.unparse(node.targets[0]) for node in nodes if isinstance(node, ast.Assign)}
     for node in nodes:
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CALLS
-                and ast.unparse(node.func.value) == "re"):  # fmt: skip
+        if not (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in CALLS
+            and ast.unparse(node.func.value) == "re"
+        ):
             continue
         method, pattern = node.func.attr, node.args[0]
         if not isinstance(pattern, ast.Constant):
@@ -94,8 +98,11 @@ def patterns_of(name: str, nodes: list[ast.AST], uses: dict[str, set[str]]) -> I
 
 
 def flags_of(call: ast.Call) -> int:
-    given = [getattr(re, node.attr) for node in ast.walk(call) if isinstance(node, ast.Attribute)
-             and ast.unparse(node.value) == "re"]  # fmt: skip
+    given = [
+        getattr(re, node.attr)
+        for node in ast.walk(call)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "re"
+    ]
     return sum({int(flag) for flag in given if isinstance(flag, re.RegexFlag)})
 
 
@@ -134,8 +141,13 @@ def repeats(tree: Iterable[Any], before: str, flags: int) -> Iterator[tuple[str,
     """Every repeat of a pattern: a text that leads up to it, and one that it takes."""
     for op, value in tree:
         name = str(op)
-        inside = {"SUBPATTERN": lambda v: [v[3]], "ATOMIC_GROUP": lambda v: [v], "BRANCH": lambda v: v[1],
-                  "ASSERT": lambda v: [v[1]], "ASSERT_NOT": lambda v: [v[1]]}.get(name)  # fmt: skip
+        inside = {
+            "SUBPATTERN": lambda v: [v[3]],
+            "ATOMIC_GROUP": lambda v: [v],
+            "BRANCH": lambda v: v[1],
+            "ASSERT": lambda v: [v[1]],
+            "ASSERT_NOT": lambda v: [v[1]],
+        }.get(name)
         if "REPEAT" in name:
             yield from repeats(value[2], before, flags)
             if value[1] > 1:
@@ -251,13 +263,17 @@ def trace(folder: Path, events: Iterable[str], head: str = "") -> object:
 
 
 def kernel(start: object, length: object, *, stream: int = 7, name: str = "gemm") -> str:
-    return (f'{{"ph": "X", "cat": "kernel", "name": "{name}", "ts": {start}, "dur": {length}, "args": {{"stream": '
-            f'{stream}}}}}')  # fmt: skip
+    return (
+        f'{{"ph": "X", "cat": "kernel", "name": "{name}", "ts": {start}, "dur": {length}, "args": {{"stream": '
+        f"{stream}}}}}"
+    )
 
 
 def span(name: str, start: int, length: int, category: str = "cpu_op", args: str = "{}") -> str:
-    return (f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 1, "tid": 1, "ts": {start}, "dur": {length}, '
-            f'"args": {args}}}')  # fmt: skip
+    return (
+        f'{{"ph": "X", "cat": "{category}", "name": "{name}", "pid": 1, "tid": 1, "ts": {start}, "dur": {length}, '
+        f'"args": {args}}}'
+    )
 
 
 def decimals(i: int) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, marginals
 from knee.budgets.model_family import family_of
@@ -32,8 +32,12 @@ FAST = 1e30
 
 def free_cluster() -> Cluster:
     """Links and fabric of infinite rate without latency; products at the peak, everything else in no time."""
-    rates = {name: replace(rate, forward_frac=1.0, backward_frac=1.0, half_seq_len=0.0, backward_half_seq_len=0.0,
-                           half_rows=0.0) for name, rate in H100.gpu.attention.items()}  # fmt: skip
+    rates = {
+        name: replace(
+            rate, forward_frac=1.0, backward_frac=1.0, half_seq_len=0.0, backward_half_seq_len=0.0, half_rows=0.0
+        )
+        for name, rate in H100.gpu.attention.items()
+    }
     gpu = replace(H100.gpu, attention=rates, sms=1, gemm_frac=1.0, gemm_tile_m=1, gemm_tile_n=1, gemm_half_k=1e-12,
                   kernel_s=0.0, gemm_half_intensity=0.0, hbm_bytes=1e18, hbm_bytes_per_s=FAST,
                   hbm_frac=1.0)  # fmt: skip
@@ -53,13 +57,14 @@ def free_problem(law: str) -> Problem:
     family = replace(LLAMA, members=members, vocab=256)
     rates = Rates(cluster=free_cluster(), profile=free_profile(), seq_len=64)
     ladder = [family.shape(2.0 ** (k / 4)) for k in range(4 * 26, 4 * 40)]
-    return Problem(rates=rates, law=law_of(law), batch_law=batch_law(), family=family, pue=1.0, rungs=ladder,
-                   counts_only=(64,))  # fmt: skip
+    return Problem(
+        rates=rates, law=law_of(law), batch_law=batch_law(), family=family, pue=1.0, rungs=ladder, counts_only=(64,)
+    )
 
 
 @pytest.mark.parametrize("law", law_names())
 def test_free_communication_is_the_closed_form(law: str) -> None:
-    problem, limits = free_problem(law), Limits(gpus=64, days=20.0)
+    problem, limits = free_problem(law), BudgetLimits(gpus=64, days=20.0)
     best = problem.optimum(limits)
     assert best is not None
     flop = 64 * H100.gpu.peak_flop_per_s("bf16") * 20.0 * 86_400
@@ -101,19 +106,32 @@ class MadeUp:
             work_s = batch * self.seq_len / (gpus * self.most_tokens_per_s_per_gpu(model))
             step_s = work_s + self.latency * (1 + math.log2(gpus))
             speed, watts = batch * self.seq_len / step_s, 300.0 + 400.0 * work_s / step_s
-            rate = Rate(gpus=gpus, global_batch=batch, tokens_per_s=speed, tokens_per_j=speed / gpus / watts,
-                        mfu_frac=0.4, exposed_frac=1 - work_s / step_s, plan=self.fixed)  # fmt: skip
+            rate = Rate(
+                gpus=gpus,
+                global_batch=batch,
+                tokens_per_s=speed,
+                tokens_per_j=speed / gpus / watts,
+                mfu_frac=0.4,
+                exposed_frac=1 - work_s / step_s,
+                plan=self.fixed,
+            )
             if not fits or speed >= least_tokens_per_s:
                 self.known[model, (gpus, batch)] = rate if fits else None
         return {key: self.known.get((model, key)) for key in keys}
 
 
 def made_up(latency: float = 0.2, **options) -> Problem:
-    return Problem(rates=MadeUp(latency=latency), law=law_of("besiroglu-2024"),  # type: ignore[arg-type]
-                   batch_law=batch_law(), family=LLAMA, pue=1.5, **options)  # fmt: skip
+    return Problem(
+        rates=MadeUp(latency=latency),
+        law=law_of("besiroglu-2024"),  # type: ignore[arg-type]
+        batch_law=batch_law(),
+        family=LLAMA,
+        pue=1.5,
+        **options,
+    )
 
 
-def within(run: Run, limits: Limits) -> None:
+def within(run: BudgetRun, limits: BudgetLimits) -> None:
     slack = 1 + 1e-9
     assert run.gpus <= limits.gpus
     assert limits.days is None or run.days <= limits.days * slack
@@ -124,7 +142,7 @@ def within(run: Run, limits: Limits) -> None:
 
 
 LIMITS = st.builds(
-    Limits,
+    BudgetLimits,
     gpus=st.sampled_from([8, 64, 96, 512, 1000, 4096]),
     days=st.none() | st.floats(1.0, 200.0),
     usd=st.none() | st.floats(1e4, 1e8),
@@ -135,7 +153,7 @@ LIMITS = st.builds(
 
 @settings(max_examples=15)
 @given(limits=LIMITS, latency=st.floats(0.0, 3.0))
-def test_no_limit_is_beaten(limits: Limits, latency: float) -> None:
+def test_no_limit_is_beaten(limits: BudgetLimits, latency: float) -> None:
     best = made_up(latency).optimum(limits)
     if best is not None:
         within(best, limits)
@@ -144,9 +162,13 @@ def test_no_limit_is_beaten(limits: Limits, latency: float) -> None:
 
 
 @settings(max_examples=12)
-@given(limits=LIMITS, latency=st.floats(0.0, 3.0), which=st.sampled_from(["gpus", "days", "usd", "mwh", "tokens_max"]),
-       factor=st.floats(1.0, 4.0))  # fmt: skip
-def test_more_never_hurts(limits: Limits, latency: float, which: str, factor: float) -> None:
+@given(
+    limits=LIMITS,
+    latency=st.floats(0.0, 3.0),
+    which=st.sampled_from(["gpus", "days", "usd", "mwh", "tokens_max"]),
+    factor=st.floats(1.0, 4.0),
+)
+def test_more_never_hurts(limits: BudgetLimits, latency: float, which: str, factor: float) -> None:
     now = getattr(limits, which)
     if now is None:
         return
@@ -162,7 +184,7 @@ def test_more_never_hurts(limits: Limits, latency: float, which: str, factor: fl
 def test_each_limit_binds_when_it_is_the_tightest(tight: str) -> None:
     loose = {"days": 1e4, "usd": 1e11, "mwh": 1e8, "tokens_max": 1e16}
     value = {"days": 10.0, "usd": 1e6, "mwh": 200.0, "tokens_max": 1e11}[tight]
-    limits = Limits(gpus=256, **(loose | {tight: value}))
+    limits = BudgetLimits(gpus=256, **(loose | {tight: value}))
     best = made_up().optimum(limits)
     assert best is not None
     assert best.binding == tight
@@ -171,8 +193,8 @@ def test_each_limit_binds_when_it_is_the_tightest(tight: str) -> None:
 
 def test_dollars_alone_take_fewer_gpus_than_days_alone() -> None:
     problem = made_up(latency=1.0)
-    cheap = problem.optimum(Limits(gpus=4096, usd=1e6))
-    fast = problem.optimum(Limits(gpus=4096, days=10.0))
+    cheap = problem.optimum(BudgetLimits(gpus=4096, usd=1e6))
+    fast = problem.optimum(BudgetLimits(gpus=4096, days=10.0))
     assert cheap is not None
     assert fast is not None
     assert cheap.gpus < fast.gpus
@@ -180,7 +202,7 @@ def test_dollars_alone_take_fewer_gpus_than_days_alone() -> None:
 
 def test_a_fixed_size_and_a_fixed_ratio() -> None:
     shape = LLAMA.shape(8e9)
-    limits = Limits(gpus=512, days=30.0)
+    limits = BudgetLimits(gpus=512, days=30.0)
     fixed = made_up(model=shape).optimum(limits)
     assert fixed is not None
     assert fixed.model == shape
@@ -195,8 +217,8 @@ def test_a_fixed_size_and_a_fixed_ratio() -> None:
 
 
 def test_a_given_batch_takes_the_critical_ones_place() -> None:
-    small = made_up(batch_max_tokens=1e6).optimum(Limits(gpus=512, days=30.0))
-    free = made_up().optimum(Limits(gpus=512, days=30.0))
+    small = made_up(batch_max_tokens=1e6).optimum(BudgetLimits(gpus=512, days=30.0))
+    free = made_up().optimum(BudgetLimits(gpus=512, days=30.0))
     assert small is not None
     assert free is not None
     assert small.batch_tokens <= 1e6 < free.batch_tokens
@@ -208,7 +230,7 @@ def test_a_given_batch_takes_the_critical_ones_place() -> None:
 
 @pytest.mark.slow
 def test_frontiers_fall_and_their_knee_is_the_last_doubling_that_pays() -> None:
-    problem, limits = made_up(latency=1.0), Limits(gpus=1024, days=30.0)
+    problem, limits = made_up(latency=1.0), BudgetLimits(gpus=1024, days=30.0)
     best = problem.optimum(limits)
     assert best is not None
     for axis in ("days", "usd", "mwh", "co2e_kg"):
@@ -223,7 +245,7 @@ def test_frontiers_fall_and_their_knee_is_the_last_doubling_that_pays() -> None:
 
 
 def test_marginals_bands_and_what_is_lost() -> None:
-    problem, limits = made_up(latency=1.0), Limits(gpus=1024, days=30.0)
+    problem, limits = made_up(latency=1.0), BudgetLimits(gpus=1024, days=30.0)
     best = problem.optimum(limits)
     assert best is not None
     values = {one.what: one for one in marginals(problem, limits, best, 10**6)}
@@ -266,7 +288,7 @@ def small(cluster: str) -> Problem:
 def test_on_no_cluster_does_more_hurt(
     cluster: str, gpus: int, days: float, mwh: float | None, data: float | None, factor: float, which: str
 ) -> None:
-    limits = Limits(gpus=gpus, days=days, mwh=mwh, tokens_max=data)
+    limits = BudgetLimits(gpus=gpus, days=days, mwh=mwh, tokens_max=data)
     now = getattr(limits, which)
     before = small(cluster).optimum(limits)
     if before is None or now is None:
@@ -282,7 +304,7 @@ def test_on_no_cluster_does_more_hurt(
 @pytest.mark.slow
 @pytest.mark.parametrize(("fewer", "more"), [(200, 201), (64, 67), (7, 8)])
 def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
-    before, after = (small("dgx-h100").optimum(Limits(gpus=gpus, days=20.0)) for gpus in (fewer, more))
+    before, after = (small("dgx-h100").optimum(BudgetLimits(gpus=gpus, days=20.0)) for gpus in (fewer, more))
     assert before is not None
     assert after is not None
     assert after.loss <= before.loss
@@ -292,8 +314,8 @@ def test_one_gpu_that_fits_no_plan_is_left_idle(fewer: int, more: int) -> None:
 @pytest.mark.slow
 def test_real_budgets_hold_and_grow() -> None:
     problem, last = small("dgx-h100"), math.inf
-    for limits in (Limits(gpus=32, days=5.0), Limits(gpus=32, days=10.0), Limits(gpus=64, days=10.0),
-                   Limits(gpus=64, days=10.0, usd=1e9)):  # fmt: skip
+    for limits in (BudgetLimits(gpus=32, days=5.0), BudgetLimits(gpus=32, days=10.0), BudgetLimits(gpus=64, days=10.0),
+                   BudgetLimits(gpus=64, days=10.0, usd=1e9)):  # fmt: skip
         best = problem.optimum(limits)
         assert best is not None
         within(best, limits)
@@ -325,7 +347,7 @@ def test_no_rate_beats_its_bound() -> None:
 
 @pytest.mark.slow
 def test_a_slower_fabric_loses_more() -> None:
-    limits = Limits(gpus=256, days=20.0)
+    limits = BudgetLimits(gpus=256, days=20.0)
     slow = replace(H100, fabric=replace(H100.fabric, nic_bytes_per_s=H100.fabric.nic_bytes_per_s / 8))
     problem = small("dgx-h100")
     slower = replace(problem, rates=Rates(cluster=slow, profile=EAGER, seq_len=4096))

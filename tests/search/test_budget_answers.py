@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_budget import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
-from knee.budgets.budget_search import Limits
+from knee.budgets.budget_search import BudgetLimits
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import bands_of, frontier_of, lost_by, marginals
 from knee.budgets.gpu_counts import ladder, rounded
@@ -26,7 +26,7 @@ def test_the_count_that_spends_all_dollars_in_all_days_is_tried() -> None:
     price = H100.usd_per_gpu_h
     assert price
     for gpus in (200, 1000, 12_288):
-        limits = Limits(gpus=16_384, days=30.0, usd=gpus * 30 * 24 * price)
+        limits = BudgetLimits(gpus=16_384, days=30.0, usd=gpus * 30 * 24 * price)
         assert gpus in made_up().counts(limits)
 
 
@@ -34,13 +34,13 @@ def test_the_count_that_spends_all_dollars_in_all_days_is_tried() -> None:
 @pytest.mark.parametrize(
     ("cluster", "limits", "more"),
     [
-        ("dgx-h100", Limits(gpus=192, days=30.0, usd=407_808.0), {"gpus": 256}),
-        ("dgx-h100", Limits(gpus=24, days=5.0, usd=8_500.0), {"gpus": 32}),
-        ("dgx-a100", Limits(gpus=96, days=10.0, usd=40_000.0), {"gpus": 128}),
-        ("dgx-a100", Limits(gpus=64, days=10.0, mwh=5.0), {"mwh": 6.0}),
+        ("dgx-h100", BudgetLimits(gpus=192, days=30.0, usd=407_808.0), {"gpus": 256}),
+        ("dgx-h100", BudgetLimits(gpus=24, days=5.0, usd=8_500.0), {"gpus": 32}),
+        ("dgx-a100", BudgetLimits(gpus=96, days=10.0, usd=40_000.0), {"gpus": 128}),
+        ("dgx-a100", BudgetLimits(gpus=64, days=10.0, mwh=5.0), {"mwh": 6.0}),
     ],
 )
-def test_raising_one_limit_never_hurts(cluster: str, limits: Limits, more: dict[str, float]) -> None:
+def test_raising_one_limit_never_hurts(cluster: str, limits: BudgetLimits, more: dict[str, float]) -> None:
     before = small(cluster).optimum(limits)
     after = small(cluster).optimum(replace(limits, **more))
     assert before is not None
@@ -52,7 +52,7 @@ def test_raising_one_limit_never_hurts(cluster: str, limits: Limits, more: dict[
 
 
 def test_flop_counting_has_its_best_count() -> None:
-    problem, limits = made_up(latency=1.0), Limits(gpus=4096, usd=2e5)
+    problem, limits = made_up(latency=1.0), BudgetLimits(gpus=4096, usd=2e5)
     choice = flop_choice(problem, limits, 0.4)
     assert choice.run is not None
     for gpus in problem.counts(limits):
@@ -62,7 +62,7 @@ def test_flop_counting_has_its_best_count() -> None:
 
 
 def test_nothing_is_lost_by_the_best_run_itself_nor_by_one_that_spends_less() -> None:
-    problem, limits = made_up(latency=1.0), Limits(gpus=64, days=10.0, tokens_max=1e11)
+    problem, limits = made_up(latency=1.0), BudgetLimits(gpus=64, days=10.0, tokens_max=1e11)
     best = problem.optimum(limits)
     assert best is not None
     none = lost_by(problem, limits, best, best)
@@ -83,7 +83,7 @@ def test_nothing_is_lost_by_the_best_run_itself_nor_by_one_that_spends_less() ->
 
 
 def test_a_ratio_ends_the_run() -> None:
-    problem, limits = made_up(tokens_per_param=20.0, model=LLAMA.shape(8e9)), Limits(gpus=512, days=30.0)
+    problem, limits = made_up(tokens_per_param=20.0, model=LLAMA.shape(8e9)), BudgetLimits(gpus=512, days=30.0)
     best = problem.optimum(limits)
     assert best is not None
     assert best.binding == "tokens_per_param"
@@ -96,17 +96,17 @@ def test_a_ratio_ends_the_run() -> None:
 
 
 def test_a_ratio_that_is_not_afforded_is_told_from_no_plan() -> None:
-    limits = Limits(gpus=64, days=1.0)
+    limits = BudgetLimits(gpus=64, days=1.0)
     choice = flop_choice(made_up(tokens_per_param=1000.0, model=LLAMA.shape(8e9)), limits, 0.4)
     assert choice.run is None
     assert "do not afford" in choice.why_not
-    huge = flop_choice(made_up(model=LLAMA.shape(4e12)), Limits(gpus=64, days=100.0), 0.4)
+    huge = flop_choice(made_up(model=LLAMA.shape(4e12)), BudgetLimits(gpus=64, days=100.0), 0.4)
     assert huge.run is None
     assert huge.why_not == "for which no plan fits"
 
 
 def test_data_and_a_ratio_give_the_size() -> None:
-    choice = flop_choice(made_up(tokens_per_param=20.0), Limits(gpus=512, days=30.0, tokens_max=1e10), 0.4)
+    choice = flop_choice(made_up(tokens_per_param=20.0), BudgetLimits(gpus=512, days=30.0, tokens_max=1e10), 0.4)
     assert choice.params == pytest.approx(1e10 / 20)
     assert choice.tokens == 1e10
 
@@ -116,7 +116,7 @@ def test_data_and_a_ratio_give_the_size() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_counts_and_the_marginals_are_direct_answers() -> None:
-    limits = Limits(gpus=64, days=10.0)
+    limits = BudgetLimits(gpus=64, days=10.0)
     problem = small("dgx-h100")
     found = problem.by_count(limits, shown=3)
     for gpus in (16, 64):
@@ -134,7 +134,7 @@ def test_the_table_of_counts_and_the_marginals_are_direct_answers() -> None:
 
 
 def test_bands_hold_every_limit() -> None:
-    problem, limits = made_up(), Limits(gpus=256, days=30.0)
+    problem, limits = made_up(), BudgetLimits(gpus=256, days=30.0)
     best = problem.optimum(limits)
     assert best is not None
     # as much data as the run has at its own speed: faster it ends by the data, slower by the days
@@ -152,17 +152,17 @@ def test_energy_takes_the_thriftier_plan() -> None:
     assert rate is not None
     better = replace(rate, tokens_per_s=0.9 * rate.tokens_per_s, tokens_per_j=1.2 * rate.tokens_per_j)
     both = replace(rate, thrifty=better)
-    fast = problem.run_of(Limits(gpus=64, days=100.0), model, both)
-    saving = problem.run_of(Limits(gpus=64, mwh=20.0), model, both)
+    fast = problem.run_of(BudgetLimits(gpus=64, days=100.0), model, both)
+    saving = problem.run_of(BudgetLimits(gpus=64, mwh=20.0), model, both)
     assert fast is not None
     assert saving is not None
     assert fast.rate == both
     assert saving.rate == better
-    within(saving, Limits(gpus=64, mwh=20.0))
+    within(saving, BudgetLimits(gpus=64, mwh=20.0))
 
 
 def test_no_point_of_a_frontier_is_beaten_by_a_direct_answer() -> None:
-    problem, limits = made_up(latency=1.0), Limits(gpus=256, days=10.0)
+    problem, limits = made_up(latency=1.0), BudgetLimits(gpus=256, days=10.0)
     best = problem.optimum(limits)
     assert best is not None
     found = frontier_of(problem, limits, best, "days", 1.3e-7)

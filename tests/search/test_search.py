@@ -10,7 +10,7 @@ import pytest
 from knee.errors import InputError
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.pareto_front import baseline, pareto, why
-from knee.search.plan_search import Found, memory_table, search
+from knee.search.plan_search import SearchResult, memory_table, search
 from knee.search.robust import robust
 from knee.search.sensitivity import sensitivity
 from knee.search.space import Space, whole_table
@@ -23,12 +23,12 @@ MODEL, CLUSTER, PROFILE = load_model("llama2-7b").spec, load_cluster("dgx-h100")
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> SearchResult:
     return search(Space(model=MODEL, gpus=32, global_batch=64, seq_len=4096), CLUSTER, PROFILE)
 
 
 @pytest.mark.slow
-def test_the_best_is_the_best_of_all(found: Found) -> None:
+def test_the_best_is_the_best_of_all(found: SearchResult) -> None:
     """Every valid plan simulated, without memory's and the bound's help."""
     table = whole_table(found.space)
     everything = simulate_table(MODEL, CLUSTER, PROFILE, table)
@@ -39,7 +39,7 @@ def test_the_best_is_the_best_of_all(found: Found) -> None:
     assert (plain >= speeds[0] / 1.15).sum() == within.sum()
 
 
-def test_the_counts_add_up(found: Found) -> None:
+def test_the_counts_add_up(found: SearchResult) -> None:
     assert found.plans == sum(found.too_large.values()) + found.bounded + len(found)
     assert (np.diff(found.scores) <= 0).all()
     assert found.results.fits.all()
@@ -47,7 +47,7 @@ def test_the_counts_add_up(found: Found) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["tokens_per_j", "usd_per_mtoken"])
-def test_other_objectives(found: Found, objective: str) -> None:
+def test_other_objectives(found: SearchResult, objective: str) -> None:
     other = search(found.space, CLUSTER, PROFILE, objective=objective)  # type: ignore[arg-type]
     column = getattr(found.results, objective)
     best = column.max() if objective == "tokens_per_j" else column.min()
@@ -80,7 +80,7 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     assert (memory_table(found.space, found.profile, less).total_bytes > CLUSTER.gpu.hbm_bytes).all()
 
 
-def test_nothing_beats_the_front(found: Found) -> None:
+def test_nothing_beats_the_front(found: SearchResult) -> None:
     front = pareto(found.results, CLUSTER.gpu.hbm_bytes)
     r = found.results
     assert front[0] == np.argmax(r.tokens_per_s)
@@ -89,7 +89,7 @@ def test_nothing_beats_the_front(found: Found) -> None:
         assert not (better & (r.memory_bytes < r.memory_bytes[row] - 0.02 * CLUSTER.gpu.hbm_bytes)).any()
 
 
-def test_why_the_first_is_ahead(found: Found) -> None:
+def test_why_the_first_is_ahead(found: SearchResult) -> None:
     base = baseline(found)
     assert not isinstance(base, str)
     best = found.job(0)
@@ -118,7 +118,7 @@ def test_conditions_hold_for_partly_recomputed_plans() -> None:
     assert (partly.table.recompute_frac < 1).all()
 
 
-def test_draws(found: Found) -> None:
+def test_draws(found: SearchResult) -> None:
     drawn = robust(found, draws=12)
     assert drawn.good_frac[drawn.recommended] > drawn.good_frac.max() - 0.05
     assert ((drawn.good_frac >= 0) & (drawn.good_frac <= 1)).all()
@@ -127,7 +127,7 @@ def test_draws(found: Found) -> None:
     assert (again.good_frac == drawn.good_frac).all()
 
 
-def test_better_hardware_never_slows_the_best_plan(found: Found) -> None:
+def test_better_hardware_never_slows_the_best_plan(found: SearchResult) -> None:
     bars = {bar.name: bar for bar in sensitivity(found)}
     assert set(bars) == {"compute", "hbm", "nvlink", "nic", "latency", "memory"}
     assert bars["compute"].better_frac > 0.05

@@ -169,8 +169,25 @@ def test_strange_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args
     columns_equal(found, read_columns(path))
 
 
-HARD_NAMES = ["}, {", '"},{"', "\\", '\\"', "[{", "]}", "a::nan, b", "x: inf}", "gemm<at::Nan, 3>", "ü" * 40, "核" * 30,
-              "😀😀😀", "\u2028", "a\tb\nc", '{"traceEvents": [', "", "nccl},{"]  # fmt: skip
+HARD_NAMES = [
+    "}, {",
+    '"},{"',
+    "\\",
+    '\\"',
+    "[{",
+    "]}",
+    "a::nan, b",
+    "x: inf}",
+    "gemm<at::Nan, 3>",
+    "ü" * 40,
+    "核" * 30,
+    "😀😀😀",
+    "\u2028",
+    "a\tb\nc",
+    '{"traceEvents": [',
+    "",
+    "nccl},{",
+]
 
 
 def hard_events(seed: int = 0) -> list[dict[str, Any]]:
@@ -202,11 +219,25 @@ LAYOUTS = {
     "compact": lambda events: '{"traceEvents":[' + ",".join(dumps(e, ":") for e in events) + "]}",
     "indented": lambda events: '{\r\n"a" : 1 ,\n "traceEvents" :\n[\n' + "\n , \n".join(map(dumps, events)) + "\n]}\n",
     "a list": lambda events: "[" + ",\n".join(map(dumps, events)) + "]",
-    "head last": lambda events: '{"traceEvents": [' + ", ".join(map(dumps, events))
-    + '], "deviceProperties": [' + ", ".join(['{"name": "H100"}'] * 30) + '], "distributedInfo": {"rank": 5}}',
-    "nan": lambda events: document([*events, {"ph": "X", "cat": "cpu_op", "args": {
-        "x": Number("nan"), "y": [Number("-inf"), Number("Infinity"), Number("-nan(ind)")]}}, *events]),
-}  # fmt: skip
+    "head last": lambda events: (
+        '{"traceEvents": ['
+        + ", ".join(map(dumps, events))
+        + '], "deviceProperties": ['
+        + ", ".join(['{"name": "H100"}'] * 30)
+        + '], "distributedInfo": {"rank": 5}}'
+    ),
+    "nan": lambda events: document(
+        [
+            *events,
+            {
+                "ph": "X",
+                "cat": "cpu_op",
+                "args": {"x": Number("nan"), "y": [Number("-inf"), Number("Infinity"), Number("-nan(ind)")]},
+            },
+            *events,
+        ]
+    ),
+}
 
 
 def reference(events: list[dict[str, Any]]) -> tuple[list[str], list[int], list[int]]:
@@ -214,8 +245,9 @@ def reference(events: list[dict[str, Any]]) -> tuple[list[str], list[int], list[
     found = [
         (nanoseconds(str(e["ts"])), nanoseconds(str(e["dur"])), e["name"]) for e in events if e.get("cat") == "kernel"
     ]
-    rows = sorted((start, start + length, name) for start, length, name in found if start is not None
-                  and length is not None)  # fmt: skip
+    rows = sorted(
+        (start, start + length, name) for start, length, name in found if start is not None and length is not None
+    )
     return [name for *_, name in rows], [start for start, *_ in rows], [end for _, end, _ in rows]
 
 
@@ -360,8 +392,15 @@ spans = st.lists(st.tuples(st.integers(0, 160), st.integers(0, 60)).map(lambda p
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(compute=spans, communication=spans, copies=spans, borders=st.lists(st.integers(0, 250), max_size=4, unique=True),
-       launches=st.booleans(), whole_us=st.booleans(), seed=st.integers(0, 9))  # fmt: skip
+@given(
+    compute=spans,
+    communication=spans,
+    copies=spans,
+    borders=st.lists(st.integers(0, 250), max_size=4, unique=True),
+    launches=st.booleans(),
+    whole_us=st.booleans(),
+    seed=st.integers(0, 9),
+)
 def test_every_nanosecond_counts_once(
     tmp_path: Path, compute: Any, communication: Any, copies: Any, borders: list[int], launches: bool, whole_us: bool,
     seed: int,

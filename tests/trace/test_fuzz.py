@@ -253,8 +253,12 @@ def test_a_field_of_another_type(tmp_path: Path, kind: str) -> None:
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(sorted(WHOLE)), st.randoms(use_true_random=False), st.booleans(),
-       st.sampled_from([64, 1000, 1 << 18]))  # fmt: skip
+@given(
+    st.sampled_from(sorted(WHOLE)),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.sampled_from([64, 1000, 1 << 18]),
+)
 def test_damaged_bytes(tmp_path: Path, kind: str, rng: random.Random, packed: bool, size: int) -> None:
     data = bytearray(WHOLE[kind].encode())
     if packed and rng.random() < 0.5:
@@ -279,8 +283,10 @@ def test_damaged_bytes(tmp_path: Path, kind: str, rng: random.Random, packed: bo
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=300),
-       st.sampled_from([b"", b"[", b'{"traceEvents": [', b"\x1f\x8b\x08\x00", b'[{"cat":"kernel",']))  # fmt: skip
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([b"", b"[", b'{"traceEvents": [', b"\x1f\x8b\x08\x00", b'[{"cat":"kernel",']),
+)
 def test_random_bytes(tmp_path: Path, data: bytes, start: bytes) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(start + data)
@@ -291,8 +297,14 @@ def test_bombs_are_refused_in_little_time(tmp_path: Path, monkeypatch: pytest.Mo
     """Much text without an event, before and among events, is not kept."""
     monkeypatch.setattr(stream_module, "LONGEST_HEAD_BYTES", 1 << 20)
     monkeypatch.setattr(stream_module, "LONGEST_EVENT_BYTES", 1 << 19)
-    for content in (b" " * (1 << 23), b'{"a": "' + b"x" * (1 << 22), b"[" + b" " * (1 << 22), b'["' + b"y" * (1 << 21),
-                    b"[" + b"1," * (1 << 17), b"[{" + b'"a":{},' * (1 << 17)):  # fmt: skip
+    for content in (
+        b" " * (1 << 23),
+        b'{"a": "' + b"x" * (1 << 22),
+        b"[" + b" " * (1 << 22),
+        b'["' + b"y" * (1 << 21),
+        b"[" + b"1," * (1 << 17),
+        b"[{" + b'"a":{},' * (1 << 17),
+    ):
         assert tried(write(tmp_path / "bomb.json.gz", content)) is None
 
 

@@ -44,24 +44,61 @@ class Structure(HTMLParser):
 
 
 def kernel(name: str, start: float, duration: float, stream: int = 7, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": 1000 + start, "dur": duration,
-            "args": {"stream": stream, "device": 0, **args}}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": "kernel",
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": 1000 + start,
+        "dur": duration,
+        "args": {"stream": stream, "device": 0, **args},
+    }
 
 
 def sent(start: float, duration: float, **args: Any) -> dict[str, Any]:
-    return kernel("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", start, duration, 20, **{
-        "Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "BFloat16",
-        "Group size": 2, "Process Group Name": "0", "Process Group Description": "default_pg",
-        "Process Group Ranks": "[0, 1]"} | args)  # fmt: skip
+    return kernel(
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)",
+        start,
+        duration,
+        20,
+        **{
+            "Collective name": "allreduce",
+            "In msg nelems": 1 << 20,
+            "Out msg nelems": 1 << 20,
+            "dtype": "BFloat16",
+            "Group size": 2,
+            "Process Group Name": "0",
+            "Process Group Description": "default_pg",
+            "Process Group Ranks": "[0, 1]",
+        }
+        | args,
+    )
 
 
 def written(folder: Path, rank: int, *events: dict[str, Any], steps: int = 0, name: str = "gpu") -> Path:
-    marks = [{"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{i}", "pid": 1, "tid": 1,
-              "ts": 1000 + 100 * i, "dur": 100} for i in range(steps)]  # fmt: skip
+    marks = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{i}",
+            "pid": 1,
+            "tid": 1,
+            "ts": 1000 + 100 * i,
+            "dur": 100,
+        }
+        for i in range(steps)
+    ]
     path = folder / f"rank{rank}.json"
-    path.write_text(json.dumps({
-        "deviceProperties": [{"name": name}], "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
-        "traceEvents": [*marks, *events]}))  # fmt: skip
+    path.write_text(
+        json.dumps(
+            {
+                "deviceProperties": [{"name": name}],
+                "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+                "traceEvents": [*marks, *events],
+            }
+        )
+    )
     return path
 
 
@@ -112,8 +149,11 @@ def test_nothing_is_fetched_and_every_picture_has_words(tmp_path: Path) -> None:
 
 
 def test_a_hostile_trace_stays_text(tmp_path: Path) -> None:
-    events = [kernel(f"{NASTY}gemm", 0, 10), sent(10, 10, **{"Process Group Description": NASTY}),
-              kernel(f"nccl{NASTY}\ud800", 30, 10, 20)]  # fmt: skip
+    events = [
+        kernel(f"{NASTY}gemm", 0, 10),
+        sent(10, 10, **{"Process Group Description": NASTY}),
+        kernel(f"nccl{NASTY}\ud800", 30, 10, 20),
+    ]
     page = trace_page(analyse(written(tmp_path, 0, *events, name=NASTY), cache=False), title=NASTY, command=NASTY)
     plain = trace_page(two_ranks(tmp_path))
     assert "<script>alert" not in page

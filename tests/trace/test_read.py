@@ -12,7 +12,7 @@ import pytest
 
 from knee.errors import InputError
 from knee.kineto.decode import nanoseconds
-from knee.kineto.event_columns import Issued
+from knee.kineto.event_columns import LaunchCall
 from knee.kineto.gloo import settle
 from knee.kineto.kineto_writer import write_kineto
 from knee.kineto.process_groups import collective_of
@@ -183,8 +183,8 @@ def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:
 
 
 def test_the_axis_of_a_call_follows_from_its_threads_others() -> None:
-    def call(thread: int, axis: str | None, ranks: int | None = None) -> Issued:
-        return Issued("gloo:all_gather", str(thread), None, axis, 1, True, "float", ranks)
+    def call(thread: int, axis: str | None, ranks: int | None = None) -> LaunchCall:
+        return LaunchCall("gloo:all_gather", str(thread), None, axis, 1, True, "float", ranks)
 
     calls = [call(1, "dp_shard", 2), call(2, None, 2), call(2, "world"), call(3, "world"), call(4, None, 8)]
     sizes = {"dp_shard": 2, "tp": 2, "world": 4}

@@ -203,8 +203,10 @@ def test_the_command_says_the_same_of_thousands_of_ranks(folder: Path) -> None:
     assert said["differences"] == []
     gathers = [c for c in said["stages"][0]["collectives"] if c["collective"] == "all_gather"]
     assert [(c["group"], c["group_size"], c["calls"], c["dtype"]) for c in gathers] == [
-        ("dp_shard", 1024, 1, "bf16"), ("dp_shard", 1024, 2, "bf16"), ("tp", 2, 10, "bf16"),
-    ]  # fmt: skip
+        ("dp_shard", 1024, 1, "bf16"),
+        ("dp_shard", 1024, 2, "bf16"),
+        ("tp", 2, 10, "bf16"),
+    ]
 
 
 def test_what_is_not_trained_is_not_traced() -> None:

@@ -107,9 +107,17 @@ def _job(plan: dict, ranks: int) -> dict:
     degrees = {k: tuple(v) if k == "placement" else v for k, v in plan.items() if k != "compile"}
     chosen = Plan(**{"micro_batch": 8 // (degrees.get("dp_shard", 1) * degrees.get("dp_replicate", 1)), **degrees})
     return TrainJob(
-        model=TINY, plan=chosen, gpus=ranks, global_batch=8, seq_len=32, steps=STEPS, warmup=0, lr=3e-3, clip_norm=0.3,
+        model=TINY,
+        plan=chosen,
+        gpus=ranks,
+        global_batch=8,
+        seq_len=32,
+        steps=STEPS,
+        warmup=0,
+        lr=3e-3,
+        clip_norm=0.3,
         compile=plan.get("compile", False),
-    ).as_json()  # fmt: skip
+    ).as_json()
 
 
 def _case(name: str, plan: dict, ranks: int, **more: object) -> dict:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from knee.api.budget import pue_source
-from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import Bands, Frontier, Lost
 from knee.budgets.model_family import family_of
@@ -37,16 +37,39 @@ def answer_of(
     days: float = 1.0, params: float = 3.7e8, counted_params: float = 3.4e8, bands: Bands = BOTH,
 ) -> Budget:  # fmt: skip
     loaded = load_cluster(cluster)
-    problem = Problem(rates=Rates(cluster=loaded.spec, profile=load_profile("eager").spec, seq_len=4096),
-                      law=law_of(law), batch_law=batch_law(batch), family=family_of("llama"), pue=1.56)  # fmt: skip
+    problem = Problem(
+        rates=Rates(cluster=loaded.spec, profile=load_profile("eager").spec, seq_len=4096),
+        law=law_of(law),
+        batch_law=batch_law(batch),
+        family=family_of("llama"),
+        pue=1.56,
+    )
     model = min(problem.ladder(), key=lambda one: abs(parameter_count(one) - params))
-    rate = Rate(gpus=gpus, global_batch=768, tokens_per_s=1e5 * gpus, tokens_per_j=200.0, mfu_frac=0.4,
-                exposed_frac=0.0, plan=Plan())  # fmt: skip
+    rate = Rate(
+        gpus=gpus,
+        global_batch=768,
+        tokens_per_s=1e5 * gpus,
+        tokens_per_j=200.0,
+        mfu_frac=0.4,
+        exposed_frac=0.0,
+        plan=Plan(),
+    )
     time_s = days * 86_400.0
     tokens, price = rate.tokens_per_s * time_s, loaded.spec.usd_per_gpu_h
-    run = Run(model=model, params=parameter_count(model), counted=problem.law.counted(model), rate=rate, tokens=tokens,
-              loss=2.3, binding="days", time_s=time_s, energy_j=tokens / 200.0 * 1.56, batch_tokens=768 * 4096.0,
-              cost_usd=None if price is None else time_s / 3600 * price * gpus, critical_batch_tokens=4e6)  # fmt: skip
+    run = BudgetRun(
+        model=model,
+        params=parameter_count(model),
+        counted=problem.law.counted(model),
+        rate=rate,
+        tokens=tokens,
+        loss=2.3,
+        binding="days",
+        time_s=time_s,
+        energy_j=tokens / 200.0 * 1.56,
+        batch_tokens=768 * 4096.0,
+        cost_usd=None if price is None else time_s / 3600 * price * gpus,
+        critical_batch_tokens=4e6,
+    )
     flop = FlopChoice(
         mfu_frac=0.4,
         flop=1e20,
@@ -61,11 +84,27 @@ def answer_of(
         why_not="",
     )
     return Budget(
-        mfu_given=False, limits=Limits(gpus=gpus, days=days), problem=problem, grid=grid("world"), best=run,
-        by_count={gpus: run}, sizes=(run,), between=float(run.params), even=(300_000_000, 450_000_000), flop=flop,
-        lost=Lost(loss=0.01, flop_frac=0.1, budget_frac=0.0004), marginals=(), trust=TRUST, bands=bands, frontiers=(),
-        cells={}, iso=(), notes=[], price=loaded.sources.get("usd_per_gpu_h"), pue=pue_source(None),
-    )  # fmt: skip
+        mfu_given=False,
+        limits=BudgetLimits(gpus=gpus, days=days),
+        problem=problem,
+        grid=grid("world"),
+        best=run,
+        by_count={gpus: run},
+        sizes=(run,),
+        between=float(run.params),
+        even=(300_000_000, 450_000_000),
+        flop=flop,
+        lost=Lost(loss=0.01, flop_frac=0.1, budget_frac=0.0004),
+        marginals=(),
+        trust=TRUST,
+        bands=bands,
+        frontiers=(),
+        cells={},
+        iso=(),
+        notes=[],
+        price=loaded.sources.get("usd_per_gpu_h"),
+        pue=pue_source(None),
+    )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +183,7 @@ def test_small_runs_are_not_zero() -> None:
 def test_one_is_no_plural() -> None:
     assert counted(1, "GPU") == "1 GPU"
     assert counted(2048, "GPU") == "2,048 GPUs"
-    assert limits_words(Limits(gpus=1, days=1.0)) == "up to 1 GPU, 1 day"
+    assert limits_words(BudgetLimits(gpus=1, days=1.0)) == "up to 1 GPU, 1 day"
     assert "with 1 GPU: " in sentences(answer_of())[0]
     assert sentences(answer_of())[0].endswith("after 1 day.")
 
@@ -178,14 +217,15 @@ def test_a_frontier_says_which_other_limit_is_used_up() -> None:
     run = answer_of().best
     assert run.cost_usd is not None
     cheap = replace(run, cost_usd=run.cost_usd / 2)
-    frontier = Frontier(axis="days", values=(0.5, 1.0, 2.0), runs=(cheap, run, run), worth=(None, 1.0, 0.0), knee=1.0,
-                        open=False)  # fmt: skip
-    said = frontier_words(Limits(gpus=1, days=1.0, usd=run.cost_usd), frontier)
+    frontier = Frontier(
+        axis="days", values=(0.5, 1.0, 2.0), runs=(cheap, run, run), worth=(None, 1.0, 0.0), knee=1.0, open=False
+    )
+    said = frontier_words(BudgetLimits(gpus=1, days=1.0, usd=run.cost_usd), frontier)
     assert said[1].startswith("from 1 days on a run takes all of the dollars too: the knee is where that takes over")
     assert "factor of two" in said[0]
-    data = frontier_words(Limits(gpus=1, days=1.0, tokens_max=run.tokens), replace(frontier, open=True))
+    data = frontier_words(BudgetLimits(gpus=1, days=1.0, tokens_max=run.tokens), replace(frontier, open=True))
     assert data[1] == "from 0.5 days on a run takes all of the data too: more days only go into larger models"
-    assert len(frontier_words(Limits(gpus=1, days=1.0), frontier)) == 1
+    assert len(frontier_words(BudgetLimits(gpus=1, days=1.0), frontier)) == 1
 
 
 def test_dollars_are_written_as_tokens_are() -> None:

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from knee.metrics.step_breakdown import UNKNOWN, measure
-from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, Group
+from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, RankGroup
 
-SHARD = Group(name="dp_shard", size=4, first_rank=1, stride=2)
-TP = Group(name="tp", size=2)
+SHARD = RankGroup(name="dp_shard", size=4, first_rank=1, stride=2)
+TP = RankGroup(name="tp", size=2)
 
 
 def a_step() -> Events:
@@ -69,7 +69,7 @@ def test_a_step_without_length_ends_with_its_last_kernel() -> None:
 def test_a_group_lists_its_ranks() -> None:
     assert list(SHARD.ranks) == [1, 3, 5, 7]
     with pytest.raises(ValueError, match="size 0"):
-        Group(name="tp", size=0)
+        RankGroup(name="tp", size=0)
 
 
 def test_unknown_collectives_and_types_are_refused() -> None:
@@ -119,7 +119,7 @@ def test_measure_tells_loads_from_times() -> None:
 def test_loads_join_groups_of_one_name_and_keep_kernels_that_say_nothing() -> None:
     log = EventLog()
     log.comm("all_reduce", TP, 0.0, 1.0, 8.0)
-    log.comm("all_reduce", Group(name="tp", size=2, first_rank=4), 1.0, 2.0, 8.0)
+    log.comm("all_reduce", RankGroup(name="tp", size=2, first_rank=4), 1.0, 2.0, 8.0)
     log.comm("all_reduce", SHARD, 3.0, 1.0, 8.0)
     events = log.freeze()
     assert measure(events).loads == {("all_reduce", "tp"): (2, 3.0), ("all_reduce", "dp_shard"): (1, 1.0)}

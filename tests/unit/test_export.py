@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import knee
 from knee.errors import InputError
-from knee.export.command_line import Launch, recorded
+from knee.export.command_line import LaunchCommand, recorded
 from knee.export.formats import TARGETS, export
 from knee.export.megatron import _layout
 from knee.specs.job import Job
@@ -231,7 +231,7 @@ def test_options_are_recorded_ones(tool: str) -> None:
 
 def test_an_option_that_is_not_recorded_cannot_be_written() -> None:
     with pytest.raises(LookupError, match="--made-up is not recorded"):
-        Launch(tool="megatron").option("--made-up", 1)
+        LaunchCommand(tool="megatron").option("--made-up", 1)
 
 
 @pytest.mark.parametrize("tool", ["torchtitan", "megatron", "torchrun"])

@@ -20,8 +20,9 @@ from knee.specs.load import load_cluster
 DATA = Path(__file__).parents[2] / "data" / "h200"
 H200 = read_readings(DATA / "power.jsonl")
 CLUSTER = load_cluster("dgx-h200").spec
-TRUE = replace(CLUSTER.gpu, idle_w=90.0, tdp_w=500.0, cap_sharpness=14.0, gemm_j_per_flop=0.8e-12,
-               hbm_j_per_byte=45e-12)  # fmt: skip
+TRUE = replace(
+    CLUSTER.gpu, idle_w=90.0, tdp_w=500.0, cap_sharpness=14.0, gemm_j_per_flop=0.8e-12, hbm_j_per_byte=45e-12
+)
 RATES = {"gemm": (700e12, 0.25e12), "copy": (0.0, 4e12), "mixed_4_1": (560e12, 0.9e12), "mixed_2_2": (420e12, 1.6e12),
          "mixed_1_4": (220e12, 2.6e12), "attention_flash2": (300e12, 0.3e12), "attention_cudnn": (500e12, 0.5e12),
          "idle": (0.0, 0.0)}  # fmt: skip
@@ -33,8 +34,15 @@ def made(gpu: Gpu = TRUE, *, busy_s: float | None = None, noise: float = 0.0) ->
     random, records = np.random.default_rng(3), []
     for point in power_points():
         flop, moved = (rate * point.duty_frac * (busy_s or 2.7) for rate in RATES[point.load])
-        record: Record = {"key": key_of(point), **asdict(point), "calls": 1, "flop_per_call": flop,
-                          "bytes_per_call": moved, "window_s": 2.7, "power_w": 1.0}  # fmt: skip
+        record: Record = {
+            "key": key_of(point),
+            **asdict(point),
+            "calls": 1,
+            "flop_per_call": flop,
+            "bytes_per_call": moved,
+            "window_s": 2.7,
+            "power_w": 1.0,
+        }
         records.append(record | ({} if busy_s is None else {"busy_s": busy_s}))
     drawn = modelled_w(gpu, windows_of(Readings(H200.machine, tuple(records))))
     drawn = drawn * (1.0 + noise * random.standard_normal(len(drawn)))
@@ -112,10 +120,14 @@ def test_the_h200s_own_points() -> None:
 def test_values_say_where_they_come_from() -> None:
     values = power_values(H200, CLUSTER)
     assert [(name, value.kind) for name, value in values.items()] == [
-        ("gpu.tdp_w", "measured"), ("gpu.idle_w", "measured"), ("gpu.gemm_j_per_flop", "fitted"),
-        ("gpu.hbm_j_per_byte", "fitted"), ("gpu.cap_sharpness", "fitted"),
-        ("gpu.attention.flash2.j_per_flop", "fitted"), ("gpu.attention.cudnn.j_per_flop", "fitted"),
-    ]  # fmt: skip
+        ("gpu.tdp_w", "measured"),
+        ("gpu.idle_w", "measured"),
+        ("gpu.gemm_j_per_flop", "fitted"),
+        ("gpu.hbm_j_per_byte", "fitted"),
+        ("gpu.cap_sharpness", "fitted"),
+        ("gpu.attention.flash2.j_per_flop", "fitted"),
+        ("gpu.attention.cudnn.j_per_flop", "fitted"),
+    ]
     source = values["gpu.hbm_j_per_byte"].source
     for part in ("knee probe power", "NVIDIA H200", "driver 580", "s by the energy counter", "median"):
         assert part in source

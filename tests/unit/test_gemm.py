@@ -7,7 +7,7 @@ import pytest
 
 from knee.cost.kernel_cost import attention_s, gemm_s, stream_s
 from knee.specs.load import load_cluster, load_profile
-from knee.workload.operations import Attention, Stream
+from knee.workload.operations import Attention, MemoryBound
 
 GPU = load_cluster("dgx-h100").spec.gpu
 PEAK = 989e12
@@ -88,8 +88,8 @@ def test_attention_counts_work_kernel_length_and_rows() -> None:
 
 def test_streams_cost_their_bytes() -> None:
     profile = load_profile("eager").spec
-    plain = Stream(name="residual", moved_bytes=np.array([1e9]), kernels=1)
-    out = Stream(name="copy_out", moved_bytes=np.array([1e9]), kernels=1, rate="copy_out")
+    plain = MemoryBound(name="residual", moved_bytes=np.array([1e9]), kernels=1)
+    out = MemoryBound(name="copy_out", moved_bytes=np.array([1e9]), kernels=1, rate="copy_out")
     assert float(stream_s(GPU, profile, plain)[0]) == pytest.approx(1e9 / (3.35e12 * GPU.hbm_frac) + GPU.kernel_s)
     slower = 1e9 / (3.35e12 * GPU.hbm_frac) / profile.copy_frac
     assert float(stream_s(GPU, profile, out)[0]) == pytest.approx(slower + GPU.kernel_s)

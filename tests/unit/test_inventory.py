@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from knee.probe import gpus, inventory
-from knee.probe.gpus import Gpu
+from knee.probe.gpus import LocalGpu
 from knee.probe.inventory import read_inventory
 
 from .made_nvml import NVMLError, answers
@@ -55,9 +55,12 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, value in calls.items():
         setattr(module, name, answers(value))
     module.__dict__.update(
-        NVMLError=NVMLError, NVML_NVLINK_MAX_LINKS=36, nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetNvLinkState=state, nvmlDeviceGetFieldValues=fields,
-    )  # fmt: skip
+        NVMLError=NVMLError,
+        NVML_NVLINK_MAX_LINKS=36,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetNvLinkState=state,
+        nvmlDeviceGetFieldValues=fields,
+    )
     monkeypatch.setitem(sys.modules, "pynvml", module)
     return module
 
@@ -73,7 +76,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
 def test_gpus_as_nvml_tells_them(tmp_path: Path) -> None:
     found = read_inventory(tmp_path)
     assert [gpu.index for gpu in found.gpus] == [0, 1]
-    assert found.gpus[1] == Gpu(
+    assert found.gpus[1] == LocalGpu(
         index=1, name="NVIDIA H100 80GB HBM3", memory_bytes=85_520_809_984.0, power_limit_w=700.0, pcie_generation=5,
         pcie_width=16, nvlinks=18, nvlink_bytes_per_s=pytest.approx(18 * 26.562e9), mig=False, ecc=True,
         other_processes=2,
@@ -87,7 +90,7 @@ def test_what_a_board_does_not_tell_is_none(nvml: ModuleType, tmp_path: Path) ->
     for name in [name for name in vars(nvml) if name.startswith(("nvmlDevice", "nvmlSystem")) and name not in kept]:
         setattr(nvml, name, answers(NVMLError(NOT_SUPPORTED)))
     found = read_inventory(tmp_path)
-    assert found.gpus == (Gpu(index=0), Gpu(index=1))
+    assert found.gpus == (LocalGpu(index=0), LocalGpu(index=1))
     assert found.software.driver == gpus.NvidiaDriver()
 
 
@@ -152,13 +155,16 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, re
     assert read_inventory(tmp_path).software.driver == gpus.NvidiaDriver(trouble=gpus.NO_DRIVER)
 
     monkeypatch.setattr(gpus, "nvml_library", lambda: gpus.NVML_LIBRARY)
-    write(tmp_path / "proc/driver/nvidia", {
-        "version": release,
-        "gpus/0000:18:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18",
-        "gpus/0000:2a:00.0/information": "IRQ:   \t\t 18",
-    })  # fmt: skip
+    write(
+        tmp_path / "proc/driver/nvidia",
+        {
+            "version": release,
+            "gpus/0000:18:00.0/information": "Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 18",
+            "gpus/0000:2a:00.0/information": "IRQ:   \t\t 18",
+        },
+    )
     found = read_inventory(tmp_path)
-    assert found.gpus == (Gpu(index=0, name="NVIDIA H100 80GB HBM3"), Gpu(index=1))
+    assert found.gpus == (LocalGpu(index=0, name="NVIDIA H100 80GB HBM3"), LocalGpu(index=1))
     assert found.software.driver == gpus.NvidiaDriver(version=version, trouble=gpus.NO_PACKAGE)
 
 
@@ -185,18 +191,27 @@ def test_network(bare: Path) -> None:
         at = f"infiniband/{device}/ports/1"
         return {f"{at}/state": state, f"{at}/rate": rate, f"{at}/link_layer": layer}
 
-    write(bare / "sys/class", {
-        **port("mlx5_10", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand"),
-        "infiniband/mlx5_10/device/numa_node": "1",
-        **port("mlx5_2", "1: DOWN", "40 Gb/sec (4X QDR)", "Ethernet"),
-        "infiniband/mlx5_2/device/numa_node": "-1",
-        "infiniband/mlx5_3/ports/1/rate": "what is this?",
-        "net/lo/type": "772",
-        "net/docker0/speed": "10000",
-        "net/ens1/device/infiniband/mlx5_2/node_type": "1: CA",
-        "net/eth0/device/numa_node": "0", "net/eth0/type": "1", "net/eth0/operstate": "up", "net/eth0/speed": "25000",
-        "net/eth1/device/vendor": "0x1af4", "net/eth1/type": "1", "net/eth1/operstate": "up", "net/eth1/speed": "-1",
-    })  # fmt: skip
+    write(
+        bare / "sys/class",
+        {
+            **port("mlx5_10", "4: ACTIVE", "400 Gb/sec (4X NDR)", "InfiniBand"),
+            "infiniband/mlx5_10/device/numa_node": "1",
+            **port("mlx5_2", "1: DOWN", "40 Gb/sec (4X QDR)", "Ethernet"),
+            "infiniband/mlx5_2/device/numa_node": "-1",
+            "infiniband/mlx5_3/ports/1/rate": "what is this?",
+            "net/lo/type": "772",
+            "net/docker0/speed": "10000",
+            "net/ens1/device/infiniband/mlx5_2/node_type": "1: CA",
+            "net/eth0/device/numa_node": "0",
+            "net/eth0/type": "1",
+            "net/eth0/operstate": "up",
+            "net/eth0/speed": "25000",
+            "net/eth1/device/vendor": "0x1af4",
+            "net/eth1/type": "1",
+            "net/eth1/operstate": "up",
+            "net/eth1/speed": "-1",
+        },
+    )
     nics = read_inventory(bare).network
     assert [(n.name, n.rdma, n.link_layer, n.state, n.bytes_per_s, n.numa_node) for n in nics] == [
         ("mlx5_2:1", True, "Ethernet", "down", None, None),
@@ -209,27 +224,34 @@ def test_network(bare: Path) -> None:
 
 def test_amd(bare: Path) -> None:
     files = {
-        "drm/card1/device/vendor": "0x1002", "drm/card1/device/product_name": "AMD Instinct MI300X",
-        "drm/card1/device/mem_info_vram_total": "206141652992", "drm/card1/device/current_link_width": "16",
-        "drm/card1-DP-1/device/vendor": "0x1002", "drm/card0/device/vendor": "0x1a03",
-        "drm/card2/device/vendor": "0x1002", "drm/card2/device/device": "0x74a1",
-    }  # fmt: skip
+        "drm/card1/device/vendor": "0x1002",
+        "drm/card1/device/product_name": "AMD Instinct MI300X",
+        "drm/card1/device/mem_info_vram_total": "206141652992",
+        "drm/card1/device/current_link_width": "16",
+        "drm/card1-DP-1/device/vendor": "0x1002",
+        "drm/card0/device/vendor": "0x1a03",
+        "drm/card2/device/vendor": "0x1002",
+        "drm/card2/device/device": "0x74a1",
+    }
     write(bare / "sys/class", files)
     assert read_inventory(bare).gpus == ()
     write(bare / "sys/class", {"kfd/kfd/dev": "234:0"})
     assert read_inventory(bare).gpus == (
-        Gpu(index=0, name="AMD Instinct MI300X", memory_bytes=206141652992.0, pcie_width=16),
-        Gpu(index=1, name="AMD device 0x74a1"),
+        LocalGpu(index=0, name="AMD Instinct MI300X", memory_bytes=206141652992.0, pcie_width=16),
+        LocalGpu(index=1, name="AMD device 0x74a1"),
     )
 
 
 def test_cpu(bare: Path) -> None:
-    write(bare, {
-        "proc/cpuinfo": "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\nprocessor\t: 1",
-        "sys/devices/system/node/node0/cpulist": "0-55",
-        "sys/devices/system/node/node1/cpulist": "56-111",
-        "sys/devices/system/node/online": "0-1",
-    })  # fmt: skip
+    write(
+        bare,
+        {
+            "proc/cpuinfo": "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Platinum 8480C\nprocessor\t: 1",
+            "sys/devices/system/node/node0/cpulist": "0-55",
+            "sys/devices/system/node/node1/cpulist": "56-111",
+            "sys/devices/system/node/online": "0-1",
+        },
+    )
     cpu = read_inventory(bare).cpu
     assert (cpu.model, cpu.numa_nodes) == ("Intel(R) Xeon(R) Platinum 8480C", 2)
 
@@ -251,11 +273,14 @@ def test_torch_is_read_and_not_imported(
 
 
 def test_nccl_of_a_package_then_of_the_system(monkeypatch: pytest.MonkeyPatch, bare: Path) -> None:
-    write(bare, {
-        "etc/ld.so.conf.d/x86_64.conf": "# multiarch\n/usr/lib/x86_64-linux-gnu",
-        "usr/lib/x86_64-linux-gnu/libnccl.so.2": "",
-        "usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5": "",
-    })  # fmt: skip
+    write(
+        bare,
+        {
+            "etc/ld.so.conf.d/x86_64.conf": "# multiarch\n/usr/lib/x86_64-linux-gnu",
+            "usr/lib/x86_64-linux-gnu/libnccl.so.2": "",
+            "usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5": "",
+        },
+    )
     software = read_inventory(bare).software
     assert (software.nccl, Path(str(software.nccl_from)).name) == ("2.21.5", "libnccl.so.2.21.5")
 

@@ -13,10 +13,10 @@ import pytest
 from knee.errors import InputError
 from knee.kineto.kineto_writer import BASE_NS, nccl_kernel, write_kineto
 from knee.metrics.step_breakdown import measure
-from knee.record.events import EventLog, Events, Group
+from knee.record.events import EventLog, Events, RankGroup
 
-SHARD = Group(name="dp_shard", size=64, first_rank=1, stride=2)
-PP = Group(name="pp", size=2, first_rank=3, stride=64)
+SHARD = RankGroup(name="dp_shard", size=64, first_rank=1, stride=2)
+PP = RankGroup(name="pp", size=2, first_rank=3, stride=64)
 
 
 def a_step(rank: int = 3, layers: int = 40) -> Events:

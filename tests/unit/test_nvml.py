@@ -45,11 +45,16 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     for name, value in H200.items():
         setattr(made, name, answers(value))
     made.__dict__.update(
-        NVMLError=NVMLError, NVML_CLOCK_SM=1, nvmlInit=answers(None), nvmlDeviceGetCount=answers(2),
-        nvmlSystemGetDriverVersion=answers("580.159.04"), nvmlDeviceGetHandleByIndex=lambda index: index,
-        nvmlDeviceGetHandleByUUID=answers(NVMLError(6)), nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        nvmlInit=answers(None),
+        nvmlDeviceGetCount=answers(2),
+        nvmlSystemGetDriverVersion=answers("580.159.04"),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetHandleByUUID=answers(NVMLError(6)),
+        nvmlDeviceGetUUID=lambda handle: UUIDS[handle],
         nvmlDeviceGetIndex=lambda handle: handle,
-    )  # fmt: skip
+    )
     monkeypatch.setitem(sys.modules, "pynvml", made)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return made

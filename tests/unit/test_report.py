@@ -14,7 +14,7 @@ import pytest
 
 from knee.errors import InputError, NotWritten
 from knee.files import csv_text, make_folder, write_text
-from knee.record.events import EventLog, Group
+from knee.record.events import EventLog, RankGroup
 from knee.report.claims_section import MARKS, anchor, claims_section, study_claims
 from knee.report.html import table, tag
 from knee.report.page import Chart, Key, Page, Section, inline_svg, render
@@ -364,7 +364,7 @@ def test_verdicts_are_words_not_only_colours() -> None:
 
 
 def test_steps_have_lanes_and_exposed_is_what_no_compute_hides() -> None:
-    log, group = EventLog(), Group(name="dp_shard", size=8)
+    log, group = EventLog(), RankGroup(name="dp_shard", size=8)
     log.comm("all_gather", group, 0.0, 0.2, 2.0**20)
     log.compute("mm", 0.1, 0.4)
     log.comm("reduce_scatter", group, 0.4, 0.3, 2.0**20)

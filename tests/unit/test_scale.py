@@ -10,11 +10,11 @@ import pytest
 from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
 from knee.energy.carbon import grid, grid_names
 from knee.errors import InputError, SpecError
-from knee.figures.scale_chart import Series, bars, spec_of
+from knee.figures.scale_chart import ScaleSeries, bars, spec_of
 from knee.record.measurement import Measurement
 from knee.search.knee import GOALS, knees_of
 from knee.search.plan_search import OBJECTIVES
-from knee.search.scaling_curve import Curve, Point, best_point, curve_of, parse_counts, point_of
+from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
 from knee.single import simulate
 from knee.specs.job import Job
@@ -22,8 +22,9 @@ from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.make import NOT_WHOLE, global_batch_of
 from knee.trust.doubling_errors import DoublingBand, doubling_band
 
-TINY, H100, EAGER = (load(name).spec for load, name in (
-    (load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager")))  # fmt: skip
+TINY, H100, EAGER = (
+    load(name).spec for load, name in ((load_model, "llama-1b"), (load_cluster, "dgx-h100"), (load_profile, "eager"))
+)
 
 
 def job_at(gpus: int, **options: object) -> Job:
@@ -36,9 +37,16 @@ def made(tokens_per_s: dict[int, float], *, w_per_gpu: float = 500.0, price: flo
     points = []
     for gpus, tokens in tokens_per_s.items():
         usd = None if price is None else price / 3600 / (tokens / gpus) * 1e6 if tokens else 1.0
-        m = replace(base, tokens_per_s=tokens, tokens_per_s_per_gpu=tokens / gpus, fits=tokens > 0,
-                    power_w_per_gpu=w_per_gpu, tokens_per_j=tokens / gpus / w_per_gpu, usd_per_mtoken=usd)  # fmt: skip
-        points.append(Point(gpus=gpus, job=job_at(8), measured=m, reason=None if tokens else "does not fit"))
+        m = replace(
+            base,
+            tokens_per_s=tokens,
+            tokens_per_s_per_gpu=tokens / gpus,
+            fits=tokens > 0,
+            power_w_per_gpu=w_per_gpu,
+            tokens_per_j=tokens / gpus / w_per_gpu,
+            usd_per_mtoken=usd,
+        )
+        points.append(ScalePoint(gpus=gpus, job=job_at(8), measured=m, reason=None if tokens else "does not fit"))
     return Curve(points=tuple(points))
 
 
@@ -215,7 +223,7 @@ def test_what_would_fit_is_within_what_is_asked() -> None:
 
 
 def test_bars_and_charts_show_the_knee() -> None:
-    one = Series(name="a", gpus=(8, 16, 32), tokens_per_s=(800.0, 1600.0, 2000.0), tokens_per_j=(1.0, 1.0, None),
+    one = ScaleSeries(name="a", gpus=(8, 16, 32), tokens_per_s=(800.0, 1600.0, 2000.0), tokens_per_j=(1.0, 1.0, None),
                  knee_gpus=16, open=False)  # fmt: skip
     lines = bars([one, replace(one, name="b", knee_gpus=32, open=True)])
     assert lines[2].endswith("100  <- knee")

@@ -51,14 +51,24 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
         f"list(budget_rows('mine', {SMALL!r}))\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
     )
-    loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
-                            capture_output=True, check=True).stdout.split()  # fmt: skip
+    loaded = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout.split()
     used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}
     assert {Path("budgets/budget_search.py"), Path("budgets/scaling_laws.py")} <= used
     left_out = used - {path.relative_to(SOURCES / "knee") for path in read if path.is_relative_to(SOURCES)}
     # what a question is lies in the key itself; the rest writes files and says what went wrong
     assert {path for path in left_out if path.parts[0] != "studies"} == {
-        Path("__init__.py"), Path("errors.py"), Path("files.py"), Path("limits.py"), Path("signals.py")}  # fmt: skip
+        Path("__init__.py"),
+        Path("errors.py"),
+        Path("files.py"),
+        Path("limits.py"),
+        Path("signals.py"),
+    }
     assert Path("studies/budget_rows.py") not in left_out
     assert {"scaling_laws.toml", "families.toml"} <= {path.name for path in read}
 

@@ -8,15 +8,31 @@ from pathlib import Path
 import pytest
 
 from knee.studies.claims import Claim
-from knee.studies.comparisons import Agreement, Count, LeastOfBest, RunComparison
+from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Peak, Steeper, Trend
 from knee.studies.quantities import Quantity
 from knee.studies.relations import Number
-from knee.studies.study_file import Bandwidths, Budgets, Draw, Grid, Published, Study
+from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
 
 TEXT = (Path(__file__).parents[2] / "docs/studies.md").read_text(encoding="utf-8")
-KINDS = (Study, Grid, Bandwidths, Budgets, Draw, Published, Quantity, Claim, Number, Trend, RunComparison, Peak, Count,
-         LeastOfBest, Steeper, Agreement)  # fmt: skip
+KINDS = (
+    Study,
+    StudyGrid,
+    Bandwidths,
+    Budgets,
+    Draw,
+    Published,
+    Quantity,
+    Claim,
+    Number,
+    Trend,
+    RunComparison,
+    Peak,
+    Count,
+    SmallestBest,
+    Steeper,
+    Agreement,
+)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

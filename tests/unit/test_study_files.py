@@ -203,8 +203,31 @@ def test_a_name_that_no_study_has() -> None:
             load_study(name)
 
 
-ODD: tuple[Any, ...] = (0, -1, 3.5, float("nan"), float("inf"), 10**30, "", "x", "{", "{0}", "gpus", "series", "change",
-                        "knee", "-nodes", True, [], [1], ["x"], [[]], [{}], {}, {"x": 1})  # fmt: skip
+ODD: tuple[Any, ...] = (
+    0,
+    -1,
+    3.5,
+    float("nan"),
+    float("inf"),
+    10**30,
+    "",
+    "x",
+    "{",
+    "{0}",
+    "gpus",
+    "series",
+    "change",
+    "knee",
+    "-nodes",
+    True,
+    [],
+    [1],
+    ["x"],
+    [[]],
+    [{}],
+    {},
+    {"x": 1},
+)
 
 
 def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -236,8 +259,11 @@ def _harmed(raw: dict[str, Any], chance: random.Random) -> dict[str, Any]:
 def test_whatever_a_file_has_is_answered_in_words(name: str) -> None:
     raw = tomllib.loads(MINE if name == "mine" else (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
     sheets = [load_study(other) for other in ("fig2a", "fig2b", "table1")]
-    rows = {study.name: [row for grid in study.bandwidths for row in bandwidth_rows(study.name, grid)]
-            + [hardware_row(study.name, cluster) for cluster in study.hardware] for study in sheets}  # fmt: skip
+    rows = {
+        study.name: [row for grid in study.bandwidths for row in bandwidth_rows(study.name, grid)]
+        + [hardware_row(study.name, cluster) for cluster in study.hardware]
+        for study in sheets
+    }
     chance, accepted, said = random.Random(name), 0, list[str]()
     for _ in range(150):
         harmed = _harmed(raw, chance)

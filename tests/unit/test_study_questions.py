@@ -7,21 +7,21 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.studies.questions import Point, points_of
-from knee.studies.study_file import Grid, Study, load_study
+from knee.studies.questions import StudyPoint, points_of
+from knee.studies.study_file import Study, StudyGrid, load_study
 
 
-def study(*grids: Grid) -> Study:
+def study(*grids: StudyGrid) -> Study:
     return Study(name="mine", title="t", kind="beyond", question="q", finding="f", grid=grids)
 
 
-def grid(**given: Any) -> Grid:
+def grid(**given: Any) -> StudyGrid:
     base: dict[str, Any] = {"series": "s", "model": "llama-1b", "cluster": "dgx-h100", "profile": "eager", "gpus": 8}
     batch = {} if "global_batch" in given else {"local_batch": 1}
-    return Grid(**base | batch | given)
+    return StudyGrid(**base | batch | given)
 
 
-def points(changes: dict[str, Any] | None = None, **given: Any) -> list[Point]:
+def points(changes: dict[str, Any] | None = None, **given: Any) -> list[StudyPoint]:
     return points_of(study(grid(**given)), changes)
 
 
@@ -78,14 +78,17 @@ def test_the_same_point_twice_is_one() -> None:
 def test_sets_are_kept_apart() -> None:
     found = points(set={"fabric.nic_bytes_per_s": ("200 Gbit/s", "400 Gbit/s")})
     assert [point.question.sets for point in found] == [
-        (("fabric.nic_bytes_per_s", "200 Gbit/s"),), (("fabric.nic_bytes_per_s", "400 Gbit/s"),)]  # fmt: skip
+        (("fabric.nic_bytes_per_s", "200 Gbit/s"),),
+        (("fabric.nic_bytes_per_s", "400 Gbit/s"),),
+    ]
 
 
 def test_changes_replace_what_the_grid_says() -> None:
     given: dict[str, Any] = {"gpus": (8, 16), "local_batch": 2, "plan": {"tp": (1, 2)}}
     found = points({"gpus": (4,), "model": ("llama-tiny",), "seq_len": (64,)}, **given)
     assert [(p.question.gpus, p.question.model, p.question.seq_len, p.question.global_batch) for p in found] == [
-        (4, "llama-tiny", 64, 8)] * 2  # fmt: skip
+        (4, "llama-tiny", 64, 8)
+    ] * 2
     assert {p.question.global_batch for p in points({"global_batch": (64,)}, **given)} == {64}
     assert {p.question.global_batch for p in points({"local_batch": (1,)}, **given)} == {8, 16}
     assert {p.question.global_batch for p in points({"local_batch": (1,)}, global_batch=64)} == {8}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from knee.studies import trained_points as real
-from knee.studies.questions import Point, Question
+from knee.studies.questions import Question, StudyPoint
 from knee.studies.trained_points import refused, trained
 from knee.sweeps.local_devices import LocalDevices
 
@@ -22,8 +22,8 @@ LARGE = replace(SMALL, model="llama2-7b", cluster="dgx-h100", gpus=8, global_bat
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def point(question: Question = SMALL, **given: Any) -> Point:
-    return Point(study="mine", series="FSDP", question=replace(question, **given))
+def point(question: Question = SMALL, **given: Any) -> StudyPoint:
+    return StudyPoint(study="mine", series="FSDP", question=replace(question, **given))
 
 
 @pytest.mark.parametrize(("machine", "asked", "why"), [
@@ -45,7 +45,7 @@ def point(question: Question = SMALL, **given: Any) -> Point:
      "stream_scale can be changed in a simulation only"),
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("model.layers", "2"),)), None),
 ])  # fmt: skip
-def test_what_a_machine_can_train(machine: LocalDevices, asked: Point, why: str | None) -> None:
+def test_what_a_machine_can_train(machine: LocalDevices, asked: StudyPoint, why: str | None) -> None:
     assert refused(machine, asked) == why
 
 
@@ -75,8 +75,14 @@ def said() -> list[str]:
     return []
 
 
-def train(monkeypatch: pytest.MonkeyPatch, folder: Path, said: list[str], stub: Stub, *points: Point,
-          steps: int | None = None) -> list[tuple[Point, Any]]:  # fmt: skip
+def train(
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    said: list[str],
+    stub: Stub,
+    *points: StudyPoint,
+    steps: int | None = None,
+) -> list[tuple[StudyPoint, Any]]:
     monkeypatch.setattr(subprocess, "Popen", stub)
     return list(trained(points or (point(),), folder, steps=steps, warn=said.append))
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from knee.errors import SpecError
 from knee.studies.claims import Claim, Tally, Verdict, judge, not_testable
-from knee.studies.comparisons import RunComparison, Than
+from knee.studies.comparisons import MetricComparison, RunComparison
 from knee.studies.quantities import Finding, NotTestable, Quantity, Row, Rows
 from knee.studies.relations import Number, Test
 
@@ -216,8 +216,10 @@ def test_a_loss_needs_both_sides() -> None:
 
 
 def pair(base: float, *others: float, w: float = 1.0, **more: Any) -> list[Row]:
-    return [{"study": "mine", "series": name, "gpus": 8, "v": value, "w": w} | more
-            for name, value in (("base", base), *((f"other {i}", v) for i, v in enumerate(others)))]  # fmt: skip
+    return [
+        {"study": "mine", "series": name, "gpus": 8, "v": value, "w": w} | more
+        for name, value in (("base", base), *((f"other {i}", v) for i, v in enumerate(others)))
+    ]
 
 
 def compares(*has: tuple[str, str], others: int = 1, **more: Any) -> dict[str, Any]:
@@ -286,8 +288,14 @@ def test_against_another_study() -> None:
 
 
 def test_how_many_beat_their_base() -> None:
-    text = {"test": "counts", "metric": "v", "at": {"gpus": 8}, "base": {"series": "base"},
-            "other_at": {"study": "theirs"}, "other_base": {"study": "theirs", "series": "base"}}  # fmt: skip
+    text = {
+        "test": "counts",
+        "metric": "v",
+        "at": {"gpus": 8},
+        "base": {"series": "base"},
+        "other_at": {"study": "theirs"},
+        "other_base": {"study": "theirs", "series": "base"},
+    }
     two, one, none = pair(100, 102, 103, 100.5), pair(100, 102, 90), pair(100, 90)
     assert find(text, {"mine": two, "theirs": one}).holds
     assert find(text, {"mine": two, "theirs": one}).value == "2 against 1"
@@ -299,8 +307,13 @@ def test_how_many_beat_their_base() -> None:
 
 
 def test_the_least_of_the_best() -> None:
-    text = {"test": "least of the best", "metric": "v", "column": "degree", "at": {"series": "A"},
-            "other_at": {"study": "theirs"}}  # fmt: skip
+    text = {
+        "test": "least of the best",
+        "metric": "v",
+        "column": "degree",
+        "at": {"series": "A"},
+        "other_at": {"study": "theirs"},
+    }
     here = [{"series": "A", "degree": d, "v": v} for d, v in ((1, 90), (2, 98.9), (4, 99.1), (8, 100))]
     there = [{"series": "A", "degree": d, "v": v} for d, v in ((1, 90), (2, 99.5), (4, 100))]
     assert find(text, {"mine": here, "theirs": there}).value == "4 against 2"
@@ -400,6 +413,6 @@ def test_counts() -> None:
 
 
 def test_than_is_one_of_four() -> None:
-    assert Than(metric="v", than="more").holds(0.02, 0.01)
-    assert not Than(metric="v", than="more").holds(0.01, 0.01)
-    assert Than(metric="v", than="no less").holds(-0.01, 0.01)
+    assert MetricComparison(metric="v", than="more").holds(0.02, 0.01)
+    assert not MetricComparison(metric="v", than="more").holds(0.01, 0.01)
+    assert MetricComparison(metric="v", than="no less").holds(-0.01, 0.01)

@@ -9,7 +9,7 @@ import pytest
 
 from knee.hardware_fit.links import bus_factor
 from knee.studies.answers import answer
-from knee.studies.questions import Point, Question
+from knee.studies.questions import Question, StudyPoint
 from knee.studies.rows import IDENTITY, bandwidth_rows, hardware_row, identity, impossible_row, preferred, step_row
 from knee.studies.study_file import Bandwidths
 
@@ -18,8 +18,15 @@ NIC = "fabric.nic_bytes_per_s"
 
 @cache
 def _answer(**given: Any) -> dict[str, Any]:
-    base: dict[str, Any] = {"model": "llama-1b", "cluster": "dgx-h100", "profile": "eager", "gpus": 16,
-                            "global_batch": 32, "seq_len": 1024, "plans": ((("pp", 2),),)}  # fmt: skip
+    base: dict[str, Any] = {
+        "model": "llama-1b",
+        "cluster": "dgx-h100",
+        "profile": "eager",
+        "gpus": 16,
+        "global_batch": 32,
+        "seq_len": 1024,
+        "plans": ((("pp", 2),),),
+    }
     return answer(Question(**base | given))
 
 
@@ -33,8 +40,19 @@ def row_of(found: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 def measured(**more: Any) -> dict[str, Any]:
     """As the trainer leaves one: no question, no trust; without a trace no times either."""
-    untraced = dict.fromkeys(("compute_s", "compute_load_s", "comm_s", "comm_load_s", "exposed_comm_s",
-                              "overlapped_comm_s", "bubble_s", "idle_s", "straggler_s"))  # fmt: skip
+    untraced = dict.fromkeys(
+        (
+            "compute_s",
+            "compute_load_s",
+            "comm_s",
+            "comm_load_s",
+            "exposed_comm_s",
+            "overlapped_comm_s",
+            "bubble_s",
+            "idle_s",
+            "straggler_s",
+        )
+    )
     return record() | {"kind": "measured", "trust": None, "comm_loads": [], "step_s": 2.0} | untraced | more
 
 
@@ -75,8 +93,17 @@ def test_one_gpu_sends_nothing() -> None:
 def test_a_run_without_a_trace_does_not_say_what_it_sent() -> None:
     row = row_of(measured())
     assert (row["kind"], row["step_s"]) == ("measured", 2.0)
-    for name in ("exposed_s", "exposed_frac", "compute_frac", "bubble_frac", "transfer_load_s", "all_gather_s",
-                 "reduce_scatter_s", "gather_bytes", "trust"):  # fmt: skip
+    for name in (
+        "exposed_s",
+        "exposed_frac",
+        "compute_frac",
+        "bubble_frac",
+        "transfer_load_s",
+        "all_gather_s",
+        "reduce_scatter_s",
+        "gather_bytes",
+        "trust",
+    ):
         assert row[name] is None, name
 
 
@@ -132,9 +159,10 @@ def test_rows_that_differ_in_a_changed_value_only_all_stay() -> None:
 
 
 def test_what_cannot_be_keeps_its_labels() -> None:
-    question = Question(model="llama-1b", cluster="dgx-h100", profile="eager", gpus=8, global_batch=8, seq_len=64,
-                        plans=((("tp", 3),),))  # fmt: skip
-    row = impossible_row(Point(study="mine", series="TP 3", question=question), "because")
+    question = Question(
+        model="llama-1b", cluster="dgx-h100", profile="eager", gpus=8, global_batch=8, seq_len=64, plans=((("tp", 3),),)
+    )
+    row = impossible_row(StudyPoint(study="mine", series="TP 3", question=question), "because")
     assert (row["kind"], row["why"], row["tp"], row["series"]) == ("impossible", "because", 3, "TP 3")
 
 
@@ -142,19 +170,31 @@ def test_what_cannot_be_keeps_its_labels() -> None:
 
 
 def test_bandwidths_and_readings_beside_them() -> None:
-    grid = Bandwidths(series="{nodes} nodes, {message}", cluster="dgx-h100", collective="all_reduce", nodes=(4, 512),
-                      message=("1 MiB", "1 GiB"), published="paper_figure_2a")  # fmt: skip
+    grid = Bandwidths(
+        series="{nodes} nodes, {message}",
+        cluster="dgx-h100",
+        collective="all_reduce",
+        nodes=(4, 512),
+        message=("1 MiB", "1 GiB"),
+        published="paper_figure_2a",
+    )
     rows = list(bandwidth_rows("mine", grid))
-    assert [row["series"] for row in rows] == ["4 nodes, 1 MiB", "512 nodes, 1 MiB", "4 nodes, 1 GiB",
-                                               "512 nodes, 1 GiB"]  # fmt: skip
+    assert [row["series"] for row in rows] == [
+        "4 nodes, 1 MiB",
+        "512 nodes, 1 MiB",
+        "4 nodes, 1 GiB",
+        "512 nodes, 1 GiB",
+    ]
     for row in rows:
         assert row["gpus"] == 8 * row["nodes"]
         factor = bus_factor("all_reduce", row["gpus"])
         assert row["bus_bytes_per_s"] == pytest.approx(row["message_bytes"] * factor / row["time_s"])
     large = [row for row in rows if row["message_bytes"] == 2**30]
     assert all(row["compared"] and row["published_bus_bytes_per_s"] for row in large)
-    assert all(row["error_frac"] == pytest.approx(abs(row["bus_bytes_per_s"] / row["published_bus_bytes_per_s"] - 1))
-               for row in large)  # fmt: skip
+    assert all(
+        row["error_frac"] == pytest.approx(abs(row["bus_bytes_per_s"] / row["published_bus_bytes_per_s"] - 1))
+        for row in large
+    )
     assert not any(row["compared"] for row in rows[:2])  # small messages are shown, not counted
     plain = Bandwidths(series="s", cluster="dgx-h100", collective="all_gather", nodes=(4,), message=("1 GiB",))
     [row] = bandwidth_rows("mine", plain)

@@ -10,7 +10,7 @@ import pytest
 
 from knee.errors import InputError
 from knee.studies.claims import Verdict
-from knee.studies.questions import Point
+from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
 from knee.studies.study_file import load_study
@@ -42,7 +42,7 @@ test = [{ test = "trend", metric = "step_s", over = "gpus", goes = "does not fal
 """
 STORE = Store()
 """Answers are remembered for all tests here."""
-Measured = Sequence[tuple[Point | None, Mapping[str, Any]]]
+Measured = Sequence[tuple[StudyPoint | None, Mapping[str, Any]]]
 
 
 @pytest.fixture
@@ -85,7 +85,11 @@ def test_rows_verdicts_and_the_finding(mine: str) -> None:
 def test_a_measured_record_stands_in_for_its_point(mine: str) -> None:
     [ran] = run(mine, measured=[(None, real(mine))])
     assert [(row["gpus"], row["kind"]) for row in ran.rows] == [
-        (1, "simulated"), (2, "simulated"), (4, "simulated"), (4, "measured")]  # fmt: skip
+        (1, "simulated"),
+        (2, "simulated"),
+        (4, "simulated"),
+        (4, "measured"),
+    ]
     assert {row["series"] for row in ran.rows} == {"FSDP"}
     verdict = of(ran.verdicts, "X1")
     # one measured run is no trend, and a trend over both kinds would compare machines
@@ -129,8 +133,10 @@ def test_a_run_that_did_not_end_is_left_out(mine: str) -> None:
 
 def test_one_record_is_of_every_series_and_study_that_has_its_point(tmp_path: Path) -> None:
     two = MINE + MINE[MINE.index("[[grid]]") : MINE.index("[value")].replace('"FSDP"', '"again"')
-    names = [write(tmp_path, two.replace("at = { gpus = 4 }", 'at = { gpus = 4, series = "FSDP" }'), "a.toml"),
-             write(tmp_path, MINE, "b.toml")]  # fmt: skip
+    names = [
+        write(tmp_path, two.replace("at = { gpus = 4 }", 'at = { gpus = 4, series = "FSDP" }'), "a.toml"),
+        write(tmp_path, MINE, "b.toml"),
+    ]
     first, second = run(*names, measured=[(None, real(names[1]))])
     assert [row["series"] for row in first.rows if row["kind"] == "measured"] == ["FSDP", "again"]
     assert [row["study"] for row in second.rows if row["kind"] == "measured"] == ["b"]
@@ -139,11 +145,12 @@ def test_one_record_is_of_every_series_and_study_that_has_its_point(tmp_path: Pa
 def test_points_that_differ_in_a_changed_value_only_stay_apart(tmp_path: Path) -> None:
     text = MINE
     for old, new in (
-        ('cluster = "cpu"', 'cluster = "dgx-h100"'), ("llama-tiny", "llama-1b"),
+        ('cluster = "cpu"', 'cluster = "dgx-h100"'),
+        ("llama-tiny", "llama-1b"),
         ("at = { gpus = 4 }", 'pick = "step_s"'),
         ("gpus = [1, 2, 4]", 'gpus = 16\nset = { "fabric.nic_bytes_per_s" = ["1 GB/s", "2 GB/s"] }'),
         ('over = "gpus", goes = "does not fall"', 'over = "nic_bytes_per_s", goes = "falls"'),
-    ):  # fmt: skip
+    ):
         text = text.replace(old, new)
     name = write(tmp_path, text)
     [ran] = run(name)
@@ -201,8 +208,10 @@ def test_studies_that_others_need_are_run() -> None:
 def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
     base = write(tmp_path, MINE, "base.toml")
     text = MINE.replace('id = "X1"', 'id = "X2"').replace('finding = "It is', f'needs = ["{base}"]\nfinding = "It is')
-    text = text[:text.index("test = [")] + ('test = [{ test = "compares", at = { gpus = 4 }, base = { study = "base", '
-           'gpus = 4 }, has = [{ metric = "step_s", than = "no more" }] }]\n')  # fmt: skip
+    text = text[: text.index("test = [")] + (
+        'test = [{ test = "compares", at = { gpus = 4 }, base = { study = "base", '
+        'gpus = 4 }, has = [{ metric = "step_s", than = "no more" }] }]\n'
+    )
     name = write(tmp_path, text, "needy.toml")
     [ran] = run(name)
     assert ran.study.name == "needy"
@@ -211,9 +220,15 @@ def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
     [ran] = run(name, measured=[(next(p for p in points_to_run([base]) if p.question.gpus == 4), real(base))])
     assert (of(ran.verdicts, "X2").verdict, of(ran.verdicts, "X2").kind) == ("reproduced", "simulated")
     load_study.cache_clear()
-    assert "no run has study base" in of(results([name], recorded(
-        [point for point in points_to_run([name]) if point.study == "needy"], STORE.record
-    ))[0].verdicts, "X2").found  # fmt: skip
+    assert (
+        "no run has study base"
+        in of(
+            results(
+                [name], recorded([point for point in points_to_run([name]) if point.study == "needy"], STORE.record)
+            )[0].verdicts,
+            "X2",
+        ).found
+    )
 
 
 def test_two_studies_of_one_name_are_refused(tmp_path: Path) -> None:

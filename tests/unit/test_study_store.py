@@ -66,9 +66,15 @@ def test_a_record_says_what_it_is_of(tmp_path: Path, said: list[str]) -> None:
 
 def test_a_changed_question_is_another(tmp_path: Path, said: list[str]) -> None:
     changed: tuple[dict[str, Any], ...] = (
-        {"gpus": 4}, {"global_batch": 8}, {"seq_len": 128}, {"plans": ((("tp", 2),),)}, {"tune": True},
-        {"model": "llama-1b"}, {"profile": "compiled"}, {"sets": (("model.layers", "2"),)},
-    )  # fmt: skip
+        {"gpus": 4},
+        {"global_batch": 8},
+        {"seq_len": 128},
+        {"plans": ((("tp", 2),),)},
+        {"tune": True},
+        {"model": "llama-1b"},
+        {"profile": "compiled"},
+        {"sets": (("model.layers", "2"),)},
+    )
     every = [SMALL, *(replace(SMALL, **one) for one in changed)]
     assert len({key_of(question) for question in every}) == len(every)
     assert counts(kept(tmp_path, said, *every)) == (len(every), 0)
@@ -93,14 +99,22 @@ def test_the_engine_is_every_file_that_an_answer_rests_on(monkeypatch: pytest.Mo
         f"answer({SMALL!r})\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('knee')), sep='\\n')"
     )
-    loaded = subprocess.run([sys.executable, "-c", script], env=os.environ | {"PYTHONPATH": str(SOURCES)}, text=True,
-                            capture_output=True, check=True).stdout.split()  # fmt: skip
+    loaded = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        text=True,
+        capture_output=True,
+        check=True,
+    ).stdout.split()
     used = {Path(name).relative_to(SOURCES / "knee") for name in loaded}
     assert len(used) > 40
     left_out = used - {path.relative_to(SOURCES / "knee") for path in read}
     # what a question is lies in the key itself; the rest says what went wrong
     assert {path for path in left_out if path.parts[0] != "studies"} == {
-        Path("__init__.py"), Path("errors.py"), Path("limits.py")}  # fmt: skip
+        Path("__init__.py"),
+        Path("errors.py"),
+        Path("limits.py"),
+    }
     assert Path("studies/answers.py") not in left_out
     assert {"kernels.toml", "constants.toml", "errors.csv"} <= {path.name for path in read}
 
@@ -212,8 +226,15 @@ def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
 
 def test_how_knee_does_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the engine changes, or the file is not whole."""
-    table = CarriedFidelity(sources=(), headline_frac=0.03, size_out_frac=None, source_out_frac=0.05, all_reduce=None,
-                            all_gather=None, gathered_runs=7)  # fmt: skip
+    table = CarriedFidelity(
+        sources=(),
+        headline_frac=0.03,
+        size_out_frac=None,
+        source_out_frac=0.05,
+        all_reduce=None,
+        all_gather=None,
+        gathered_runs=7,
+    )
     made: list[int] = []
     monkeypatch.setattr(store, "carried_fidelity", lambda: made.append(1) or table)
 
@@ -289,8 +310,13 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, said: list[
     """The signal comes in the middle of the sixth point."""
     records, few = tmp_path / "records", 5
     command = [sys.executable, "-c", STOPPING, str(few), str(int(number)), "study", "run", "fig12", "--no-page"]
-    process = subprocess.run([*command, "--out", str(tmp_path)], env=os.environ | {"PYTHONPATH": str(SOURCES)},
-                             text=True, capture_output=True, check=False)  # fmt: skip
+    process = subprocess.run(
+        [*command, "--out", str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(SOURCES)},
+        text=True,
+        capture_output=True,
+        check=False,
+    )
     assert process.returncode == (130 if number == signal.SIGINT else -number), process.stderr
     assert (process.stdout, "Traceback" in process.stderr) == ("", False)
     points = points_to_run(["fig12"])

@@ -26,18 +26,29 @@ if TYPE_CHECKING:
 
 FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND",  # no name is known, so that nothing can be reached
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-quic",
-    "--disable-gpu", "--no-first-run",
-)  # fmt: skip
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--disable-gpu",
+    "--no-first-run",
+)
 LIMIT_S = 1200.0
 """Against a browser that never answers, and nothing else."""
 NAMES = ("study", "report", "trace")
 """Kinds of pages; that of studies has a few, with all there is. What depends on each study looks at ALL of them."""
 ALL = "all"
 FEW = ("fig1", "fig3", "fig6", "fabric")
-REDUCED = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "dtype": "BFloat16",
-           "Group size": 2, "Process Group Name": "0", "Process Group Description": "default_pg",
-           "Process Group Ranks": "[0, 1]"}  # fmt: skip
+REDUCED = {
+    "Collective name": "allreduce",
+    "In msg nelems": 1 << 20,
+    "Out msg nelems": 1 << 20,
+    "dtype": "BFloat16",
+    "Group size": 2,
+    "Process Group Name": "0",
+    "Process Group Description": "default_pg",
+    "Process Group Ranks": "[0, 1]",
+}
 """What the profiler says of a reduction of 2 MiB."""
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
@@ -158,9 +169,13 @@ def _report(folder: Path) -> None:
     for gpus in (8, 16):
         simulated = json.loads(_knee(*ask, "--gpus", str(gpus)))
         measured = {key: value for key, value in simulated.items() if key != "trust"} | {
-            "kind": "measured", "status": "done", "step_s": simulated["step_s"] / 0.8, "memory_bytes": None,
+            "kind": "measured",
+            "status": "done",
+            "step_s": simulated["step_s"] / 0.8,
+            "memory_bytes": None,
             "tokens_per_s": 0.8 * simulated["tokens_per_s"],
-            "tokens_per_s_per_gpu": 0.8 * simulated["tokens_per_s_per_gpu"]}  # fmt: skip
+            "tokens_per_s_per_gpu": 0.8 * simulated["tokens_per_s_per_gpu"],
+        }
         (folder / f"simulated-{gpus}.json").write_text(json.dumps(simulated), encoding="utf-8")
         (folder / f"measured-{gpus}.json").write_text(json.dumps(measured), encoding="utf-8")
     records = sorted(folder.glob("*.json"))
@@ -179,15 +194,31 @@ def _trace(folder: Path) -> None:
                        _event("void gemm<float, 4>(int&)", at + 10, 400 + 100 * rank),
                        _event("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)", at + 300 + 300 * rank, 600 - 300 * rank,
                               stream=20, **REDUCED)]  # fmt: skip
-        (folder / f"rank{rank}.json").write_text(json.dumps({
-            "deviceProperties": [{"name": "gpu"}], "traceEvents": events,
-            "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2}}), encoding="utf-8")  # fmt: skip
+        (folder / f"rank{rank}.json").write_text(
+            json.dumps(
+                {
+                    "deviceProperties": [{"name": "gpu"}],
+                    "traceEvents": events,
+                    "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": 2},
+                }
+            ),
+            encoding="utf-8",
+        )
     ranks = [folder / "rank0.json", folder / "rank1.json"]
     (folder / "answer.txt").write_text(_knee("trace", *ranks, "--json"), encoding="utf-8")
     _knee("trace", *ranks, "--html", folder / "index.html")
 
 
-def _event(name: str, start: float, duration: float, kind: str = "kernel", stream: int = 7,
-           **args: Any) -> dict[str, Any]:  # fmt: skip
-    return {"ph": "X", "cat": kind, "name": name, "pid": 0, "tid": stream, "ts": start, "dur": duration,
-            "args": {"stream": stream, "device": 0, **args} if kind == "kernel" else {}}  # fmt: skip
+def _event(
+    name: str, start: float, duration: float, kind: str = "kernel", stream: int = 7, **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": kind,
+        "name": name,
+        "pid": 0,
+        "tid": stream,
+        "ts": start,
+        "dur": duration,
+        "args": {"stream": stream, "device": 0, **args} if kind == "kernel" else {},
+    }

@@ -128,8 +128,9 @@ def test_a_step_is_looked_into_by_keys(study: Page) -> None:
     study.keyboard.press("0")
     assert (drawn.get_attribute("d"), ticks(drawing)) == (whole, first)
     study.keyboard.press("n")
-    longest = re.fullmatch(r"1 of (\d+): exposed, ([\d.]+) ms at ([\d.,]+) ms\. communication without compute.*",
-                           said.text_content() or "")  # fmt: skip
+    longest = re.fullmatch(
+        r"1 of (\d+): exposed, ([\d.]+) ms at ([\d.,]+) ms\. communication without compute.*", said.text_content() or ""
+    )
     assert longest is not None
     assert drawing.locator("path.chosen").get_attribute("d")
     study.keyboard.press("n")
@@ -163,5 +164,8 @@ def test_the_longest_stretch_of_a_trace_is_named(made: Made, open_page: Open) ->
     for key in ("n", "n", "ArrowRight", "-", "0", "p", "+"):
         page.keyboard.press(key)
     words = page.locator("output").text_content() or ""
-    assert re.match(r"1 of 6: rank 0, 0\.490 ms exposed at [\d.]+ ms\. all_reduce, group world of 2 ranks, 2\.00 MiB, "
-                    r"kernel ncclDevKernel_AllReduce_Sum_bf16_RING_LL\(x\)", words), words  # fmt: skip
+    assert re.match(
+        r"1 of 6: rank 0, 0\.490 ms exposed at [\d.]+ ms\. all_reduce, group world of 2 ranks, 2\.00 MiB, "
+        r"kernel ncclDevKernel_AllReduce_Sum_bf16_RING_LL\(x\)",
+        words,
+    ), words

@@ -158,8 +158,10 @@ SHORTENED = """() => {
 def test_axe_finds_nothing(name: str, device: dict[str, Any], made: Made, open_page: Open) -> None:
     """Of tables a few rows are looked at: axe reads every cell."""
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
-    rules = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
-             "resultTypes": ["violations"]}  # fmt: skip
+    rules = {
+        "runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"],
+        "resultTypes": ["violations"],
+    }
     if name == "study":  # contrast of all of it has a test of its own
         rules["rules"] = {"color-contrast": {"enabled": False}}
     page = open_page(made.page(name), **device).page

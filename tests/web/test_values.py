@@ -91,8 +91,11 @@ def test_tables_of_a_study_are_its_records(
     for draw, table in zip(asked.draw, own, strict=True):
         assert table["caption"].startswith(f"{draw.title}: ")
         where = {key: value if isinstance(value, tuple) else (value,) for key, value in draw.at.items()}
-        rows = [row for row in recorded[asked.name]
-                if all(any(same(row[key], value) for value in values) for key, values in where.items())]  # fmt: skip
+        rows = [
+            row
+            for row in recorded[asked.name]
+            if all(any(same(row[key], value) for value in values) for key, values in where.items())
+        ]
         heads = table["heads"]
         kind = heads.index("kind") if "kind" in heads else -1
         shown = [row for row in table["rows"] if kind < 0 or row[kind][0] != "impossible"]
@@ -203,8 +206,13 @@ def test_a_page_of_records_shows_their_values(made: Made, shown: Callable[[str],
 def test_a_page_of_a_trace_shows_its_analysis(made: Made, shown: Callable[[str], Page]) -> None:
     answer = json.loads((made.folder / "trace" / "answer.txt").read_text(encoding="utf-8"))
     page = shown("trace")
-    shown = {float(value) for table in page.evaluate(TABLES, "main") for row in table["rows"] for _, value in row
-             if value is not None}  # fmt: skip
+    shown = {
+        float(value)
+        for table in page.evaluate(TABLES, "main")
+        for row in table["rows"]
+        for _, value in row
+        if value is not None
+    }
     for rank in answer["ranks"]:
         for name in ("compute_s", "exposed_comm_s", "overlapped_comm_s", "idle_s"):
             assert rank[name] in shown, name

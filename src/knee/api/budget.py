@@ -8,14 +8,14 @@ import numpy as np
 
 from knee.budgets import frontier as fr
 from knee.budgets.budget_limits import check_limits, refuse_nothing
-from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
 from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
 from knee.budgets.throughput import Rates
 from knee.budgets.training_cost import checked_pue
-from knee.energy.carbon import Grid
+from knee.energy.carbon import CarbonGrid
 from knee.energy.carbon import grid as grid_of
 from knee.errors import DoesNotFit, InputError, argument, example
 from knee.inputs.amounts import Amount, amount_of, count_of
@@ -91,7 +91,7 @@ def budget(
         model, cluster, profile, pairs = job.model, cluster or job.cluster, profile or job.profile, []
     where, how = _specs(cluster, profile, pairs)
     most = min(MOST_GPUS, where.spec.max_gpus) if gpus is None else gpus
-    limits = Limits(
+    limits = BudgetLimits(
         gpus=most,
         days=days,
         usd=amount_of("usd", usd),
@@ -129,11 +129,11 @@ def budget(
 
 def _solved(
     problem: Problem,
-    limits: Limits,
+    limits: BudgetLimits,
     mfu: float,
     cluster: Loaded[Cluster],
     profile: Loaded[Profile],
-    site: Grid,
+    site: CarbonGrid,
     *,
     frontier: bool,
 ) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def _batch_max(given: Amount | None, seq_len: int) -> float | None:
     return most
 
 
-def _trust(best: Run, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_len: int) -> Trust:
+def _trust(best: BudgetRun, cluster: Loaded[Cluster], profile: Loaded[Profile], seq_len: int) -> Trust:
     rate = best.rate
     job = Job(
         model=best.model,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, either
-from knee.record.side_by_side import FORM, Row, checked_record, compared, differences, read_record, refuse_mixed
+from knee.record.side_by_side import FORM, ComparedRow, checked_record, compared, differences, read_record, refuse_mixed
 from knee.results.result import Result
 
 RecordLike = str | Path | Mapping[str, Any] | Result
@@ -23,7 +23,7 @@ HEAD = ("kind", "model", "cluster", "profile", "gpus", "global_batch", "seq_len"
 class ComparedValue:
     """One quantity in every record."""
 
-    quantity: Row
+    quantity: ComparedRow
     values: tuple[float | None, ...]
     """One for each record; None where it does not say."""
     difference_frac: tuple[float | None, ...]

@@ -26,7 +26,7 @@ from knee.inputs.request import (
 from knee.results.plan_result import PlanSearch
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import Found, Objective, Progress, search
+from knee.search.plan_search import Objective, Progress, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
@@ -167,7 +167,7 @@ def _parts(
     )
 
 
-def _none_fits(found: Found, space: Space, only: str | None) -> DoesNotFit:
+def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFit:
     if found.plans:
         words, hint = nothing_fits(found)
         return DoesNotFit(words, hint=hint, code="no-plan-fits")

@@ -17,7 +17,7 @@ from knee.results.scale_question import ScaleQuestion, shown
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.search.knee import KEEP_FRAC, THRESHOLD, knees_of
 from knee.search.plan_search import OBJECTIVES, Objective, Progress
-from knee.search.scaling_curve import Point, check_batch, checked_counts, parse_counts
+from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
 from knee.workload.flop import DEFAULT_CONVENTION
@@ -173,7 +173,7 @@ def _answer(
     return found
 
 
-def _refuse_what_never_is(points: Sequence[Point]) -> None:
+def _refuse_what_never_is(points: Sequence[ScalePoint]) -> None:
     """The same mistake at every count is one of the question, not of a count."""
     if len(points) > 1 and len({point.reason for point in points}) == 1:
         raise InputError(str(points[0].reason), hint=points[0].hint or shown(), code=points[0].code)

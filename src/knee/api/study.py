@@ -18,7 +18,7 @@ from knee.results.result import Result, flat
 from knee.studies.claims import Tally, Verdict
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.quantities import Row
-from knee.studies.questions import Point
+from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store, fidelity_kept
 from knee.studies.rows import step_row
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
@@ -29,7 +29,7 @@ from knee.validation.user_runs import records_in
 
 Launcher = Literal["simulate", "local"]
 LAUNCHERS: tuple[Launcher, ...] = ("simulate", "local")
-Measured = tuple[Point | None, Mapping[str, Any]]
+Measured = tuple[StudyPoint | None, Mapping[str, Any]]
 """A measured record, with its point where that is known."""
 KEPT = ".kept"
 """Folder of what takes a while to make."""
@@ -221,7 +221,7 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
         )
 
 
-def _recorded(points: Sequence[Point], store: Store, progress: Counted | None) -> Iterator[Row]:
+def _recorded(points: Sequence[StudyPoint], store: Store, progress: Counted | None) -> Iterator[Row]:
     """Point by point, study by study."""
     for name, group in groupby(points, key=lambda point: point.study):
         some = list(group)
@@ -229,7 +229,7 @@ def _recorded(points: Sequence[Point], store: Store, progress: Counted | None) -
 
 
 def _trained(
-    points: Sequence[Point],
+    points: Sequence[StudyPoint],
     folder: Path,
     steps: int | None,
     progress: Counted | None,

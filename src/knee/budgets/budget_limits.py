@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from knee.budgets.budget_search import Limits, Problem
+from knee.budgets.budget_search import BudgetLimits, Problem
 from knee.errors import DoesNotFit, InputError, argument
 from knee.units import short
 from knee.workload.parameters import parameter_count
 
 
-def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -> None:
+def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: str) -> None:
     """Refuse what bounds nothing, or cannot be."""
     for name in ("days", "usd", "mwh", "tokens_max"):
         value = getattr(limits, name)
@@ -41,7 +41,7 @@ def check_limits(limits: Limits, *, priced: bool, max_gpus: int, cluster: str) -
         )
 
 
-def refuse_nothing(problem: Problem, limits: Limits, counts: Sequence[int]) -> None:
+def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]) -> None:
     """Why there is no run at all."""
     ladder = problem.ladder()
     least = ladder[0]

@@ -36,7 +36,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class BudgetLimits:
     """What may be spent; None where there is no limit."""
 
     gpus: int
@@ -45,7 +45,7 @@ class Limits:
     mwh: float | None = None
     tokens_max: float | None = None
 
-    def scaled(self, factor: float) -> Limits:
+    def scaled(self, factor: float) -> BudgetLimits:
         """All of them times a factor, but for the GPUs and the data."""
 
         def of(value: float | None) -> float | None:
@@ -55,7 +55,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class BudgetRun:
     """One candidate, trained on all the tokens that the limits afford."""
 
     model: Model
@@ -130,11 +130,11 @@ class Problem:
             self.rungs = self.family.ladder()
         return self.rungs
 
-    def doublings(self, limits: Limits) -> list[int]:
+    def doublings(self, limits: BudgetLimits) -> list[int]:
         """From a node to the limit, ascending."""
         return doublings(self.rates.cluster.node.gpus, limits.gpus)
 
-    def counts(self, limits: Limits) -> list[int]:
+    def counts(self, limits: BudgetLimits) -> list[int]:
         """Ascending: a ladder that is the same for all limits, the limit, the count that spends all dollars in all
         days, and whole nodes of both."""
         if self.counts_only:
@@ -146,14 +146,14 @@ class Problem:
             named.append(min(limits.usd / (price * limits.days * DAY_S / HOUR_S) * (1.0 + 1e-9), named[0]))
         return sorted({*ladder(node, limits.gpus), *rounded(node, named), limits.gpus})
 
-    def most_tokens(self, limits: Limits, model: Model, gpus: int) -> float:
+    def most_tokens(self, limits: BudgetLimits, model: Model, gpus: int) -> float:
         """No plan affords more."""
         speed = self.rates.most_tokens_per_s_per_gpu(model)
         gpu = self.rates.cluster.gpu
         return self.tokens(limits, gpus, gpus * speed, speed / (LEAST_DRAW_FRAC * gpu.tdp_w), model)[0]
 
     def tokens(
-        self, limits: Limits, gpus: int, tokens_per_s: float, tokens_per_j: float, model: Model
+        self, limits: BudgetLimits, gpus: int, tokens_per_s: float, tokens_per_j: float, model: Model
     ) -> tuple[float, Name]:
         """Tokens under every limit, and the limit that is tightest.
 
@@ -176,14 +176,14 @@ class Problem:
             return (wanted, "tokens_per_param") if wanted <= tokens else (0.0, name)
         return tokens, name
 
-    def least_loss(self, limits: Limits, model: Model, gpus: int) -> float:
+    def least_loss(self, limits: BudgetLimits, model: Model, gpus: int) -> float:
         """No plan reaches less."""
         tokens = self.most_tokens(limits, model, gpus)
         return float(self.law.loss(self.law.counted(model), tokens)) if tokens > 0 else math.inf
 
     # ---- one candidate --------------------------------------------------------------------------------------------
 
-    def batches(self, limits: Limits, model: Model, gpus: int) -> list[int]:
+    def batches(self, limits: BudgetLimits, model: Model, gpus: int) -> list[int]:
         """Sequences a step that might be allowed, the most first: powers of two, and one and a half times those, times
         what of the GPUs' count is odd."""
         seq_len = self.rates.seq_len
@@ -198,7 +198,7 @@ class Problem:
             return self.batch_max_tokens
         return 0.0 if loss == math.inf else float(self.batch_law.tokens(loss))
 
-    def run_of(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+    def run_of(self, limits: BudgetLimits, model: Model, rate: Rate) -> BudgetRun | None:
         """A candidate's whole run; None where its batch is beyond the critical one at the loss that it reaches. Where
         energy ends it, by the plan that takes least of it."""
         own = self._run(limits, model, rate)
@@ -207,7 +207,7 @@ class Problem:
         saving = self._run(limits, model, rate.thrifty)
         return min((run for run in (own, saving) if run is not None), key=lambda run: run.loss, default=None)
 
-    def _run(self, limits: Limits, model: Model, rate: Rate) -> Run | None:
+    def _run(self, limits: BudgetLimits, model: Model, rate: Rate) -> BudgetRun | None:
         tokens, binding = self.tokens(limits, rate.gpus, rate.tokens_per_s, rate.tokens_per_j, model)
         batch = float(rate.global_batch * self.rates.seq_len)
         if tokens < batch:
@@ -218,7 +218,7 @@ class Problem:
         if batch > allowed * (1.0 + 1e-12):
             return None
         price, time_s = self.rates.cluster.usd_per_gpu_h, tokens / rate.tokens_per_s
-        return Run(
+        return BudgetRun(
             model=model,
             params=parameter_count(model),
             counted=counted,
@@ -233,7 +233,7 @@ class Problem:
             critical_batch_tokens=float(self.batch_law.tokens(loss)),
         )
 
-    def best_at(self, limits: Limits, model: Model, gpus: int, *, below: float = math.inf) -> Run | None:
+    def best_at(self, limits: BudgetLimits, model: Model, gpus: int, *, below: float = math.inf) -> BudgetRun | None:
         """The best allowed batch of a size and count; None where no plan fits, no batch is allowed, or all of them lose
         at least ``below``."""
         if self.least_loss(limits, model, gpus) >= below:
@@ -254,7 +254,7 @@ class Problem:
                 return None
         return None
 
-    def _least_tokens_per_s(self, limits: Limits, model: Model, gpus: int, below: float) -> float:
+    def _least_tokens_per_s(self, limits: BudgetLimits, model: Model, gpus: int, below: float) -> float:
         """What a run has to do to lose less than ``below`` within the days, the dollars and the energy."""
         if below == math.inf:
             return 0.0
@@ -267,7 +267,9 @@ class Problem:
 
     # ---- all of them ----------------------------------------------------------------------------------------------
 
-    def best_of_count(self, limits: Limits, gpus: int, *, below: float = math.inf, every: int = 1) -> Run | None:
+    def best_of_count(
+        self, limits: BudgetLimits, gpus: int, *, below: float = math.inf, every: int = 1
+    ) -> BudgetRun | None:
         """The size that loses least on so many GPUs, if it loses less than ``below``: exact, by bounds."""
         rungs = self.ladder()[::every]
         bounds = sorted(((self.least_loss(limits, model, gpus), i) for i, model in enumerate(rungs)))
@@ -283,7 +285,7 @@ class Problem:
                 best, below = run, run.loss
         return best
 
-    def by_count(self, limits: Limits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, Run]:
+    def by_count(self, limits: BudgetLimits, *, every: int = 1, shown: int = TABLE_COUNTS) -> dict[int, BudgetRun]:
         """The best run of each count that could be the best of all, and of the largest doublings anyway."""
         counts = self.counts(limits)
         known = self.reachable(limits, counts)
@@ -308,12 +310,14 @@ class Problem:
                 found[gpus] = run
         return dict(sorted(found.items()))
 
-    def optimum(self, limits: Limits, *, every: int = 1) -> Run | None:
+    def optimum(self, limits: BudgetLimits, *, every: int = 1) -> BudgetRun | None:
         """The run that loses least; of equal ones that on fewer GPUs."""
         runs = self.by_count(limits, every=every, shown=0)
         return min(runs.values(), key=lambda run: run.loss) if runs else None
 
-    def reachable(self, limits: Limits, counts: Sequence[int] = (), *, without: Model | None = None) -> Run | None:
+    def reachable(
+        self, limits: BudgetLimits, counts: Sequence[int] = (), *, without: Model | None = None
+    ) -> BudgetRun | None:
         """The best of what was priced before, on any count or on these: for budgets next to one that was answered."""
         runs = (
             self.run_of(limits, model, rate)
@@ -322,7 +326,7 @@ class Problem:
         )
         return min((run for run in runs if run is not None), key=lambda run: run.loss, default=None)
 
-    def between(self, limits: Limits, run: Run, *, every: int = 1) -> float:
+    def between(self, limits: BudgetLimits, run: BudgetRun, *, every: int = 1) -> float:
         """Parameters at which the loss would be least if shapes had all sizes: a parabola over neighbouring rungs."""
         ladder = self.ladder()
         at = ladder.index(run.model) if run.model in ladder else -1

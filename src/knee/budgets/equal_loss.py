@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.specs.model import Model
 from knee.workload.parameters import parameter_count
 
@@ -14,7 +14,7 @@ PATIENCE = 2
 """Rungs in a row that lose more: one alone may only divide badly."""
 
 
-def even_sizes(problem: Problem, limits: Limits, best: Run) -> tuple[int, int]:
+def even_sizes(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> tuple[int, int]:
     """Parameters of the smallest and the largest shape that lose less than ``EVEN_LOSS`` above the best, on its
     GPUs."""
     ladder = problem.ladder()

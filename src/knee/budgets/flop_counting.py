@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, Limits, Problem, Run
+from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Problem
 from knee.budgets.scaling_laws import FLOP_PER_PARAM_TOKEN, Law
 from knee.budgets.training_cost import DAY_S
 from knee.specs.model import Model
@@ -29,7 +29,7 @@ class FlopChoice:
     energy_j: float
     """At the boards' power, and the site around them."""
     cost_usd: float | None
-    run: Run | None
+    run: BudgetRun | None
     """The nearest shape on the count of GPUs that trains it furthest within the limits; None where there is none."""
     why_not: str
     """Why there is no run; empty where there is one."""
@@ -49,7 +49,7 @@ class FlopChoice:
         return None if self.run is None else self.tokens / self.run.rate.tokens_per_s
 
 
-def flop_choice(problem: Problem, limits: Limits, mfu_frac: float) -> FlopChoice:
+def flop_choice(problem: Problem, limits: BudgetLimits, mfu_frac: float) -> FlopChoice:
     """What the closed form chooses for GPUs x peak x an assumed MFU x time, and what that reaches here.
 
     Formula: C = GPUs * peak * MFU * min(days, USD / (price * GPUs), energy / (PUE * board power * GPUs))
@@ -71,16 +71,24 @@ def flop_choice(problem: Problem, limits: Limits, mfu_frac: float) -> FlopChoice
     gpus = run.gpus if run is not None else limits.gpus
     gpus = gpus if days_s is None else min(limits.gpus, math.ceil(gpu_s / days_s * (1.0 - 1e-9)))
     worked_s = FLOP_PER_PARAM_TOKEN * params * tokens / flop_per_s_per_gpu
-    return FlopChoice(mfu_frac=mfu_frac, flop=flop, params=params, tokens=tokens,
-                      loss=float(problem.law.loss(params, tokens)), run=run, gpus=gpus, time_s=worked_s / gpus,
-                      energy_j=worked_s * gpu.tdp_w * problem.pue,
-                      cost_usd=None if price is None else worked_s / HOUR_S * price,
-                      why_not="" if run is not None else _why_not(problem, limits, near))  # fmt: skip
+    return FlopChoice(
+        mfu_frac=mfu_frac,
+        flop=flop,
+        params=params,
+        tokens=tokens,
+        loss=float(problem.law.loss(params, tokens)),
+        run=run,
+        gpus=gpus,
+        time_s=worked_s / gpus,
+        energy_j=worked_s * gpu.tdp_w * problem.pue,
+        cost_usd=None if price is None else worked_s / HOUR_S * price,
+        why_not="" if run is not None else _why_not(problem, limits, near),
+    )
 
 
-def _best_count(problem: Problem, limits: Limits, model: Model) -> Run | None:
+def _best_count(problem: Problem, limits: BudgetLimits, model: Model) -> BudgetRun | None:
     """The best run of one size on any count: what FLOP do not say, others would choose well."""
-    best: Run | None = None
+    best: BudgetRun | None = None
     bounds = sorted((problem.least_loss(limits, model, gpus), gpus) for gpus in problem.counts(limits))
     for _, gpus in bounds:
         run = problem.best_at(limits, model, gpus, below=math.inf if best is None else best.loss)
@@ -88,7 +96,7 @@ def _best_count(problem: Problem, limits: Limits, model: Model) -> Run | None:
     return best
 
 
-def _why_not(problem: Problem, limits: Limits, model: Model) -> str:
+def _why_not(problem: Problem, limits: BudgetLimits, model: Model) -> str:
     rates = [rate for (one, _), rate in problem.rates.known.items() if one == model]
     afford = max(problem.most_tokens(limits, model, gpus) for gpus in problem.counts(limits))
     if problem.tokens_per_param is not None and (afford == 0.0 or any(rate is not None for rate in rates)):
@@ -98,7 +106,7 @@ def _why_not(problem: Problem, limits: Limits, model: Model) -> str:
     return "for which no batch is allowed"
 
 
-def _counted_split(problem: Problem, limits: Limits, flop: float) -> tuple[float, float]:
+def _counted_split(problem: Problem, limits: BudgetLimits, flop: float) -> tuple[float, float]:
     work = flop / FLOP_PER_PARAM_TOKEN
     if problem.model is not None:
         params = problem.law.counted(problem.model)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, Limits, Name, Problem, Run
+from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Name, Problem
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import Law
 from knee.budgets.training_cost import DAY_S
@@ -44,7 +44,7 @@ class Frontier:
     axis: Axis
     values: tuple[float, ...]
     """Ascending, by doublings; one is what the best run takes."""
-    runs: tuple[Run | None, ...]
+    runs: tuple[BudgetRun | None, ...]
     """None where nothing can be trained for so little."""
     worth: tuple[float | None, ...]
     """What the doubling to each value bought, over what the law promises; None for the first."""
@@ -99,14 +99,17 @@ class Lost:
     with another size."""
 
 
-def lost_by(problem: Problem, limits: Limits, best: Run, other: Run) -> Lost:
+def lost_by(problem: Problem, limits: BudgetLimits, best: BudgetRun, other: BudgetRun) -> Lost:
     """What following ``other`` costs, in loss, compute and budget; what was priced before answers smaller budgets."""
     if other.loss - best.loss < SHOWN_LOSS:
         return Lost(loss=0.0, flop_frac=0.0, budget_frac=0.0)
     worth = problem.law.flop_for(other.loss) / problem.law.flop_for(best.loss)
-    spent = replace(limits, days=None if limits.days is None else other.days,
-                    usd=None if limits.usd is None else other.cost_usd,
-                    mwh=None if limits.mwh is None else other.mwh)  # fmt: skip
+    spent = replace(
+        limits,
+        days=None if limits.days is None else other.days,
+        usd=None if limits.usd is None else other.cost_usd,
+        mwh=None if limits.mwh is None else other.mwh,
+    )
     low, high = 1e-3, 1.0
     for _ in range(30):
         middle = math.sqrt(low * high)
@@ -117,14 +120,14 @@ def lost_by(problem: Problem, limits: Limits, best: Run, other: Run) -> Lost:
     return Lost(loss=other.loss - best.loss, flop_frac=max(0.0, 1.0 - worth), budget_frac=frac)
 
 
-def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_j: float) -> Frontier:
+def frontier_of(problem: Problem, limits: BudgetLimits, best: BudgetRun, axis: Axis, kg_per_j: float) -> Frontier:
     """Loss against one limit. Emissions are the energy's, so that both have the same runs."""
     of_axis: Name = "mwh" if axis == "co2e_kg" else axis
     per = kg_per_j * J_PER_MWH if axis == "co2e_kg" else 1.0
     now = {"days": best.days, "usd": best.cost_usd, "mwh": best.mwh}[of_axis]
     assert now is not None
     values = [now * 2.0**k for k in range(-HALVINGS, DOUBLINGS + 1)]
-    found: list[Run | None] = []
+    found: list[BudgetRun | None] = []
     for value in values:
         within = _within(limits, of_axis, value)
         run = problem.optimum(within, every=COARSE)
@@ -143,13 +146,13 @@ def frontier_of(problem: Problem, limits: Limits, best: Run, axis: Axis, kg_per_
     )
 
 
-def _climbed(problem: Problem, limits: Limits, run: Run) -> Run:
+def _climbed(problem: Problem, limits: BudgetLimits, run: BudgetRun) -> BudgetRun:
     """From a size of the coarse ladder to the rung beside which none is better, on the same GPUs."""
     ladder = problem.ladder()
     if run.model not in ladder:
         return run
     for step in (COARSE // 2, 1):
-        better: Run | None = run
+        better: BudgetRun | None = run
         while better is not None:
             run, at = better, ladder.index(better.model)
             beside = [ladder[i] for i in (at - step, at + step) if 0 <= i < len(ladder)]
@@ -158,13 +161,13 @@ def _climbed(problem: Problem, limits: Limits, run: Run) -> Run:
     return run
 
 
-def _within(limits: Limits, name: Name, value: float) -> Limits:
+def _within(limits: BudgetLimits, name: Name, value: float) -> BudgetLimits:
     if name == "days":
         return replace(limits, days=value)
     return replace(limits, usd=value) if name == "usd" else replace(limits, mwh=value)
 
 
-def _worth(law: Law, before: Run | None, after: Run | None) -> float | None:
+def _worth(law: Law, before: BudgetRun | None, after: BudgetRun | None) -> float | None:
     if before is None or after is None:
         return None
     flop = law.flop_for(before.loss)
@@ -172,14 +175,14 @@ def _worth(law: Law, before: Run | None, after: Run | None) -> float | None:
     return (before.loss - after.loss) / promised
 
 
-def sizes_around(problem: Problem, limits: Limits, best: Run) -> list[Run]:
+def sizes_around(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> list[BudgetRun]:
     """The best runs of sizes around the best one, on its GPUs, by factors of two."""
     around = _sizes(problem, best)
     runs = (problem.best_at(limits, model, best.gpus) for model in around)
     return [run for run in runs if run is not None]
 
 
-def _sizes(problem: Problem, best: Run) -> list[Model]:
+def _sizes(problem: Problem, best: BudgetRun) -> list[Model]:
     ladder = problem.ladder()
     if best.model not in ladder:
         return [best.model]
@@ -188,14 +191,14 @@ def _sizes(problem: Problem, best: Run) -> list[Model]:
     return [ladder[place] for place in places if 0 <= place < len(ladder)]
 
 
-def grid_of(problem: Problem, limits: Limits, best: Run) -> dict[tuple[int, Model], Run | None]:
+def grid_of(problem: Problem, limits: BudgetLimits, best: BudgetRun) -> dict[tuple[int, Model], BudgetRun | None]:
     """Runs over counts of GPUs and sizes around the best."""
     counts = sorted({*problem.doublings(limits)[-ISO_COUNTS:], best.gpus, limits.gpus})
     sizes = _sizes(problem, best)
     return {(gpus, model): problem.best_at(limits, model, gpus) for gpus in counts for model in sizes}
 
 
-def iso_losses(grid: dict[tuple[int, Model], Run | None], best: Run) -> list[IsoLoss]:
+def iso_losses(grid: dict[tuple[int, Model], BudgetRun | None], best: BudgetRun) -> list[IsoLoss]:
     """Curves of equal loss, between the grid's sizes by straight lines over the logarithm of the parameters."""
     found = []
     for step in STEPS_OF_LOSS:
@@ -221,7 +224,7 @@ def _crossings(line: Sequence[tuple[float, float]], level: float) -> tuple[float
     return low, high
 
 
-def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> list[Marginal]:
+def marginals(problem: Problem, limits: BudgetLimits, best: BudgetRun, max_gpus: int) -> list[Marginal]:
     """What one more day, thousand dollars or MWh buys, and each GPU of the next doubling.
 
     Formula: L(limits and one unit) - L(limits), each the best of the runs that were priced; GPU: (L(2 G) - L(G)) / G.
@@ -251,12 +254,20 @@ def marginals(problem: Problem, limits: Limits, best: Run, max_gpus: int) -> lis
         # where the best run leaves half of the GPUs idle, more of them change nothing
         run = problem.reachable(more) if 2 * best.gpus <= limits.gpus else problem.optimum(more)
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
-        found.append(Marginal(what="GPU", loss=gained / limits.gpus, binds=gained < 0,
-                              how=f"of those that double {limits.gpus:,} to {twice:,}"))  # fmt: skip
+        found.append(
+            Marginal(
+                what="GPU",
+                loss=gained / limits.gpus,
+                binds=gained < 0,
+                how=f"of those that double {limits.gpus:,} to {twice:,}",
+            )
+        )
     return found
 
 
-def bands_of(problem: Problem, limits: Limits, run: Run, low_frac: float | None, high_frac: float | None) -> Bands:
+def bands_of(
+    problem: Problem, limits: BudgetLimits, run: BudgetRun, low_frac: float | None, high_frac: float | None
+) -> Bands:
     """Ends of the loss: the law's draws; the tokens that all limits afford within throughput's band; and both at once.
     A ratio fixes the tokens, so that throughput only says whether the limits still afford them."""
     law, rate = problem.law, run.rate
@@ -264,8 +275,12 @@ def bands_of(problem: Problem, limits: Limits, run: Run, low_frac: float | None,
     if low_frac is None or high_frac is None:
         return Bands(law=of_law, engine=None, both=None, low_affords=None)
     # as fast at the same power: tokens a joule move as tokens a second
-    ends = [problem.tokens(limits, rate.gpus, rate.tokens_per_s * (1.0 + end), rate.tokens_per_j * (1.0 + end),
-                           run.model)[0] for end in (high_frac, low_frac)]  # fmt: skip
+    ends = [
+        problem.tokens(limits, rate.gpus, rate.tokens_per_s * (1.0 + end), rate.tokens_per_j * (1.0 + end), run.model)[
+            0
+        ]
+        for end in (high_frac, low_frac)
+    ]
     losses = [float(law.loss(run.counted, tokens or run.tokens)) for tokens in ends]
     engine = losses[0], losses[1]
     both = None

@@ -108,5 +108,11 @@ def family_of(name: str) -> Family:
     assert isinstance(names, list)
     assert isinstance(vocab, int)
     members = tuple(replace(load_model(str(member)).spec, vocab=vocab) for member in names)
-    return Family(name=name, members=members, vocab=vocab, head_size=int(str(raw["head_size"])),
-                  kind=str(raw["kind"]), source=str(raw["source"]))  # fmt: skip
+    return Family(
+        name=name,
+        members=members,
+        vocab=vocab,
+        head_size=int(str(raw["head_size"])),
+        kind=str(raw["kind"]),
+        source=str(raw["source"]),
+    )

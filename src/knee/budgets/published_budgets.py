@@ -17,7 +17,7 @@ WITHIN_FRAC = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PublishedRun:
+class PublishedTraining:
     """One run and what is predicted for it. None: not published, or not to be predicted."""
 
     name: str
@@ -41,7 +41,7 @@ class PublishedRun:
         return None if self.flop is None or self.predicted_flop is None else self.predicted_flop / self.flop - 1.0
 
 
-def published_runs() -> list[PublishedRun]:
+def published_runs() -> list[PublishedTraining]:
     """All of ``catalog/training_runs.toml``, each under the best plan of the lean set."""
     found = []
     for name, raw in read_toml(ROOT / "training_runs.toml").items():
@@ -49,26 +49,49 @@ def published_runs() -> list[PublishedRun]:
         common = {"name": name, "tokens": tokens, "assumed": raw["assumed"], "source": raw["source"]}
         if "gpu_hours" not in raw:
             flop = FLOP_PER_PARAM_TOKEN * float(raw["params"]) * tokens
-            found.append(PublishedRun(**common, cluster=None, profile=None, gpus=None, rate=None, gpu_hours=None,
-                                      predicted_gpu_hours=None, flop=float(raw["flop"]),
-                                      predicted_flop=flop))  # fmt: skip
+            found.append(
+                PublishedTraining(
+                    **common,
+                    cluster=None,
+                    profile=None,
+                    gpus=None,
+                    rate=None,
+                    gpu_hours=None,
+                    predicted_gpu_hours=None,
+                    flop=float(raw["flop"]),
+                    predicted_flop=flop,
+                )
+            )
             continue
         hours, rate = predicted_gpu_hours(raw)
-        found.append(PublishedRun(**common, cluster=raw["cluster"], profile=raw["profile"], gpus=int(raw["gpus"]),
-                                  rate=rate, gpu_hours=float(raw["gpu_hours"]), predicted_gpu_hours=hours,
-                                  flop=None, predicted_flop=None))  # fmt: skip
+        found.append(
+            PublishedTraining(
+                **common,
+                cluster=raw["cluster"],
+                profile=raw["profile"],
+                gpus=int(raw["gpus"]),
+                rate=rate,
+                gpu_hours=float(raw["gpu_hours"]),
+                predicted_gpu_hours=hours,
+                flop=None,
+                predicted_flop=None,
+            )
+        )
     return found
 
 
 def predicted_gpu_hours(raw: Mapping[str, Any]) -> tuple[float | None, Rate | None]:
     """Of one run of the file, and the plan they are of; None where no plan fits."""
-    rates = Rates(cluster=load_cluster(raw["cluster"]).spec, profile=load_profile(raw["profile"]).spec,
-                  seq_len=int(raw["seq_len"]))  # fmt: skip
+    rates = Rates(
+        cluster=load_cluster(raw["cluster"]).spec,
+        profile=load_profile(raw["profile"]).spec,
+        seq_len=int(raw["seq_len"]),
+    )
     key = int(raw["gpus"]), int(raw["global_batch"])
     rate = rates.of(load_model(raw["model"]).spec, [key])[key]
     return (None if rate is None else float(raw["tokens"]) / rate.tokens_per_s * rate.gpus / HOUR_S), rate
 
 
-def worst_of(runs: list[PublishedRun]) -> PublishedRun:
+def worst_of(runs: list[PublishedTraining]) -> PublishedTraining:
     """The one that is furthest off."""
     return max(runs, key=lambda run: abs(run.error_frac or 0.0))

@@ -235,8 +235,14 @@ def batch_law(name: str = DEFAULT_BATCH_LAW) -> BatchLaw:
     if name not in batch_law_names():
         raise _unknown("law of the critical batch", name, batch_law_names())
     raw = _document()["critical_batch"][name]
-    return BatchLaw(name=name, form=raw["form"], values=_numbers(raw, _COEFFICIENTS[raw["form"]]),
-                    fitted_tokens=_range(raw["tokens"]), kind=raw["kind"], source=raw["source"])  # fmt: skip
+    return BatchLaw(
+        name=name,
+        form=raw["form"],
+        values=_numbers(raw, _COEFFICIENTS[raw["form"]]),
+        fitted_tokens=_range(raw["tokens"]),
+        kind=raw["kind"],
+        source=raw["source"],
+    )
 
 
 def _numbers(raw: dict[str, Any], names: tuple[str, ...]) -> dict[str, float]:

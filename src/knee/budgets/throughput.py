@@ -77,8 +77,11 @@ class Rates:
         """The fastest plan at each count and batch; None where none fits, or none does ``least_tokens_per_s``: plans
         whose bound is below are not simulated."""
         keys = list(dict.fromkeys(keys))
-        new = [key for key in keys if (model, key) not in self.known
-               and self.ceilings.get((model, key), np.inf) >= least_tokens_per_s]  # fmt: skip
+        new = [
+            key
+            for key in keys
+            if (model, key) not in self.known and self.ceilings.get((model, key), np.inf) >= least_tokens_per_s
+        ]
         if new:
             self.known |= {(model, key): rate for key, rate in self._priced(model, new, least_tokens_per_s).items()}
         return {key: self.known.get((model, key)) for key in keys}
@@ -87,8 +90,12 @@ class Rates:
         """No plan does more: the compute of an undivided model alone, at its best micro-batch."""
         if model not in self.bounds:
             sizes = [(micro, self._space(model, 1, micro)) for micro in MICRO_BATCHES]
-            table = joined(*(whole_table(replace(space, micro_batches=(micro,), recomputes=("none",),
-                                                 shardings=("fsdp",))) for micro, space in sizes))  # fmt: skip
+            table = joined(
+                *(
+                    whole_table(replace(space, micro_batches=(micro,), recomputes=("none",), shardings=("fsdp",)))
+                    for micro, space in sizes
+                )
+            )
             least = SLACK * least_compute_s(model, self.cluster, self.profile, table)
             self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
         return self.bounds[model]

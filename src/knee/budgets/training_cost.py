@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from knee.energy.carbon import J_PER_KWH, Grid
+from knee.energy.carbon import J_PER_KWH, CarbonGrid
 from knee.errors import InputError, argument
 from knee.record.measurement import Measurement
 from knee.specs.constants import constant
@@ -14,8 +14,11 @@ from knee.specs.constants import constant
 DAY_S = 86_400.0
 MOST_PUE = 10.0
 # commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
-_TOKENS = re.compile(r"^\s*+((?:\d{1,3}(?:,\d{3})++|\d[\d_]*+)(?:\.\d*+)?+(?:[eE]\+?\d++)?+|\.\d++(?:[eE]\+?\d++)?+)"
-                     r"\s*+([kKmMbBtT]?+)\s*+$", re.ASCII)  # fmt: skip
+_TOKENS = re.compile(
+    r"^\s*+((?:\d{1,3}(?:,\d{3})++|\d[\d_]*+)(?:\.\d*+)?+(?:[eE]\+?\d++)?+|\.\d++(?:[eE]\+?\d++)?+)"
+    r"\s*+([kKmMbBtT]?+)\s*+$",
+    re.ASCII,
+)
 _TIMES = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
@@ -48,7 +51,7 @@ def bill_of(
     measured: Measurement,
     tokens: float,
     *,
-    grid: Grid,
+    grid: CarbonGrid,
     pue: float,
     band: tuple[float, float] | None = None,
 ) -> Bill:
@@ -88,6 +91,8 @@ def checked_pue(pue: float | None) -> float:
     if pue is None:
         return constant("site", "pue")
     if not 1 <= pue <= MOST_PUE:
-        raise InputError(f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}",
-                         hint="1.56 is the mean of a survey, 1.1 what large new sites say")  # fmt: skip
+        raise InputError(
+            f"{argument('pue')} is {pue:g}; it must be between 1 and {MOST_PUE:g}",
+            hint="1.56 is the mean of a survey, 1.1 what large new sites say",
+        )
     return pue

@@ -14,9 +14,13 @@ from knee.figures.scale_chart import ENDINGS
 
 def refuse_beside_check(ctx: click.Context) -> None:
     """It asks about published runs, and nothing of a budget of one's own."""
-    given = [param.opts[0] for param in ctx.command.params
-             if param.name not in ("check", "as_json") and param.name is not None
-             and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE]  # fmt: skip
+    given = [
+        param.opts[0]
+        for param in ctx.command.params
+        if param.name not in ("check", "as_json")
+        and param.name is not None
+        and ctx.get_parameter_source(param.name) is ParameterSource.COMMANDLINE
+    ]
     if given:
         raise InputError(
             f"--check stands alone, and {', '.join(given)} {'is' if len(given) == 1 else 'are'} given",

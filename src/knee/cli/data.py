@@ -16,7 +16,7 @@ from knee import units
 
 if TYPE_CHECKING:
     from knee.datasets.shard_index import Index
-    from knee.datasets.write_shards import Prepared, Told
+    from knee.datasets.write_shards import Prepared, ShardProgress
 
 FIRST_TOKENS = 64
 
@@ -217,7 +217,7 @@ class _Progress:
         if self.bar is not None:
             self.bar.stop()
 
-    def tell(self, told: Told) -> None:
+    def tell(self, told: ShardProgress) -> None:
         """A block is done."""
         self.tokens = told.made_tokens
         if self.bar is not None:

@@ -15,7 +15,7 @@ import click
 
 import knee
 from knee.cli import available
-from knee.probe.gpus import NO_DRIVER, NO_PACKAGE, Gpu, NvidiaDriver, nvml_library
+from knee.probe.gpus import NO_DRIVER, NO_PACKAGE, LocalGpu, NvidiaDriver, nvml_library
 from knee.probe.inventory import Cpu, Inventory, Nic, Software, read_inventory
 from knee.units import show
 
@@ -35,7 +35,7 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckResult:
     """Whether it is there."""
 
     name: str
@@ -179,15 +179,15 @@ def _nccl(software: Software) -> str:
     return "not found" if software.torch is None else "unknown: torch may hold its own"
 
 
-def _gpus(gpus: Sequence[Gpu]) -> list[list[str]]:
+def _gpus(gpus: Sequence[LocalGpu]) -> list[list[str]]:
     """A line for GPUs that are alike, not one for each."""
-    alike: dict[Gpu, list[int]] = {}
+    alike: dict[LocalGpu, list[int]] = {}
     for gpu in gpus:
         alike.setdefault(replace(gpu, index=0), []).append(gpu.index)
     return [[_ranges(indices), gpu.name or "name unknown", gpu.trouble or _gpu(gpu)] for gpu, indices in alike.items()]
 
 
-def _gpu(gpu: Gpu) -> str:
+def _gpu(gpu: LocalGpu) -> str:
     return _facts(
         {
             "memory": None if gpu.memory_bytes is None else show(gpu.memory_bytes, "bytes"),
@@ -202,7 +202,7 @@ def _gpu(gpu: Gpu) -> str:
     )
 
 
-def _nvlink(gpu: Gpu) -> str | None:
+def _nvlink(gpu: LocalGpu) -> str | None:
     if not gpu.nvlinks:
         return None if gpu.nvlinks is None else "no active NVLink"
     rate = None if gpu.nvlink_bytes_per_s is None else f"{show(gpu.nvlink_bytes_per_s, 'bytes_per_s')} each way"
@@ -235,7 +235,7 @@ def _nic(nic: Nic) -> list[str]:
     return [nic.name, _facts(facts)]
 
 
-def _find(need: Need, software: Software) -> Finding:
+def _find(need: Need, software: Software) -> CheckResult:
     get = need.get
     match need.name:
         case "torch":
@@ -246,7 +246,7 @@ def _find(need: Need, software: Software) -> Finding:
             found = _chromium()
         case _:
             found = _package(need)
-    return Finding(name=need.name, found=found, why=need.why, get=get)
+    return CheckResult(name=need.name, found=found, why=need.why, get=get)
 
 
 def _package(need: Need) -> str | None:

@@ -16,7 +16,7 @@ from knee.errors import InputError
 
 if TYPE_CHECKING:
     from knee.api.study import Launcher
-    from knee.studies.questions import Point
+    from knee.studies.questions import StudyPoint
 
 DEFAULT_OUT = "out"
 LAUNCHERS = ("simulate", "local")
@@ -164,7 +164,7 @@ def show_study(name: str, as_json: bool) -> None:
             click.echo(f"  - {sentence}")
 
 
-def _plan(point: Point) -> str:
+def _plan(point: StudyPoint) -> str:
     """A plan as the grid names it, or how it is picked."""
     question = point.question
     if len(question.plans) > 1:

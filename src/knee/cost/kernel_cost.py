@@ -11,7 +11,7 @@ from knee.arrays import Floats
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, Attention, Gemm, Operation, Stream
+from knee.workload.operations import BYTES, Attention, Gemm, MemoryBound, Operation
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""
@@ -96,7 +96,7 @@ def attention_launches(profile: Profile, *, forward: bool) -> float:
     return constant("attention", f"{kind}_{'forward' if forward else 'backward'}_kernels")
 
 
-def stream_s(gpu: Gpu, profile: Profile, op: Stream) -> Floats:
+def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
     """Seconds of memory-bound kernels: bytes over the rate they stream at, and each kernel's own time."""
     share = {"hbm": 1.0 / profile.stream_scale, "copy_out": profile.copy_frac, "copy_in": profile.reduce_copy_frac}
     rate = gpu.hbm_bytes_per_s * gpu.hbm_frac * share[op.rate]
@@ -129,7 +129,7 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
             time_s = time_s + attention_s(gpu, profile.attention, op)
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
             kernels += attention_launches(profile, forward=op.forward)
-        elif isinstance(op, Stream):
+        elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
             kernels += op.kernels

@@ -9,7 +9,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links, all_reduce_s
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.step_parts import Groups, peak_column
+from knee.cost.step_parts import GroupPlacements, peak_column
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
@@ -20,7 +20,7 @@ from knee.workload.traffic import Modes, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
+class OuterSync:
     """The replicas' exchange of every plan; nothing where gradients are reduced in every step."""
 
     message_bytes: Floats
@@ -49,8 +49,8 @@ class Exchange:
 
 
 def exchange_of(
-    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: Groups
-) -> Exchange:
+    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
+) -> OuterSync:
     """What replicas do at the end of every ``sync_every``-th step.
 
     Formula: all_reduce(bytes * P / shards) over dp_replicate, then 16 passes over P / shards in fp32; a step has
@@ -66,7 +66,7 @@ def exchange_of(
     owned = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements) / shards
     apart = table.sync_every > 1
     outer = cost_of(cluster.gpu, profile, peak_column(cluster, table), op.outer_optimizer(owned, profile.kernels))
-    return Exchange(
+    return OuterSync(
         message_bytes=message,
         all_reduce_s=all_reduce_s(Links.in_training(cluster, profile), g.exchange, message),
         optimizer=outer,

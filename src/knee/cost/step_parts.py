@@ -124,7 +124,7 @@ def half_column(cluster: Cluster, table: PlanTable) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class GroupPlacements:
     """The process groups of every plan."""
 
     shard: GroupPlacement
@@ -141,7 +141,7 @@ class Groups:
     """All GPUs that a step keeps together: those of one replica where replicas do not meet in every step."""
 
 
-def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
+def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes."""
     per_node = cluster.node.gpus
     replicate = place(table, per_node, "dp_replicate")
@@ -153,7 +153,7 @@ def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> Groups:
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
-    return Groups(
+    return GroupPlacements(
         shard=place(table, per_node, "dp_shard", "cp"),
         replicate=together,
         exchange=replicate,
@@ -171,7 +171,7 @@ def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacemen
     )
 
 
-def contention(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, g: Groups) -> Floats:
+def contention(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, g: GroupPlacements) -> Floats:
     """How much slower compute runs beside this plan's communication.
 
     Formula: kappa * min(1, B / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides in the node
@@ -215,7 +215,9 @@ class CommCosts:
     """All-reduce of the gradient norm over all GPUs that a step keeps together."""
 
 
-def comm_costs(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: Groups) -> CommCosts:
+def comm_costs(
+    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
+) -> CommCosts:
     """Price every message of every plan."""
     links = Links.in_training(cluster, profile)
     per_node = cluster.node.gpus

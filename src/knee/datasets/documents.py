@@ -28,7 +28,7 @@ DATA = "pip install 'knee[data]'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class TextBlock:
     """A piece of a file, not yet looked into."""
 
     path: str
@@ -96,7 +96,7 @@ def kind_of(path: Path) -> Kind | None:
     return next((kind for end, kind in KINDS.items() if path.name.lower().endswith(end)), None)
 
 
-def blocks(path: Path, *, field: str = "text", split: Split = "file") -> Iterator[Block]:
+def blocks(path: Path, *, field: str = "text", split: Split = "file") -> Iterator[TextBlock]:
     """The pieces of a file, in order.
 
     A plain text file is one document, or one per block of lines between blank lines (``split``). A long one is cut
@@ -121,7 +121,7 @@ def blocks(path: Path, *, field: str = "text", split: Split = "file") -> Iterato
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
 
 
-def documents(block: Block, *, field: str = "text", split: Split = "file") -> Documents:
+def documents(block: TextBlock, *, field: str = "text", split: Split = "file") -> Documents:
     """What is in a block. Bad lines are returned with their place; text that is not UTF-8 is refused."""
     if block.kind == "plain":
         return _plain_documents(block, split)
@@ -141,7 +141,7 @@ def documents(block: Block, *, field: str = "text", split: Split = "file") -> Do
 # Plain text.
 
 
-def _plain_blocks(path: Path, file: IO[bytes], split: Split) -> Iterator[Block]:
+def _plain_blocks(path: Path, file: IO[bytes], split: Split) -> Iterator[TextBlock]:
     """Whole lines; where blank lines end documents, whole documents, however long they are."""
     first, offset = 1, 0
     lines = file.readlines(BLOCK_BYTES) or [b""]  # an empty file is an empty document
@@ -151,7 +151,7 @@ def _plain_blocks(path: Path, file: IO[bytes], split: Split) -> Iterator[Block]:
         following = file.readlines(BLOCK_BYTES)
         content = b"".join(lines)
         after = offset + len(content)
-        yield Block(
+        yield TextBlock(
             path=str(path),
             kind="plain",
             first=first,
@@ -164,7 +164,7 @@ def _plain_blocks(path: Path, file: IO[bytes], split: Split) -> Iterator[Block]:
         lines = following
 
 
-def _plain_documents(block: Block, split: Split) -> Documents:
+def _plain_documents(block: TextBlock, split: Split) -> Documents:
     try:
         text = block.content.decode("utf-8-sig" if block.offset == 0 else "utf-8")
     except UnicodeDecodeError as error:
@@ -200,10 +200,10 @@ def _between_blank_lines(lines: Iterable[str]) -> Iterator[str]:
 # JSON lines.
 
 
-def _line_blocks(path: Path, file: IO[bytes], text: IO[bytes] | gzip.GzipFile) -> Iterator[Block]:
+def _line_blocks(path: Path, file: IO[bytes], text: IO[bytes] | gzip.GzipFile) -> Iterator[TextBlock]:
     first = 1
     while lines := text.readlines(BLOCK_BYTES):
-        yield Block(
+        yield TextBlock(
             path=str(path), kind="jsonl", first=first, offset=0, content=b"".join(lines), read_bytes=file.tell()
         )
         first += len(lines)
@@ -213,7 +213,7 @@ Found = tuple[str, str, str | None]
 """Place, text, and what is wrong."""
 
 
-def _json_records(block: Block, field: str) -> Iterator[Found]:
+def _json_records(block: TextBlock, field: str) -> Iterator[Found]:
     for number, line in enumerate(block.content.split(b"\n"), start=block.first):
         if line.strip():
             text, trouble = _json_text(line, field)
@@ -247,7 +247,7 @@ def _usable(text: Any, field: str) -> tuple[str, str | None]:
 # Parquet.
 
 
-def _parquet_blocks(path: Path, field: str) -> Iterator[Block]:
+def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
@@ -263,7 +263,7 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[Block]:
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
                 rows = batch.column(0).to_pylist()
                 share = (first - 1 + len(rows)) / file.metadata.num_rows
-                yield Block(
+                yield TextBlock(
                     path=str(path),
                     kind="parquet",
                     first=first,
@@ -278,6 +278,6 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[Block]:
         raise InputError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from None
 
 
-def _parquet_records(block: Block, field: str) -> Iterator[Found]:
+def _parquet_records(block: TextBlock, field: str) -> Iterator[Found]:
     for number, value in enumerate(block.content, start=block.first):
         yield f"row {number}", *_usable(value, field)

@@ -65,7 +65,7 @@ class Tokenizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class TextSource:
     """A file of text, as it was."""
 
     path: str
@@ -77,18 +77,18 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ShardRequest:
     """All that the tokens depend on: the same question has the same shards."""
 
     tokenizer: Tokenizer
-    sources: tuple[Source, ...]
+    sources: tuple[TextSource, ...]
     field: str
     split: Literal["file", "block"]
     shard_tokens: int
     tokenizers: str
     """Version of the library."""
 
-    def differs_from(self, other: Asked) -> str | None:
+    def differs_from(self, other: ShardRequest) -> str | None:
         """The first thing in which two questions differ, in words; None where they are one."""
         mine, others = {s.path: s for s in self.sources}, {s.path: s for s in other.sources}
         words = {
@@ -105,7 +105,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedFile:
     """What of the text is not in the shards."""
 
     records: int = 0
@@ -120,10 +120,10 @@ class LeftOut:
 class Index:
     """A folder of shards."""
 
-    asked: Asked
+    asked: ShardRequest
     dtype: Dtype
     shards: tuple[Shard, ...]
-    left_out: LeftOut
+    left_out: SkippedFile
     text_bytes: int
     """Bytes of UTF-8 text that the tokens stand for."""
     version: int = VERSION
@@ -210,10 +210,10 @@ def index_of(data: dict[str, Any]) -> Index:
     )
 
 
-def asked_of(data: dict[str, Any]) -> Asked:
+def asked_of(data: dict[str, Any]) -> ShardRequest:
     """From JSON."""
-    sources = tuple(Source(**source) for source in data["sources"])
-    found = Asked(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
+    sources = tuple(TextSource(**source) for source in data["sources"])
+    found = ShardRequest(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
     if not _is_count(found.shard_tokens) or not all(
         isinstance(text, str) for text in (found.field, found.split, found.tokenizers)
     ):
@@ -226,9 +226,9 @@ def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
     return tuple(Shard(**shard) for shard in data)
 
 
-def left_out_of(data: dict[str, Any]) -> LeftOut:
+def left_out_of(data: dict[str, Any]) -> SkippedFile:
     """From JSON."""
-    found = LeftOut(**data | {"first": tuple(data["first"])})
+    found = SkippedFile(**data | {"first": tuple(data["first"])})
     if not all(_is_count(count) for count in (found.records, found.empty)):
         raise ValueError("left_out does not hold counts")
     if not all(isinstance(place, str) for place in found.first):

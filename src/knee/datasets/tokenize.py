@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.datasets.documents import DATA, Block, Split, documents
+from knee.datasets.documents import DATA, Split, TextBlock, documents
 from knee.datasets.shard_index import Dtype, Tokenizer, sha256_of
 from knee.errors import InputError, MissingExtra, RunFailed
 
@@ -105,7 +105,7 @@ class Encoder:
         self.encoding = encoding
         self.library = load_tokenizer(Path(encoding.tokenizer.path))
 
-    def __call__(self, block: Block) -> Encoded:
+    def __call__(self, block: TextBlock) -> Encoded:
         """Documents with an end-of-text token behind each; no other special token is added."""
         found = documents(block, field=self.encoding.field, split=self.encoding.split)
         eos, dtype = [self.encoding.tokenizer.eos_id], np.dtype(self.encoding.dtype).newbyteorder("<")
@@ -137,7 +137,7 @@ class Encoder:
         return encoded
 
 
-def encode_all(encoding: Encoding, blocks: Iterable[Block], jobs: int) -> Iterator[tuple[Block, Encoded]]:
+def encode_all(encoding: Encoding, blocks: Iterable[TextBlock], jobs: int) -> Iterator[tuple[TextBlock, Encoded]]:
     """Blocks with their tokens, in order. One job is this process; its threads are the library's own."""
     if jobs == 1:
         encoder = Encoder(encoding)
@@ -146,7 +146,7 @@ def encode_all(encoding: Encoding, blocks: Iterable[Block], jobs: int) -> Iterat
         return
     # not forked: the caller may have threads
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _start, (encoding,))
-    waiting: deque[tuple[Block, Future[Encoded]]] = deque()
+    waiting: deque[tuple[TextBlock, Future[Encoded]]] = deque()
     try:
         for block in blocks:
             waiting.append((block, pool.submit(_encode, block)))
@@ -185,5 +185,5 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _encode(block: Block) -> Encoded:
+def _encode(block: TextBlock) -> Encoded:
     return _encoder(block)

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from knee.datasets import shard_index
-from knee.datasets.documents import Block, Split, blocks, find_files
-from knee.datasets.shard_index import INDEX, TOKENIZER, WIDTH, Asked, Index, LeftOut, Shard, Source
+from knee.datasets.documents import Split, TextBlock, blocks, find_files
+from knee.datasets.shard_index import INDEX, TOKENIZER, WIDTH, Index, Shard, ShardRequest, SkippedFile, TextSource
 from knee.datasets.tokenize import FIRST_BAD, Encoded, Encoding, describe_tokenizer, encode_all
 from knee.errors import InputError
 from knee.files import cannot_write, make_folder, write_text
@@ -39,7 +39,7 @@ GOES_ON = "what is finished is kept, and the same command goes on with it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class ShardProgress:
     """How far a preparation is."""
 
     done_bytes: int
@@ -72,7 +72,7 @@ class _State:
     records: int = 0
     """Of that source, so far."""
     bad: int = 0
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: SkippedFile = field(default_factory=SkippedFile)
     text_bytes: int = 0
 
     def take(self, source: int, encoded: Encoded) -> None:
@@ -84,7 +84,7 @@ class _State:
         self.bad += encoded.bad
         self.text_bytes += encoded.text_bytes
         before = self.left_out
-        self.left_out = LeftOut(
+        self.left_out = SkippedFile(
             records=before.records + encoded.bad,
             empty=before.empty + encoded.empty,
             first=(before.first + tuple(encoded.first_bad))[:FIRST_BAD],
@@ -103,7 +103,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     max_bad_frac: float = MAX_BAD_FRAC,
     fresh: bool = False,
-    tell: Callable[[Told], None] = lambda _: None,
+    tell: Callable[[ShardProgress], None] = lambda _: None,
 ) -> Prepared:
     """Make shards of text files in a folder, or find that they are there already.
 
@@ -126,9 +126,9 @@ def write_shards(
 
 def _asked(
     files: Sequence[Path], tokenizer_file: Path, *, field: str, split: Split, eos: str | None, shard_tokens: int
-) -> Asked:
+) -> ShardRequest:
     tokenizer = describe_tokenizer(tokenizer_file, eos)
-    return Asked(
+    return ShardRequest(
         tokenizer=tokenizer,
         sources=tuple(_source(path) for path in files),
         field=field,
@@ -138,18 +138,18 @@ def _asked(
     )
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> TextSource:
     try:
         found = path.stat()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    return Source(path=str(path.resolve()), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+    return TextSource(path=str(path.resolve()), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
 
 
 # What is there already.
 
 
-def _as_before(out: Path, asked: Asked) -> Index:
+def _as_before(out: Path, asked: ShardRequest) -> Index:
     """The index, if it answers this question; a shard that is damaged is refused by its name."""
     index = shard_index.read_index(out)
     _refuse_other(out, index.asked, asked)
@@ -157,7 +157,7 @@ def _as_before(out: Path, asked: Asked) -> Index:
     return index
 
 
-def _journal(out: Path, asked: Asked) -> list[_State]:
+def _journal(out: Path, asked: ShardRequest) -> list[_State]:
     """Where an earlier call was after each of its shards.
 
     A last line that was cut off is dropped, and so is a shard that is not as it was written, with all after it.
@@ -185,7 +185,7 @@ def _is_whole(out: Path, shard: Shard) -> bool:
     return all((out / name).is_file() and shard_index.sha256_of(out / name) == digest for name, digest in pairs)
 
 
-def _refuse_other(out: Path, before: Asked, asked: Asked) -> None:
+def _refuse_other(out: Path, before: ShardRequest, asked: ShardRequest) -> None:
     if what := asked.differs_from(before):
         raise InputError(
             f"{out} has shards of something else: {what} differs",
@@ -232,7 +232,12 @@ class _Preparation:
     """Goes through what is left of the text, and writes shards and the journal."""
 
     def __init__(
-        self, out: Path, asked: Asked, steps: Sequence[_State], max_bad_frac: float, tell: Callable[[Told], None]
+        self,
+        out: Path,
+        asked: ShardRequest,
+        steps: Sequence[_State],
+        max_bad_frac: float,
+        tell: Callable[[ShardProgress], None],
     ) -> None:
         self.out, self.asked, self.max_bad_frac, self.tell = out, asked, max_bad_frac, tell
         self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
@@ -262,7 +267,7 @@ class _Preparation:
             raise InputError("there is no text in " + _few([source.path for source in self.asked.sources]))
         return self._finish()
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[TextBlock]:
         """All that is left to do. Read again, but not tokenised again, is what of the current file is done."""
         begin, skip = self.state.source, self.state.block  # before the state moves on
         for number, source in enumerate(self.asked.sources[begin:], start=begin):
@@ -274,7 +279,7 @@ class _Preparation:
                     f"{path} changed while it was read", hint="begin anew with --fresh once it stays as it is"
                 )
 
-    def _take(self, block: Block, encoded: Encoded) -> None:
+    def _take(self, block: TextBlock, encoded: Encoded) -> None:
         number = self.number[block.path]
         if number != self.state.source:
             self._refuse_bad()
@@ -289,11 +294,11 @@ class _Preparation:
         with _in_words(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(line)
 
-    def _tell(self, block: Block, writer: _Writer) -> None:
+    def _tell(self, block: TextBlock, writer: _Writer) -> None:
         done = self.before[self.number[block.path]] + block.read_bytes
         tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
         self.tell(
-            Told(
+            ShardProgress(
                 done_bytes=done,
                 text_bytes=self.state.text_bytes,
                 tokens=tokens,

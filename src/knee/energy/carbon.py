@@ -20,7 +20,7 @@ _WRITTEN = re.compile(r"^\s*+(\d++(?:\.\d*+)?+|\.\d++)\s*+(?:g/kWh)?+\s*+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class CarbonGrid:
     """Where the electricity comes from."""
 
     name: str
@@ -45,21 +45,22 @@ def grid_names() -> list[str]:
     return list(_document())
 
 
-def grid(name: str) -> Grid:
+def grid(name: str) -> CarbonGrid:
     """A grid by its name, or from a number of grams per kilowatt-hour."""
     match = _WRITTEN.match(name)
     if match is not None:
-        return Grid(
+        return CarbonGrid(
             name=f"{float(match[1]):g} g/kWh", kg_co2e_per_j=_kg_per_j(name), kind="user", source=argument("grid")
         )
     entry = _document().get(name)
     if entry is None:
         close = did_you_mean(name, grid_names())
         guess = f"did you mean {close}? " if close else ""
-        raise InputError(f"no grid named {name!r}",
-                         hint=f"{guess}use one of {', '.join(grid_names())}, or grams per kWh")  # fmt: skip
+        raise InputError(
+            f"no grid named {name!r}", hint=f"{guess}use one of {', '.join(grid_names())}, or grams per kWh"
+        )
     value = entry["intensity"]
-    return Grid(name=name, kg_co2e_per_j=_kg_per_j(value["value"]), kind=value["kind"], source=value["source"])
+    return CarbonGrid(name=name, kg_co2e_per_j=_kg_per_j(value["value"]), kind=value["kind"], source=value["source"])
 
 
 def _kg_per_j(text: str) -> float:

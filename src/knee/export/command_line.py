@@ -35,7 +35,7 @@ def cannot(tool: str, what: str, hint: str) -> InputError:
 
 
 @dataclass(slots=True, kw_only=True)
-class Launch:
+class LaunchCommand:
     """A command under construction. An option that is not recorded cannot be added."""
 
     tool: str
@@ -78,16 +78,27 @@ def about(job: Job) -> str:
 
 def in_words(plan: Plan) -> str:
     """The plan in one line; degrees of 1 are left out."""
-    degrees = [f"{axis} {getattr(plan, axis)}" for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
-               if getattr(plan, axis) > 1]  # fmt: skip
+    degrees = [
+        f"{axis} {getattr(plan, axis)}"
+        for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
+        if getattr(plan, axis) > 1
+    ]
     degrees += [f"sync_every {plan.sync_every}"] if plan.sync_every > 1 else []
     pipeline: list[str] = [plan.schedule] if plan.pp > 1 else []
     pipeline += [f"virtual_stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
-    return ", ".join([*degrees, plan.sharding, *pipeline, f"micro_batch {plan.micro_batch}",
-                      f"recompute {plan.recompute}", plan.precision])  # fmt: skip
+    return ", ".join(
+        [
+            *degrees,
+            plan.sharding,
+            *pipeline,
+            f"micro_batch {plan.micro_batch}",
+            f"recompute {plan.recompute}",
+            plan.precision,
+        ]
+    )
 
 
-def add_torchrun(launch: Launch, job: Job) -> None:
+def add_torchrun(launch: LaunchCommand, job: Job) -> None:
     """torchrun on as many hosts as the job fills."""
     per_host = job.cluster.node.gpus
     if per_host > LARGEST_HOST:
@@ -95,8 +106,12 @@ def add_torchrun(launch: Launch, job: Job) -> None:
         launch.notes.append(f"a rack of {job.cluster.name} is taken to be hosts of {RACK_HOST} GPUs")
     per_host = min(per_host, job.gpus)
     if job.gpus % per_host:
-        raise cannot(launch.tool, f"torchrun starts as many processes on every host, and {job.gpus} GPUs are no whole "
-                     f"number of hosts of {per_host}", f"use a multiple of {per_host} GPUs")  # fmt: skip
+        raise cannot(
+            launch.tool,
+            f"torchrun starts as many processes on every host, and {job.gpus} GPUs are no whole "
+            f"number of hosts of {per_host}",
+            f"use a multiple of {per_host} GPUs",
+        )
     hosts = job.gpus // per_host
     launch.lines.append("torchrun")
     launch.option("--nnodes", hosts, of="torchrun")
@@ -109,24 +124,30 @@ def add_torchrun(launch: Launch, job: Job) -> None:
     launch.shell_option("--rdzv-endpoint", "$HEAD_NODE:29500", of="torchrun")
 
 
-def refuse_processors(launch: Launch, job: Job) -> None:
+def refuse_processors(launch: LaunchCommand, job: Job) -> None:
     """Runs on a CPU are knee's own."""
     if job.cluster.gpu.arch == "cpu":
         raise cannot(launch.tool, f"{job.cluster.name} has no GPUs", "export to knee, whose trainer runs on processors")
 
 
-def refuse_prefetch(launch: Launch, plan: Plan) -> None:
+def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
     """Neither program has an option for how far FSDP gathers ahead."""
     if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
-        raise cannot(launch.tool, f"it has no option that gathers {plan.prefetch} layers ahead",
-                     "the nearest plan it can run has --prefetch 1")  # fmt: skip
+        raise cannot(
+            launch.tool,
+            f"it has no option that gathers {plan.prefetch} layers ahead",
+            "the nearest plan it can run has --prefetch 1",
+        )
 
 
-def refuse_rare_exchange(launch: Launch, plan: Plan) -> None:
+def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
     """No recorded option of either program lets replicas run apart for a while."""
     if plan.sync_every > 1:
-        raise cannot(launch.tool, f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
-                     "the nearest plan it can run has no --sync-every; or export to knee, to simulate it")  # fmt: skip
+        raise cannot(
+            launch.tool,
+            f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
+            "the nearest plan it can run has no --sync-every; or export to knee, to simulate it",
+        )
 
 
 def placed(plan: Plan, order: tuple[str, ...]) -> bool:

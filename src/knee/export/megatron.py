@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from knee.export.command_line import (
-    Launch,
+    LaunchCommand,
     add_torchrun,
     cannot,
     dealt,
@@ -27,7 +27,7 @@ VOCAB_MULTIPLE = 128
 
 def megatron_command(job: Job) -> str:
     """The script; refused where Megatron-LM has no such plan."""
-    launch = Launch(tool=TOOL)
+    launch = LaunchCommand(tool=TOOL)
     refuse_processors(launch, job)
     _refuse(launch, job)
     add_torchrun(launch, job)
@@ -40,8 +40,9 @@ def megatron_command(job: Job) -> str:
     _add_sharding(launch, job)
     _add_recompute(launch, job)
     launch.lines.append('"$@"')
-    launch.notes.append("run it in a checkout of Megatron-LM, with tokenizer, data, --train-iters and --lr after the "
-                        "script's name")  # fmt: skip
+    launch.notes.append(
+        "run it in a checkout of Megatron-LM, with tokenizer, data, --train-iters and --lr after the script's name"
+    )
     return launch.text(job, before=_environment(launch, job))
 
 
@@ -49,19 +50,21 @@ def _is_fsdp(job: Job) -> bool:
     return job.plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and job.plan.dp * job.plan.cp > 1
 
 
-def _environment(launch: Launch, job: Job) -> str:
+def _environment(launch: LaunchCommand, job: Job) -> str:
     """Hopper and before need one queue to the device for TP and CP; FSDP needs several."""
     plan = job.plan
     if _is_fsdp(job):
         if plan.tp > 1 or plan.cp > 1:
-            launch.notes.append("Megatron advises against FSDP beside tensor or context parallelism: TP and CP want "
-                                "CUDA_DEVICE_MAX_CONNECTIONS=1, and FSDP more")  # fmt: skip
+            launch.notes.append(
+                "Megatron advises against FSDP beside tensor or context parallelism: TP and CP want "
+                "CUDA_DEVICE_MAX_CONNECTIONS=1, and FSDP more"
+            )
         return "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
     needs_one = (plan.tp > 1 or plan.cp > 1) and job.cluster.gpu.arch in ("sm70", "sm80", "sm90")
     return "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if needs_one else ""
 
 
-def _refuse(launch: Launch, job: Job) -> None:
+def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of Megatron-LM says."""
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
@@ -96,7 +99,7 @@ def _refuse(launch: Launch, job: Job) -> None:
         _refuse_fsdp(launch, job)
 
 
-def _refuse_fsdp(launch: Launch, job: Job) -> None:
+def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.pp > 1:
         raise cannot(
@@ -126,7 +129,7 @@ def _refuse_fsdp(launch: Launch, job: Job) -> None:
         )
 
 
-def _add_model(launch: Launch, job: Job) -> None:
+def _add_model(launch: LaunchCommand, job: Job) -> None:
     model = job.model
     launch.option("--num-layers", model.layers)
     launch.option("--hidden-size", model.hidden)
@@ -157,15 +160,17 @@ def _add_model(launch: Launch, job: Job) -> None:
     launch.notes.append(f"the vocabulary is the tokenizer's: {model.vocab:,} tokens in knee's answer{words}")
 
 
-def _add_batch(launch: Launch, job: Job) -> None:
+def _add_batch(launch: LaunchCommand, job: Job) -> None:
     launch.option("--seq-length", job.seq_len)
     launch.option("--micro-batch-size", job.plan.micro_batch)
     launch.option("--global-batch-size", job.global_batch)
-    launch.notes.append(f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
-                        "knee's --local-batch is the global batch over all GPUs")  # fmt: skip
+    launch.notes.append(
+        f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
+        "knee's --local-batch is the global batch over all GPUs"
+    )
 
 
-def _add_precision(launch: Launch, job: Job) -> None:
+def _add_precision(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.precision == "fp16":
         launch.option("--fp16")
@@ -182,7 +187,7 @@ def _add_precision(launch: Launch, job: Job) -> None:
         launch.option("--accumulate-allreduce-grads-in-fp32")
 
 
-def _add_degrees(launch: Launch, job: Job) -> None:
+def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     launch.option("--tensor-model-parallel-size", plan.tp)
     if plan.tp > 1 and plan.sequence_parallel:
@@ -201,7 +206,7 @@ def _add_degrees(launch: Launch, job: Job) -> None:
     launch.notes.append(f"data parallelism is what is left of the GPUs: {plan.dp}")
 
 
-def _add_pipeline(launch: Launch, job: Job) -> None:
+def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     """Stages as knee has them: even, with the embedding and the loss counted as layers, or spelled out."""
     plan = job.plan
     if plan.pp == 1:
@@ -226,7 +231,7 @@ def _layout(layers: tuple[int, ...]) -> str:
     return f"E{stages[0]}|{between}{stages[-1]}L"
 
 
-def _add_sharding(launch: Launch, job: Job) -> None:
+def _add_sharding(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.dp * plan.cp == 1:
         return
@@ -254,7 +259,7 @@ def _add_sharding(launch: Launch, job: Job) -> None:
         launch.option("--megatron-fsdp-grad-comm-dtype", "fp32")
 
 
-def _add_recompute(launch: Launch, job: Job) -> None:
+def _add_recompute(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.recompute == "none":
         return

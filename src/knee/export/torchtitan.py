@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from knee.export.command_line import (
-    Launch,
+    LaunchCommand,
     add_torchrun,
     cannot,
     dealt,
@@ -44,7 +44,7 @@ CONVERTERS = ', converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"]
 
 def torchtitan_command(job: Job) -> str:
     """The script; refused where torchtitan has no such plan."""
-    launch = Launch(tool=TOOL)
+    launch = LaunchCommand(tool=TOOL)
     refuse_processors(launch, job)
     _refuse(launch, job)
     add_torchrun(launch, job)
@@ -62,7 +62,7 @@ def torchtitan_command(job: Job) -> str:
     return launch.text(job, before=before)
 
 
-def _refuse(launch: Launch, job: Job) -> None:
+def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
@@ -126,11 +126,13 @@ def _refuse(launch: Launch, job: Job) -> None:
     refuse_prefetch(launch, plan)
 
 
-def _add_model(launch: Launch, job: Job) -> str:
+def _add_model(launch: LaunchCommand, job: Job) -> str:
     """The model among the registered ones; a module of our own where none is trained in the plan's precision."""
     flavor, entry = _registered(job)
-    launch.notes.append("the model is Llama 3.1's, with its scaled rotary angles; tokenizer, optimizer and data are "
-                        "those of torchtitan's configuration")  # fmt: skip
+    launch.notes.append(
+        "the model is Llama 3.1's, with its scaled rotary angles; tokenizer, optimizer and data are "
+        "those of torchtitan's configuration"
+    )
     launch.notes.append("torchtitan takes the loss in chunks of the sequence: logits need less memory than knee counts")
     if entry.get("precision") == job.plan.precision:
         launch.option("--module", "llama3")
@@ -140,8 +142,10 @@ def _add_model(launch: Launch, job: Job) -> str:
     launch.option("--config", "plan")
     # 405B's own configuration needs torchao even where its products stay in bf16
     base = entry["config"] if entry.get("precision") == "bf16" else "llama3_70b"
-    launch.notes.append(f"torchtitan has no {job.plan.precision} configuration of this model: knee_plan.py makes it "
-                        f"of {base}; the learning rate is that one's")  # fmt: skip
+    launch.notes.append(
+        f"torchtitan has no {job.plan.precision} configuration of this model: knee_plan.py makes it "
+        f"of {base}; the learning rate is that one's"
+    )
     fp8 = job.plan.precision == "fp8"
     converters = CONVERTERS.format(compiled=_compiles(job)) if fp8 else ""
     return MODULE.format(base=base, imports=FLOAT8 if fp8 else "", flavor=flavor, converters=converters)
@@ -151,8 +155,10 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
     model, known = job.model, recorded()[TOOL]["models"]
     for flavor, entry in known.items():
         shape = entry["shape"] | LLAMA
-        if all(getattr(model, name) == value for name, value in shape.items()) \
-                and model.head_dim == model.hidden // model.heads:  # fmt: skip
+        if (
+            all(getattr(model, name) == value for name, value in shape.items())
+            and model.head_dim == model.hidden // model.heads
+        ):
             return flavor, entry
     raise cannot(
         TOOL,
@@ -161,7 +167,7 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
     )
 
 
-def _add_batch(launch: Launch, job: Job) -> None:
+def _add_batch(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     in_pipeline = plan.pp > 1
     local = plan.micro_batch * (job.microbatches if in_pipeline else 1)
@@ -170,19 +176,23 @@ def _add_batch(launch: Launch, job: Job) -> None:
     launch.option("--training.global_batch_size", job.global_batch)
     if in_pipeline:
         launch.option("--parallelism.pipeline_parallel_microbatch_size", plan.micro_batch)
-        launch.notes.append(f"local_batch_size is a data-parallel rank's whole step, {job.microbatches} microbatches "
-                            f"of {plan.micro_batch}; {LOCAL_BATCH}")  # fmt: skip
+        launch.notes.append(
+            f"local_batch_size is a data-parallel rank's whole step, {job.microbatches} microbatches "
+            f"of {plan.micro_batch}; {LOCAL_BATCH}"
+        )
         return
     launch.notes.append(f"local_batch_size is knee's micro_batch; {LOCAL_BATCH}")
     if job.microbatches > 1 and plan.sharding != "fsdp":
         what = {"hsdp": "all-reduces between replicas", "ddp": "all-reduces gradients"}.get(
             plan.sharding, "gathers parameters and reduces gradients"
         )
-        launch.notes.append(f"torchtitan {what} in each of the {job.microbatches} accumulation steps, and knee once a "
-                            "step: a step will take longer than knee says")  # fmt: skip
+        launch.notes.append(
+            f"torchtitan {what} in each of the {job.microbatches} accumulation steps, and knee once a "
+            "step: a step will take longer than knee says"
+        )
 
 
-def _add_degrees(launch: Launch, job: Job) -> None:
+def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     launch.option("--parallelism.data_parallel_replicate_degree", plan.dp_replicate)
     launch.option("--parallelism.data_parallel_shard_degree", plan.dp_shard)
@@ -192,14 +202,16 @@ def _add_degrees(launch: Launch, job: Job) -> None:
     reshards = plan.sharding in ("fsdp", "hsdp")
     launch.option("--parallelism.fsdp_reshard_after_forward", "always" if reshards else "never")
     if plan.pp > 1 and plan.sharding != "ddp":
-        launch.notes.append("torchtitan's default under a pipeline is not to reshard after forward; "
-                            f"{plan.sharding} {'does' if reshards else 'does not either'}")  # fmt: skip
+        launch.notes.append(
+            "torchtitan's default under a pipeline is not to reshard after forward; "
+            f"{plan.sharding} {'does' if reshards else 'does not either'}"
+        )
     if plan.tp > 1:
         switch = "enable_sequence_parallel" if plan.sequence_parallel else "no-enable_sequence_parallel"
         launch.option(f"--parallelism.{switch}")
 
 
-def _add_pipeline(launch: Launch, job: Job) -> None:
+def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     plan, layers = job.plan, job.model.layers
     if plan.pp == 1:
         return
@@ -223,14 +235,15 @@ def _add_pipeline(launch: Launch, job: Job) -> None:
             )
         launch.option("--parallelism.pipeline_parallel_layers_per_stage", per_stage)
     mine = dealt(job)
-    even = len(set(mine)) == 1 or (less and (layers + 2) % chunks == 0 and mine[0] == mine[-1] == min(mine)
-                                   and len(set(mine[1:-1])) == 1)  # fmt: skip
+    even = len(set(mine)) == 1 or (
+        less and (layers + 2) % chunks == 0 and mine[0] == mine[-1] == min(mine) and len(set(mine[1:-1])) == 1
+    )
     if not even:
         counts = ", ".join(map(str, mine))
         launch.notes.append(f"knee has {counts} layers on the stages; torchtitan may deal them otherwise")
 
 
-def _add_precision(launch: Launch, job: Job) -> None:
+def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--training.dtype", {"fp32": "float32", "bf16": "bfloat16"}[job.plan.state_dtype])
     launch.option("--training.mixed_precision_param", "bfloat16")
     launch.option("--training.mixed_precision_reduce", "float32")
@@ -247,17 +260,19 @@ def _hides_tp(job: Job) -> bool:
     return job.plan.tp > 1 and job.plan.sequence_parallel and tp_overlap_frac(job) > 0
 
 
-def _add_compile(launch: Launch, job: Job) -> None:
+def _add_compile(launch: LaunchCommand, job: Job) -> None:
     launch.option("--compile.enable" if _compiles(job) else "--compile.no-enable")
     launch.option(f"--compile.{'' if _hides_tp(job) else 'no-'}enable_async_tensor_parallel")
     launch.option("--training.disable_cuda_graphs")
     if _compiles(job) and job.profile.kernels != "compiled":
-        launch.notes.append(f"knee's profile {job.profile.name} has {job.profile.kernels} kernels; compiled ones are "
-                            "the nearest that torchtitan has for this plan")  # fmt: skip
+        launch.notes.append(
+            f"knee's profile {job.profile.name} has {job.profile.kernels} kernels; compiled ones are "
+            "the nearest that torchtitan has for this plan"
+        )
     launch.notes.append("knee models no CUDA graphs, which torchtitan has on by default and never under a pipeline")
 
 
-def _add_recompute(launch: Launch, job: Job) -> None:
+def _add_recompute(launch: LaunchCommand, job: Job) -> None:
     launch.option(f"activation_checkpoint:{job.plan.recompute}")
     if job.plan.recompute == "selective":
         launch.notes.append("selective there recomputes every second product and what is cheap; knee's, attention")

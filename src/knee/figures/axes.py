@@ -9,7 +9,7 @@ from math import ceil, floor, log2
 from typing import Any
 
 from knee.figures.labels import COUNTS, axis_unit, heading, shown
-from knee.figures.palette import INK, SERIES, Look
+from knee.figures.palette import INK, SERIES, MarkStyle
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
 WIDTH, HEIGHT = 312, 200
@@ -18,8 +18,25 @@ AXIS_WIDTH = 34
 """Of the labels of every y axis, so that charts under each other line up."""
 NARROW = "iljtfr.,:;|'()[] -"
 """Characters of half the width."""
-LOG_COLUMNS = ("gpus", "nodes", "seq_len", "message_bytes", "nic_bytes_per_s", "global_batch", "local_batch", "tp",
-               "pp", "cp", "degree", "fsdp_ranks", "params", "days", "usd", "mwh", "co2e_kg")  # fmt: skip
+LOG_COLUMNS = (
+    "gpus",
+    "nodes",
+    "seq_len",
+    "message_bytes",
+    "nic_bytes_per_s",
+    "global_batch",
+    "local_batch",
+    "tp",
+    "pp",
+    "cp",
+    "degree",
+    "fsdp_ranks",
+    "params",
+    "days",
+    "usd",
+    "mwh",
+    "co2e_kg",
+)
 DIAMOND = "M0,-1L1,0L0,1L-1,0ZM0,-.62L-.62,0L0,.62L.62,0Z"
 """A hollow diamond as an area with a hole, so that dots and diamonds share one legend."""
 PLAIN_NUMBER = "format(datum.value, ',~r')"
@@ -56,20 +73,34 @@ def x_axis(column: str, values: Sequence[Any], *, room: float = 0.0) -> Spec:
     """Of lines: log2 with a tick at every value, linear, or words; at its end ``room`` pixels stay free."""
     distinct = list(dict.fromkeys(values))
     if not all(map(is_number, distinct)):
-        return {"field": "x", "type": "ordinal", "title": title_of(column),
-                "scale": {"type": "point", "domain": distinct, "padding": 0.4},
-                "axis": {"labelAngle": 0, "labelOverlap": False, "grid": False}}  # fmt: skip
+        return {
+            "field": "x",
+            "type": "ordinal",
+            "title": title_of(column),
+            "scale": {"type": "point", "domain": distinct, "padding": 0.4},
+            "axis": {"labelAngle": 0, "labelOverlap": False, "grid": False},
+        }
     numbers = sorted(map(float, distinct))
     if not is_log(column, numbers):
         unit = axis_unit(column, numbers[-1])
-        return {"field": "x", "type": "quantitative", "title": heading(column, unit), "scale": {"zero": False},
-                "axis": _named(column, numbers)}  # fmt: skip
+        return {
+            "field": "x",
+            "type": "quantitative",
+            "title": heading(column, unit),
+            "scale": {"zero": False},
+            "axis": _named(column, numbers),
+        }
     doublings = log2(numbers[-1] / numbers[0])
     end = numbers[-1] * 2 ** (doublings * room / (WIDTH - room))
     # labels are never dropped, not even the last
     axis = _named(column, fitting(column, numbers)) | {"labelOverlap": False, "labelFlush": False, "labelBound": False}
-    return {"field": "x", "type": "quantitative", "title": title_of(column),
-            "scale": {"type": "log", "base": 2, "domain": [numbers[0], end], "nice": False}, "axis": axis}  # fmt: skip
+    return {
+        "field": "x",
+        "type": "quantitative",
+        "title": title_of(column),
+        "scale": {"type": "log", "base": 2, "domain": [numbers[0], end], "nice": False},
+        "axis": axis,
+    }
 
 
 def title_of(column: str) -> str | None:
@@ -87,8 +118,11 @@ def fitting(column: str, numbers: Sequence[float]) -> list[float]:
 def _named(column: str, numbers: Sequence[float]) -> Spec:
     """Ticks at these values with our own words: Vega's would be powers of ten."""
     words = {_key(number): shown(column, _whole(number)) for number in numbers}
-    return {"values": list(numbers), "labelExpr": f"({json.dumps(words, ensure_ascii=False)})['' + datum.value]",
-            "labelFontSize": 11}  # fmt: skip
+    return {
+        "values": list(numbers),
+        "labelExpr": f"({json.dumps(words, ensure_ascii=False)})['' + datum.value]",
+        "labelFontSize": 11,
+    }
 
 
 def _whole(number: float) -> float | int:
@@ -121,7 +155,7 @@ def y_axis(column: str, values: Sequence[float], *, zero: bool = True, log: bool
     return base | {"scale": {"zero": zero, "nice": True}, "axis": axis | {"tickCount": 5}}, unit.factor
 
 
-def looks_of(names: Sequence[str]) -> dict[str, Look]:
+def looks_of(names: Sequence[str]) -> dict[str, MarkStyle]:
     """A look for each; the second six have the first six's colours and other dashes."""
     count = len(SERIES)
     return {
@@ -137,11 +171,15 @@ def legend(names: Sequence[str], *, symbol: float = 30.0) -> Spec:
 
 def nominal(names: Sequence[str], values: Sequence[Any], shown_as: Spec | None) -> Spec:
     """A channel that tells series apart; the same legend for all channels of a field makes one legend."""
-    return {"field": "c", "type": "nominal", "scale": {"domain": list(names), "range": list(values)},
-            "legend": shown_as}  # fmt: skip
+    return {
+        "field": "c",
+        "type": "nominal",
+        "scale": {"domain": list(names), "range": list(values)},
+        "legend": shown_as,
+    }
 
 
-def line_channels(looks: Mapping[str, Look]) -> Spec:
+def line_channels(looks: Mapping[str, MarkStyle]) -> Spec:
     """Colour and dash of lines."""
     names = list(looks)
     shown_as = legend(names) | {"symbolType": "stroke", "symbolSize": 300}
@@ -154,9 +192,12 @@ def line_channels(looks: Mapping[str, Look]) -> Spec:
 def kind_channel(kinds: Sequence[str]) -> Spec:
     """Dots for what was measured, hollow diamonds for what was published."""
     shapes = {"measured": "circle", "published": DIAMOND}
-    return {"field": "k", "type": "nominal", "scale": {"domain": list(kinds), "range": [shapes[k] for k in kinds]},
-            "legend": {"symbolFillColor": INK.light, "symbolStrokeWidth": 0, "symbolSize": 90,
-                       "padding": 3}}  # fmt: skip
+    return {
+        "field": "k",
+        "type": "nominal",
+        "scale": {"domain": list(kinds), "range": [shapes[k] for k in kinds]},
+        "legend": {"symbolFillColor": INK.light, "symbolStrokeWidth": 0, "symbolSize": 90, "padding": 3},
+    }
 
 
 def finished(spec: Spec, *, legends: Sequence[Sequence[str]] = ()) -> Spec:

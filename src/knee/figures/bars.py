@@ -20,8 +20,8 @@ from knee.figures.axes import (
     y_axis,
 )
 from knee.figures.labels import axis_unit, label, said, shown
-from knee.figures.lines import Point
-from knee.figures.palette import BAR, INK, PARTS, Look
+from knee.figures.lines import ChartPoint
+from knee.figures.palette import BAR, INK, PARTS, MarkStyle
 from knee.figures.vega import Spec
 
 PART_COLUMNS = {
@@ -44,7 +44,7 @@ ROOM_ABOVE = 1.08
 """How far an axis goes, in times of the highest bar, where a number stands over it."""
 
 
-def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
+def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> Spec:
     """Grouped by series; measured values are dots, published ones hollow diamonds on the bars."""
     places = list(dict.fromkeys(_place(x, p.x) for p in points))
     groups = list(dict.fromkeys(p.series for p in points if not p.named))
@@ -59,13 +59,14 @@ def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
     offset = {} if single else {"yOffset" if lies else "xOffset": {"field": "c", "scale": {"domain": groups}}}
     color = nominal(groups, [look.light for look in looks.values()], None if single else legend(groups))
 
-    def data(some: Sequence[Point]) -> Spec:
+    def data(some: Sequence[ChartPoint]) -> Spec:
         return {"values": [_value(p, x, y, factor, single=single) for p in some]}
 
     drawn = [p for p in points if p.kind in ("simulated", "catalogue")]
     tip = {"description": {"field": "say"}}
-    layers: list[Spec] = [{"data": data(drawn), "mark": {"type": "bar"},
-                           "encoding": channels | offset | {"color": color} | tip}]  # fmt: skip
+    layers: list[Spec] = [
+        {"data": data(drawn), "mark": {"type": "bar"}, "encoding": channels | offset | {"color": color} | tip}
+    ]
     thin = (WIDTH / max(1, len(places))) / (1 if single else len(groups)) < ROOM_FOR_VALUE
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
     if (lies or not thin) and not kinds:
@@ -77,22 +78,33 @@ def bars(points: Sequence[Point], *, x: str, y: str, zero: bool = True) -> Spec:
         layers.append({"data": data(drawn), "mark": mark, "encoding": channels | offset | words})
     if kinds:
         some = [p for p in points if p.kind in kinds]
-        layers.append({"data": data(some), "mark": {"type": "point", "filled": True, "color": INK.light, "opacity": 1,
-                       "size": 75}, "encoding": channels | offset | {"shape": kind_channel(kinds)} | tip})  # fmt: skip
+        layers.append(
+            {
+                "data": data(some),
+                "mark": {"type": "point", "filled": True, "color": INK.light, "opacity": 1, "size": 75},
+                "encoding": channels | offset | {"shape": kind_channel(kinds)} | tip,
+            }
+        )
     step = LYING if single else 13 * len(groups) + 4
     size = {"width": _width(places, lies=lies), "height": {"step": step, "for": "position"} if lies else HEIGHT}
     shown_legends = [*([] if single else [groups]), *([kinds] if kinds else [])]
     return finished(size | {"layer": layers}, legends=shown_legends)
 
 
-def _value(p: Point, x: str, y: str, factor: float, *, single: bool) -> Spec:
+def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spec:
     place = _place(x, p.x)
     who = place if single or p.series == place else f"{p.series}, {label(x, p.x)}"
     unit = axis_unit(y, abs(p.y))
     note = f" ({p.note})" if p.note else ""
     words = shown(y, p.y, unit) if abs(p.y * factor) >= 1 else shown(y, p.y)
-    return {"c": p.series, "x": place, "y": p.y * factor, "k": p.kind, "words": _short(words),
-            "say": f"{who}: {said(y, p.y)}, {p.kind}{note}"}  # fmt: skip
+    return {
+        "c": p.series,
+        "x": place,
+        "y": p.y * factor,
+        "k": p.kind,
+        "words": _short(words),
+        "say": f"{who}: {said(y, p.y)}, {p.kind}{note}",
+    }
 
 
 def _short(words: str) -> str:
@@ -119,11 +131,21 @@ def _place(column: str, value: Any) -> str:
 
 
 def _category(column: str, places: Sequence[str], *, lies: bool) -> Spec:
-    axis: Spec = {"labelOverlap": False, "grid": False, "ticks": False, "labelFontSize": 11, "domain": not lies,
-                  "labelLimit": LONGEST_NAME}  # fmt: skip
-    return {"field": "x", "type": "ordinal", "title": title_of(column),
-            "scale": {"domain": list(places), "paddingInner": 0.22, "paddingOuter": 0.12},
-            "axis": axis if lies else axis | {"labelAngle": 0}}  # fmt: skip
+    axis: Spec = {
+        "labelOverlap": False,
+        "grid": False,
+        "ticks": False,
+        "labelFontSize": 11,
+        "domain": not lies,
+        "labelLimit": LONGEST_NAME,
+    }
+    return {
+        "field": "x",
+        "type": "ordinal",
+        "title": title_of(column),
+        "scale": {"domain": list(places), "paddingInner": 0.22, "paddingOuter": 0.12},
+        "axis": axis if lies else axis | {"labelAngle": 0},
+    }
 
 
 # ---- parts of a step -------------------------------------------------------------------------------------------------
@@ -140,12 +162,20 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     unit = axis_unit("step_s", most)
     names = [part for part in PART_COLUMNS if not (shares and part == OVERLAPPED)]
     names = [part for part in names if any(of.get(part, 0.0) > 0 for _, _, of in steps)]
-    values = [value for name, place, of in steps
-              for value in _stack(name, x, place, of, names, unit.factor, shares, many=len(series) > 1)]  # fmt: skip
+    values = [
+        value
+        for name, place, of in steps
+        for value in _stack(name, x, place, of, names, unit.factor, shares, many=len(series) > 1)
+    ]
     lies = lies_down(places)
     axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if lies else {"minExtent": AXIS_WIDTH})
-    amount: Spec = {"field": "y", "type": "quantitative", "stack": "zero", "axis": axis,
-                    "title": "share of the step (%)" if shares else f"{unit.word} per step"}  # fmt: skip
+    amount: Spec = {
+        "field": "y",
+        "type": "quantitative",
+        "stack": "zero",
+        "axis": axis,
+        "title": "share of the step (%)" if shares else f"{unit.word} per step",
+    }
     if shares:
         amount["scale"] = {"domain": [0, 100]}
     category = _category(x, places, lies=lies)
@@ -154,11 +184,12 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
         channels["yOffset" if lies else "xOffset"] = {"field": "bar", "scale": {"domain": ["step", "overlapped"]}}
     chart: Spec = {
         "mark": {"type": "bar", "strokeWidth": 1},
-        "encoding": channels | part_channels(names) | {"order": {"field": "order", "type": "quantitative"},
-                                                        "description": {"field": "say"}},
+        "encoding": channels
+        | part_channels(names)
+        | {"order": {"field": "order", "type": "quantitative"}, "description": {"field": "say"}},
         "width": _width(places, lies=lies),
         "height": {"step": 34, "for": "position"} if lies else FACET_HEIGHT if len(series) > 1 else HEIGHT - 20,
-    }  # fmt: skip
+    }
     spec: Spec = {"data": {"values": values}}
     if len(series) > 1:
         header = {"title": None, "labelAngle": 0, "labelAnchor": "start", "labelOrient": "top", "labelPadding": 4}
@@ -170,9 +201,16 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
 
 
 def _stack(
-    series: str, x: str, place: Any, of: Mapping[str, float], names: Sequence[str], factor: float, shares: bool,
-    *, many: bool,
-) -> list[Spec]:  # fmt: skip
+    series: str,
+    x: str,
+    place: Any,
+    of: Mapping[str, float],
+    names: Sequence[str],
+    factor: float,
+    shares: bool,
+    *,
+    many: bool,
+) -> list[Spec]:
     step = sum(v for part, v in of.items() if part != OVERLAPPED)
     found = []
     for order, part in enumerate(names):
@@ -182,18 +220,25 @@ def _stack(
         share = seconds / step if step else 0.0
         who = f"{series}, {label(x, place)}" if many else label(x, place)
         time = said("step_s", seconds).removeprefix("step ")
-        found.append({
-            "c": series, "x": _place(x, place), "y": 100 * share if shares else seconds * factor, "part": part,
-            "order": order, "bar": "overlapped" if part == OVERLAPPED else "step",
-            "say": f"{who}: {part} {time}, {share:.1%} of the step" if part != OVERLAPPED else
-                   f"{who}: {part} {time}, beside compute",
-        })  # fmt: skip
+        found.append(
+            {
+                "c": series,
+                "x": _place(x, place),
+                "y": 100 * share if shares else seconds * factor,
+                "part": part,
+                "order": order,
+                "bar": "overlapped" if part == OVERLAPPED else "step",
+                "say": f"{who}: {part} {time}, {share:.1%} of the step"
+                if part != OVERLAPPED
+                else f"{who}: {part} {time}, beside compute",
+            }
+        )
     return found
 
 
 def part_channels(names: Sequence[str]) -> Spec:
     """The parts' own colours everywhere; dashes show on pale areas only."""
-    looks: dict[str, Look] = {name: PARTS[name] for name in names}
+    looks: dict[str, MarkStyle] = {name: PARTS[name] for name in names}
     shown_as = legend(names, symbol=20) | {"symbolStrokeWidth": 1}
 
     def channel(values: list[Any]) -> Spec:

@@ -11,7 +11,7 @@ from typing import Any
 
 from knee.figures.heat import Cell, heat
 from knee.figures.labels import heading
-from knee.figures.lines import Point, lines
+from knee.figures.lines import ChartPoint, lines
 from knee.figures.palette import IDEAL, INK
 from knee.figures.vega import Spec, alone, to_png, to_svg
 from knee.files import write_bytes, write_text
@@ -50,9 +50,10 @@ def budget_figures(data: Data) -> list[BudgetFigure]:
 
 def _sizes(data: Data) -> BudgetFigure:
     runs, flop = data["by_size"], data["flop_counting"]
-    points = [Point(series=BEST, x=_round(run["params"]), y=run["loss"], kind="simulated") for run in runs]
-    points += [Point(series=COUNTED, x=_round(run["params"]), y=run["counted_loss"], kind="simulated")
-               for run in runs]  # fmt: skip
+    points = [ChartPoint(series=BEST, x=_round(run["params"]), y=run["loss"], kind="simulated") for run in runs]
+    points += [
+        ChartPoint(series=COUNTED, x=_round(run["params"]), y=run["counted_loss"], kind="simulated") for run in runs
+    ]
     columns = ("params", "tokens", "loss", "counted_loss", "mfu_frac", "exposed_frac", "plan")
     rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
     caption = (
@@ -60,8 +61,14 @@ def _sizes(data: Data) -> BudgetFigure:
         "of the peak by 6 N D. "
         "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size."
     )
-    return BudgetFigure(id="sizes", title="Loss against parameters", caption=caption, rows=rows,
-                        spec=lines(points, x="params", y="loss", zero=False), columns=columns)  # fmt: skip
+    return BudgetFigure(
+        id="sizes",
+        title="Loss against parameters",
+        caption=caption,
+        rows=rows,
+        spec=lines(points, x="params", y="loss", zero=False),
+        columns=columns,
+    )
 
 
 def _counts(data: Data) -> BudgetFigure:
@@ -78,18 +85,22 @@ def _counts(data: Data) -> BudgetFigure:
         }
         for run in runs
     )
-    points = [Point(series=BEST, x=run["gpus"], y=run["loss"], kind="simulated") for run in runs]
-    return BudgetFigure(id="counts", title="Loss of the best run of each count of GPUs", rows=rows,
-                        caption="The limits as given, on fewer GPUs.",
-                        spec=lines(points, x="gpus", y="loss", zero=False),
-                        columns=("gpus", "params", "tokens", "loss", "days", "mfu_frac", "plan"))  # fmt: skip
+    points = [ChartPoint(series=BEST, x=run["gpus"], y=run["loss"], kind="simulated") for run in runs]
+    return BudgetFigure(
+        id="counts",
+        title="Loss of the best run of each count of GPUs",
+        rows=rows,
+        caption="The limits as given, on fewer GPUs.",
+        spec=lines(points, x="gpus", y="loss", zero=False),
+        columns=("gpus", "params", "tokens", "loss", "days", "mfu_frac", "plan"),
+    )
 
 
 def _frontier(one: Data) -> BudgetFigure | None:
     axis, known = one["axis"], [point for point in one["points"] if point["run"] is not None]
     if not known:
         return None
-    points = [Point(series=BEST, x=_round(p["value"]), y=p["run"]["loss"], kind="simulated") for p in known]
+    points = [ChartPoint(series=BEST, x=_round(p["value"]), y=p["run"]["loss"], kind="simulated") for p in known]
     spec = lines(points, x=axis, y="loss", zero=False)
     bands = _bands(known, spec)
     spec = spec | {"layer": [*bands, *spec["layer"]]}
@@ -97,13 +108,29 @@ def _frontier(one: Data) -> BudgetFigure | None:
     if one["knee"] is not None:
         where = f"the knee is {amount(one['knee'])} {heading(axis)}" + (" or more" if one["open"] else "")
         spec = spec | {"layer": [*spec["layer"], *_knee(one, spec)]}
-    shaded = (" The pale band is that of the law's coefficients; an error of theirs moves the whole curve within it, "
-              "and its bends far less.") if bands else ""  # fmt: skip
+    shaded = (
+        (
+            " The pale band is that of the law's coefficients; an error of theirs moves the whole curve within it, "
+            "and its bends far less."
+        )
+        if bands
+        else ""
+    )
     remarks = "".join(f" {remark[:1].upper()}{remark[1:]}." for remark in one["remarks"])
-    rows = tuple({axis: p["value"], "loss": p["run"]["loss"], "law_low": p["law_band"] and p["law_band"][0],
-                  "law_high": p["law_band"] and p["law_band"][1], "worth_frac": p["worth_frac"],
-                  "gpus": p["run"]["gpus"], "params": p["run"]["params"], "tokens": p["run"]["tokens"],
-                  "ends_by": TITLES.get(p["run"]["binding"], "data")} for p in known)  # fmt: skip
+    rows = tuple(
+        {
+            axis: p["value"],
+            "loss": p["run"]["loss"],
+            "law_low": p["law_band"] and p["law_band"][0],
+            "law_high": p["law_band"] and p["law_band"][1],
+            "worth_frac": p["worth_frac"],
+            "gpus": p["run"]["gpus"],
+            "params": p["run"]["params"],
+            "tokens": p["run"]["tokens"],
+            "ends_by": TITLES.get(p["run"]["binding"], "data"),
+        }
+        for p in known
+    )
     return BudgetFigure(
         id=f"frontier-{axis.replace('_', '-')}",
         title=f"Loss against {TITLES[axis]}",
@@ -145,25 +172,38 @@ def _knee(one: Data, spec: Spec) -> list[Spec]:
 
 
 def _grid(data: Data) -> BudgetFigure:
-    cells = [Cell(x=cell["gpus"], y=cell["params"], value=cell["loss"], why="no plan fits, or no batch is allowed")
-             for cell in data["grid"]]  # fmt: skip
+    cells = [
+        Cell(x=cell["gpus"], y=cell["params"], value=cell["loss"], why="no plan fits, or no batch is allowed")
+        for cell in data["grid"]
+    ]
     rows = tuple(dict(cell) for cell in data["grid"])
-    return BudgetFigure(id="grid", title="Loss over GPUs and sizes", rows=rows, columns=("gpus", "params", "loss"),
-                        caption="The least has a frame; hatched where nothing can be trained.",
-                        spec=heat(cells, x="gpus", y="params", shows="loss"))  # fmt: skip
+    return BudgetFigure(
+        id="grid",
+        title="Loss over GPUs and sizes",
+        rows=rows,
+        columns=("gpus", "params", "loss"),
+        caption="The least has a frame; hatched where nothing can be trained.",
+        spec=heat(cells, x="gpus", y="params", shows="loss"),
+    )
 
 
 def _iso(data: Data) -> BudgetFigure:
     iso = data["iso_loss"]
     points = []
     for end, name in (("low_params", "at least"), ("high_params", "at most")):
-        points += [Point(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
-                   for one in iso]  # fmt: skip
-    return BudgetFigure(id="iso-loss", title="Equal loss: the sizes that reach it", rows=tuple(map(dict, iso)),
-                        caption="Between a loss's two curves sizes lose less; where it has none, no size of those "
-                        "tried reaches it, and where it is level it runs along the last of them.",
-                        columns=("loss", "gpus", "low_params", "high_params"),
-                        spec=lines(points, x="gpus", y="params", log=True))  # fmt: skip
+        points += [
+            ChartPoint(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
+            for one in iso
+        ]
+    return BudgetFigure(
+        id="iso-loss",
+        title="Equal loss: the sizes that reach it",
+        rows=tuple(map(dict, iso)),
+        caption="Between a loss's two curves sizes lose less; where it has none, no size of those "
+        "tried reaches it, and where it is level it runs along the last of them.",
+        columns=("loss", "gpus", "low_params", "high_params"),
+        spec=lines(points, x="gpus", y="params", log=True),
+    )
 
 
 def _round(value: float) -> float:
@@ -175,13 +215,24 @@ def _round(value: float) -> float:
 
 def together(figures: Sequence[BudgetFigure]) -> Spec:
     """All charts as one picture, two in a row."""
-    specs = [{key: value for key, value in figure.spec.items() if key not in ("$schema", "config")}
-             | {"title": {"text": figure.title, "anchor": "start", "fontSize": 13}} for figure in figures]  # fmt: skip
-    apart = {"scale": dict.fromkeys(("color", "strokeDash", "x", "y", "shape"), "independent"),
-             "legend": dict.fromkeys(("color", "strokeDash", "shape"), "independent")}  # fmt: skip
+    specs = [
+        {key: value for key, value in figure.spec.items() if key not in ("$schema", "config")}
+        | {"title": {"text": figure.title, "anchor": "start", "fontSize": 13}}
+        for figure in figures
+    ]
+    apart = {
+        "scale": dict.fromkeys(("color", "strokeDash", "x", "y", "shape"), "independent"),
+        "legend": dict.fromkeys(("color", "strokeDash", "shape"), "independent"),
+    }
     first = figures[0].spec
-    return {"$schema": first["$schema"], "concat": specs, "columns": 2, "resolve": apart, "spacing": 40,
-            "config": first["config"]}  # fmt: skip
+    return {
+        "$schema": first["$schema"],
+        "concat": specs,
+        "columns": 2,
+        "resolve": apart,
+        "spacing": 40,
+        "config": first["config"],
+    }
 
 
 def write_plot(data: Data, path: str) -> None:

@@ -36,25 +36,47 @@ def doublings_of(rows: Sequence[Row]) -> list[Doubling]:
 def doublings(found: Sequence[Doubling]) -> Spec:
     """A bar for each; those that buy less than what pays are orange."""
     values = [
-        {"x": f"{d.to_gpus:,}", "y": d.speedup, "words": f"{d.speedup:.2f}x",
-         "c": "pays" if d.speedup >= THRESHOLD else "not",
-         "say": f"from {d.from_gpus:,} to {d.to_gpus:,} GPUs: {d.speedup:.2f}x the tokens/s"}
+        {
+            "x": f"{d.to_gpus:,}",
+            "y": d.speedup,
+            "words": f"{d.speedup:.2f}x",
+            "c": "pays" if d.speedup >= THRESHOLD else "not",
+            "say": f"from {d.from_gpus:,} to {d.to_gpus:,} GPUs: {d.speedup:.2f}x the tokens/s",
+        }
         for d in found
-    ]  # fmt: skip
-    x = {"field": "x", "type": "ordinal", "title": "doubling to so many GPUs", "sort": None,
-         "axis": {"labelAngle": 0, "labelOverlap": False, "ticks": False, "labelFontSize": 11}}  # fmt: skip
-    y = {"field": "y", "type": "quantitative", "title": "times the tokens/s",
-         "scale": {"domain": [1, 2.1], "clamp": True},
-         "axis": {"values": [1, 1.25, 1.5, 1.75, 2], "format": ".2f", "minExtent": AXIS_WIDTH}}  # fmt: skip
-    color = {"field": "c", "type": "nominal", "legend": None,
-             "scale": {"domain": ["pays", "not"], "range": [BAR.light, PARTS["exposed"].light]}}  # fmt: skip
+    ]
+    x = {
+        "field": "x",
+        "type": "ordinal",
+        "title": "doubling to so many GPUs",
+        "sort": None,
+        "axis": {"labelAngle": 0, "labelOverlap": False, "ticks": False, "labelFontSize": 11},
+    }
+    y = {
+        "field": "y",
+        "type": "quantitative",
+        "title": "times the tokens/s",
+        "scale": {"domain": [1, 2.1], "clamp": True},
+        "axis": {"values": [1, 1.25, 1.5, 1.75, 2], "format": ".2f", "minExtent": AXIS_WIDTH},
+    }
+    color = {
+        "field": "c",
+        "type": "nominal",
+        "legend": None,
+        "scale": {"domain": ["pays", "not"], "range": [BAR.light, PARTS["exposed"].light]},
+    }
     lines = [{"y": 2.0, "words": "ideal"}, {"y": THRESHOLD, "words": "pays"}]
     dashed = {"type": "rule", "aria": False, "strokeDash": [5, 3], "color": IDEAL.light}
     rule = {"data": {"values": lines}, "mark": dashed, "encoding": {"y": y}}
-    named = {"data": {"values": lines}, "mark": {"type": "text", "aria": False, "align": "left", "x": WIDTH + 5,
-             "fontSize": 11, "color": MUTED.light}, "encoding": {"y": y, "text": {"field": "words"}}}  # fmt: skip
-    bar = {"mark": {"type": "bar"}, "encoding": {"x": x, "y": y, "y2": {"datum": 1}, "color": color,
-           "description": {"field": "say"}}}  # fmt: skip
+    named = {
+        "data": {"values": lines},
+        "mark": {"type": "text", "aria": False, "align": "left", "x": WIDTH + 5, "fontSize": 11, "color": MUTED.light},
+        "encoding": {"y": y, "text": {"field": "words"}},
+    }
+    bar = {
+        "mark": {"type": "bar"},
+        "encoding": {"x": x, "y": y, "y2": {"datum": 1}, "color": color, "description": {"field": "say"}},
+    }
     # in a row over the line of the ideal, because a number on its bar would lie under one line or the other
     above = {"type": "text", "aria": False, "fontSize": 10.5, "baseline": "bottom", "y": 12, "color": INK.light}
     number = {"mark": above, "encoding": {"x": x, "text": {"field": "words"}}}

@@ -70,22 +70,46 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
 
     framed = [place(cell) for cell in cells if cell.value == best and known and len(known) > 1]
     layers: list[Spec] = [
-        {"data": {"values": filled}, "mark": {"type": "rect"},
-         "encoding": axes | {"color": by_strength([look.light for look in ramp])} | tip},
-        {"data": {"values": framed}, "mark": {"type": "rect", "fill": None, "stroke": INK.light, "strokeWidth": 2,
-         "aria": False}, "encoding": axes},
-        {"data": {"values": filled}, "mark": {"type": "text", "fontSize": 11, "aria": False},
-         "encoding": axes | {"text": {"field": "words", "type": "nominal"},
-                             "color": by_strength([look.light for look in CELL_TEXT])}},
-    ]  # fmt: skip
+        {
+            "data": {"values": filled},
+            "mark": {"type": "rect"},
+            "encoding": axes | {"color": by_strength([look.light for look in ramp])} | tip,
+        },
+        {
+            "data": {"values": framed},
+            "mark": {"type": "rect", "fill": None, "stroke": INK.light, "strokeWidth": 2, "aria": False},
+            "encoding": axes,
+        },
+        {
+            "data": {"values": filled},
+            "mark": {"type": "text", "fontSize": 11, "aria": False},
+            "encoding": axes
+            | {"text": {"field": "words", "type": "nominal"}, "color": by_strength([look.light for look in CELL_TEXT])},
+        },
+    ]
     if empty:
         hatch = _hatch(WIDTH / len(columns), CELL)
         layers += [
-            {"data": {"values": empty}, "mark": {"type": "rect", "fill": HATCH.light, "fillOpacity": 0.12},
-             "encoding": axes | tip},
-            {"data": {"values": empty}, "mark": {"type": "point", "shape": hatch, "size": 4, "filled": False,
-             "stroke": HATCH.light, "strokeWidth": 1, "opacity": 1, "aria": False}, "encoding": axes},
-        ]  # fmt: skip
+            {
+                "data": {"values": empty},
+                "mark": {"type": "rect", "fill": HATCH.light, "fillOpacity": 0.12},
+                "encoding": axes | tip,
+            },
+            {
+                "data": {"values": empty},
+                "mark": {
+                    "type": "point",
+                    "shape": hatch,
+                    "size": 4,
+                    "filled": False,
+                    "stroke": HATCH.light,
+                    "strokeWidth": 1,
+                    "opacity": 1,
+                    "aria": False,
+                },
+                "encoding": axes,
+            },
+        ]
     # one scale for both would paint the numbers in the colours of their cells
     apart = {"scale": {"color": "independent"}}
     return finished({"width": WIDTH, "height": CELL * len(rows), "layer": layers, "resolve": apart})
@@ -108,8 +132,13 @@ def _order(values: Sequence[Any]) -> list[Any]:
 def _band(channel: str, column: str, places: list[str]) -> Spec:
     axis: Spec = {"labelOverlap": False, "grid": False, "ticks": False, "domain": False}
     axis |= {"labelAngle": 0} if channel == "x" else {"minExtent": AXIS_WIDTH, "labelLimit": 120}
-    return {"field": channel, "type": "ordinal", "title": title_of(column), "axis": axis,
-            "scale": {"domain": places, "paddingInner": 0.04, "paddingOuter": 0.02}}  # fmt: skip
+    return {
+        "field": channel,
+        "type": "ordinal",
+        "title": title_of(column),
+        "axis": axis,
+        "scale": {"domain": places, "paddingInner": 0.04, "paddingOuter": 0.02},
+    }
 
 
 def _hatch(width: float, height: float, gap: float = 9.0) -> str:

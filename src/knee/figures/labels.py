@@ -92,8 +92,17 @@ NAMES: dict[str, str] = {
 }
 """Names without their units."""
 
-SHORT = {"gpus": "{} GPUs", "nodes": "{} nodes", "seq_len": "{} tokens", "tp": "TP {}", "pp": "PP {}", "cp": "CP {}",
-         "degree": "degree {}", "global_batch": "{} sequences", "local_batch": "{} a GPU"}  # fmt: skip
+SHORT = {
+    "gpus": "{} GPUs",
+    "nodes": "{} nodes",
+    "seq_len": "{} tokens",
+    "tp": "TP {}",
+    "pp": "PP {}",
+    "cp": "CP {}",
+    "degree": "degree {}",
+    "global_batch": "{} sequences",
+    "local_batch": "{} a GPU",
+}
 """A label of these in a sentence."""
 
 
@@ -182,8 +191,18 @@ def _number(value: float, decimals: int | None) -> str:
     return f"{value:#.4g}".rstrip(".")
 
 
-COUNTS = ("params", "least_params", "flop_params", "low_params", "high_params", "tokens", "days", "usd", "mwh",
-          "co2e_kg")  # fmt: skip
+COUNTS = (
+    "params",
+    "least_params",
+    "flop_params",
+    "low_params",
+    "high_params",
+    "tokens",
+    "days",
+    "usd",
+    "mwh",
+    "co2e_kg",
+)
 """Columns of numbers so large that their letter says more: 7B, 1.5T."""
 
 

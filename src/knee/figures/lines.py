@@ -28,7 +28,7 @@ TARGET = 320
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ChartPoint:
     """One value of a chart."""
 
     series: str
@@ -44,7 +44,9 @@ class Point:
     """Parts of a series are lines of their own, in its colour."""
 
 
-def lines(points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: bool = True, log: bool = False) -> Spec:
+def lines(
+    points: Sequence[ChartPoint], *, x: str, y: str, ideal: Ideal = "", zero: bool = True, log: bool = False
+) -> Spec:
     """A line for each series, with what stands beside it."""
     ideal_points = ideal_of(points, ideal)
     named = [p for p in points if p.named]
@@ -57,7 +59,7 @@ def lines(points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: b
     channels = line_channels(looks)
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
 
-    def data(some: Sequence[Point]) -> Spec:
+    def data(some: Sequence[ChartPoint]) -> Spec:
         return {"values": [_value(p, x, y, factor) for p in some]}
 
     drawn = [p for p in points if p.kind in ("simulated", "catalogue")]
@@ -68,17 +70,34 @@ def lines(points: Sequence[Point], *, x: str, y: str, ideal: Ideal = "", zero: b
     layers.append({"data": data(drawn), "mark": line, "encoding": axes | channels | apart})
     alone = [p for p in drawn if sum((q.series, q.part) == (p.series, p.part) for q in drawn) == 1]
     if alone:  # a line of one point shows nothing
-        layers.append({"data": data(alone), "mark": {"type": "point", "shape": "stroke", "size": 260, "strokeWidth": 3,
-                       "opacity": 1, "aria": False}, "encoding": axes | {"color": channels["color"]}})  # fmt: skip
-    layers.append({"data": data(drawn), "mark": {"type": "point", "filled": True, "fill": INK.light, "opacity": 0,
-                   "size": TARGET}, "encoding": axes | {"description": {"field": "say"}}})  # fmt: skip
+        layers.append(
+            {
+                "data": data(alone),
+                "mark": {
+                    "type": "point",
+                    "shape": "stroke",
+                    "size": 260,
+                    "strokeWidth": 3,
+                    "opacity": 1,
+                    "aria": False,
+                },
+                "encoding": axes | {"color": channels["color"]},
+            }
+        )
+    layers.append(
+        {
+            "data": data(drawn),
+            "mark": {"type": "point", "filled": True, "fill": INK.light, "opacity": 0, "size": TARGET},
+            "encoding": axes | {"description": {"field": "say"}},
+        }
+    )
     layers += _beside([p for p in points if p.kind in kinds], kinds, data, axes, channels["color"])
     layers += _names(named, points, data, axes)
     spec = {"width": WIDTH, "height": HEIGHT, "layer": layers}
     return finished(spec, legends=[list(looks), *([kinds] if kinds else [])])
 
 
-def ideal_of(points: Sequence[Point], ideal: Ideal) -> list[Point]:
+def ideal_of(points: Sequence[ChartPoint], ideal: Ideal) -> list[ChartPoint]:
     """Through the first point of the first series: in proportion to x, or level."""
     if not ideal or not points:
         return []
@@ -86,11 +105,12 @@ def ideal_of(points: Sequence[Point], ideal: Ideal) -> list[Point]:
     own = [p for p in points if p.series == points[0].series and p.kind == points[0].kind]
     first = min(own, key=lambda p: float(p.x))
     return [
-        Point(series="ideal", x=x, y=first.y * (x / first.x if ideal == "scaled" else 1.0), kind="ideal") for x in xs
+        ChartPoint(series="ideal", x=x, y=first.y * (x / first.x if ideal == "scaled" else 1.0), kind="ideal")
+        for x in xs
     ]
 
 
-def _value(point: Point, x: str, y: str, factor: float) -> Spec:
+def _value(point: ChartPoint, x: str, y: str, factor: float) -> Spec:
     note = f" ({point.note})" if point.note else ""
     part = f" {point.part}" if point.part else ""
     say = f"{point.series}{part}, {label(x, point.x)}: {said(y, point.y)}, {point.kind}{note}"
@@ -98,7 +118,7 @@ def _value(point: Point, x: str, y: str, factor: float) -> Spec:
     return value | ({"d": point.part} if point.part else {})
 
 
-def _ideal_layers(points: Sequence[Point], ideal: Ideal, most: float, data: Any, axes: Spec) -> list[Spec]:
+def _ideal_layers(points: Sequence[ChartPoint], ideal: Ideal, most: float, data: Any, axes: Spec) -> list[Spec]:
     """A wide pale band with its name, drawn first, so that a line on it still shows."""
     if not points:
         return []
@@ -106,14 +126,27 @@ def _ideal_layers(points: Sequence[Point], ideal: Ideal, most: float, data: Any,
     at = points[-1] if ideal == "flat" or points[-1].y > 1.5 * most else points[len(points) * 2 // 3]
     place = {"align": "left", "dx": 7} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
     return [
-        {"data": data(points), "encoding": axes, "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 7,
-         "opacity": 0.6, "strokeCap": "round", "aria": False}},
-        {"data": data([at]), "encoding": axes, "mark": {"type": "text", "text": "ideal", "fontSize": 11,
-         "color": MUTED.light, "aria": False, **place}},
-    ]  # fmt: skip
+        {
+            "data": data(points),
+            "encoding": axes,
+            "mark": {
+                "type": "line",
+                "color": IDEAL.light,
+                "strokeWidth": 7,
+                "opacity": 0.6,
+                "strokeCap": "round",
+                "aria": False,
+            },
+        },
+        {
+            "data": data([at]),
+            "encoding": axes,
+            "mark": {"type": "text", "text": "ideal", "fontSize": 11, "color": MUTED.light, "aria": False, **place},
+        },
+    ]
 
 
-def _beside(points: Sequence[Point], kinds: Sequence[str], data: Any, axes: Spec, color: Spec) -> list[Spec]:
+def _beside(points: Sequence[ChartPoint], kinds: Sequence[str], data: Any, axes: Spec, color: Spec) -> list[Spec]:
     """Dots and diamonds: in their series' colour, or in ink where the series is not a line."""
     if not points:
         return []
@@ -123,25 +156,30 @@ def _beside(points: Sequence[Point], kinds: Sequence[str], data: Any, axes: Spec
     layers: list[Spec] = []
     tip = {"description": {"field": "say"}}
     if of_lines:
-        layers.append({"data": data(of_lines), "mark": mark,
-                       "encoding": axes | {"shape": shape, "color": color} | tip})  # fmt: skip
+        layers.append({"data": data(of_lines), "mark": mark, "encoding": axes | {"shape": shape, "color": color} | tip})
     if others:
-        layers.append({"data": data(others), "mark": mark | {"color": INK.light, "size": 90},
-                       "encoding": axes | {"shape": shape} | tip})  # fmt: skip
+        layers.append(
+            {
+                "data": data(others),
+                "mark": mark | {"color": INK.light, "size": 90},
+                "encoding": axes | {"shape": shape} | tip,
+            }
+        )
     return layers
 
 
-def _names(named: Sequence[Point], points: Sequence[Point], data: Any, axes: Spec) -> list[Spec]:
+def _names(named: Sequence[ChartPoint], points: Sequence[ChartPoint], data: Any, axes: Spec) -> list[Spec]:
     """The series beside a published value: right of the last, below the others."""
     layers: list[Spec] = []
     for last, place in ((True, {"align": "left", "dx": 9}), (False, {"align": "center", "dy": 14})):
         some = [p for p in named if _is_last(p, points) == last]
         if some:
             mark = {"type": "text", "fontSize": 11, "color": INK.light, "aria": False, **place}
-            layers.append({"data": data(some), "mark": mark,
-                           "encoding": axes | {"text": {"field": "c", "type": "nominal"}}})  # fmt: skip
+            layers.append(
+                {"data": data(some), "mark": mark, "encoding": axes | {"text": {"field": "c", "type": "nominal"}}}
+            )
     return layers
 
 
-def _is_last(point: Point, points: Sequence[Point]) -> bool:
+def _is_last(point: ChartPoint, points: Sequence[ChartPoint]) -> bool:
     return not is_number(point.x) or point.x >= max(p.x for p in points)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class MarkStyle:
     """How one thing is drawn."""
 
     light: str
@@ -29,63 +29,86 @@ class Look:
         return self.fill_light or self.light
 
 
-INK = Look(light="#1b1f24", dark="#e6e8eb")
-MUTED = Look(light="#57606a", dark="#a4acb5")
-GRID = Look(light="#d8dde3", dark="#3a4048")
-IDEAL = Look(light="#b9c0c8", dark="#59616b")
+INK = MarkStyle(light="#1b1f24", dark="#e6e8eb")
+MUTED = MarkStyle(light="#57606a", dark="#a4acb5")
+GRID = MarkStyle(light="#d8dde3", dark="#3a4048")
+IDEAL = MarkStyle(light="#b9c0c8", dark="#59616b")
 
-PARTS: dict[str, Look] = {
-    "compute": Look(light="#0072b2", dark="#3d9bd6"),
-    "overlapped": Look(light="#56b4e8", dark="#7cc8f2", dash=(3, 2), fill_light="#cde9f9", fill_dark="#24475a"),
-    "exposed": Look(light="#d55e00", dark="#f07f2e"),
-    "bubble": Look(light="#cc79a7", dark="#dd92bb", dash=(1, 2), fill_light="#e6bfd5", fill_dark="#6b4159"),
-    "idle": Look(light="#8a8f96", dark="#9aa1a9", dash=(5, 2), fill_light="#dddfe2", fill_dark="#41464c"),
+PARTS: dict[str, MarkStyle] = {
+    "compute": MarkStyle(light="#0072b2", dark="#3d9bd6"),
+    "overlapped": MarkStyle(light="#56b4e8", dark="#7cc8f2", dash=(3, 2), fill_light="#cde9f9", fill_dark="#24475a"),
+    "exposed": MarkStyle(light="#d55e00", dark="#f07f2e"),
+    "bubble": MarkStyle(light="#cc79a7", dark="#dd92bb", dash=(1, 2), fill_light="#e6bfd5", fill_dark="#6b4159"),
+    "idle": MarkStyle(light="#8a8f96", dark="#9aa1a9", dash=(5, 2), fill_light="#dddfe2", fill_dark="#41464c"),
 }
 """Parts of a step. Kept for them alone: nothing else wears these colours."""
 
-COPIES = Look(light="#8c8000", dark="#e2d64a", dash=(2, 1), fill_light="#f3ea8c", fill_dark="#5d5714")
+COPIES = MarkStyle(light="#8c8000", dark="#e2d64a", dash=(2, 1), fill_light="#f3ea8c", fill_dark="#5d5714")
 """Copies beside neither compute nor communication: a part that only traces have."""
 
-SERIES: tuple[Look, ...] = (
-    Look(light="#1b1f25", dark="#e6e8ec"),
-    Look(light="#b27700", dark="#e6a520", dash=(6, 3)),
-    Look(light="#008763", dark="#22b98d", dash=(2, 2)),
-    Look(light="#7a4fa0", dark="#b893e0", dash=(9, 2, 2, 2)),
-    Look(light="#8f4a32", dark="#d99a80", dash=(4, 1)),
-    Look(light="#46627f", dark="#8fb0d0", dash=(12, 3)),
+SERIES: tuple[MarkStyle, ...] = (
+    MarkStyle(light="#1b1f25", dark="#e6e8ec"),
+    MarkStyle(light="#b27700", dark="#e6a520", dash=(6, 3)),
+    MarkStyle(light="#008763", dark="#22b98d", dash=(2, 2)),
+    MarkStyle(light="#7a4fa0", dark="#b893e0", dash=(9, 2, 2, 2)),
+    MarkStyle(light="#8f4a32", dark="#d99a80", dash=(4, 1)),
+    MarkStyle(light="#46627f", dark="#8fb0d0", dash=(12, 3)),
 )
 """Plans side by side, in the order of their records."""
 
-BAR = Look(light="#4a6683", dark="#8aabcb")
+BAR = MarkStyle(light="#4a6683", dark="#8aabcb")
 """Bars that need not be told apart."""
 
-MORE: tuple[Look, ...] = tuple(
-    Look(light=light, dark=dark)
+MORE: tuple[MarkStyle, ...] = tuple(
+    MarkStyle(light=light, dark=dark)
     for light, dark in (
-        ("#e9f4f1", "#14231f"), ("#cfe8e1", "#1a3630"), ("#aed9cd", "#225046"), ("#86c6b4", "#2b6e5f"),
-        ("#58ae98", "#369079"), ("#257a66", "#52b399"), ("#0f5447", "#84d9c0"),
+        ("#e9f4f1", "#14231f"),
+        ("#cfe8e1", "#1a3630"),
+        ("#aed9cd", "#225046"),
+        ("#86c6b4", "#2b6e5f"),
+        ("#58ae98", "#369079"),
+        ("#257a66", "#52b399"),
+        ("#0f5447", "#84d9c0"),
     )
-)  # fmt: skip
+)
 """Cells of a heat map from little to much, where much is good or neither: one hue, by lightness."""
-WORSE: tuple[Look, ...] = tuple(
-    Look(light=light, dark=dark)
+WORSE: tuple[MarkStyle, ...] = tuple(
+    MarkStyle(light=light, dark=dark)
     for light, dark in (
-        ("#fdf0e6", "#261a12"), ("#fbdcc4", "#3d2616"), ("#f7c29b", "#5c371b"), ("#f0a26b", "#824c1f"),
-        ("#e3803f", "#b86f2c"), ("#b9550f", "#d68a45"), ("#8a3a00", "#f5b884"),
+        ("#fdf0e6", "#261a12"),
+        ("#fbdcc4", "#3d2616"),
+        ("#f7c29b", "#5c371b"),
+        ("#f0a26b", "#824c1f"),
+        ("#e3803f", "#b86f2c"),
+        ("#b9550f", "#d68a45"),
+        ("#8a3a00", "#f5b884"),
     )
-)  # fmt: skip
+)
 """The same where much is lost, in the hue of exposed communication."""
-ON_PALE = Look(light="#1b1f26", dark="#e6e8ed")
-ON_MIDDLE = Look(light="#1b1f27", dark="#0d0f12")
-ON_STRONG = Look(light="#fffffe", dark="#0d0f13")
-CELL_TEXT: tuple[Look, ...] = (ON_PALE, ON_PALE, ON_PALE, ON_PALE, ON_MIDDLE, ON_STRONG, ON_STRONG)
+ON_PALE = MarkStyle(light="#1b1f26", dark="#e6e8ed")
+ON_MIDDLE = MarkStyle(light="#1b1f27", dark="#0d0f12")
+ON_STRONG = MarkStyle(light="#fffffe", dark="#0d0f13")
+CELL_TEXT: tuple[MarkStyle, ...] = (ON_PALE, ON_PALE, ON_PALE, ON_PALE, ON_MIDDLE, ON_STRONG, ON_STRONG)
 """Of the number in a cell, by its colour: at least 4.5 to 1 on either ground."""
-HATCH = Look(light="#a9b1ba", dark="#666f79")
+HATCH = MarkStyle(light="#a9b1ba", dark="#666f79")
 """Cells that cannot be."""
 
-LOOKS: tuple[Look, ...] = (
-    INK, MUTED, GRID, IDEAL, *PARTS.values(), COPIES, *SERIES, BAR, *MORE, *WORSE, ON_PALE, ON_MIDDLE, ON_STRONG, HATCH,
-)  # fmt: skip
+LOOKS: tuple[MarkStyle, ...] = (
+    INK,
+    MUTED,
+    GRID,
+    IDEAL,
+    *PARTS.values(),
+    COPIES,
+    *SERIES,
+    BAR,
+    *MORE,
+    *WORSE,
+    ON_PALE,
+    ON_MIDDLE,
+    ON_STRONG,
+    HATCH,
+)
 
 
 def dark_of() -> dict[str, str]:

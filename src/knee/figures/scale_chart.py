@@ -23,7 +23,7 @@ TOKENS_LABEL = "datum.value < 1e6 ? format(datum.value / 1e3, '~f') + 'k' : form
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class ScaleSeries:
     """One curve: usable counts only."""
 
     name: str
@@ -40,7 +40,7 @@ class Series:
         return [tokens / gpus for tokens, gpus in zip(self.tokens_per_s, self.gpus, strict=True)]
 
 
-def bars(series: Sequence[Series]) -> list[str]:
+def bars(series: Sequence[ScaleSeries]) -> list[str]:
     """Lines of text: tokens/s per GPU at every count, all curves on one scale."""
     most = max(value for one in series for value in one.per_gpu)
     wide = max(len(f"{n:,}") for one in series for n in one.gpus)
@@ -55,7 +55,7 @@ def bars(series: Sequence[Series]) -> list[str]:
     return lines
 
 
-def write(series: Sequence[Series], path: str) -> None:
+def write(series: Sequence[ScaleSeries], path: str) -> None:
     """Draw into a file; its ending says how."""
     spec = spec_of(series)
     if path.endswith(".json"):
@@ -70,40 +70,54 @@ def write(series: Sequence[Series], path: str) -> None:
         write_text(Path(path), to_svg(spec))
 
 
-def svg_of(series: Sequence[Series]) -> str:
+def svg_of(series: Sequence[ScaleSeries]) -> str:
     """The picture."""
     return to_svg(spec_of(series))
 
 
-def chart_of(series: Sequence[Series]) -> Any:
+def chart_of(series: Sequence[ScaleSeries]) -> Any:
     """As altair's own chart, which a notebook shows and others may change."""
     return load("altair").Chart.from_dict(spec_of(series))
 
 
-def spec_of(series: Sequence[Series]) -> Spec:
+def spec_of(series: Sequence[ScaleSeries]) -> Spec:
     """Tokens/s and tokens/s per GPU against GPUs, with the ideal line and the knee of each curve."""
     alt = load("altair")
     values: list[dict[str, Any]] = [
-        {"curve": one.name, "gpus": gpus, "tokens_per_s": tokens, "per_gpu": per_gpu, "ideal": one.per_gpu[0] * gpus,
-         "ideal_per_gpu": one.per_gpu[0], "knee": gpus == one.knee_gpus and not one.open}
+        {
+            "curve": one.name,
+            "gpus": gpus,
+            "tokens_per_s": tokens,
+            "per_gpu": per_gpu,
+            "ideal": one.per_gpu[0] * gpus,
+            "ideal_per_gpu": one.per_gpu[0],
+            "knee": gpus == one.knee_gpus and not one.open,
+        }
         for one in series
         for gpus, tokens, per_gpu in zip(one.gpus, one.tokens_per_s, one.per_gpu, strict=True)
-    ]  # fmt: skip
+    ]
     least, most = min(v["tokens_per_s"] for v in values), max(v["ideal"] for v in values)
     # doublings of round numbers: 125k, 250k, 500k, 1M
     ticks = [tick for k in range(-20, 30) if least <= (tick := 1e6 * 2.0**k) <= most]
     both = alt.hconcat(
-        _chart(series, values, "tokens_per_s", "ideal", {"type": "log", "base": 2, "nice": False},
-               {"title": "tokens/s", "values": ticks, "labelExpr": TOKENS_LABEL, "labelOverlap": False}),
-        _chart(series, values, "per_gpu", "ideal_per_gpu", {"zero": True},
-               {"title": "tokens/s per GPU", "format": ",.0f"}),
-    )  # fmt: skip
+        _chart(
+            series,
+            values,
+            "tokens_per_s",
+            "ideal",
+            {"type": "log", "base": 2, "nice": False},
+            {"title": "tokens/s", "values": ticks, "labelExpr": TOKENS_LABEL, "labelOverlap": False},
+        ),
+        _chart(
+            series, values, "per_gpu", "ideal_per_gpu", {"zero": True}, {"title": "tokens/s per GPU", "format": ",.0f"}
+        ),
+    )
     spec: Spec = both.to_dict()
     return spec | {"config": CONFIG}
 
 
 def _chart(
-    series: Sequence[Series],
+    series: Sequence[ScaleSeries],
     values: list[dict[str, Any]],
     column: str,
     ideal: str,
@@ -145,7 +159,7 @@ def _chart(
     ).properties(width=WIDTH, height=HEIGHT)
 
 
-def _page(series: Sequence[Series], svg: str) -> str:
+def _page(series: Sequence[ScaleSeries], svg: str) -> str:
     """One offline page: the picture and the table behind it."""
     rows = "".join(
         f"<tr><td>{html.escape(one.name)}</td><td>{gpus:,}</td><td>{tokens:,.0f}</td><td>{per_gpu:,.0f}</td>"
@@ -155,5 +169,7 @@ def _page(series: Sequence[Series], svg: str) -> str:
     )
     heads = "".join(f"<th>{name}</th>" for name in ("curve", "GPUs", "tokens/s", "tokens/s per GPU", "tokens/J"))
     style = "body{font:14px sans-serif;margin:2em;background:#fff;color:#1b1f24}td,th{padding:2px 12px}"
-    return (f'<!doctype html><html lang="en"><meta charset="utf-8"><title>knee scale</title><style>{style}</style>'
-            f"{svg}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></html>\n")  # fmt: skip
+    return (
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>knee scale</title><style>{style}</style>'
+        f"{svg}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></html>\n"
+    )

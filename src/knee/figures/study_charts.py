@@ -11,7 +11,7 @@ from knee.figures.axes import is_number
 from knee.figures.bars import PART_COLUMNS, Parts, bars, parts
 from knee.figures.heat import Cell, heat
 from knee.figures.labels import label, name_of
-from knee.figures.lines import Point, lines
+from knee.figures.lines import ChartPoint, lines
 from knee.figures.vega import Spec, alone
 from knee.studies.quantities import NotTestable, Row, chosen
 from knee.studies.rows import preferred
@@ -152,7 +152,7 @@ def table_columns(draw: Draw, rows: Sequence[Row]) -> tuple[str, ...]:
 # ---- the marks -------------------------------------------------------------------------------------------------------
 
 
-def _points(draw: Draw, rows: Sequence[Row]) -> Iterator[Point]:
+def _points(draw: Draw, rows: Sequence[Row]) -> Iterator[ChartPoint]:
     """A point for each row, and one for a reading that was published beside it."""
     for row in rows:
         place, value, reading = row.get(draw.x), row.get(draw.y), row.get(PUBLISHED + draw.y)
@@ -160,19 +160,19 @@ def _points(draw: Draw, rows: Sequence[Row]) -> Iterator[Point]:
         if place is None:
             continue
         if value is not None and is_number(value):
-            yield Point(series=series, x=place, y=float(value), kind=str(row["kind"]))
+            yield ChartPoint(series=series, x=place, y=float(value), kind=str(row["kind"]))
         if reading is not None and is_number(reading):
-            yield Point(series=series, x=place, y=float(reading), kind="published")
+            yield ChartPoint(series=series, x=place, y=float(reading), kind="published")
 
 
-def _line(draw: Draw, rows: Sequence[Row], beside: Sequence[Point], _: Sequence[Row]) -> Spec | None:
+def _line(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], _: Sequence[Row]) -> Spec | None:
     points = list(_points(draw, rows))
     if not points:
         return None
     return lines([*points, *beside], x=draw.x, y=draw.y, ideal=draw.ideal, zero=draw.zero, log=draw.log)
 
 
-def _bar(draw: Draw, rows: Sequence[Row], beside: Sequence[Point], _: Sequence[Row]) -> Spec | None:
+def _bar(draw: Draw, rows: Sequence[Row], beside: Sequence[ChartPoint], _: Sequence[Row]) -> Spec | None:
     points = list(_points(draw, rows))
     groups = {point.series for point in points}
     if not points:
@@ -180,7 +180,7 @@ def _bar(draw: Draw, rows: Sequence[Row], beside: Sequence[Point], _: Sequence[R
     return bars([*points, *(p for p in beside if p.series in groups)], x=draw.x, y=draw.y, zero=draw.zero)
 
 
-def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[Point], __: Sequence[Row]) -> Spec | None:
+def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequence[Row]) -> Spec | None:
     steps: list[Parts] = [
         (label(draw.color, row.get(draw.color)), row[draw.x], {part: float(row[c]) for part, c in PART_COLUMNS.items()})
         for row in (preferred(rows) if draw.color == "series" else rows)
@@ -191,7 +191,7 @@ def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[Point], __: Sequence[Row
     return parts(steps, x=draw.x, shares=draw.mark == "shares") if steps else None
 
 
-def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[Point], impossible: Sequence[Row]) -> Spec | None:
+def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], impossible: Sequence[Row]) -> Spec | None:
     cells: dict[tuple[Any, Any], Cell] = {}
     for row in (*preferred(rows), *impossible):
         x, y, value = row.get(draw.x), row.get(draw.y), row.get(draw.shows)
@@ -205,12 +205,14 @@ def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[Point], impossible: Seque
     return heat(list(cells.values()), x=draw.x, y=draw.y, shows=draw.shows) if cells else None
 
 
-def _growth(draw: Draw, rows: Sequence[Row], _: Sequence[Point], __: Sequence[Row]) -> Spec | None:
+def _growth(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequence[Row]) -> Spec | None:
     """Each figure of the data sheets over the first row's."""
     if not rows:
         return None
     points = [
-        Point(series=name_of(column), x=row[draw.x], y=float(row[column]) / float(rows[0][column]), kind="catalogue")
+        ChartPoint(
+            series=name_of(column), x=row[draw.x], y=float(row[column]) / float(rows[0][column]), kind="catalogue"
+        )
         for column in GROWN
         if is_number(rows[0].get(column))
         for row in rows
@@ -227,16 +229,22 @@ _MARKS = {"line": _line, "bar": _bar, "parts": _parts, "shares": _parts, "heat":
 
 def _beside(
     draw: Draw, published: Sequence[Published], every: Sequence[Row], rows: Sequence[Row]
-) -> list[tuple[Point, Row]]:
+) -> list[tuple[ChartPoint, Row]]:
     """What the paper states of a chart's metric, as points and as rows of a table."""
-    found: list[tuple[Point, Row]] = []
+    found: list[tuple[ChartPoint, Row]] = []
     names = {label(draw.color, row.get(draw.color)) for row in rows}
     for stated in published:
         value = published_value(stated, every)
         if value is None:
             continue
-        point = Point(series=stated.series, x=stated.x, y=value, kind="published", note=stated.how,
-                      named=stated.series not in names)  # fmt: skip
+        point = ChartPoint(
+            series=stated.series,
+            x=stated.x,
+            y=value,
+            kind="published",
+            note=stated.how,
+            named=stated.series not in names,
+        )
         row = {"series": stated.series, draw.x: stated.x, draw.y: value, "how": stated.how, "kind": "published"}
         found.append((point, row))
     return found

@@ -7,12 +7,36 @@ from xml.etree import ElementTree as ET
 
 from knee.figures.vega import FONT
 
-DROPPED = ("class", "role", "aria-roledescription", "aria-hidden", "pointer-events", "font-family", "version",
-           "stroke-miterlimit", "xlink")  # fmt: skip
-DEFAULTS = {"opacity": "1", "stroke-dasharray": "1,0", "font-size": "12px", "font-weight": "normal",
-            "stroke-opacity": "1", "fill-opacity": "1", "transform": "translate(0,0)"}  # fmt: skip
-INHERITED = ("fill", "stroke", "stroke-width", "font-size", "font-weight", "text-anchor", "stroke-dasharray",
-             "stroke-linecap")  # fmt: skip
+DROPPED = (
+    "class",
+    "role",
+    "aria-roledescription",
+    "aria-hidden",
+    "pointer-events",
+    "font-family",
+    "version",
+    "stroke-miterlimit",
+    "xlink",
+)
+DEFAULTS = {
+    "opacity": "1",
+    "stroke-dasharray": "1,0",
+    "font-size": "12px",
+    "font-weight": "normal",
+    "stroke-opacity": "1",
+    "fill-opacity": "1",
+    "transform": "translate(0,0)",
+}
+INHERITED = (
+    "fill",
+    "stroke",
+    "stroke-width",
+    "font-size",
+    "font-weight",
+    "text-anchor",
+    "stroke-dasharray",
+    "stroke-linecap",
+)
 NUMBER = re.compile(r"-?(?<!\d)\d++\.\d++(?:e-?\d++)?")
 DISC = re.compile(r"^M([\d.]+),0A\1,\1,0,1,1,-\1,0A\1,\1,0,1,1,\1,0Z?$")
 MOVED = re.compile(r"^translate\((-?[\d.]+),(-?[\d.]+)\)$")
@@ -95,8 +119,11 @@ def _join_lines(group: ET.Element) -> None:
     places = [MOVED.match(line.get("transform", "translate(0,0)")) for line in lines]
     if len(looks) != 1 or not all(places):
         return
-    d = "".join(f"M{at[1]},{at[2]}l{line.get('x2', '0')},{line.get('y2', '0')}"
-                for at, line in zip(places, lines, strict=True) if at)  # fmt: skip
+    d = "".join(
+        f"M{at[1]},{at[2]}l{line.get('x2', '0')},{line.get('y2', '0')}"
+        for at, line in zip(places, lines, strict=True)
+        if at
+    )
     group[:] = [ET.Element("path", dict(looks.pop()) | {"d": d})]
 
 

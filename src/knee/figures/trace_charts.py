@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from knee.figures.palette import COPIES, INK, PARTS, SERIES, Look
+from knee.figures.palette import COPIES, INK, PARTS, SERIES, MarkStyle
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 from knee.trace.device_time import Times
 from knee.trace.loads import KernelLoad
@@ -16,7 +16,7 @@ from knee.trace.rank_waits import Waiting
 
 WIDTH = 340
 MS = 1e3
-BREAKDOWN: dict[str, tuple[str, Look]] = {
+BREAKDOWN: dict[str, tuple[str, MarkStyle]] = {
     "compute": ("compute_s", PARTS["compute"]),
     "exposed communication": ("exposed_comm_s", PARTS["exposed"]),
     "exposed copies": ("exposed_copies_s", COPIES),
@@ -25,24 +25,32 @@ BREAKDOWN: dict[str, tuple[str, Look]] = {
 }
 """What a bar is made of; the last lies beside compute, in a bar of its own."""
 OVERLAPPED = "overlapped communication"
-WAITING: dict[str, tuple[str, Look]] = {"transfer": ("transfer_s", SERIES[2]), "waiting": ("waiting_s", SERIES[1])}
-KINDS: dict[str, Look] = {"compute": PARTS["compute"], "communication": SERIES[2]}
+WAITING: dict[str, tuple[str, MarkStyle]] = {"transfer": ("transfer_s", SERIES[2]), "waiting": ("waiting_s", SERIES[1])}
+KINDS: dict[str, MarkStyle] = {"compute": PARTS["compute"], "communication": SERIES[2]}
 LONGEST_LABEL = 28
 
 
 def breakdown(bars: Mapping[str, Times], *, title: str) -> Spec:
     """A stack for each bar, which adds up to its window, and a thinner one of what was hidden."""
     values = [
-        {"bar": name, "part": part, "ms": getattr(times, field) * MS, "order": order,
-         "row": "hidden" if part == OVERLAPPED else "window"}
+        {
+            "bar": name,
+            "part": part,
+            "ms": getattr(times, field) * MS,
+            "order": order,
+            "row": "hidden" if part == OVERLAPPED else "window",
+        }
         for name, times in bars.items()
         for order, (part, (field, _)) in enumerate(BREAKDOWN.items())
         if getattr(times, field) > 0
-    ]  # fmt: skip
+    ]
     looks = {part: look for part, (_, look) in BREAKDOWN.items()}
     spec = _bars(values, list(bars), title=title, looks=looks, step=26 if len(bars) <= 16 else 18)
     spec["encoding"]["yOffset"] = {
-        "field": "row", "type": "nominal", "scale": {"domain": ["window", "hidden"], "paddingInner": 0.1}}  # fmt: skip
+        "field": "row",
+        "type": "nominal",
+        "scale": {"domain": ["window", "hidden"], "paddingInner": 0.1},
+    }
     return spec
 
 
@@ -62,14 +70,21 @@ def classes(loads: Sequence[KernelLoad]) -> Spec:
     """Kernel time by class, the largest first, each with its share."""
     total = sum(load.load_s for load in loads)
     values = [
-        {"bar": class_label(load), "part": "communication" if load.communication else "compute",
-         "ms": load.load_s * MS, "order": 0, "share": f"{load.load_s / total:.1%}" if total else ""}
+        {
+            "bar": class_label(load),
+            "part": "communication" if load.communication else "compute",
+            "ms": load.load_s * MS,
+            "order": 0,
+            "share": f"{load.load_s / total:.1%}" if total else "",
+        }
         for load in loads
-    ]  # fmt: skip
+    ]
     bars = _bars(values, [str(value["bar"]) for value in values], title=None, looks=KINDS, step=22)
     place = {"y": bars["encoding"]["y"], "x": bars["encoding"]["x"]}
-    share = {"mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light, "aria": False},
-             "encoding": place | {"text": {"field": "share", "type": "nominal"}}}  # fmt: skip
+    share = {
+        "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light, "aria": False},
+        "encoding": place | {"text": {"field": "share", "type": "nominal"}},
+    }
     mark, encoding = bars.pop("mark"), bars.pop("encoding")
     return bars | {"layer": [{"mark": mark, "encoding": encoding}, share]}
 
@@ -81,13 +96,17 @@ def class_label(load: KernelLoad) -> str:
 
 
 def _bars(
-    values: list[dict[str, Any]], names: list[str], *, title: str | None, looks: Mapping[str, Look], step: int
+    values: list[dict[str, Any]], names: list[str], *, title: str | None, looks: Mapping[str, MarkStyle], step: int
 ) -> Spec:
     """Horizontal stacks of milliseconds, one row for each name, in their order."""
 
     def scale(of: list[Any]) -> dict[str, Any]:
-        return {"field": "part", "type": "nominal", "legend": {"columns": 2},
-                "scale": {"domain": list(looks), "range": of}}  # fmt: skip
+        return {
+            "field": "part",
+            "type": "nominal",
+            "legend": {"columns": 2},
+            "scale": {"domain": list(looks), "range": of},
+        }
 
     return {
         "$schema": SCHEMA,

@@ -51,7 +51,7 @@ class KernelFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutShapes:
     """Errors on settings that the fit did not see, beside a roofline with one efficiency."""
 
     gemm: Residuals
@@ -78,7 +78,7 @@ def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     )
 
 
-def held_out(readings: Readings, base: Gpu) -> HeldOut | None:
+def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
     """Fit on seven tenths of the weight shapes and attention settings, predict the others; None where there are too few
     to leave one out."""
     main = main_type(readings)
@@ -101,7 +101,7 @@ def held_out(readings: Readings, base: Gpu) -> HeldOut | None:
             predicted += list(predict_attention(gpu, kernel, rate, points)[unseen])
             measured += list(seconds[unseen])
             flat += list((flop * np.median((seconds / flop)[~unseen]))[unseen])
-    return HeldOut(
+    return HeldOutShapes(
         gemm=Residuals.of(products.predict(fitted, peak)[away], products.measured_s[away]),
         gemm_roofline=Residuals.of(
             (one * np.median((products.measured_s / one)[~away]))[away], products.measured_s[away]

@@ -12,7 +12,7 @@ from knee.record.readings import Readings
 from knee.specs.hardware import Gpu
 from knee.specs.kernel_traffic import passes_of
 from knee.specs.profile import Kernels, Profile
-from knee.workload.operations import Stream
+from knee.workload.operations import MemoryBound
 
 EXACT = {"copy": 2.0, "residual": 3.0}
 """Memory-bound kernels that read and write every byte once: passes of their tensor."""
@@ -59,5 +59,5 @@ def fit_streams(readings: Readings, gpu: Gpu) -> Gpu:
 def stream_seconds(gpu: Gpu, profile: Profile, p: StreamPoint, device: str) -> float:
     """Seconds by the cost model."""
     moved, kernels = _moved_bytes(p, device)
-    op = Stream(name=p.operation, moved_bytes=np.array([moved]), kernels=kernels)
+    op = MemoryBound(name=p.operation, moved_bytes=np.array([moved]), kernels=kernels)
     return float(stream_s(gpu, profile, op)[0])

@@ -22,8 +22,8 @@ from knee.errors import KneeError
 from knee.files import replacing, scratch_folder
 from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
-from knee.kineto.event_columns import Counts, Issued, RankTrace, Step, read_columns
-from knee.kineto.event_stream import Told
+from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step, read_columns
+from knee.kineto.event_stream import BytesRead
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
@@ -33,7 +33,7 @@ READERS = ("blocks", "event_columns", "decode", "gloo", "cpu_trace", "nested_spa
 """Modules whose text decides what an entry says."""
 
 
-def cached_columns(path: Path, *, use: bool = True, told: Told | None = None) -> RankTrace:
+def cached_columns(path: Path, *, use: bool = True, told: BytesRead | None = None) -> RankTrace:
     """The columns of a trace, from the cache where it has them; ``told`` hears how many bytes were read."""
     if not path.is_file():
         return _read_pipe(path, told)
@@ -50,12 +50,12 @@ def cached_columns(path: Path, *, use: bool = True, told: Told | None = None) ->
     return found
 
 
-def _read(path: Path, told: Told | None) -> RankTrace:
+def _read(path: Path, told: BytesRead | None) -> RankTrace:
     found = read_columns(path, told=told)
     return found if len(found) or of_gpu(found) else host_columns(found)
 
 
-def _read_pipe(path: Path, told: Told | None) -> RankTrace:
+def _read_pipe(path: Path, told: BytesRead | None) -> RankTrace:
     """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
     with scratch_folder() as made:
         copy = made / "trace"
@@ -125,7 +125,7 @@ def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
             arrays = {name: stored[name] for name in ARRAYS}
         told = text["told"]
         told["args"] = {int(row): Args(*values) for row, values in told["args"]}
-        told["issued"] = {int(row): Issued(*values) for row, values in told["issued"]}
+        told["issued"] = {int(row): LaunchCall(*values) for row, values in told["issued"]}
         told["steps"] = tuple(Step(**step) for step in told["steps"])
         told["counts"] = Counts(**told["counts"])
         told["names"], told["notes"] = tuple(told["names"]), tuple(told["notes"])

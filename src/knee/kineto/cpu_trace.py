@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.kineto.event_columns import FURTHEST_NS, KERNEL, LONGEST_NS, Issued, RankTrace
-from knee.kineto.event_stream import Stream
+from knee.kineto.event_columns import FURTHEST_NS, KERNEL, LONGEST_NS, LaunchCall, RankTrace
+from knee.kineto.event_stream import EventStream
 from knee.kineto.gloo import args_asked, gloo_calls, host_compute, is_asked, settle
-from knee.kineto.nested_spans import Span, span_of
-from knee.kineto.process_groups import DTYPES, Call, Groups, collective_of
-from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, Group
+from knee.kineto.nested_spans import NestedSpan, span_of
+from knee.kineto.process_groups import DTYPES, Call, ProcessGroups, collective_of
+from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, RankGroup
 
 
 def of_gpu(columns: RankTrace) -> bool:
@@ -23,10 +23,10 @@ def of_gpu(columns: RankTrace) -> bool:
 
 def host_columns(trace: RankTrace) -> RankTrace:
     """Read the file once more, for what a processor did; ``trace`` is what the first reading found."""
-    stream = Stream(path=trace.path, all_args=True)
+    stream = EventStream(path=trace.path, all_args=True)
     found = (span_of(event, args_asked(event)) for events in stream.events() for event in events if is_asked(event))
     spans, first = _sane([span for span in found if span is not None], trace)
-    rows: list[tuple[Span, Issued | None]] = [(span, None) for span in host_compute(spans)]
+    rows: list[tuple[NestedSpan, LaunchCall | None]] = [(span, None) for span in host_compute(spans)]
     rows += gloo_calls(spans)
     rows.sort(key=lambda row: (row[0].start_ns, row[0].end_ns))
     names: dict[str, int] = {}
@@ -53,31 +53,32 @@ def host_columns(trace: RankTrace) -> RankTrace:
 
 def host_calls(columns: RankTrace, axes: Mapping[str, str] | None) -> dict[int, Call]:
     """What each of gloo's calls does, by row."""
-    groups = Groups(columns.info, axes)
+    groups = ProcessGroups(columns.info, axes)
     settled = settle(list(columns.issued.values()), {group.name: group.size for group in groups.known.values()})
     return {row: _call(call, groups) for row, call in zip(columns.issued, settled, strict=True)}
 
 
-def _sane(spans: list[Span], trace: RankTrace) -> tuple[list[Span], int]:
+def _sane(spans: list[NestedSpan], trace: RankTrace) -> tuple[list[NestedSpan], int]:
     """Spans without broken clocks, and the time from which all count: the steps' where there are any."""
     starts = sorted(span.start_ns for span in spans)
     middle = trace.first_ns if trace.steps or not starts else starts[len(starts) // 2]
-    kept = [span for span in spans
-            if abs(span.start_ns - middle) < FURTHEST_NS and span.end_ns - span.start_ns < LONGEST_NS]  # fmt: skip
+    kept = [
+        span for span in spans if abs(span.start_ns - middle) < FURTHEST_NS and span.end_ns - span.start_ns < LONGEST_NS
+    ]
     return kept, middle if trace.steps else min((span.start_ns for span in kept), default=middle)
 
 
-def _call(call: Issued, groups: Groups) -> Call:
+def _call(call: LaunchCall, groups: ProcessGroups) -> Call:
     collective = collective_of(call.operator if call.operator is not None else call.name)
     group = groups.on_axis(call.axis)
     ranks_known = group is not None
     if group is None and call.axis is not None:
         world = groups.on_axis(groups.renamed.get("world", "world"))
-        group = replace(world, name=call.axis) if world else Group(name=call.axis, size=1)
+        group = replace(world, name=call.axis) if world else RankGroup(name=call.axis, size=1)
         ranks_known = world is not None
     if group is not None and call.ranks not in (None, group.size):
         # several axes together
-        group, ranks_known = Group(name=group.name, size=call.ranks or 1), False
+        group, ranks_known = RankGroup(name=group.name, size=call.ranks or 1), False
     dtype = DTYPES.get(call.dtype)
     elements = call.elements * (group.size if collective == "all_gather" and group and not call.full else 1)
     return Call(

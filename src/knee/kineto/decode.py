@@ -31,8 +31,16 @@ many as there are with nothing between them that could be one, and one without a
 Int64 = npt.NDArray[np.int64]
 LAUNCHES = ("_runtime", "_driver")
 """How the categories of calls that launch end: CUDA's and HIP's."""
-ROLES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset", "user_annotation": "annotation",
-         "memcpy": "gpu_memcpy", "memset": "gpu_memset", "runtime": "launch", "operator": "annotation"}  # fmt: skip
+ROLES = {
+    "kernel": "kernel",
+    "gpu_memcpy": "gpu_memcpy",
+    "gpu_memset": "gpu_memset",
+    "user_annotation": "annotation",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "runtime": "launch",
+    "operator": "annotation",
+}
 """Category -> what it is read as; the last four are torch 1.8's to 1.11's, whose steps are operators."""
 FURTHEST_DIGIT = 40
 """A time of more digits is none."""
@@ -109,12 +117,42 @@ KEYS = {
 NO_ARGS = Args(*[None] * len(KEYS))
 
 CATEGORIES = (
-    "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "hip_runtime", "xpu_runtime", "mtia_runtime",
-    "glow_runtime", "privateuse1_runtime", "privateuse1_driver", "user_annotation", "gpu_user_annotation", "cpu_op",
-    "cpu_instant_event", "ac2g", "fwdbwd", "async_cpu_gpu", "async_gpu", "python_function", "overhead", "cuda_sync",
-    "cuda_event", "external_correlation", "collective_comm", "hpu_op", "mtia_ccp_events", "mtia_insight", "Trace",
-    "Kernel", "Memcpy", "Memset", "Runtime", "Operator", "Async",
-)  # fmt: skip
+    "kernel",
+    "gpu_memcpy",
+    "gpu_memset",
+    "cuda_runtime",
+    "cuda_driver",
+    "hip_runtime",
+    "xpu_runtime",
+    "mtia_runtime",
+    "glow_runtime",
+    "privateuse1_runtime",
+    "privateuse1_driver",
+    "user_annotation",
+    "gpu_user_annotation",
+    "cpu_op",
+    "cpu_instant_event",
+    "ac2g",
+    "fwdbwd",
+    "async_cpu_gpu",
+    "async_gpu",
+    "python_function",
+    "overhead",
+    "cuda_sync",
+    "cuda_event",
+    "external_correlation",
+    "collective_comm",
+    "hpu_op",
+    "mtia_ccp_events",
+    "mtia_insight",
+    "Trace",
+    "Kernel",
+    "Memcpy",
+    "Memset",
+    "Runtime",
+    "Operator",
+    "Async",
+)
 """Kineto's categories. Events of others are read too, but slower."""
 
 if msgspec is not None:
@@ -126,8 +164,12 @@ if msgspec is not None:
 
     def _event(args: Any) -> Any:
         fields = [(name, Any, None) for name in ("ph", "cat", "name", "pid", "tid")]
-        return msgspec.defstruct("_Event", [*fields, ("ts", *_RAW), ("dur", *_RAW), ("args", args, None)], gc=False,
-                                 namespace={"role": property(_role)})  # fmt: skip
+        return msgspec.defstruct(
+            "_Event",
+            [*fields, ("ts", *_RAW), ("dur", *_RAW), ("args", args, None)],
+            gc=False,
+            namespace={"role": property(_role)},
+        )
 
     def _of_category(category: str) -> Any:
         """Only what is asked of this category, so that nothing is made of the many events that are not read."""
@@ -138,10 +180,18 @@ if msgspec is not None:
         elif role == "annotation":
             fields = [("ph", Any, None), ("name", Any, None), ("ts", *_RAW), ("dur", *_RAW)]
         elif role is not None:
-            fields = [("ph", Any, None), ("name", Any, None), ("pid", Any, None), ("tid", Any, None), ("ts", *_RAW),
-                      ("dur", *_RAW), ("args", _Args | None, None)]  # fmt: skip
-        return msgspec.defstruct("_" + category, fields, gc=False, tag_field="cat", tag=category,
-                                 namespace={"role": role})  # fmt: skip
+            fields = [
+                ("ph", Any, None),
+                ("name", Any, None),
+                ("pid", Any, None),
+                ("tid", Any, None),
+                ("ts", *_RAW),
+                ("dur", *_RAW),
+                ("args", _Args | None, None),
+            ]
+        return msgspec.defstruct(
+            "_" + category, fields, gc=False, tag_field="cat", tag=category, namespace={"role": role}
+        )
 
     _quick = msgspec.json.Decoder(list[Union[tuple(map(_of_category, CATEGORIES))]])  # type: ignore[misc]  # noqa: UP007
     _typed = msgspec.json.Decoder(list[_event(_Args | None)])  # type: ignore[misc]

@@ -13,7 +13,7 @@ import numpy as np
 from knee.errors import InputError
 from knee.kineto.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.kineto.decode import Int64 as Int64
-from knee.kineto.event_stream import HINT, Stream, Told
+from knee.kineto.event_stream import HINT, BytesRead, EventStream
 from knee.limits import LONGEST_TRACE_NS, MOST_KERNELS
 
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
@@ -30,8 +30,10 @@ LONGEST_NS = LONGEST_TRACE_NS
 """52 days: no event lasts so long. Sums of what is shorter are exact."""
 TOGETHER = 16
 """Blocks whose events become columns together: enough that it costs little, few enough that they take no memory."""
-RANK_IN_NAME = (re.compile(r"(?<!node)(?<!node[-_])rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE),
-                re.compile(r"worker[-_]?(\d{1,9})(?!\d)", re.IGNORECASE))  # fmt: skip
+RANK_IN_NAME = (
+    re.compile(r"(?<!node)(?<!node[-_])rank[-_]?(\d{1,9})(?!\d)", re.IGNORECASE),
+    re.compile(r"worker[-_]?(\d{1,9})(?!\d)", re.IGNORECASE),
+)
 """The first that fits counts: a worker may have several ranks, and a node's rank is no rank."""
 
 
@@ -95,7 +97,7 @@ class RankTrace:
     cut: str | None = None
     is_host: bool = False
     """A processor's trace: operators and gloo's calls instead of kernels."""
-    issued: dict[int, Issued] = field(default_factory=dict)
+    issued: dict[int, LaunchCall] = field(default_factory=dict)
     """gloo's calls of a processor's trace, by row."""
     notes: tuple[str, ...] = field(default=())
 
@@ -116,10 +118,10 @@ class RankTrace:
         return len(self.start_ns)
 
 
-def read_columns(path: Path, *, copy: Path | None = None, told: Told | None = None) -> RankTrace:
+def read_columns(path: Path, *, copy: Path | None = None, told: BytesRead | None = None) -> RankTrace:
     """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``,
     ``told`` hears how many bytes were."""
-    stream, collect = Stream(path=path, copy=copy, told=told), _Collector()
+    stream, collect = EventStream(path=path, copy=copy, told=told), _Collector()
     for events in stream.events():
         collect.take(events)
     return collect.finish(path, stream)
@@ -145,7 +147,7 @@ def whole(value: Any) -> int | None:
     return number if -FURTHEST_NS < number < FURTHEST_NS else None
 
 
-class Issued(NamedTuple):
+class LaunchCall(NamedTuple):
     """One call of gloo, and who issued it."""
 
     name: str
@@ -262,7 +264,7 @@ class _Collector:
         """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
         return self.words.setdefault(value, value) if isinstance(value, str) else value
 
-    def finish(self, path: Path, stream: Stream) -> RankTrace:
+    def finish(self, path: Path, stream: EventStream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""
         self._flush()
         if not self.events:

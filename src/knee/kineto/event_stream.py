@@ -16,7 +16,7 @@ from knee.errors import InputError
 from knee.kineto.blocks import CutOff, blocks
 from knee.kineto.decode import NotJson, decode, decode_object, event_of, repaired, scan
 
-Told = Callable[[int], None]
+BytesRead = Callable[[int], None]
 """Hears of bytes that were read, unpacked."""
 KEY = re.compile(r'[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+(\[?)', re.DOTALL)
 BETWEEN = re.compile(rb"\}\s*+,\s*+\{")
@@ -33,14 +33,14 @@ LONGEST_LETTER = 4
 
 
 @dataclass(slots=True, kw_only=True)
-class Stream:
+class EventStream:
     """One file's events. ``head``, ``cut`` and ``repairs`` are known once all events were taken."""
 
     path: Path
     all_args: bool = False
     copy: Path | None = None
     """A file to write all to that is read."""
-    told: Told | None = None
+    told: BytesRead | None = None
     head: dict[str, Any] = field(default_factory=dict)
     """What the document says besides its events."""
     cut: str | None = None
@@ -206,7 +206,7 @@ HINT = "a trace is what torch.profiler's export_chrome_trace writes, as .json or
 class _Buffer:
     """Text that was read and not yet decoded."""
 
-    def __init__(self, stream: Stream, source: Iterator[bytes]) -> None:
+    def __init__(self, stream: EventStream, source: Iterator[bytes]) -> None:
         self.stream, self.source = stream, source
         self.text = b""
         self.ended = False

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from knee.kineto.event_columns import Issued
-from knee.kineto.nested_spans import Span, nested
+from knee.kineto.event_columns import LaunchCall
+from knee.kineto.nested_spans import NestedSpan, nested
 
 CALLS = "gloo:"
 ISSUES = "c10d::"
@@ -45,11 +45,11 @@ def args_asked(event: Any) -> dict[str, Any]:
     return {key: event.args[key] for key in ("Input Dims", "Input type") if key in event.args}
 
 
-def host_compute(spans: Iterable[Span]) -> list[Span]:
+def host_compute(spans: Iterable[NestedSpan]) -> list[NestedSpan]:
     """The outermost operators that compute: those that have no communication inside them."""
     operators = [s for s in spans if s.category in OPERATORS or s.name.startswith(CALLS)]
     around = _around(operators, _communicates)
-    chosen: list[Span] = []
+    chosen: list[NestedSpan] = []
     inside: set[int] = set()
     for span, outside in nested(operators):
         if outside and id(outside[-1]) in inside:
@@ -60,7 +60,7 @@ def host_compute(spans: Iterable[Span]) -> list[Span]:
     return chosen
 
 
-def _around(spans: list[Span], asked: Callable[[str], bool]) -> set[int]:
+def _around(spans: list[NestedSpan], asked: Callable[[str], bool]) -> set[int]:
     """Spans that have one inside them whose name is asked for."""
     found: set[int] = set()
     for span, outside in nested(spans):
@@ -80,7 +80,7 @@ def _communicates(name: str) -> bool:
     return name.startswith(CALLS) or name.partition("::")[0] in COMM_NAMESPACES
 
 
-def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
+def gloo_calls(spans: Iterable[NestedSpan]) -> list[tuple[NestedSpan, LaunchCall]]:
     """Every call of gloo with its operator: the first of its kind and size that was issued before and is still free."""
     spans = list(spans)
     calls = sorted((s for s in spans if s.name.startswith(CALLS)), key=lambda s: s.start_ns)
@@ -90,10 +90,10 @@ def gloo_calls(spans: Iterable[Span]) -> list[tuple[Span, Issued]]:
     return [(call, _issued(call, free.take(call))) for call in calls]
 
 
-def _operators(spans: list[Span]) -> list[tuple[Span, Span | None]]:
+def _operators(spans: list[NestedSpan]) -> list[tuple[NestedSpan, NestedSpan | None]]:
     """Those that issue calls, the first one first, each with the innermost span around it that tells the axis."""
     found = []
-    tells: dict[int, Span | None] = {}
+    tells: dict[int, NestedSpan | None] = {}
     for span, outside in nested(spans):
         around = tells[id(outside[-1])] if outside else None
         tells[id(span)] = span if _tells_axis(span.name) else around
@@ -105,7 +105,7 @@ def _operators(spans: list[Span]) -> list[tuple[Span, Span | None]]:
 class _Free:
     """Operators that have issued no call yet, by the kinds and sizes of calls that they may have issued."""
 
-    def __init__(self, operators: Sequence[tuple[Span, Span | None]], kinds: Sequence[str]) -> None:
+    def __init__(self, operators: Sequence[tuple[NestedSpan, NestedSpan | None]], kinds: Sequence[str]) -> None:
         self.operators, self.kinds = operators, kinds
         self.kinds_of: dict[str, list[str]] = {}
         self.waiting: dict[tuple[str, int | None], deque[int]] = {}
@@ -113,7 +113,7 @@ class _Free:
         self.seen = 0
         self.taken: set[int] = set()
 
-    def take(self, call: Span) -> tuple[Span, Span | None] | None:
+    def take(self, call: NestedSpan) -> tuple[NestedSpan, NestedSpan | None] | None:
         """The first that may have issued a call; calls come in the order of their time."""
         while self.seen < len(self.operators) and self.operators[self.seen][0].start_ns <= call.start_ns:
             self._add(self.seen)
@@ -139,7 +139,7 @@ class _Free:
         return queue
 
 
-def _kind(call: Span) -> str:
+def _kind(call: NestedSpan) -> str:
     return call.name.removeprefix(CALLS).replace("_", "")
 
 
@@ -149,11 +149,11 @@ def _issues(operator: str, kind: str) -> bool:
     return kind in name or (kind == "allreduce" and "reducescatter" in name)
 
 
-def _issued(call: Span, by: tuple[Span, Span | None] | None) -> Issued:
+def _issued(call: NestedSpan, by: tuple[NestedSpan, NestedSpan | None] | None) -> LaunchCall:
     if by is None:
-        return Issued(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
+        return LaunchCall(call.name, str(call.track), None, None, _elements(call), False, _dtype(call), None)
     operator, around = by
-    return Issued(
+    return LaunchCall(
         call.name,
         str(call.track),
         operator.name,
@@ -165,7 +165,7 @@ def _issued(call: Span, by: tuple[Span, Span | None] | None) -> Issued:
     )
 
 
-def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
+def settle(calls: list[LaunchCall], sizes: Mapping[str, int]) -> list[LaunchCall]:
     """The calls, with axes that follow from others': ``sizes`` are the ranks of this rank's groups by axis.
 
     An axis that nothing tells is the only one of its size that FSDP does not claim, if there is only one; the world,
@@ -194,13 +194,13 @@ def settle(calls: list[Issued], sizes: Mapping[str, int]) -> list[Issued]:
     ]
 
 
-def _world(call: Issued, world: int | None, others: set[int]) -> str | None:
+def _world(call: LaunchCall, world: int | None, others: set[int]) -> str | None:
     """The group of all ranks, where it is the only one that a call can be of."""
     fits = call.ranks == world and world not in others if call.ranks is not None else not others
     return "world" if world is not None and fits else None
 
 
-def _ranks(operator: Span) -> int | None:
+def _ranks(operator: NestedSpan) -> int | None:
     sizes = sorted(_sizes(operator))
     moves_parts = "gather" in operator.name or "scatter" in operator.name
     return sizes[1] // sizes[0] if moves_parts and len(sizes) == 2 and sizes[0] else None
@@ -210,7 +210,7 @@ def _tells_axis(name: str) -> bool:
     return name.startswith((AXIS, FSDP)) or REDISTRIBUTES in name
 
 
-def _axis(operator: Span, around: Span | None) -> str | None:
+def _axis(operator: NestedSpan, around: NestedSpan | None) -> str | None:
     """The mesh axis, where what is around the operator tells it."""
     if around is not None:
         if around.name.startswith(AXIS):
@@ -223,7 +223,7 @@ def _axis(operator: Span, around: Span | None) -> str | None:
     return "world" if "allreduce" in operator.name else None
 
 
-def _sizes(span: Span) -> set[int]:
+def _sizes(span: NestedSpan) -> set[int]:
     """Elements of each tensor among a span's inputs, of lists of tensors too."""
     sizes: set[int] = set()
     for dims, kind in zip(_list(span, "Input Dims"), _list(span, "Input type"), strict=False):
@@ -234,7 +234,7 @@ def _sizes(span: Span) -> set[int]:
     return sizes
 
 
-def _list(span: Span, key: str) -> list[Any]:
+def _list(span: NestedSpan, key: str) -> list[Any]:
     found = span.args.get(key)
     return found if isinstance(found, list) else []
 
@@ -246,9 +246,9 @@ def _count(dims: Any) -> int:
     return count if (count := math.prod(dims)) < MOST_ELEMENTS else 0
 
 
-def _elements(span: Span) -> int:
+def _elements(span: NestedSpan) -> int:
     return max(_sizes(span), default=0)
 
 
-def _dtype(span: Span) -> str:
+def _dtype(span: NestedSpan) -> str:
     return next((str(kind) for kind in _list(span, "Input type") if kind), "")

@@ -27,7 +27,7 @@ import numpy as np
 from knee.arrays import Ints
 from knee.errors import InputError
 from knee.files import write_bytes
-from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, Group
+from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, RankGroup
 
 BASE_NS = 10**12
 """Time 0 of the step, after ``baseTimeNanoseconds``: at 1e9 µs a float64 still resolves 0.12 ps."""
@@ -265,7 +265,7 @@ def _kernels(events: Events, order: Ints) -> Iterator[tuple[str, int, str]]:
 
 
 def _comm_args(
-    collective: str, group_id: int, group: Group, dtype: str, message_bytes: float, rank: int
+    collective: str, group_id: int, group: RankGroup, dtype: str, message_bytes: float, rank: int
 ) -> dict[str, object]:
     """What PyTorch attaches to a NCCL kernel, except the sequence number."""
     full = round(message_bytes / DTYPE_BYTES[dtype])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from knee.kineto.decode import nanoseconds
 
 
-class Span(NamedTuple):
+class NestedSpan(NamedTuple):
     """One event with a beginning and an end."""
 
     start_ns: int
@@ -21,7 +21,7 @@ class Span(NamedTuple):
     args: Mapping[str, Any]
 
 
-def span_of(event: Any, args: Mapping[str, Any]) -> Span | None:
+def span_of(event: Any, args: Mapping[str, Any]) -> NestedSpan | None:
     """A complete event with those of its arguments that are asked; None for what has no beginning or no end."""
     if event.ph != "X":
         return None
@@ -29,7 +29,7 @@ def span_of(event: Any, args: Mapping[str, Any]) -> Span | None:
     if start is None or duration is None:
         return None
     # a name is in thousands of events: keep it once
-    return Span(
+    return NestedSpan(
         start,
         start + max(0, duration),
         intern(str(event.name or "")),
@@ -43,10 +43,10 @@ def _track(number: Any) -> int | str:
     return number if isinstance(number, (int, str)) else str(number)
 
 
-def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
+def nested(spans: Iterable[NestedSpan]) -> Iterator[tuple[NestedSpan, list[NestedSpan]]]:
     """Each span with those of its thread that it lies in, the outermost first; the list changes with the next span,
     since copies of deep ones would take the square of the trace."""
-    stack: list[Span] = []
+    stack: list[NestedSpan] = []
     for span in sorted(spans, key=lambda s: (str(s.track), s.start_ns, -s.end_ns)):
         while stack and (
             stack[-1].track != span.track or stack[-1].end_ns < span.end_ns or stack[-1].end_ns <= span.start_ns

@@ -8,14 +8,26 @@ from typing import Any, NamedTuple
 
 from knee.kineto.decode import Args
 from knee.kineto.event_columns import whole
-from knee.record.events import DTYPE_BYTES, Group
+from knee.record.events import DTYPE_BYTES, RankGroup
 
 COALESCED = "coalesced"
 """Several calls as one. torch has this word alone where they are sends and receives, and at times for others."""
-WORDS = (("reduce_scatter", "reducescatter"), ("all_gather", "allgather"), ("all_reduce", "allreduce"),
-         ("broadcast", "broadcast"), ("all_to_all", "alltoall"), ("send_recv", "sendrecv"), ("send_recv", "send"),
-         ("send_recv", "recv"), ("all_reduce", "crossdevicereduce"), ("barrier", "barrier"), ("gather", "gather"),
-         ("scatter", "scatter"), ("reduce", "reduce"), ("send_recv", COALESCED))  # fmt: skip
+WORDS = (
+    ("reduce_scatter", "reducescatter"),
+    ("all_gather", "allgather"),
+    ("all_reduce", "allreduce"),
+    ("broadcast", "broadcast"),
+    ("all_to_all", "alltoall"),
+    ("send_recv", "sendrecv"),
+    ("send_recv", "send"),
+    ("send_recv", "recv"),
+    ("all_reduce", "crossdevicereduce"),
+    ("barrier", "barrier"),
+    ("gather", "gather"),
+    ("scatter", "scatter"),
+    ("reduce", "reduce"),
+    ("send_recv", COALESCED),
+)
 """Collective -> how its name begins or what it contains, underscores left out; the first that fits counts."""
 ALIASES = {"default_pg": "world", "fsdp": "dp_shard", "dp": "dp_shard", "shards": "dp_shard", "copies": "dp_replicate"}
 """A group's description in torch, or knee's name of several axes together -> the axis it runs over."""
@@ -23,10 +35,24 @@ MOST_RANKS = 1 << 20
 """Of a job; a trace that says more is wrong."""
 NAMELESS = ("undefined", "None", "")
 UNKNOWN = "unknown"
-DTYPES = {"Float": "fp32", "float": "fp32", "BFloat16": "bf16", "c10::BFloat16": "bf16", "Half": "fp16",
-          "c10::Half": "fp16", "Float8_e4m3fn": "fp8", "Float8_e5m2": "fp8", "Byte": "uint8", "Char": "uint8",
-          "Long": "int64", "long int": "int64", "Double": "int64", "Int": "fp32", "int": "fp32",
-          "Bool": "uint8"}  # fmt: skip
+DTYPES = {
+    "Float": "fp32",
+    "float": "fp32",
+    "BFloat16": "bf16",
+    "c10::BFloat16": "bf16",
+    "Half": "fp16",
+    "c10::Half": "fp16",
+    "Float8_e4m3fn": "fp8",
+    "Float8_e5m2": "fp8",
+    "Byte": "uint8",
+    "Char": "uint8",
+    "Long": "int64",
+    "long int": "int64",
+    "Double": "int64",
+    "Int": "fp32",
+    "int": "fp32",
+    "Bool": "uint8",
+}
 """torch's word for a type -> ours, by its width."""
 BUS_FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "all_reduce": 2.0}
 """Collective -> how often (n - 1) / n of the message crosses a rank's link (nccl-tests' bus bandwidth)."""
@@ -36,7 +62,7 @@ class Call(NamedTuple):
     """One call of a collective."""
 
     collective: str | None
-    group: Group | None
+    group: RankGroup | None
     message_bytes: float
     """Of the whole message, all that is gathered or one rank's input of a reduction; 0 where it is not known."""
     dtype: str | None
@@ -63,15 +89,15 @@ def bus_bytes(collective: str | None, group_size: int | None, message_bytes: flo
     return BUS_FACTORS[collective] * message_bytes * (group_size - 1) / group_size
 
 
-class Groups:
+class ProcessGroups:
     """The process groups that a trace names."""
 
     def __init__(self, info: Mapping[str, Any], axes: Mapping[str, str] | None = None) -> None:
         """``axes`` renames groups: the world may be, say, the ``dp_shard`` axis."""
         self.renamed = ALIASES | dict(axes or {})
         self.world_size = whole(info.get("world_size"))
-        self.known: dict[str, Group] = {}
-        self.told: dict[str, tuple[Group | None, bool, str]] = {}
+        self.known: dict[str, RankGroup] = {}
+        self.told: dict[str, tuple[RankGroup | None, bool, str]] = {}
         entries = info.get("pg_config")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
@@ -80,7 +106,7 @@ class Groups:
                     name = str(entry.get("pg_name"))
                     self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
         self.words = {id(group): _in_words(group) for group in self.known.values()}
-        self.widest: dict[str, Group] = {}
+        self.widest: dict[str, RankGroup] = {}
         for group in self.known.values():
             if group.name not in self.widest or group.size > self.widest[group.name].size:
                 self.widest[group.name] = group
@@ -90,7 +116,7 @@ class Groups:
         plain = description.removeprefix("mesh_")
         return f"group {torch_name}" if plain in NAMELESS and torch_name else self.renamed.get(plain, plain)
 
-    def of_args(self, args: Args) -> tuple[Group | None, bool]:
+    def of_args(self, args: Args) -> tuple[RankGroup | None, bool]:
         """The group of a NCCL kernel, and whether its ranks are known."""
         name, size = args.group, whole(args.group_size)
         if name is None and size is None:
@@ -107,9 +133,9 @@ class Groups:
             return None, False
         axis = self._axis(args, size)
         if start is not None and start >= 0 and stride >= 1:
-            return Group(name=axis, size=size, first_rank=start, stride=stride), True
+            return RankGroup(name=axis, size=size, first_rank=start, stride=stride), True
         # a group as large as the world has all of its ranks; which ranks a smaller one has, nothing tells
-        return Group(name=axis, size=size), size == self.world_size
+        return RankGroup(name=axis, size=size), size == self.world_size
 
     def _axis(self, args: Args, size: int) -> str:
         if args.group is None and args.group_description is None:
@@ -132,28 +158,29 @@ class Groups:
             ranks_known=ranks_known,
         )
 
-    def _told(self, args: Args) -> tuple[Group | None, bool, str]:
+    def _told(self, args: Args) -> tuple[RankGroup | None, bool, str]:
         """Group, whether its ranks are known, and key; found once for all calls that say the same: a thousand ranks
         are 4 kB of text in each."""
-        words = repr((args.group, args.group_description, args.group_ranks, args.group_size, args.rank_start,
-                      args.rank_stride))  # fmt: skip
+        words = repr(
+            (args.group, args.group_description, args.group_ranks, args.group_size, args.rank_start, args.rank_stride)
+        )
         if words not in self.told:
             group, ranks_known = self.of_args(args)
             key = self.key_of(args.group, group, ranks_known) if group is not None else ""
             self.told[words] = group, ranks_known, key
         return self.told[words]
 
-    def on_axis(self, axis: str | None) -> Group | None:
+    def on_axis(self, axis: str | None) -> RankGroup | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""
         return None if axis is None else self.widest.get(axis)
 
-    def key_of(self, name: Any, group: Group, ranks_known: bool) -> str:
+    def key_of(self, name: Any, group: RankGroup, ranks_known: bool) -> str:
         """What tells a group from others: its ranks, or all that there is."""
         ranks = (self.words.get(id(group)) or _in_words(group)) if ranks_known else f"{group.size} ranks"
         return f"{name}/{ranks}"
 
 
-def _in_words(group: Group) -> str:
+def _in_words(group: RankGroup) -> str:
     """Its ranks; those at equal distances in few words, since a few bytes of a trace may say a million of them."""
     if group.members:
         return ",".join(map(str, group.members))
@@ -170,9 +197,10 @@ def _ranks(text: Any) -> tuple[int, ...]:
     return tuple(found) if good else ()
 
 
-def group_of(name: str, ranks: tuple[int, ...]) -> Group:
+def group_of(name: str, ranks: tuple[int, ...]) -> RankGroup:
     """A group by its ranks."""
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
-    return Group(name=name, size=len(ranks), first_rank=ranks[0], stride=stride if even else 1,
-                 members=() if even else ranks)  # fmt: skip
+    return RankGroup(
+        name=name, size=len(ranks), first_rank=ranks[0], stride=stride if even else 1, members=() if even else ranks
+    )

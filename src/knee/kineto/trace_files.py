@@ -27,7 +27,7 @@ SAID = ("trace", "rank")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
+class SkippedTrace:
     """A file that is in no number of the answer."""
 
     path: Path
@@ -37,18 +37,18 @@ class LeftOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class TraceFiles:
     """What was given."""
 
     files: tuple[Path, ...]
-    left_out: tuple[LeftOut, ...]
+    left_out: tuple[SkippedTrace, ...]
 
 
-def find_files(paths: Iterable[str | Path]) -> Found:
+def find_files(paths: Iterable[str | Path]) -> TraceFiles:
     """The files that are meant: those of a folder are its .json and .json.gz, in it or one level below, that begin like
     a trace; only those in its folder ``traces`` where it has one."""
     found: list[Path] = []
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedTrace] = []
     names = [str(path) for path in paths]
     if "" in names:
         raise InputError("a trace path is empty", hint="a shell variable may be unset")
@@ -70,7 +70,7 @@ def find_files(paths: Iterable[str | Path]) -> Found:
     _check_count(len(files), "what was given")
     if not files:
         raise InputError("no trace was given", hint="give files, or folders that have traces in them")
-    return Found(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
+    return TraceFiles(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
 
 
 def _check_count(count: int, where: str) -> None:
@@ -82,25 +82,28 @@ def _check_count(count: int, where: str) -> None:
         )
 
 
-def _in_folder(folder: Path) -> Found:
+def _in_folder(folder: Path) -> TraceFiles:
     inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if p.is_file()})
     if not inside:
         raise InputError(f"{folder} has no .json and no .json.gz in it, nor has a folder right below it", hint=HINT)
     own = {p for p in inside if p.parent == folder / OWN_FOLDER}
     _check_count(len(own or inside), str(folder))
     files: list[Path] = []
-    left_out: list[LeftOut] = []
+    left_out: list[SkippedTrace] = []
     for path in inside:
         why = f"only {folder / OWN_FOLDER} is read" if own and path not in own else _no_trace(path)
         if why is None:
             files.append(path)
         else:
-            left_out.append(LeftOut(path=path, why=why, is_trace=False))
+            left_out.append(SkippedTrace(path=path, why=why, is_trace=False))
     if not files:
         first = left_out[0]
-        raise InputError(f"{folder} has no trace in it, nor has a folder right below it: {len(inside):,} files end in "
-                         f".json or .json.gz, the first is {first.path} ({first.why})", hint=HINT)  # fmt: skip
-    return Found(files=tuple(files), left_out=tuple(left_out))
+        raise InputError(
+            f"{folder} has no trace in it, nor has a folder right below it: {len(inside):,} files end in "
+            f".json or .json.gz, the first is {first.path} ({first.why})",
+            hint=HINT,
+        )
+    return TraceFiles(files=tuple(files), left_out=tuple(left_out))
 
 
 def _no_trace(path: Path) -> str | None:
@@ -125,10 +128,13 @@ def _start(path: Path) -> bytes:
     return zlib.decompressobj(31).decompress(start, START_BYTES) if start[: len(GZIP)] == GZIP else start
 
 
-def left_out_sentences(left_out: Sequence[LeftOut]) -> list[str]:
+def left_out_sentences(left_out: Sequence[SkippedTrace]) -> list[str]:
     """What the audit says of them: each trace that could not be read, and others by their reason."""
-    said = [f"not read: {one.why if str(one.path) in one.why else f'{one.path}: {one.why}'}"
-            for one in left_out if one.is_trace]  # fmt: skip
+    said = [
+        f"not read: {one.why if str(one.path) in one.why else f'{one.path}: {one.why}'}"
+        for one in left_out
+        if one.is_trace
+    ]
     reasons: dict[str, list[str]] = {}
     for one in left_out:
         if not one.is_trace:

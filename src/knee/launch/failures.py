@@ -22,8 +22,8 @@ from knee.launch.log_patterns import (
     TASK_NODE,
     TIMEOUTS,
     Failure,
+    LogPattern,
     Memory,
-    Sign,
     failures_of,
     last_words,
     peer_of,
@@ -51,9 +51,14 @@ class Diagnosis:
 
 
 def verdict(
-    run: Path, codes: Sequence[int | None], *, ended: Ended = "", killed_for_memory: bool = False,
-    lost: Iterable[str] = (), waited_s: float = 0.0,
-) -> Diagnosis:  # fmt: skip
+    run: Path,
+    codes: Sequence[int | None],
+    *,
+    ended: Ended = "",
+    killed_for_memory: bool = False,
+    lost: Iterable[str] = (),
+    waited_s: float = 0.0,
+) -> Diagnosis:
     """How it ended. ``lost``: nodes that do not answer. ``waited_s``: how long its supervisor saw nothing move."""
     found = Evidence.of(run)
     if found.record.get("status") == "done":
@@ -102,7 +107,7 @@ def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Diagnosis 
     return None
 
 
-def _by_signs(found: Evidence, signs: Sequence[Sign], logs: Mapping[str, str]) -> Diagnosis | None:
+def _by_signs(found: Evidence, signs: Sequence[LogPattern], logs: Mapping[str, str]) -> Diagnosis | None:
     """The first sign that a log has."""
     for sign in signs:
         for name, log in logs.items():
@@ -209,9 +214,14 @@ def _stuck(found: Evidence, waited_s: int) -> Diagnosis:
         node = found.nodes.get(first, "")
         where = f" on {node}" if node else ""
         others = f", nor have {len(silent) - 1} others" if len(silent) > 1 else ""
-        return Diagnosis(state="timeout", cause="hang", node=node, rank=first,
-                       words=f"rank {first}{where} has not moved since step {found.beats[first][0]}{others}; the rest "
-                             f"waited for {waited_s} s")  # fmt: skip
+        return Diagnosis(
+            state="timeout",
+            cause="hang",
+            node=node,
+            rank=first,
+            words=f"rank {first}{where} has not moved since step {found.beats[first][0]}{others}; the rest "
+            f"waited for {waited_s} s",
+        )
     if len(nodes) > 1:
         steps = sorted({step for step, _ in found.beats.values()})
         return Diagnosis(

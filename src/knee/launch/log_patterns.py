@@ -15,7 +15,7 @@ Memory = Literal["", "device", "host", "limit"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
+class LogPattern:
     """Words of a log, and the cause that they tell."""
 
     cause: Cause
@@ -50,55 +50,99 @@ HARMLESS = re.compile(
 )
 # what may stand between two words is bounded: a line that repeats the first would take the square of its length
 MEMORY = (
-    Sign(cause="memory", memory="device", says="out of memory: ", pattern=re.compile(
-        r"\b(?:CUDA|HIP) out of memory|\b(?:CUDA|HIP)(?: driver)? error:? .{0,20}out of memory|\bOutOfMemoryError|"
-        r"[Cc]uda failure.{0,8}'out of memory'|cudaErrorMemoryAllocation|hipErrorOutOfMemory")),
-    Sign(cause="memory", memory="limit", says="shared memory (/dev/shm) is full: ", pattern=re.compile(
-        r"</torch_[^\n]{0,300}(?:No space left|Cannot allocate)|insufficient shared memory|"
-        r"out of shared memory|failed to extend /dev/shm/|/dev/shm/[^\n]{0,300}No space left|posix_fallocate failed")),
-    Sign(cause="memory", says="out of memory: ", pattern=re.compile(r"CU(?:BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
-    Sign(cause="memory", memory="host", says="out of memory: ", pattern=re.compile(
-        r"[Cc]an(?:'t|not) allocate memory|[Nn]ot enough memory|\bMemoryError\b|std::bad_alloc|oom.kill|OOM Killed|"
-        r"Out of memory: Killed process|\btasks? \S+: Out Of Memory|[Ee]xceeded (?:step |job )?memory limit|"
-        r"Error: [^\n]{0,300}\bout of memory"), unless=re.compile(r"\bibv_|\bNCCL\b")),
-)  # fmt: skip
+    LogPattern(
+        cause="memory",
+        memory="device",
+        says="out of memory: ",
+        pattern=re.compile(
+            r"\b(?:CUDA|HIP) out of memory|\b(?:CUDA|HIP)(?: driver)? error:? .{0,20}out of memory|\bOutOfMemoryError|"
+            r"[Cc]uda failure.{0,8}'out of memory'|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
+        ),
+    ),
+    LogPattern(
+        cause="memory",
+        memory="limit",
+        says="shared memory (/dev/shm) is full: ",
+        pattern=re.compile(
+            r"</torch_[^\n]{0,300}(?:No space left|Cannot allocate)|insufficient shared memory|"
+            r"out of shared memory|failed to extend /dev/shm/|/dev/shm/[^\n]{0,300}No space left|posix_fallocate failed"
+        ),
+    ),
+    LogPattern(
+        cause="memory", says="out of memory: ", pattern=re.compile(r"CU(?:BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")
+    ),
+    LogPattern(
+        cause="memory",
+        memory="host",
+        says="out of memory: ",
+        pattern=re.compile(
+            r"[Cc]an(?:'t|not) allocate memory|[Nn]ot enough memory|\bMemoryError\b|std::bad_alloc|oom.kill|OOM Killed|"
+            r"Out of memory: Killed process|\btasks? \S+: Out Of Memory|[Ee]xceeded (?:step |job )?memory limit|"
+            r"Error: [^\n]{0,300}\bout of memory"
+        ),
+        unless=re.compile(r"\bibv_|\bNCCL\b"),
+    ),
+)
 """The first that is found counts. Only the first of all is certain to be the device's."""
 FAULTS = (
-    Sign(cause="bad_node", says="the limit on locked memory (ulimit -l) is too low for the network: ",
-         pattern=re.compile(r"\bibv_\w+ failed[^\n]{0,300}Cannot allocate memory")),
-    Sign(cause="bad_node", pattern=re.compile(
-        r"uncorrectable (?:ECC|NVLink)|fallen off the bus|\bXid\b|"
-        r"CUDA error: (?:unknown error|initialization error|unspecified launch failure|hardware)|"
-        r"No CUDA GPUs are available|no CUDA-capable device|system not (?:yet )?initialized|"
-        r"Driver/library version mismatch|Unable to determine the device handle|busy or unavailable|Remote I/O error|"
-        r"Stale file handle|Input/output error")),
-)  # fmt: skip
-DENIED = Sign(cause="software", pattern=re.compile(r"Permission denied \(publickey|Host key verification failed"))
+    LogPattern(
+        cause="bad_node",
+        says="the limit on locked memory (ulimit -l) is too low for the network: ",
+        pattern=re.compile(r"\bibv_\w+ failed[^\n]{0,300}Cannot allocate memory"),
+    ),
+    LogPattern(
+        cause="bad_node",
+        pattern=re.compile(
+            r"uncorrectable (?:ECC|NVLink)|fallen off the bus|\bXid\b|"
+            r"CUDA error: (?:unknown error|initialization error|unspecified launch failure|hardware)|"
+            r"No CUDA GPUs are available|no CUDA-capable device|system not (?:yet )?initialized|"
+            r"Driver/library version mismatch|Unable to determine the device handle|busy or unavailable|"
+            r"Remote I/O error|Stale file handle|Input/output error"
+        ),
+    ),
+)
+DENIED = LogPattern(cause="software", pattern=re.compile(r"Permission denied \(publickey|Host key verification failed"))
 STARTS = (
-    Sign(cause="disk", pattern=re.compile(r"No space left on device|Disk quota exceeded")),
-    Sign(cause="port", pattern=re.compile(r"[Aa]ddress already in use|EADDRINUSE")),
+    LogPattern(cause="disk", pattern=re.compile(r"No space left on device|Disk quota exceeded")),
+    LogPattern(cause="port", pattern=re.compile(r"[Aa]ddress already in use|EADDRINUSE")),
     DENIED,
-    Sign(cause="software", pattern=re.compile(
-        r"ModuleNotFoundError|No module named|command not found|ImportError|undefined symbol|"
-        r"driver version is insufficient|No such file or directory: '[^'\n]{0,300}(?:python|srun|torchrun)|"
-        r"exec: [^\n]{0,300}: not found|: cannot execute|execve\(\): [^\n]{0,300}No such file|could not open image|"
-        r"pyxis: (?:failed|couldn't)")),
-)  # fmt: skip
+    LogPattern(
+        cause="software",
+        pattern=re.compile(
+            r"ModuleNotFoundError|No module named|command not found|ImportError|undefined symbol|"
+            r"driver version is insufficient|No such file or directory: '[^'\n]{0,300}(?:python|srun|torchrun)|"
+            r"exec: [^\n]{0,300}: not found|: cannot execute|execve\(\): [^\n]{0,300}No such file|could not open image|"
+            r"pyxis: (?:failed|couldn't)"
+        ),
+    ),
+)
 """What keeps a rank from its work, and is no fault of the node's."""
 TIMEOUTS = (
-    Sign(cause="comm_timeout", pattern=re.compile(
-        r"collective operation timeout|due to a collective timeout|watchdog got stuck for \d+|"
-        r"NCCL (?:error|WARN)[^\n]{0,300}(?:timeout|timed out)|Timed out waiting \d+ms|socket has timed out after|"
-        r"DistStoreError|RendezvousTimeout|wait timeout after \d+ms")),
-)  # fmt: skip
+    LogPattern(
+        cause="comm_timeout",
+        pattern=re.compile(
+            r"collective operation timeout|due to a collective timeout|watchdog got stuck for \d+|"
+            r"NCCL (?:error|WARN)[^\n]{0,300}(?:timeout|timed out)|Timed out waiting \d+ms|socket has timed out after|"
+            r"DistStoreError|RendezvousTimeout|wait timeout after \d+ms"
+        ),
+    ),
+)
 # the line that names the other end goes before those that only say that there was one
 BROKEN = (
-    Sign(cause="comm", pattern=re.compile(
-        r"Connection (?:closed|reset) by (?:remote )?peer|Got completion (?:from peer|with)|\bConnect to \S+ failed")),
-    Sign(cause="comm", pattern=re.compile(
-        r"ncclRemoteError|DistNetworkError|remote process exited or there was a network error|"
-        r"\b(?:gloo|NCCL|Socket)[^\n]{0,300}(?:Broken pipe|Connection refused|No route to host)")),
-)  # fmt: skip
+    LogPattern(
+        cause="comm",
+        pattern=re.compile(
+            r"Connection (?:closed|reset) by (?:remote )?peer|Got completion (?:from peer|with)|\bConnect to \S+ failed"
+        ),
+    ),
+    LogPattern(
+        cause="comm",
+        pattern=re.compile(
+            r"ncclRemoteError|DistNetworkError|remote process exited or there was a network error|"
+            r"\b(?:gloo|NCCL|Socket)[^\n]{0,300}(?:Broken pipe|Connection refused|No route to host)"
+        ),
+    ),
+)
 PEER = re.compile(r"(?:remote peer|from peer|by peer|Connect to) \[?([^\s<>\[\],]+)")
 ADDRESS = re.compile(r"[\d.]++|[^:\n]*+:.*")
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
@@ -127,8 +171,11 @@ SCANCEL = re.compile(r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 """It says so too of a step that srun ends because one of its tasks failed."""
 TASK_NODE = re.compile(r"srun: error: (\S+): tasks? \S+: Out Of Memory|slurmstepd-([^\s:]{1,255}): error: ")
 REFUSED = re.compile(r"^error: (.++(?:\n[ \t].*+)*+)(?:\nhint: .*+(?:\n[ \t].*+)*+)?+\s*+\Z", re.MULTILINE)
-ERROR_LINE = re.compile(r"^(?:\[rank\d+\]: )?((?!torch\.distributed\.elastic)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b"
-                        r".*)$", re.MULTILINE)  # fmt: skip
+ERROR_LINE = re.compile(
+    r"^(?:\[rank\d+\]: )?((?!torch\.distributed\.elastic)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b"
+    r".*)$",
+    re.MULTILINE,
+)
 NOISE = re.compile(
     r"^\s|^$|^Traceback|Warning|^\[[WIE]\d+|^E\d{4}|^W\d{4}|^={3,}|^-{3,}|^rank \d+: |exitcode|"
     r"traceback :|^torch\.distributed\.elastic|^Failures:|^Root Cause|^\[\d+\]:|FAILED$"

@@ -16,7 +16,7 @@ UNKNOWN = "unknown"
 """Collective or group of a communication kernel that does not say."""
 
 
-class Load(NamedTuple):
+class StreamLoad(NamedTuple):
     """Kernels of one collective in one group."""
 
     calls: int
@@ -25,7 +25,7 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class StepBreakdown:
     """Times of one GPU in one step.
 
     ``comm_s = exposed_comm_s + overlapped_comm_s`` and ``step_s = compute_s + exposed_comm_s + waiting_s``.
@@ -45,7 +45,7 @@ class StepTimes:
     """Time with both."""
     waiting_s: float
     """Time with no kernel at all."""
-    loads: dict[tuple[str, str], Load]
+    loads: dict[tuple[str, str], StreamLoad]
     """(collective, group name) -> calls and summed kernel time."""
 
 
@@ -65,11 +65,11 @@ def unions_of(compute: tuple[Times, Times], comm: tuple[Times, Times]) -> Unions
     return Unions(compute=union_s(*compute), exposed=exposed, overlapped=overlapped)
 
 
-def measure(events: Events) -> StepTimes:
+def measure(events: Events) -> StepBreakdown:
     """Loads (sums of kernel times) and times (unions of their intervals) of one step."""
     comm, end_s = events.is_comm, events.end_s
     found = unions_of((events.start_s[~comm], end_s[~comm]), (events.start_s[comm], end_s[comm]))
-    return StepTimes(
+    return StepBreakdown(
         compute_load_s=math.fsum(events.duration_s[~comm]),
         comm_load_s=math.fsum(events.duration_s[comm]),
         compute_s=found.compute,
@@ -82,7 +82,7 @@ def measure(events: Events) -> StepTimes:
     )
 
 
-def _loads(events: Events) -> dict[tuple[str, str], Load]:
+def _loads(events: Events) -> dict[tuple[str, str], StreamLoad]:
     """Calls and summed time by collective and group name, in order of first start."""
     comm = events.is_comm
     duration_s = events.duration_s[comm]
@@ -97,4 +97,4 @@ def _loads(events: Events) -> dict[tuple[str, str], Load]:
             events.groups[group].name if group >= 0 else UNKNOWN,
         )
         parts.setdefault(key, []).append(duration_s[inverse.ravel() == column])
-    return {key: Load(sum(map(len, p)), math.fsum(np.concatenate(p))) for key, p in parts.items()}
+    return {key: StreamLoad(sum(map(len, p)), math.fsum(np.concatenate(p))) for key, p in parts.items()}

@@ -23,7 +23,7 @@ EPS = 1e-5
 STD = 0.02
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One decoder layer on one tensor-parallel rank."""
 
     def __init__(self, model: Model, tp: Whole, attend: Callable[..., Any], dtype: Any) -> None:
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
         rows = model.vocab // self.tp.size
         if self.first:
             self.embedding = nn.Parameter(torch.empty(rows, model.hidden, dtype=state_dtype))
-        self.blocks = nn.ModuleDict({str(i): Block(model, self.tp, attend, state_dtype) for i in layers})
+        self.blocks = nn.ModuleDict({str(i): DecoderBlock(model, self.tp, attend, state_dtype) for i in layers})
         if self.last:
             self.norm = nn.Parameter(torch.empty(model.hidden, dtype=state_dtype))
             if not model.tied_embeddings:

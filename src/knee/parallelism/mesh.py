@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from knee.errors import SpecError
-from knee.parallelism.torch_internals import Group
+from knee.parallelism.torch_internals import FakeGroup
 from knee.specs.plan import Plan
 from knee.specs.trainer_job import TrainJob
 from knee.workload.layers_per_stage import chunk_layers
@@ -50,9 +50,9 @@ class Mesh:
         """torch's process group of the axis; None for degree 1."""
         return self.root.get_group(axis) if self.size(axis) > 1 else None
 
-    def group(self, axis: str) -> Group | None:
+    def group(self, axis: str) -> FakeGroup | None:
         """The axis's group for functional collectives; None for degree 1."""
-        return Group.of(self.process_group(axis)) if self.size(axis) > 1 else None
+        return FakeGroup.of(self.process_group(axis)) if self.size(axis) > 1 else None
 
     @property
     def dp_rank(self) -> int:

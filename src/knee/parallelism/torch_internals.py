@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class FakeGroup:
     """A process group as the functional collectives want it: by name, so that it is a constant of compiled code."""
 
     name: str
@@ -22,26 +22,26 @@ class Group:
     rank: int
 
     @classmethod
-    def of(cls, group: Any) -> Group:
+    def of(cls, group: Any) -> FakeGroup:
         """The same group by its name."""
         return cls(name=group.group_name, size=group.size(), rank=dist.get_rank(group))
 
 
 # torch.ops._c10d_functional is what torch.distributed._functional_collectives calls. Its Python functions were renamed
 # between 2.11 and 2.13, the operators were not; they run eagerly, compiled and on fake tensors alike.
-def all_gather(x: Any, group: Group) -> Any:
+def all_gather(x: Any, group: FakeGroup) -> Any:
     """Parts of all ranks, one after the other along dim 0."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), group.size, group.name))
 
 
-def reduce_scatter(x: Any, group: Group) -> Any:
+def reduce_scatter(x: Any, group: FakeGroup) -> Any:
     """This rank's part, along dim 0, of the sum over ranks."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
 
 
-def all_reduce(x: Any, group: Group, op: str = "sum") -> Any:
+def all_reduce(x: Any, group: FakeGroup, op: str = "sum") -> Any:
     """The sum (or ``max``) over ranks."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.name))
@@ -127,7 +127,7 @@ def is_counted_product(func: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Issued:
+class IssuedCollective:
     """A collective as torch's dispatcher sees it."""
 
     collective: str
@@ -153,7 +153,7 @@ _COLLECTIVES = {
 }
 
 
-def collective_of(func: Any, args: Any) -> Issued | None:
+def collective_of(func: Any, args: Any) -> IssuedCollective | None:
     """What this operation sends; None where it only computes or waits."""
     name = func._overloadpacket.__name__
     if func.namespace not in ("c10d", "_c10d_functional") or name == "wait_tensor":
@@ -164,7 +164,7 @@ def collective_of(func: Any, args: Any) -> Issued | None:
     tensors = [x for a in args for x in (a if isinstance(a, (list, tuple)) else [a]) if isinstance(x, torch.Tensor)]
     whole = max(tensors, key=lambda t: t.numel())
     repeated = group.size() if functional and collective == "all_gather" else 1
-    return Issued(
+    return IssuedCollective(
         collective=collective,
         group=group.group_name,
         functional=functional,

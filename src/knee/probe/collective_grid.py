@@ -111,7 +111,7 @@ def point_of_axis(axis: Axis, collective: str, size_bytes: int, *, beside: Besid
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class CollectiveSeries:
     """One collective over one axis, from the smallest message to the largest."""
 
     axis: Axis
@@ -131,18 +131,18 @@ def plan_series(
     quick: bool,
     wanted: Sequence[str] = COLLECTIVES,
     most_bytes: int = LARGEST_BYTES,
-) -> list[Series]:
+) -> list[CollectiveSeries]:
     """Everything that a probe measures, axis by axis so that one axis' groups exist at a time."""
-    made: list[Series] = []
+    made: list[CollectiveSeries] = []
     for axis in axes_of(world, per_node, quick=quick):
         grown = sizes(QUICK_GROWTH if quick else GROWTH, most_bytes)
         made += [
-            Series(axis=axis, points=tuple(point_of_axis(axis, collective, size) for size in grown))
+            CollectiveSeries(axis=axis, points=tuple(point_of_axis(axis, collective, size) for size in grown))
             for collective in axis.collectives
             if collective in wanted
         ]
         beside = [size for size in BESIDE_BYTES[device] if size <= most_bytes][: 1 if quick else None]
         if axis.name in ("world", "node") and "all_gather" in wanted and beside:
             points = tuple(point_of_axis(axis, "all_gather", size, beside="gemm") for size in beside)
-            made.append(Series(axis=axis, points=points))
+            made.append(CollectiveSeries(axis=axis, points=points))
     return made

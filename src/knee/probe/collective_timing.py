@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from knee.probe.collective_grid import ELEMENT_BYTES, Series
+from knee.probe.collective_grid import ELEMENT_BYTES, CollectiveSeries
 from knee.probe.measure_points import in_words
 from knee.probe.overlap_timing import measure_beside
 from knee.probe.torchrun_ranks import Ranks
@@ -61,11 +61,11 @@ class _Trial:
 
 def measure_all(
     ranks: Ranks,
-    series: Sequence[Series],
+    series: Sequence[CollectiveSeries],
     known: Mapping[str, float | None],
     effort: Effort,
     add: Add,
-    tell: Callable[[Series], None],
+    tell: Callable[[CollectiveSeries], None],
 ) -> bool:
     """Measure what is not known yet; False where someone asked to stop.
 
@@ -88,13 +88,13 @@ def measure_all(
     return True
 
 
-def finished(series: Series, known: Mapping[str, float | None]) -> bool:
+def finished(series: CollectiveSeries, known: Mapping[str, float | None]) -> bool:
     """Whether nothing of a series is left to measure."""
     return all(key_of(point) in known for point in series.points)
 
 
 def _beside(
-    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort, add: Add
+    ranks: Ranks, group: Any, series: CollectiveSeries, known: Mapping[str, float | None], effort: Effort, add: Add
 ) -> bool:
     for point in series.points:
         if key_of(point) in known:
@@ -113,7 +113,7 @@ def _beside(
 
 
 def _alone(
-    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort, add: Add
+    ranks: Ranks, group: Any, series: CollectiveSeries, known: Mapping[str, float | None], effort: Effort, add: Add
 ) -> bool:
     """One collective, all sizes. What an interruption finds unfinished is measured anew the next time."""
     trials, failure = _ready(ranks, group, series, known, effort)
@@ -147,7 +147,7 @@ def reading(times_s: Sequence[float], each: int) -> Record:
 
 
 def _ready(
-    ranks: Ranks, group: Any, series: Series, known: Mapping[str, float | None], effort: Effort
+    ranks: Ranks, group: Any, series: CollectiveSeries, known: Mapping[str, float | None], effort: Effort
 ) -> tuple[list[_Trial], tuple[CollectivePoint, Record] | None]:
     """Sizes that are worth measuring, each tried once, and what ended the series if that was an error."""
     trials: list[_Trial] = []

@@ -32,7 +32,7 @@ AMD_VENDOR = "0x1002"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class LocalGpu:
     """One GPU, numbered in the order of the PCI bus; CUDA may number them otherwise."""
 
     index: int
@@ -75,7 +75,7 @@ def nvml_library() -> str | None:
     return NVML_LIBRARY
 
 
-def nvidia_gpus(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
+def nvidia_gpus(root: Path) -> tuple[tuple[LocalGpu, ...], NvidiaDriver]:
     """By NVML where it answers, by the kernel module otherwise."""
     try:
         import pynvml
@@ -103,13 +103,13 @@ def nvidia_gpus(root: Path) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
     return gpus, driver
 
 
-def _without_nvml(root: Path, trouble: str) -> tuple[tuple[Gpu, ...], NvidiaDriver]:
+def _without_nvml(root: Path, trouble: str) -> tuple[tuple[LocalGpu, ...], NvidiaDriver]:
     """The kernel module alone tells its version and the GPUs' names."""
     proc = root / "proc/driver/nvidia"
     version = re.search(r"^(?>.*?Kernel Module).*?\s(\d++\.[\d.]+)", text_of(proc / "version") or "", re.M)
     files = sorted((proc / "gpus").glob("*/information"))  # folders are PCI addresses, of hexadecimal digits
     models = [re.search(r"^Model:\s*(.+)$", text_of(file) or "", re.M) for file in files]
-    gpus = tuple(Gpu(index=index, name=model[1] if model else None) for index, model in enumerate(models))
+    gpus = tuple(LocalGpu(index=index, name=model[1] if model else None) for index, model in enumerate(models))
     return gpus, NvidiaDriver(version=version[1] if version else None, trouble=trouble)
 
 
@@ -127,11 +127,11 @@ def _ask(nvml: Any, call: str, *arguments: Any) -> Any:
     return answer.decode() if isinstance(answer, bytes) else answer
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
+def _gpu(nvml: Any, index: int) -> LocalGpu:
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return Gpu(index=index, trouble=nvml_in_words(error))
+        return LocalGpu(index=index, trouble=nvml_in_words(error))
 
     def ask(what: str, *arguments: Any) -> Any:
         return _ask(nvml, f"nvmlDeviceGet{what}", handle, *arguments)
@@ -139,7 +139,7 @@ def _gpu(nvml: Any, index: int) -> Gpu:
     memory, limit_mw, running = ask("MemoryInfo"), ask("EnforcedPowerLimit"), ask("ComputeRunningProcesses")
     mig, ecc = ask("MigMode"), ask("EccMode")  # each is [now, after a reset]
     nvlinks, nvlink_bytes_per_s = _nvlink(ask, getattr(nvml, "NVML_NVLINK_MAX_LINKS", NVLINK_MAX))
-    return Gpu(
+    return LocalGpu(
         index=index,
         name=ask("Name"),
         memory_bytes=None if memory is None else float(memory.total),
@@ -173,14 +173,14 @@ def _nvlink_rate(ask: Callable[..., Any], link: int) -> float | None:
     return None
 
 
-def amd_gpus(root: Path, *, after: int) -> Iterator[Gpu]:
+def amd_gpus(root: Path, *, after: int) -> Iterator[LocalGpu]:
     """AMD's cards as the kernel describes them, where its compute driver is loaded."""
     if not (root / "sys/class/kfd").exists():
         return
     cards = [card / "device" for card in entries(root / "sys/class/drm") if re.fullmatch(r"card\d+", card.name)]
     for index, card in enumerate((card for card in cards if text_of(card / "vendor") == AMD_VENDOR), start=after):
         memory = number_of(card / "mem_info_vram_total")
-        yield Gpu(
+        yield LocalGpu(
             index=index,
             name=text_of(card / "product_name") or f"AMD device {text_of(card / 'device') or 'of unknown type'}",
             memory_bytes=None if memory is None else float(memory),

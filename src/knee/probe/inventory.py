@@ -13,7 +13,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from knee.probe.gpus import Gpu, NvidiaDriver, amd_gpus, nvidia_gpus
+from knee.probe.gpus import LocalGpu, NvidiaDriver, amd_gpus, nvidia_gpus
 from knee.probe.sysfs import entries, number_of, text_of
 from knee.units import GB, MB
 
@@ -59,7 +59,7 @@ class Software:
 class Inventory:
     """All of it."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[LocalGpu, ...]
     network: tuple[Nic, ...]
     cpu: Cpu
     software: Software

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from knee.probe.kernel_grid import TINY
-from knee.probe.plain_step import Trainer
+from knee.probe.plain_step import PlainTrainer
 from knee.record.probe_points import HostPoint, Record
 
 TINIEST = replace(TINY, model="tiniest", layers=12, hidden=128, ffn=352, heads=2, kv_heads=2, vocab=1024, seq_len=64)
@@ -14,7 +14,7 @@ TINIEST = replace(TINY, model="tiniest", layers=12, hidden=128, ffn=352, heads=2
 
 def measure_host(point: HostPoint, device: str) -> Record:
     """Time of a step over the kernels in it."""
-    trainer = Trainer(replace(TINIEST, compiled=point.compiled), device)
+    trainer = PlainTrainer(replace(TINIEST, compiled=point.compiled), device)
     timing = trainer.timed(steps=20, warmup=5)
     kernels = _kernels(trainer.step)
     return {

@@ -32,7 +32,7 @@ Work = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class PowerLimits:
     """What the board allows and has."""
 
     name: str
@@ -134,10 +134,10 @@ class Nvml:
         """Whether there is an energy counter: data-centre boards since Volta have one, many others do not."""
         return self._ask("nvmlDeviceGetTotalEnergyConsumption") is not None
 
-    def limits(self) -> Limits:
+    def limits(self) -> PowerLimits:
         """Name, driver, enforced power limit and memory."""
         limit_mw = self._ask("nvmlDeviceGetEnforcedPowerLimit")
-        return Limits(
+        return PowerLimits(
             name=_text(self._read("name", "nvmlDeviceGetName")),
             driver=_driver(self.nvml),
             power_limit_w=None if limit_mw is None else limit_mw / 1e3,

@@ -64,7 +64,7 @@ def build(case: StepPoint, device: str) -> Any:
     return model
 
 
-class Trainer:
+class PlainTrainer:
     """A model, its optimizer and a batch, ready to step."""
 
     def __init__(self, case: StepPoint, device: str) -> None:
@@ -120,7 +120,7 @@ def measure_step(point: StepPoint, device: str, *, meter: Any = None) -> Record:
     """Time whole steps. A ``meter`` reads their draw where there is one, from refresh to refresh of its counter."""
     import torch
 
-    trainer = Trainer(point, device)
+    trainer = PlainTrainer(point, device)
     trainer.timed(steps=1, warmup=WARMUP)
     if meter is not None:
         meter.start(trainer.whole_step)

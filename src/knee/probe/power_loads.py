@@ -35,7 +35,7 @@ ATTENTION = ("flash2", "cudnn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class PowerLoad:
     """Work that can be repeated."""
 
     flop: float
@@ -58,15 +58,18 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
     if not anyway:
         refuse_if_shared(nvml)
     if nvml.mig:
-        raise InputError(f"{nvml.called} is split into MIG instances, which have no power readings of their own",
-                         hint="choose a GPU that is whole, with CUDA_VISIBLE_DEVICES")  # fmt: skip
+        raise InputError(
+            f"{nvml.called} is split into MIG instances, which have no power readings of their own",
+            hint="choose a GPU that is whole, with CUDA_VISIBLE_DEVICES",
+        )
     _need_memory(nvml)
     import torch
 
     if not torch.cuda.is_available():
         why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
-        raise InputError(f"{nvml.called} is there, but torch {torch.__version__} {why}",
-                         hint="`knee doctor` says what is there")  # fmt: skip
+        raise InputError(
+            f"{nvml.called} is there, but torch {torch.__version__} {why}", hint="`knee doctor` says what is there"
+        )
     nvml = same_gpu(nvml)
     return describe("power", "cuda", nvml=nvml), nvml
 
@@ -80,7 +83,7 @@ def _need_memory(nvml: Nvml) -> None:
         )
 
 
-def load_of(point: PowerPoint) -> Load:
+def load_of(point: PowerPoint) -> PowerLoad:
     """What runs."""
     if point.load == "idle":
         return _idle()
@@ -90,7 +93,7 @@ def load_of(point: PowerPoint) -> Load:
         load = _attention(point.load.removeprefix("attention_"))
     else:
         load = _mixed(4, 0) if point.load == "gemm" else _mixed(0, 8)
-    return Load(flop=load.flop, moved_bytes=load.moved_bytes, run=_at_duty(load.run, point.duty_frac))
+    return PowerLoad(flop=load.flop, moved_bytes=load.moved_bytes, run=_at_duty(load.run, point.duty_frac))
 
 
 def _at_duty(run: Callable[[], Any], duty: float) -> Callable[[], Any]:
@@ -109,7 +112,7 @@ def _at_duty(run: Callable[[], Any], duty: float) -> Callable[[], Any]:
     return paced
 
 
-def _mixed(products: int, copies: int) -> Load:
+def _mixed(products: int, copies: int) -> PowerLoad:
     import torch
 
     a, b = (_random(SIDE, SIDE) for _ in range(2))
@@ -125,7 +128,7 @@ def _mixed(products: int, copies: int) -> Load:
 
     # a product reads two matrices and writes one, a copy reads and writes half a gigabyte
     moved = products * 6.0 * SIDE**2 + copies * COPY_BYTES
-    return Load(flop=products * 2.0 * SIDE**3, moved_bytes=moved, run=run)
+    return PowerLoad(flop=products * 2.0 * SIDE**3, moved_bytes=moved, run=run)
 
 
 def _random(*shape: int) -> Any:
@@ -136,7 +139,7 @@ def _random(*shape: int) -> Any:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16 if both else torch.float16)
 
 
-def _attention(kernel: str) -> Load:
+def _attention(kernel: str) -> PowerLoad:
     from torch.nn.attention import sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
@@ -152,7 +155,7 @@ def _attention(kernel: str) -> Load:
                 scaled_dot_product_attention(q, q, q, is_causal=True)
 
     flop = calls * 2.0 * batch * heads * seq_len**2 * head_dim
-    return Load(flop=flop, moved_bytes=calls * 8.0 * q.numel(), run=run)
+    return PowerLoad(flop=flop, moved_bytes=calls * 8.0 * q.numel(), run=run)
 
 
 def measure_power(point: PowerPoint, nvml: Nvml, *, window_s: float = WINDOW_S) -> Record:
@@ -201,12 +204,12 @@ def measure_power(point: PowerPoint, nvml: Nvml, *, window_s: float = WINDOW_S) 
     }
 
 
-def _idle() -> Load:
+def _idle() -> PowerLoad:
     """A context and no work."""
     import torch
 
     torch.zeros(1, device="cuda")
-    return Load(flop=0.0, moved_bytes=0.0, run=lambda: time.sleep(0.01))
+    return PowerLoad(flop=0.0, moved_bytes=0.0, run=lambda: time.sleep(0.01))
 
 
 def _mean(values: list[float]) -> float | None:

@@ -23,7 +23,7 @@ MEETING_S = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class TorchrunLaunch:
     """What torchrun tells a process in its environment."""
 
     rank: int
@@ -33,7 +33,7 @@ class Launch:
     """Processes on this node."""
 
 
-def read_launch() -> Launch:
+def read_launch() -> TorchrunLaunch:
     """This process' place, or words about how to start several."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if missing := [name for name in names if name not in os.environ]:
@@ -55,7 +55,7 @@ def read_launch() -> Launch:
             f"{world} processes do not fill nodes of {per_node}",
             hint="start the same number of processes on every node",
         )
-    return Launch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
+    return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
 
 
 class Stop:
@@ -74,7 +74,7 @@ class Stop:
 class Ranks:
     """The job's ranks, met."""
 
-    def __init__(self, launch: Launch, device: str) -> None:
+    def __init__(self, launch: TorchrunLaunch, device: str) -> None:
         import torch
         import torch.distributed as dist
 

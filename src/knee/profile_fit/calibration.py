@@ -31,7 +31,7 @@ NOT_IN_STEPS = ("profile.step_overhead_s", "profile.straggler_frac")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
+class HeldOutRuns:
     """Runs that a fit did not see, before and after it."""
 
     runs: int
@@ -49,7 +49,7 @@ class OwnProfile:
     fit: StackFit
     left: dict[str, str]
     """Parameter that was not determined -> why."""
-    held_out: HeldOut | None
+    held_out: HeldOutRuns | None
     kept_base: dict[str, str]
     """Parameter whose fitted value is not taken -> what the runs that were held back say of it."""
     warnings: tuple[str, ...]
@@ -128,7 +128,7 @@ def _why_left(estimate: Estimate) -> str:
     return "the runs say too little of it"
 
 
-def _no_better(fit: StackFit, held_out: HeldOut | None) -> dict[str, str]:
+def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
     """Fitted parameters that do not carry over to runs that a fit did not see -> why."""
     if held_out is None:
         return {}
@@ -158,7 +158,7 @@ def _rank(errors: Residuals) -> tuple[float, float]:
 
 def _held_out(
     pairs: Sequence[Pair], parameters: Sequence[Parameter], share: float, say: Callable[[str], None]
-) -> HeldOut | None:
+) -> HeldOutRuns | None:
     if len(pairs) < FEWEST or share == 0:
         return None
     away = _away([_job_key(pair) for pair in pairs], share)
@@ -169,7 +169,7 @@ def _held_out(
     say(f"fitting on {len(kept):,} runs, to be tried on the other {len(tried):,}")
     values = calibrate(grouped(kept), parameters).values
     (rate_before, memory_before), (rate_after, memory_after) = _errors(tried, {}), _errors(tried, values)
-    return HeldOut(
+    return HeldOutRuns(
         runs=len(tried),
         fitted_runs=len(kept),
         throughput_before=rate_before,
@@ -212,7 +212,7 @@ def _errors(pairs: Sequence[Pair], values: Values) -> tuple[Residuals | None, Re
     )
 
 
-def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOut | None, held_frac: float) -> list[str]:
+def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_frac: float) -> list[str]:
     said = []
     if runs.simulated:
         said.append(
@@ -295,7 +295,7 @@ AT_BOUND = 0.02
 """Standard deviations of the prior."""
 
 
-def _of_held_out(runs: int, held_out: HeldOut | None, held_frac: float) -> list[str]:
+def _of_held_out(runs: int, held_out: HeldOutRuns | None, held_frac: float) -> list[str]:
     if held_out is not None:
         return []
     if held_frac == 0:

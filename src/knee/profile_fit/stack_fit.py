@@ -16,7 +16,7 @@ from knee.arrays import Floats
 from knee.errors import InputError, MissingExtra
 from knee.hardware_fit.residuals import Residuals
 from knee.specs.profile_parameters import Parameter, Values, value_of
-from knee.validation.simulated_runs import Case, Predicted, predicted
+from knee.validation.simulated_runs import Predicted, SimulatedRun, predicted
 
 NOISE = 0.05
 """Relative error of a published throughput: between 1% and 15%, by source."""
@@ -80,7 +80,7 @@ class _Measured:
     weight: Floats
 
     @classmethod
-    def of(cls, cases: Sequence[Case]) -> _Measured:
+    def of(cls, cases: Sequence[SimulatedRun]) -> _Measured:
         runs = [run for case in cases for run in case.runs]
         counts = Counter(run.setting.source for run in runs)
         return cls(
@@ -114,9 +114,12 @@ def need_scipy() -> None:
 
 
 def calibrate(
-    cases: Sequence[Case], parameters: Sequence[Parameter], *, like: StackFit | None = None,
-    oom: Sequence[Case] = (),
-) -> StackFit:  # fmt: skip
+    cases: Sequence[SimulatedRun],
+    parameters: Sequence[Parameter],
+    *,
+    like: StackFit | None = None,
+    oom: Sequence[SimulatedRun] = (),
+) -> StackFit:
     """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
     determined are fitted again, from their priors, which is how runs are left out one group after another. ``oom`` are
     runs that were out of memory: what says that they fit is off by at least as much as it leaves free.
@@ -174,10 +177,10 @@ def calibrate(
 class _Problem:
     """Errors of the runs and distance from the priors, as functions of some of the parameters."""
 
-    cases: Sequence[Case]
+    cases: Sequence[SimulatedRun]
     measured: _Measured
     prior: Values
-    oom: Sequence[Case] = ()
+    oom: Sequence[SimulatedRun] = ()
 
     def errors(self, parameters: Sequence[Parameter], values: Values) -> Floats:
         """In standard deviations: of the runs, then of the parameters."""
@@ -273,7 +276,7 @@ class _Problem:
         return _values(parameters, found.x + zero)
 
 
-def free_of(oom: Sequence[Case], values: Values) -> Floats:
+def free_of(oom: Sequence[SimulatedRun], values: Values) -> Floats:
     """How far below the GPU's memory runs are predicted that were out of it, in standard deviations; 0 where they are
     not."""
     if not oom:

@@ -37,7 +37,7 @@ _SLACK = 1e-9  # share of a step by which sums of float64 durations may disagree
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RankGroup:
     """The ranks of one communicator: ``first_rank``, ``first_rank + stride``, ... ``size`` of them, or ``members``."""
 
     name: str
@@ -82,7 +82,7 @@ class Events:
     """Index into ``COLLECTIVES``, or -1 where there is none or it is unknown."""
     group_id: Int16
     """Index into ``groups``, or -1."""
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     message_bytes: Floats
     """Bytes of one full (gathered or unreduced) message; 0 for compute."""
     dtype_id: Int8
@@ -143,7 +143,7 @@ class EventLog:
     def __init__(self) -> None:
         self._rows: list[tuple[float, float, int, int, bool, int, int, float, int]] = []
         self._names: dict[str, int] = {}
-        self._groups: dict[Group, int] = {}
+        self._groups: dict[RankGroup, int] = {}
         self._dtypes: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class EventLog:
     def comm(
         self,
         collective: str,
-        group: Group,
+        group: RankGroup,
         start_s: float,
         duration_s: float,
         message_bytes: float,

@@ -24,7 +24,7 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ComparedRow:
     """One quantity."""
 
     title: str
@@ -45,18 +45,18 @@ class Row:
 
 
 ROWS = (
-    Row(title="tokens/s", key="tokens_per_s", unit=None),
-    Row(title="tokens/s per GPU", key="tokens_per_s_per_gpu", unit=None),
-    Row(title="step time", key="step_s", unit="s"),
-    Row(title="MFU", key="mfu_frac", unit="frac"),
-    Row(title="compute load", key="compute_load_s", unit="s"),
-    Row(title="communication load", key="comm_load_s", unit="s"),
-    Row(title="exposed communication", key="exposed_comm_s", unit="s"),
-    Row(title="exposed share of the step", key="exposed_comm_s", unit="frac", over="step_s"),
-    Row(title="overlapped communication", key="overlapped_comm_s", unit="s"),
-    Row(title="memory per GPU", key="memory_bytes", unit="bytes"),
-    Row(title="power per GPU", key="power_w_per_gpu", unit="w"),
-    Row(title="tokens per joule", key="tokens_per_j", unit=None),
+    ComparedRow(title="tokens/s", key="tokens_per_s", unit=None),
+    ComparedRow(title="tokens/s per GPU", key="tokens_per_s_per_gpu", unit=None),
+    ComparedRow(title="step time", key="step_s", unit="s"),
+    ComparedRow(title="MFU", key="mfu_frac", unit="frac"),
+    ComparedRow(title="compute load", key="compute_load_s", unit="s"),
+    ComparedRow(title="communication load", key="comm_load_s", unit="s"),
+    ComparedRow(title="exposed communication", key="exposed_comm_s", unit="s"),
+    ComparedRow(title="exposed share of the step", key="exposed_comm_s", unit="frac", over="step_s"),
+    ComparedRow(title="overlapped communication", key="overlapped_comm_s", unit="s"),
+    ComparedRow(title="memory per GPU", key="memory_bytes", unit="bytes"),
+    ComparedRow(title="power per GPU", key="power_w_per_gpu", unit="w"),
+    ComparedRow(title="tokens per joule", key="tokens_per_j", unit=None),
 )
 
 
@@ -111,7 +111,7 @@ def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
         )
 
 
-def compared(records: Sequence[Record]) -> list[tuple[Row, list[float | None], list[float | None]]]:
+def compared(records: Sequence[Record]) -> list[tuple[ComparedRow, list[float | None], list[float | None]]]:
     """Each quantity that some record knows, its values, and how far each is from the first record's (a share)."""
     table = []
     for row in ROWS:
@@ -164,7 +164,7 @@ def _plans(plans: Sequence[Any]) -> list[str]:
     ]
 
 
-def shown(row: Row, value: float | None) -> str:
+def shown(row: ComparedRow, value: float | None) -> str:
     """A value as people read it."""
     if value is None:
         return "unknown"

@@ -61,9 +61,16 @@ def budget_page(data: Data, *, command: str = "") -> str:
                 says="Over GPUs and sizes the loss is a valley: its height, and its contours.",
             )
         )
-    sections.append(Section(id="sure", title="How sure", charts=(), tables=(_bands(data), _marginal(data)),
-                            says="Bands of the law's coefficients and of the simulator's throughput, and what one more "
-                                 "unit of each limit is worth."))  # fmt: skip
+    sections.append(
+        Section(
+            id="sure",
+            title="How sure",
+            charts=(),
+            tables=(_bands(data), _marginal(data)),
+            says="Bands of the law's coefficients and of the simulator's throughput, and what one more "
+            "unit of each limit is worth.",
+        )
+    )
     page = Page(
         title="The best model that a budget can train",
         question=_question(data),
@@ -73,13 +80,18 @@ def budget_page(data: Data, *, command: str = "") -> str:
         tables=(_sides(data), _shape(best)),
         sections=tuple(sections),
         assumptions=tuple(data["assumptions"]),
-        sources=(("Hoffmann et al. 2022, arXiv 2203.15556", "https://arxiv.org/abs/2203.15556"),
-                 ("Besiroglu et al. 2024, arXiv 2404.10102", "https://arxiv.org/abs/2404.10102"),
-                 ("Kaplan et al. 2020, arXiv 2001.08361", "https://arxiv.org/abs/2001.08361"),
-                 ("Hardware Scaling Trends and Diminishing Returns in Large-Scale Distributed Training, arXiv "
-                  "2411.13055, section 5", "https://arxiv.org/abs/2411.13055")),
+        sources=(
+            ("Hoffmann et al. 2022, arXiv 2203.15556", "https://arxiv.org/abs/2203.15556"),
+            ("Besiroglu et al. 2024, arXiv 2404.10102", "https://arxiv.org/abs/2404.10102"),
+            ("Kaplan et al. 2020, arXiv 2001.08361", "https://arxiv.org/abs/2001.08361"),
+            (
+                "Hardware Scaling Trends and Diminishing Returns in Large-Scale Distributed Training, arXiv "
+                "2411.13055, section 5",
+                "https://arxiv.org/abs/2411.13055",
+            ),
+        ),
         version=knee.__version__,
-    )  # fmt: skip
+    )
     return render(page)
 
 
@@ -91,25 +103,41 @@ def _question(data: Data) -> str:
         f"{amount(limits[name])} {unit}" for name, unit in (("usd", "USD"), ("mwh", "MWh")) if limits[name] is not None
     ]
     some += [f"{short(tokens)} tokens of data"] if tokens is not None else []
-    return (f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the "
-            f"family {data['family']}, on how many tokens?")  # fmt: skip
+    return (
+        f"Up to {counted(limits['gpus'], 'GPU')} of {data['cluster']} and {', '.join(some)}: which model of the "
+        f"family {data['family']}, on how many tokens?"
+    )
 
 
 def _charts(figures: Mapping[str, BudgetFigure], *names: str) -> tuple[Chart, ...]:
     return tuple(
-        Chart(id=one.id, title=one.title, caption=one.caption, svg=squeezed(to_svg(one.spec)),
-              tables=(table(one.title, one.columns, one.rows),))
+        Chart(
+            id=one.id,
+            title=one.title,
+            caption=one.caption,
+            svg=squeezed(to_svg(one.spec)),
+            tables=(table(one.title, one.columns, one.rows),),
+        )
         for name in names
         if (one := figures.get(name)) is not None
-    )  # fmt: skip
+    )
 
 
 def _sides(data: Data) -> Markup:
     best, flop, really = data["best"], data["flop_counting"], data["flop_counting"]["really"]
     rows = []
-    for name, key in (("parameters", "params"), ("tokens", "tokens"), ("loss", "loss"), ("GPUs", "gpus"),
-                      ("days", "days"), ("GPU hours", "gpu_hours"), ("USD", "cost_usd"), ("MWh", "energy_mwh"),
-                      ("kg CO2e", "co2e_kg"), ("MFU by 6 N D", "mfu_6nd_frac")):  # fmt: skip
+    for name, key in (
+        ("parameters", "params"),
+        ("tokens", "tokens"),
+        ("loss", "loss"),
+        ("GPUs", "gpus"),
+        ("days", "days"),
+        ("GPU hours", "gpu_hours"),
+        ("USD", "cost_usd"),
+        ("MWh", "energy_mwh"),
+        ("kg CO2e", "co2e_kg"),
+        ("MFU by 6 N D", "mfu_6nd_frac"),
+    ):
         values = (best[key], flop["all_params" if key == "params" else key], really[key] if really else None)
         rows.append(dict(zip(SIDES, (name, *(_cell(key, value) for value in values)), strict=True)))
     return table("The best run, and what counting FLOP would have chosen", SIDES, rows)
@@ -118,8 +146,10 @@ def _sides(data: Data) -> Markup:
 def _shape(best: Data) -> Markup:
     columns = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "batch", "plan")
     row = {name: best[name] for name in columns[:7]}
-    row |= {"batch": f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}",
-            "plan": best["plan_words"]}  # fmt: skip
+    row |= {
+        "batch": f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}",
+        "plan": best["plan_words"],
+    }
     return table("The shape and its plan", columns, [row])
 
 
@@ -138,8 +168,10 @@ def _bands(data: Data) -> Markup:
 
 
 def _marginal(data: Data) -> Markup:
-    rows = [{"one more": one["what"], "loss": f"{one['loss']:+.2e}", "ends this run": one["binds"], "how": one["how"]}
-            for one in data["marginal"]]  # fmt: skip
+    rows = [
+        {"one more": one["what"], "loss": f"{one['loss']:+.2e}", "ends this run": one["binds"], "how": one["how"]}
+        for one in data["marginal"]
+    ]
     return table("What one more unit buys", ("one more", "loss", "ends this run", "how"), rows)
 
 

@@ -38,10 +38,13 @@ def cells(caption: str, kinds: Mapping[str, str], rows: Iterable[Sequence[Any]])
         for name, kind in kinds.items()
     )
     body = join(
-        tag("tr", *(_cell(kind, value, head=i == 0) for i, (kind, value) in
-                    enumerate(zip(kinds.values(), row, strict=True))), raw=True)
+        tag(
+            "tr",
+            *(_cell(kind, value, head=i == 0) for i, (kind, value) in enumerate(zip(kinds.values(), row, strict=True))),
+            raw=True,
+        )
         for row in rows
-    )  # fmt: skip
+    )
     return scrolling(caption, head, body)
 
 

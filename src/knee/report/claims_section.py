@@ -33,13 +33,20 @@ def tally_table(verdicts: Sequence[Verdict]) -> Markup:
     """Outcomes of claims that were not fitted on, of those that were, and of all."""
     counts = {name: [v for v in verdicts if bool(v.fitted) is of] for name, of in KINDS.items()}
     rows = [*counts.items(), ("all", list(verdicts))]
-    head = join(tag("th", name, scope="col", class_="number" if i else None)
-                for i, name in enumerate(("claims", *OUTCOMES, "in all")))  # fmt: skip
+    head = join(
+        tag("th", name, scope="col", class_="number" if i else None)
+        for i, name in enumerate(("claims", *OUTCOMES, "in all"))
+    )
     body = join(
-        tag("tr", tag("th", name, scope="row"), *(_count(sum(v.verdict == one for v in some)) for one in OUTCOMES),
-            _count(len(some)), raw=True)
+        tag(
+            "tr",
+            tag("th", name, scope="row"),
+            *(_count(sum(v.verdict == one for v in some)) for one in OUTCOMES),
+            _count(len(some)),
+            raw=True,
+        )
         for name, some in rows
-    )  # fmt: skip
+    )
     return scrolling("Claims of the paper, by what came of them", head, body)
 
 
@@ -61,8 +68,12 @@ def study_claims(verdicts: Sequence[Verdict], title: str) -> Markup:
         found += [tag("p", f"Why: {v.why}", class_="small")] if v.why else []
         fitted = [tag("p", f"fitted on: {v.fitted}", class_="small")] if v.fitted else []
         link = tag("a", v.id, href=f"#{anchor(v.id)}")
-        cells = {"claim": tag("p", link, text(f" {v.says}"), raw=True), "paper": tag("p", v.paper),
-                 "found": join(found), "verdict": join([outcome(v), *fitted])}  # fmt: skip
+        cells = {
+            "claim": tag("p", link, text(f" {v.says}"), raw=True),
+            "paper": tag("p", v.paper),
+            "found": join(found),
+            "verdict": join([outcome(v), *fitted]),
+        }
         rows.append(cells)
     return _cards(f"Claims of {title}", rows)
 
@@ -72,8 +83,9 @@ def all_claims(verdicts: Sequence[Verdict], studies: Mapping[str, str]) -> Marku
     rows = [
         {
             "claim": tag("p", tag("strong", v.id), raw=True),
-            "statement": tag("p", text(f"{v.says} ("), tag("a", studies[v.study], href=f"#{v.study}"), text(")"),
-                             raw=True),
+            "statement": tag(
+                "p", text(f"{v.says} ("), tag("a", studies[v.study], href=f"#{v.study}"), text(")"), raw=True
+            ),
             "paper": tag("p", v.paper),
             "bar": tag("p", v.bar),
             "found": tag("p", v.found + (f"; {v.off}" if v.off else "")),
@@ -81,9 +93,12 @@ def all_claims(verdicts: Sequence[Verdict], studies: Mapping[str, str]) -> Marku
             "fitted on": tag("p", v.fitted or "nothing"),
         }
         for v in verdicts
-    ]  # fmt: skip
-    return _cards("Every claim, held against the runs; the bar is what counts as reproduced", rows,
-                  [anchor(v.id) for v in verdicts])  # fmt: skip
+    ]
+    return _cards(
+        "Every claim, held against the runs; the bar is what counts as reproduced",
+        rows,
+        [anchor(v.id) for v in verdicts],
+    )
 
 
 def _cards(caption: str, rows: Sequence[Mapping[str, Markup]], ids: Sequence[str] = ()) -> Markup:
@@ -96,9 +111,15 @@ def _cards(caption: str, rows: Sequence[Mapping[str, Markup]], ids: Sequence[str
         cells = [tag("td", cell, raw=True, role="cell", data_label=name) for name, cell in rest]
         head_cell = tag("th", first[1], raw=True, scope="row", role="rowheader")
         body.append(tag("tr", head_cell, *cells, raw=True, role="row", id=ids[number] if ids else None))
-    return tag("table", tag("caption", caption), tag("thead", head, raw=True, role="rowgroup"),
-               tag("tbody", *body, raw=True, role="rowgroup"), raw=True, role="table",
-               class_=f"claims {'all' if ids else 'few'}")  # fmt: skip
+    return tag(
+        "table",
+        tag("caption", caption),
+        tag("thead", head, raw=True, role="rowgroup"),
+        tag("tbody", *body, raw=True, role="rowgroup"),
+        raw=True,
+        role="table",
+        class_=f"claims {'all' if ids else 'few'}",
+    )
 
 
 def claims_section(verdicts: Sequence[Verdict], studies: Mapping[str, str], uncounted: Mapping[str, str]) -> Markup:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from knee.report.cells import cells, clipped_name, folded
 from knee.report.html import UNKNOWN, Markup, join
-from knee.report.lanes import Lanes, Look, Span, draw_lanes, script
+from knee.report.lanes import Lanes, LaneSpan, LaneStyle, draw_lanes, script
 from knee.report.lanes import json_in_html as json_in_html
 from knee.trace.analyse import RankAnalysis
 from knee.trace.exposed import Exposed, exposed_intervals
@@ -18,11 +18,11 @@ MOST_SPANS = 2_000
 """Stretches that are drawn, the longest of all ranks together."""
 IN_TABLE = 50
 POINT = "Point at a stretch, or press Next longest stretch, to read what ran in it."
-LOOKS = (Look(name="window", inset=1), Look(name="span", inset=3), Look(name="step", inset=1))
+LOOKS = (LaneStyle(name="window", inset=1), LaneStyle(name="span", inset=3), LaneStyle(name="step", inset=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class ExposedInterval:
     """One drawn stretch."""
 
     row: int
@@ -44,7 +44,7 @@ class Timeline:
     total_ns: int
     one_clock: bool
     """Whether ranks stand where their clocks put them; otherwise each begins at 0."""
-    spans: tuple[Stretch, ...]
+    spans: tuple[ExposedInterval, ...]
     """The longest first."""
     found: int
     """Stretches of all ranks that were given."""
@@ -64,7 +64,7 @@ def timeline_of(ranks: Sequence[RankAnalysis], everyone: Sequence[RankAnalysis],
     zero = [min(begins) - rank.trace.columns.first_ns if one_clock else rank.window.start_ns for rank in ranks]
     lists = {rank.rank: exposed_intervals(rank.trace, rank.window) for rank in everyone}
     spans = (
-        Stretch(row=row, start_ns=one.start_ns - zero[row], length_ns=_length(one), rank=rank, of=one.row)
+        ExposedInterval(row=row, start_ns=one.start_ns - zero[row], length_ns=_length(one), rank=rank, of=one.row)
         for row, rank in enumerate(ranks)
         for one in lists[rank.rank]
     )
@@ -91,8 +91,10 @@ def sentence(drawn: Timeline) -> str:
     if len(drawn.spans) == drawn.found:
         held = f"All {drawn.found:,} stretches of exposed communication are drawn."
     else:
-        held = (f"The {len(drawn.spans):,} longest of {drawn.found:,} stretches of exposed communication are drawn: "
-                f"{_percent(share)} of the exposed time.")  # fmt: skip
+        held = (
+            f"The {len(drawn.spans):,} longest of {drawn.found:,} stretches of exposed communication are drawn: "
+            f"{_percent(share)} of the exposed time."
+        )
     clock = "Each rank begins at 0: their clocks have no time in common."
     if drawn.one_clock:
         clock = "Ranks stand where their own clocks put them." if len(drawn.ranks) > 1 else ""
@@ -111,25 +113,26 @@ def draw(drawn: Timeline) -> Markup:
     if not drawn.spans:
         return Markup("")
     shown = min(IN_TABLE, len(drawn.spans))
-    return join([draw_lanes(lanes_of(drawn)), folded(f"Table of the {shown} longest stretches", _table(drawn)),
-                 script()])  # fmt: skip
+    return join(
+        [draw_lanes(lanes_of(drawn)), folded(f"Table of the {shown} longest stretches", _table(drawn)), script()]
+    )
 
 
 def lanes_of(drawn: Timeline) -> Lanes:
     """A lane for each rank: its window, the stretches on it, and where its steps begin."""
     kinds, numbers = _kinds(drawn)
     spans = [
-        Span(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, look=0)
+        LaneSpan(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, look=0)
         for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
     ]
     first = len(spans)
     spans += [
-        Span(row=span.row, start=span.start_ns, length=span.length_ns, look=1, kind=kind)
+        LaneSpan(row=span.row, start=span.start_ns, length=span.length_ns, look=1, kind=kind)
         for span, kind in zip(drawn.spans, numbers, strict=True)
     ]
     order = tuple(range(first, len(spans)))
     spans += [
-        Span(row=row, start=part.window.start_ns - zero, length=0, look=2)
+        LaneSpan(row=row, start=part.window.start_ns - zero, length=0, look=2)
         for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
         for part in rank.steps
         if part.step is not None
@@ -149,7 +152,7 @@ def lanes_of(drawn: Timeline) -> Lanes:
     )
 
 
-def _what(span: Stretch) -> tuple[str, str, int | None, float | None, str]:
+def _what(span: ExposedInterval) -> tuple[str, str, int | None, float | None, str]:
     """Collective, group, ranks of the group, bytes and kernel."""
     trace = span.rank.trace
     call = trace.calls.get(span.of)
@@ -178,9 +181,23 @@ def _kinds(drawn: Timeline) -> tuple[list[str], list[int]]:
 
 
 def _table(drawn: Timeline) -> Markup:
-    kinds = {"rank": "words", "at": "ms", "exposed": "ms", "collective": "words", "group": "words", "ranks": "count",
-             "message": "bytes", "kernel": "name"}  # fmt: skip
-    rows = [(span.rank.rank, span.start_ns / 1e9, span.length_ns / 1e9,
-             *(None if word == UNKNOWN else word for word in _what(span)))
-            for span in drawn.spans[:IN_TABLE]]  # fmt: skip
+    kinds = {
+        "rank": "words",
+        "at": "ms",
+        "exposed": "ms",
+        "collective": "words",
+        "group": "words",
+        "ranks": "count",
+        "message": "bytes",
+        "kernel": "name",
+    }
+    rows = [
+        (
+            span.rank.rank,
+            span.start_ns / 1e9,
+            span.length_ns / 1e9,
+            *(None if word == UNKNOWN else word for word in _what(span)),
+        )
+        for span in drawn.spans[:IN_TABLE]
+    ]
     return cells("The longest stretches of exposed communication, with the kernel that fills most of each", kinds, rows)

@@ -51,10 +51,17 @@ def fidelity_table(found: CarriedFidelity, columns: tuple[str, ...] = COLUMNS) -
         for name in columns
     )
     body = join(
-        tag("tr", *(_cell(name, getattr(source, name), first=i == 0, worst=source is worst)
-                    for i, name in enumerate(columns)), raw=True, class_="marked" if source is worst else None)
+        tag(
+            "tr",
+            *(
+                _cell(name, getattr(source, name), first=i == 0, worst=source is worst)
+                for i, name in enumerate(columns)
+            ),
+            raw=True,
+            class_="marked" if source is worst else None,
+        )
         for source in found.sources
-    )  # fmt: skip
+    )
     return scrolling("Published runs against predictions; the worst source is marked", head, body)
 
 
@@ -90,9 +97,13 @@ def fidelity_section(found: CarriedFidelity) -> Markup:
         fidelity_table(found, tuple(HEADINGS)),
         *([table("Bus bandwidth on idle links, messages of 16 MiB and up", tuple(links[0]), links)] if links else []),
         scrolling("Where the runs were published", heads, references),
-        tag("p", f"The label of each answer comes from {found.gathered_runs:,} published runs, each predicted by a fit "
-            "that had not seen it.", class_="lead"),
+        tag(
+            "p",
+            f"The label of each answer comes from {found.gathered_runs:,} published runs, each predicted by a fit "
+            "that had not seen it.",
+            class_="lead",
+        ),
         raw=True,
         id="fidelity",
         aria_labelledby="fidelity-title",
-    )  # fmt: skip
+    )

@@ -59,8 +59,9 @@ def scrolling(caption: str, head: Markup, body: Markup) -> Markup:
     inner = join(
         [tag("caption", caption), tag("thead", tag("tr", head, raw=True), raw=True), tag("tbody", body, raw=True)]
     )
-    return tag("div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="group",
-               aria_label=caption)  # fmt: skip
+    return tag(
+        "div", tag("table", inner, raw=True), raw=True, class_="scroll", tabindex="0", role="group", aria_label=caption
+    )
 
 
 def folded(summary: str, *content: Markup, about: str = "", open_: bool = False) -> Markup:

@@ -12,8 +12,15 @@ from knee.report.html import Markup, tag
 
 WIDE = 1_000.0
 """Width of the drawing; it is stretched to its place."""
-BUTTONS = (("in", "Zoom in"), ("out", "Zoom out"), ("left", "← Earlier"), ("right", "Later →"), ("all", "All"),
-           ("previous", "Previous stretch"), ("next", "Next longest stretch"))  # fmt: skip
+BUTTONS = (
+    ("in", "Zoom in"),
+    ("out", "Zoom out"),
+    ("left", "← Earlier"),
+    ("right", "Later →"),
+    ("all", "All"),
+    ("previous", "Previous stretch"),
+    ("next", "Next longest stretch"),
+)
 HELP = (
     "Drag over a part to zoom into it; on a touch screen drag to move. Ctrl with the wheel zooms. With the keyboard, "
     "once the drawing has the focus: + and - zoom, the arrows move, 0 shows all, n and p go from the longest stretch "
@@ -22,7 +29,7 @@ HELP = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class LaneStyle:
     """How some spans are drawn: a class of the page's style, and how far inside their lane."""
 
     name: str
@@ -30,7 +37,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class LaneSpan:
     """One drawn stretch, in ticks."""
 
     row: int
@@ -50,8 +57,8 @@ class Lanes:
     total: int
     """Ticks from its left to its right."""
     tick_ns: int
-    looks: tuple[Look, ...]
-    spans: tuple[Span, ...]
+    looks: tuple[LaneStyle, ...]
+    spans: tuple[LaneSpan, ...]
     words: tuple[str, ...]
     """What ran in a span, each once."""
     order: tuple[int, ...]
@@ -67,12 +74,32 @@ class Lanes:
 
 def draw_lanes(lanes: Lanes, help_: str = HELP) -> Markup:
     """The drawing with its buttons and data; ``script`` goes once onto the page."""
-    tools = tag("div", *(tag("button", words, type="button", name_=name) for name, words in BUTTONS), raw=True,
-                class_="tools", hidden=True, role="group", aria_label="Zoom and move")  # fmt: skip
-    names = tag("div", *(tag("span", name, style=f"height:{lanes.high}px;line-height:{lanes.high}px")
-                         for name in lanes.rows), raw=True, class_="ranks", aria_hidden="true")  # fmt: skip
-    plot = tag("div", _svg(lanes), tag("div", class_="box", hidden=True), raw=True, class_="plot", tabindex="0",
-               role="group", aria_label=lanes.label.partition(". ")[0])  # fmt: skip
+    tools = tag(
+        "div",
+        *(tag("button", words, type="button", name_=name) for name, words in BUTTONS),
+        raw=True,
+        class_="tools",
+        hidden=True,
+        role="group",
+        aria_label="Zoom and move",
+    )
+    names = tag(
+        "div",
+        *(tag("span", name, style=f"height:{lanes.high}px;line-height:{lanes.high}px") for name in lanes.rows),
+        raw=True,
+        class_="ranks",
+        aria_hidden="true",
+    )
+    plot = tag(
+        "div",
+        _svg(lanes),
+        tag("div", class_="box", hidden=True),
+        raw=True,
+        class_="plot",
+        tabindex="0",
+        role="group",
+        aria_label=lanes.label.partition(". ")[0],
+    )
     data = {
         "total": lanes.total,
         "unit": lanes.tick_ns,
@@ -111,11 +138,19 @@ def _svg(lanes: Lanes) -> Markup:
         for i, look in enumerate(lanes.looks)
     )
     tall = lanes.high * len(lanes.rows)
-    return tag("svg", Markup(f'{paths}<path class="chosen" d=""/>'), raw=True, viewBox=f"0 0 {WIDE:.0f} {tall}",
-               height=str(tall), preserveAspectRatio="none", role="img", aria_label=lanes.label)  # fmt: skip
+    return tag(
+        "svg",
+        Markup(f'{paths}<path class="chosen" d=""/>'),
+        raw=True,
+        viewBox=f"0 0 {WIDE:.0f} {tall}",
+        height=str(tall),
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=lanes.label,
+    )
 
 
-def _path(spans: Sequence[Span], look: Look, high: int, scale: float) -> str:
+def _path(spans: Sequence[LaneSpan], look: LaneStyle, high: int, scale: float) -> str:
     """Numbers only, so nothing to escape; without a width nothing is drawn."""
     tall = high - 2 * look.inset
     parts = []

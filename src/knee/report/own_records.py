@@ -33,7 +33,7 @@ RUN = "record.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class OwnRecords:
     """One record and where it lies."""
 
     name: str
@@ -44,20 +44,20 @@ class Found:
 class Gathered:
     """All that was found."""
 
-    found: tuple[Found, ...]
+    found: tuple[OwnRecords, ...]
     skipped: tuple[tuple[str, str], ...]
     """Name and why it is no record."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
     """Records of files (one, a list, or one after another) and of folders; InputError where there is none."""
-    found: list[Found] = []
+    found: list[OwnRecords] = []
     skipped: list[tuple[str, str]] = []
     for file in _files(paths):
         for name, value in _values(file):
             why = value if isinstance(value, str) else refused(value)
             if why is None:
-                found.append(Found(name=name, record=_measured(value)))
+                found.append(OwnRecords(name=name, record=_measured(value)))
             else:
                 skipped.append((name, why))
     if not found:
@@ -152,7 +152,7 @@ def _number(value: Any) -> float | int | None:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(found: Sequence[Found], by: str | None = None) -> list[dict[str, Any]]:
+def rows_of(found: Sequence[OwnRecords], by: str | None = None) -> list[dict[str, Any]]:
     """A row for each record, with the name of its curve: by a column, or by what differs between records."""
     rows = [_row(one) for one in found]
     if by is not None:
@@ -179,7 +179,7 @@ def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (curves.index(row["series"]), row["gpus"], str(row["kind"])))
 
 
-def _row(one: Found) -> dict[str, Any]:
+def _row(one: OwnRecords) -> dict[str, Any]:
     """Through the studies' own function; of a record that does not say its job, what it does say."""
     record = one.record
     row: dict[str, Any]
@@ -208,15 +208,24 @@ def _cell(name: str, value: Any) -> Any:
 SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}
 
 
-NAMED = {"precision": "", "cp_method": "", "sync_every": "exchange every", "schedule": "", "virtual_stages": "chunks",
-         "micro_batch": "micro-batch", "set": ""}  # fmt: skip
+NAMED = {
+    "precision": "",
+    "cp_method": "",
+    "sync_every": "exchange every",
+    "schedule": "",
+    "virtual_stages": "chunks",
+    "micro_batch": "micro-batch",
+    "set": "",
+}
 """Column -> what stands before its value."""
 
 
 def _tells(rows: Sequence[Row], name: str) -> bool:
     """Whether records that agree in all degrees and sizes differ in a column."""
-    same = [tuple(row.get(c) for c in ("model", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_replicate"))
-            for row in rows]  # fmt: skip
+    same = [
+        tuple(row.get(c) for c in ("model", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_replicate"))
+        for row in rows
+    ]
     values: dict[tuple[Any, ...], set[Any]] = {}
     for key, row in zip(same, rows, strict=True):
         values.setdefault(key, set()).add(row.get(name))
@@ -242,11 +251,11 @@ def _series(row: Row, apart: Sequence[str]) -> str:
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def predicted(found: Sequence[Found]) -> tuple[list[Found], list[tuple[str, str]]]:
+def predicted(found: Sequence[OwnRecords]) -> tuple[list[OwnRecords], list[tuple[str, str]]]:
     """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
     rows = [_row(one) for one in found]
     known = {stack_of(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
-    made: list[Found] = []
+    made: list[OwnRecords] = []
     refused_: list[tuple[str, str]] = []
     for one, row in zip(found, rows, strict=True):
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
@@ -257,7 +266,7 @@ def predicted(found: Sequence[Found]) -> tuple[list[Found], list[tuple[str, str]
             refused_.append((one.name, error.message))
             continue
         known.add(stack_of(row))
-        made.append(Found(name=f"prediction of {one.name}", record=record))
+        made.append(OwnRecords(name=f"prediction of {one.name}", record=record))
     return made, refused_
 
 

@@ -91,8 +91,10 @@ def document(title: str, *body: Markup, style: str = "", skips: Sequence[str] = 
     links = [tag("a", f"Skip to the {id}", href=f"#{id}", class_="skip") for id in skips]
     inner = join([*links, *body, tag("script", OPEN_FOR_PRINT, raw=True)])
     attribute = f' class="{style}"' if style else ""
-    return (f'<!doctype html>\n<html lang="en">\n<head>\n{_head(title)}</head>\n<body{attribute}>\n{inner}\n</body>\n'
-            "</html>\n")  # fmt: skip
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n{_head(title)}</head>\n<body{attribute}>\n{inner}\n</body>\n'
+        "</html>\n"
+    )
 
 
 def made_by(version: str, command: str) -> Markup:
@@ -180,8 +182,16 @@ def chart_of(chart: Chart, level: str = "h3") -> Markup:
     label = f"{chart.title}.{' ' * bool(chart.caption)}{chart.caption} Its values are in the table below."
     picture = inline_svg(chart.svg, label) if chart.svg else tag("p", "Nothing to draw.", class_="unknown")
     tables = [folded("Table", *chart.tables, about=f"of {chart.title}")] if chart.tables else []
-    return tag("figure", tag(level, chart.title), picture, *caption, *tables, raw=True, id=chart.id,
-               class_="tall" if _is_tall(chart.svg) else None)  # fmt: skip
+    return tag(
+        "figure",
+        tag(level, chart.title),
+        picture,
+        *caption,
+        *tables,
+        raw=True,
+        id=chart.id,
+        class_="tall" if _is_tall(chart.svg) else None,
+    )
 
 
 def _is_tall(svg: str) -> bool:
@@ -197,8 +207,10 @@ def inline_svg(svg: str, label: str) -> Markup:
     if box is None:
         raise ValueError("the SVG has no viewBox")
     rest = " ".join(found[0] for found in re.finditer(r'(?:font-family|font-size|fill|stroke)="[^"]*"', svg[start:end]))
-    opening = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" role="img" aria-label="{text(label)}"'
-               f'{" " if rest else ""}{rest}>')  # fmt: skip
+    opening = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" role="img" aria-label="{text(label)}"'
+        f"{' ' if rest else ''}{rest}>"
+    )
     return Markup(opening + svg[end + 1 :])
 
 

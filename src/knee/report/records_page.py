@@ -33,8 +33,11 @@ CHARTS = {
     "time": {
         "step_s": ("Time per step", "From one step to the next."),
         "exposed_frac": ("Exposed share of the step", "Communication without compute, bubbles counted."),
-        PARTS: ("Time per step, by what the GPU does", "Compute, exposed communication, bubble and idle add up to the "
-                "step. The dashed bar beside it is communication that hides behind compute."),
+        PARTS: (
+            "Time per step, by what the GPU does",
+            "Compute, exposed communication, bubble and idle add up to the "
+            "step. The dashed bar beside it is communication that hides behind compute.",
+        ),
     },
     "efficiency": {
         "mfu_frac": ("MFU", "Model FLOP over what the GPUs could do at their peak."),
@@ -44,18 +47,29 @@ CHARTS = {
         "power_w_per_gpu": ("Power per GPU", "While it trains."),
         "tokens_per_j": ("Tokens per joule", "Of what the GPUs draw."),
     },
-}  # fmt: skip
+}
 """Section -> the metrics that it draws, each with its title and caption, where some record has it."""
-TITLES = {"throughput": "Throughput", "time": "Where the time goes", "efficiency": "Utilisation and memory",
-          "energy": "Power and energy"}  # fmt: skip
+TITLES = {
+    "throughput": "Throughput",
+    "time": "Where the time goes",
+    "efficiency": "Utilisation and memory",
+    "energy": "Power and energy",
+}
 SAYS = {
     "throughput": "Tokens per second of all GPUs, and of one.",
     "time": "A step's length, and what a GPU does in it.",
     "efficiency": "Model FLOP over the peak, and the memory of the GPU that needs most.",
     "energy": "What a GPU draws, and what a joule trains.",
 }
-MEMBERS = ("tokens_per_s_per_gpu", "step_s", "mfu_frac", "exposed_frac", "memory_bytes", "power_w_per_gpu",
-           "tokens_per_j")  # fmt: skip
+MEMBERS = (
+    "tokens_per_s_per_gpu",
+    "step_s",
+    "mfu_frac",
+    "exposed_frac",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+)
 """Metrics of the table of all records."""
 ASSUMPTIONS = (
     "Lines and bars are simulated, dots measured, hollow diamonds published. A record says which of them it is.",
@@ -116,14 +130,18 @@ def sentences(rows: Sequence[Row], pairs: Sequence[Pair]) -> list[str]:
     fastest = [row for row in rows if is_number(row.get("tokens_per_s_per_gpu")) and row.get("fits") is not False]
     if len(fastest) > 1:
         best = max(fastest, key=lambda row: float(row["tokens_per_s_per_gpu"]))
-        found.append(f"The most of a GPU: {best['series']} on {best['gpus']:,}, "
-                     f"{said('tokens_per_s_per_gpu', best['tokens_per_s_per_gpu'])} ({best['kind']}).")  # fmt: skip
+        found.append(
+            f"The most of a GPU: {best['series']} on {best['gpus']:,}, "
+            f"{said('tokens_per_s_per_gpu', best['tokens_per_s_per_gpu'])} ({best['kind']})."
+        )
     for metric in ("tokens_per_s_per_gpu", "memory_bytes", "power_w_per_gpu"):
         errors = [error for pair in pairs if (error := pair.error(metric)) is not None]
         if errors:
             worst = max(errors, key=abs)
-            found.append(f"Of {name_of(metric)} knee is off by {median(map(abs, errors)):.1%} in the median of "
-                         f"{len(errors)}, by {worst:+.1%} at worst.")  # fmt: skip
+            found.append(
+                f"Of {name_of(metric)} knee is off by {median(map(abs, errors)):.1%} in the median of "
+                f"{len(errors)}, by {worst:+.1%} at worst."
+            )
     lost = [row for row in rows if row.get("fits") is False]
     if lost:
         found.append(f"{len(lost)} of {len(rows)} did not fit in memory; they are in the table only.")
@@ -155,12 +173,18 @@ def _pair_table(pairs: Sequence[Pair]) -> Markup:
     """Measured beside simulated, with the error."""
     metric = "tokens_per_s_per_gpu"
     rows = [
-        {"series": pair.measured["series"], "gpus": pair.measured["gpus"], "measured tokens/s per GPU":
-         pair.measured.get(metric), "simulated tokens/s per GPU": pair.simulated.get(metric),
-         "off_by_frac": pair.error(metric), "memory_off_by_frac": pair.error("memory_bytes"),
-         "power_off_by_frac": pair.error("power_w_per_gpu"), "trust": pair.simulated.get("trust")}
+        {
+            "series": pair.measured["series"],
+            "gpus": pair.measured["gpus"],
+            "measured tokens/s per GPU": pair.measured.get(metric),
+            "simulated tokens/s per GPU": pair.simulated.get(metric),
+            "off_by_frac": pair.error(metric),
+            "memory_off_by_frac": pair.error("memory_bytes"),
+            "power_off_by_frac": pair.error("power_w_per_gpu"),
+            "trust": pair.simulated.get("trust"),
+        }
         for pair in pairs
-    ]  # fmt: skip
+    ]
     return table("Measured beside simulated; off by: simulated over measured, less one", tuple(rows[0]), rows)
 
 
@@ -213,10 +237,16 @@ def _has_parts(row: Row) -> bool:
 
 def _section(name: str, rows: Sequence[Row], *, with_mfu: bool) -> Section:
     charts = tuple(
-        Chart(id=f.id, title=f.title, caption=f.caption, svg=squeezed(to_svg(f.spec)),
-              tables=(table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows),))
-        for f in charts_of(name, rows, with_mfu=with_mfu) if f.spec is not None
-    )  # fmt: skip
+        Chart(
+            id=f.id,
+            title=f.title,
+            caption=f.caption,
+            svg=squeezed(to_svg(f.spec)),
+            tables=(table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows),),
+        )
+        for f in charts_of(name, rows, with_mfu=with_mfu)
+        if f.spec is not None
+    )
     return Section(id=name, title=TITLES[name], says=SAYS[name], charts=charts)
 
 
@@ -225,5 +255,10 @@ def _all(rows: Sequence[Row], notes: Sequence[str]) -> Section:
     columns = [*labels, "flop_convention", *MEMBERS, "fits", "trust"]
     kept = [name for name in columns if name in labels or any(row.get(name) is not None for row in rows)]
     left = (tag("h3", "Left out"), bullets(notes)) if notes else ()
-    return Section(id="records", title="All records", says="Every record as it was read.", charts=(),
-                   tables=(table("All records", tuple(kept), rows), *left))  # fmt: skip
+    return Section(
+        id="records",
+        title="All records",
+        says="Every record as it was read.",
+        charts=(),
+        tables=(table("All records", tuple(kept), rows), *left),
+    )

@@ -10,11 +10,11 @@ import numpy as np
 from knee.figures.labels import label, size
 from knee.metrics.intervals import Times, merge
 from knee.record.events import COLLECTIVES, Events
-from knee.report.lanes import Lanes, Look, Span
+from knee.report.lanes import Lanes, LaneSpan, LaneStyle
 from knee.single import events_of
 from knee.studies.answers import job_of
 from knee.studies.quantities import Where
-from knee.studies.questions import Point, points_of
+from knee.studies.questions import StudyPoint, points_of
 from knee.studies.run_study import Ran
 from knee.units import show
 
@@ -27,8 +27,14 @@ MOST_STAGES = 4
 """Pipeline stages that are drawn: the first and the last."""
 NAMED = 4
 """Kernels of a joined span that are named."""
-LOOKS = (Look(name="window", inset=1), Look(name="compute", inset=2), Look(name="compute-2", inset=2),
-         Look(name="comm", inset=2), Look(name="comm-2", inset=2), Look(name="span", inset=2))  # fmt: skip
+LOOKS = (
+    LaneStyle(name="window", inset=1),
+    LaneStyle(name="compute", inset=2),
+    LaneStyle(name="compute-2", inset=2),
+    LaneStyle(name="comm", inset=2),
+    LaneStyle(name="comm-2", inset=2),
+    LaneStyle(name="span", inset=2),
+)
 COMPUTE, COMM, EXPOSED = (1, 2), (3, 4), (5, 5)
 """Looks of neighbours, in turn, so that one can tell them apart."""
 ALONE = "communication without compute"
@@ -46,7 +52,7 @@ class StepTimeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stretch:
+class KernelInterval:
     """Some kernels one after another in a lane."""
 
     start_s: float
@@ -67,7 +73,7 @@ def step_timelines(ran: Ran) -> Iterator[StepTimeline]:
         )
 
 
-def _point(ran: Ran, where: Where) -> Point | None:
+def _point(ran: Ran, where: Where) -> StudyPoint | None:
     """The point that is meant, if it was run."""
     wanted = {key: value if isinstance(value, tuple) else (value,) for key, value in where.items()}
     for point in points_of(ran.study):
@@ -106,9 +112,11 @@ def timeline_of(stages: Sequence[Events], *, id: str, title: str) -> StepTimelin
     return StepTimeline(id=id, title=title, says=says, lanes=_drawing(found, names, step_s, f"{title}. {says}"))
 
 
-def _drawing(stages: Sequence[dict[str, list[Stretch]]], names: Sequence[str], step_s: float, label: str) -> Lanes:
+def _drawing(
+    stages: Sequence[dict[str, list[KernelInterval]]], names: Sequence[str], step_s: float, label: str
+) -> Lanes:
     rows: list[str] = []
-    spans: list[Span] = []
+    spans: list[LaneSpan] = []
     words: dict[str, int] = {}
     ticks = 1e9 / TICK_NS
     for name, stage in zip(names, stages, strict=True):
@@ -117,13 +125,18 @@ def _drawing(stages: Sequence[dict[str, list[Stretch]]], names: Sequence[str], s
                 continue
             row = len(rows)
             rows.append(f"{name}{lane}")
-            spans.append(Span(row=row, start=0, length=round(step_s * ticks), look=0))
+            spans.append(LaneSpan(row=row, start=0, length=round(step_s * ticks), look=0))
             looks = {"compute": COMPUTE, "exposed": EXPOSED}.get(lane, COMM)
             spans += [
-                Span(row=row, start=round(s.start_s * ticks), length=max(1, round((s.end_s - s.start_s) * ticks)),
-                     look=looks[i % 2], kind=words.setdefault(_named(s.words), len(words)))
+                LaneSpan(
+                    row=row,
+                    start=round(s.start_s * ticks),
+                    length=max(1, round((s.end_s - s.start_s) * ticks)),
+                    look=looks[i % 2],
+                    kind=words.setdefault(_named(s.words), len(words)),
+                )
                 for i, s in enumerate(stretches)
-            ]  # fmt: skip
+            ]
     exposed = [i for i, span in enumerate(spans) if span.look in EXPOSED]
     return Lanes(
         rows=tuple(rows),
@@ -149,7 +162,7 @@ def _named(words: Sequence[str]) -> str:
     return f"{count}{', '.join(distinct[:NAMED])}{more}"
 
 
-def _lanes(events: Events, short_s: float) -> dict[str, list[Stretch]]:
+def _lanes(events: Events, short_s: float) -> dict[str, list[KernelInterval]]:
     kinds = np.array([COLLECTIVES[i] if i >= 0 else "" for i in events.collective])
     sharded = np.array([i >= 0 and events.groups[i].name == "dp_shard" for i in events.group_id])
     gather, reduce = sharded & (kinds == "all_gather"), sharded & (kinds == "reduce_scatter")
@@ -164,22 +177,23 @@ def _lanes(events: Events, short_s: float) -> dict[str, list[Stretch]]:
     }
     comm, end_s = events.is_comm, events.end_s
     begins, ends = outside((events.start_s[comm], end_s[comm]), (events.start_s[~comm], end_s[~comm]))
-    exposed = [Stretch(start_s=float(a), end_s=float(b), words=(ALONE,))
-               for a, b in zip(begins, ends, strict=True)]  # fmt: skip
+    exposed = [
+        KernelInterval(start_s=float(a), end_s=float(b), words=(ALONE,)) for a, b in zip(begins, ends, strict=True)
+    ]
     return found | {"exposed": joined(exposed, short_s)}
 
 
-def _kernel(events: Events, i: int) -> Stretch:
+def _kernel(events: Events, i: int) -> KernelInterval:
     name = events.names[int(events.name_id[i])].replace("_", " ")
     if events.is_comm[i] and events.group_id[i] >= 0:
         group = events.groups[int(events.group_id[i])]
         name = f"{name} of {group.size:,} ranks ({group.name}), {size(float(events.message_bytes[i]))}"
-    return Stretch(start_s=float(events.start_s[i]), end_s=float(events.end_s[i]), words=(name,))
+    return KernelInterval(start_s=float(events.start_s[i]), end_s=float(events.end_s[i]), words=(name,))
 
 
-def joined(stretches: Sequence[Stretch], short_s: float) -> list[Stretch]:
+def joined(stretches: Sequence[KernelInterval], short_s: float) -> list[KernelInterval]:
     """Neighbours as one where either is short and so is the gap between them."""
-    found: list[Stretch] = []
+    found: list[KernelInterval] = []
     for s in sorted(stretches, key=lambda s: s.start_s):
         last = found[-1] if found else None
         if (
@@ -187,7 +201,9 @@ def joined(stretches: Sequence[Stretch], short_s: float) -> list[Stretch]:
             and s.start_s - last.end_s < short_s
             and (s.end_s - s.start_s < short_s or last.end_s - last.start_s < short_s)
         ):
-            found[-1] = Stretch(start_s=last.start_s, end_s=max(last.end_s, s.end_s), words=(*last.words, *s.words))
+            found[-1] = KernelInterval(
+                start_s=last.start_s, end_s=max(last.end_s, s.end_s), words=(*last.words, *s.words)
+            )
         else:
             found.append(s)
     return found

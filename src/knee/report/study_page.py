@@ -121,19 +121,34 @@ def title_of(ran: Sequence[Ran]) -> str:
 
 def _header(ran: Sequence[Ran], command: str) -> Markup:
     kinds = Counter(str(one.study.kind) for one in ran)
-    what = [_counted(kinds["paper"], "figure or table", "figures and tables") + " of arXiv 2411.13055, reproduced",
-            _counted(kinds["beyond"], "question", "questions") + " beyond it"]  # fmt: skip
+    what = [
+        _counted(kinds["paper"], "figure or table", "figures and tables") + " of arXiv 2411.13055, reproduced",
+        _counted(kinds["beyond"], "question", "questions") + " beyond it",
+    ]
     some = [words for kind, words in zip(("paper", "beyond"), what, strict=True) if kinds[kind]]
     lead = " and ".join(some) if len(ran) > 1 else ran[0].study.question
-    return join([
-        tag("p", "knee study", class_="kicker"),
-        tag("h1", title_of(ran)),
-        tag("p", lead if len(ran) == 1 else f"{lead}: on knee's simulator, and held against what the paper says.",
-            class_="lead"),
-        tag("ul", *(tag("li", tag("span", class_=f"sign {name}", aria_hidden="true"), text(words), raw=True)
-                    for name, words in KINDS), raw=True, class_="signs", aria_label="Signs in the charts"),
-        *([tag("p", text("Made by "), tag("code", command), raw=True, class_="command")] if command else []),
-    ])  # fmt: skip
+    return join(
+        [
+            tag("p", "knee study", class_="kicker"),
+            tag("h1", title_of(ran)),
+            tag(
+                "p",
+                lead if len(ran) == 1 else f"{lead}: on knee's simulator, and held against what the paper says.",
+                class_="lead",
+            ),
+            tag(
+                "ul",
+                *(
+                    tag("li", tag("span", class_=f"sign {name}", aria_hidden="true"), text(words), raw=True)
+                    for name, words in KINDS
+                ),
+                raw=True,
+                class_="signs",
+                aria_label="Signs in the charts",
+            ),
+            *([tag("p", text("Made by "), tag("code", command), raw=True, class_="command")] if command else []),
+        ]
+    )
 
 
 def _counted(number: int, one: str, many: str) -> str:
@@ -166,8 +181,15 @@ def _entry(ran: Ran) -> Markup:
 
 
 def _part(id: str, title: str, lead: str, some: Sequence[Drawn]) -> Markup:
-    return tag("section", tag("h2", title, id=f"{id}-title"), tag("p", lead, class_="lead"), *map(study_article, some),
-               raw=True, id=id, aria_labelledby=f"{id}-title")  # fmt: skip
+    return tag(
+        "section",
+        tag("h2", title, id=f"{id}-title"),
+        tag("p", lead, class_="lead"),
+        *map(study_article, some),
+        raw=True,
+        id=id,
+        aria_labelledby=f"{id}-title",
+    )
 
 
 # ---- one study -------------------------------------------------------------------------------------------------------
@@ -212,8 +234,15 @@ def _chart(figure: Figure, svg: str) -> Markup:
 
 
 def _step(step: StepTimeline, *, help_: bool) -> Markup:
-    return tag("div", tag("h4", f"Inside a step: {step.title}"), tag("p", step.says, class_="small"),
-               draw_lanes(step.lanes, HELP if help_ else ""), raw=True, id=step.id, class_="step-timeline")  # fmt: skip
+    return tag(
+        "div",
+        tag("h4", f"Inside a step: {step.title}"),
+        tag("p", step.says, class_="small"),
+        draw_lanes(step.lanes, HELP if help_ else ""),
+        raw=True,
+        id=step.id,
+        class_="step-timeline",
+    )
 
 
 def _behind(ran: Ran) -> Markup:
@@ -222,8 +251,7 @@ def _behind(ran: Ran) -> Markup:
     kinds = Counter(str(row["kind"]) for row in ran.rows)
     runs = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
     runs += f", {len(ran.impossible):,} that cannot be" if ran.impossible else ""
-    run = tag("p", text("Run it again: "), tag("code", ran.again), text(f" ({runs})"), raw=True,
-              class_="again")  # fmt: skip
+    run = tag("p", text("Run it again: "), tag("code", ran.again), text(f" ({runs})"), raw=True, class_="again")
     parts = [run]
     if study.assumptions:
         silent = "Where the paper is silent, knee assumes" if study.kind == "paper" else "What is assumed"
@@ -231,8 +259,13 @@ def _behind(ran: Ran) -> Markup:
         parts.append(folded("Assumptions", *said, about=f"of {study.title}"))
     specs = _specs(ran)
     if specs:
-        parts.append(folded("What was run", table("Models, clusters and profiles", tuple(specs[0]), specs),
-                            about=f"in {study.title}"))  # fmt: skip
+        parts.append(
+            folded(
+                "What was run",
+                table("Models, clusters and profiles", tuple(specs[0]), specs),
+                about=f"in {study.title}",
+            )
+        )
     return tag("div", *parts, raw=True, class_="behind")
 
 
@@ -240,10 +273,15 @@ def _specs(ran: Ran) -> list[Mapping[str, object]]:
     """What the runs had, how often, and the command that says where its values come from."""
     names = Counter((row.get("model"), row.get("cluster"), row.get("profile")) for row in ran.rows if "plan" in row)
     return [
-        {"model": model, "cluster": cluster, "profile": profile, "runs": runs,
-         "values and sources": f"knee catalog {cluster}"}
+        {
+            "model": model,
+            "cluster": cluster,
+            "profile": profile,
+            "runs": runs,
+            "values and sources": f"knee catalog {cluster}",
+        }
         for (model, cluster, profile), runs in names.items()
-    ]  # fmt: skip
+    ]
 
 
 def _about(beside: Sequence[str]) -> Markup:
@@ -254,15 +292,18 @@ def _about(beside: Sequence[str]) -> Markup:
         tag("h3", "Of the simulator"),
         bullets(f"{sentence[:1].upper()}{sentence[1:]}." for sentence in ASSUMPTIONS),
         tag("h3", "Of the words"),
-        bullets((
-            "Exposed communication is time in which a GPU communicates and computes nothing; overlapped communication "
-            "hides behind compute. Compute, exposed communication, bubble and idle add up to the step.",
-            "Trust labels are of the weakest run of a study. " + " ".join(f"{name.capitalize()}: {said}."
-                                                                          for name, said in TRUST.items()),
-            "Unknown means that a record does not say.",
-        )),
+        bullets(
+            (
+                "Exposed communication is time in which a GPU communicates and computes nothing; overlapped "
+                "communication hides behind compute. Compute, exposed communication, bubble and idle add up to "
+                "the step.",
+                "Trust labels are of the weakest run of a study. "
+                + " ".join(f"{name.capitalize()}: {said}." for name, said in TRUST.items()),
+                "Unknown means that a record does not say.",
+            )
+        ),
         *([tag("h3", "Files beside this page"), tag("ul", *files, raw=True)] if files else []),
         tag("h3", "The paper"),
         tag("p", tag("a", words, href=address, rel="noreferrer"), raw=True),
-    ]  # fmt: skip
+    ]
     return tag("section", *parts, raw=True, id="about", aria_labelledby="about-title")

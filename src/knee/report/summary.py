@@ -72,8 +72,10 @@ def _hero(curve: Sequence[Row], found: Sequence[Doubling], verdicts: Sequence[Ve
         f"{first['local_batch']:g} sequences of {first['seq_len']:,} tokens a GPU: up to here a doubling of the GPUs "
         f"buys at least {THRESHOLD:g} times the tokens/s. {then} {' and '.join(kinds).capitalize()}."
     )
-    rows = [{"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
-            for d in found]  # fmt: skip
+    rows = [
+        {"from_gpus": d.from_gpus, "to_gpus": d.to_gpus, "speedup": d.speedup, "of_ideal_frac": d.speedup / 2}
+        for d in found
+    ]
     chart = Chart(
         id="doublings",
         title="What each doubling buys",
@@ -90,11 +92,16 @@ def _keys(verdicts: Sequence[Verdict]) -> Markup:
     """Numbers of the claims that everyone asks for, beside the paper's."""
     known = {v.id: v for v in verdicts}
     items = [
-        tag("li", tag("strong", known[id].found), tag("span", known[id].says),
-            tag("a", f"paper: {known[id].paper}", href=f"#{anchor(id)}", class_="paper"), raw=True)
+        tag(
+            "li",
+            tag("strong", known[id].found),
+            tag("span", known[id].says),
+            tag("a", f"paper: {known[id].paper}", href=f"#{anchor(id)}", class_="paper"),
+            raw=True,
+        )
         for id in HEADLINES
         if id in known and known[id].verdict != "not testable"
-    ]  # fmt: skip
+    ]
     return tag("ul", *items, raw=True, class_="keys") if items else Markup("")
 
 
@@ -103,10 +110,14 @@ def _findings(ran: Sequence[Ran]) -> Markup:
     names = [name for name in FIRST if name in known]
     names += [name for name in known if name not in names][: FINDINGS - len(names)]
     items = join(
-        tag("li", text(f"{known[name].finding} "), tag("a", known[name].study.place or known[name].study.title,
-                                                       href=f"#{name}"), raw=True)
+        tag(
+            "li",
+            text(f"{known[name].finding} "),
+            tag("a", known[name].study.place or known[name].study.title, href=f"#{name}"),
+            raw=True,
+        )
         for name in names
-    )  # fmt: skip
+    )
     return tag("ol", items, raw=True, class_="found")
 
 

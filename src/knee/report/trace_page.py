@@ -99,8 +99,10 @@ def _about_ranks(analysis: Analysis) -> Iterable[str]:
     slow = across.straggler
     if slow is not None:
         calls = f"{slow.last_arrivals:,} call{'s' if slow.last_arrivals != 1 else ''}"
-        yield (f"The others waited most for rank {slow.rank}: {show(slow.waited_for_s, 's')} on average, in {calls} "
-               "that it entered last.")  # fmt: skip
+        yield (
+            f"The others waited most for rank {slow.rank}: {show(slow.waited_for_s, 's')} on average, in {calls} "
+            "that it entered last."
+        )
     elif any(rank.matched for rank in across.ranks):
         yield "No rank was waited for."
     elif analysis.times.comm_s:

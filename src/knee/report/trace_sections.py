@@ -26,19 +26,42 @@ MOST_ROWS = 400
 LONGEST, IN_THE_OPEN = 40, 12
 """Kernels that are named, and how many of them without opening anything."""
 COUNTS = {
-    "rank": "words", "file": "name", "events": "count", "kernels": "count", "copies": "count",
-    "without launch": "count", "overlaps on a stream": "count", "communication as compute": "count",
-    "clock anomalies": "count", "without duration": "count", "GPUs": "count", "whole": "words",
-}  # fmt: skip
+    "rank": "words",
+    "file": "name",
+    "events": "count",
+    "kernels": "count",
+    "copies": "count",
+    "without launch": "count",
+    "overlaps on a stream": "count",
+    "communication as compute": "count",
+    "clock anomalies": "count",
+    "without duration": "count",
+    "GPUs": "count",
+    "whole": "words",
+}
 TIMES = {
-    "window": "ms", "compute": "ms", "exposed communication": "ms", "exposed copies": "ms", "idle": "ms",
-    "overlapped communication": "ms", "of exposed: bubble": "ms", "compute share": "share", "exposed share": "share",
+    "window": "ms",
+    "compute": "ms",
+    "exposed communication": "ms",
+    "exposed copies": "ms",
+    "idle": "ms",
+    "overlapped communication": "ms",
+    "of exposed: bubble": "ms",
+    "compute share": "share",
+    "exposed share": "share",
     "idle share": "share",
-}  # fmt: skip
+}
 COLLECTIVES = {
-    "collective": "words", "group": "words", "ranks": "count", "message": "bytes", "calls": "count", "load": "ms",
-    "exposed": "ms", "median time": "us", "bus bandwidth": "rate",
-}  # fmt: skip
+    "collective": "words",
+    "group": "words",
+    "ranks": "count",
+    "message": "bytes",
+    "calls": "count",
+    "load": "ms",
+    "exposed": "ms",
+    "median time": "us",
+    "bus bandwidth": "rate",
+}
 ACROSS = "Of a call that several ranks show, the shortest is the transfer; what others last beyond it is waiting."
 
 
@@ -81,14 +104,19 @@ def _by_rank(ranks: Sequence[RankAnalysis], some: Sequence[RankAnalysis]) -> Cha
 
 def _by_step(analysis: Analysis) -> Chart:
     parts: dict[str, list[Times]] = {}
-    ordered = sorted(((part.step, part.times) for rank in analysis.ranks for part in rank.steps),
-                     key=lambda pair: -1 if pair[0] is None else pair[0])  # fmt: skip
+    ordered = sorted(
+        ((part.step, part.times) for rank in analysis.ranks for part in rank.steps),
+        key=lambda pair: -1 if pair[0] is None else pair[0],
+    )
     for step, times in ordered:
         parts.setdefault("before" if step is None else str(step), []).append(times)
     means = {name: mean_times(times) for name, times in parts.items()}
     some = dict(list(means.items())[:MOST_BARS])
-    rows = [(rank.rank, "before" if part.step is None else part.step, *_times(part.times))
-            for rank in analysis.ranks for part in rank.steps]  # fmt: skip
+    rows = [
+        (rank.rank, "before" if part.step is None else part.step, *_times(part.times))
+        for rank in analysis.ranks
+        for part in rank.steps
+    ]
     before = " “before” is what lies before the first step." if "before" in means else ""
     mean = "Mean over the ranks that have the step." if len(analysis.ranks) > 1 else "Each step of the rank."
     return Chart(
@@ -103,8 +131,16 @@ def _by_step(analysis: Analysis) -> Chart:
 def _times(t: Times) -> tuple[float | None, ...]:
     whole = t.window_s or None
     shares = [value / whole if whole else None for value in (t.compute_s, t.exposed_comm_s, t.idle_s)]
-    return (t.window_s, t.compute_s, t.exposed_comm_s, t.exposed_copies_s, t.idle_s, t.overlapped_comm_s, t.bubble_s,
-            *shares)  # fmt: skip
+    return (
+        t.window_s,
+        t.compute_s,
+        t.exposed_comm_s,
+        t.exposed_copies_s,
+        t.idle_s,
+        t.overlapped_comm_s,
+        t.bubble_s,
+        *shares,
+    )
 
 
 def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Markup:
@@ -124,9 +160,11 @@ def collectives(analysis: Analysis) -> Section:
             says = "Calls, load and exposed time are means over ranks; times and bandwidths are medians of the ranks'."
             tables = (
                 _capped("Communication, mean over ranks, largest load first", COLLECTIVES, _mean_collectives(ranks)),
-                folded("Table of each rank's communication",
-                       _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each)),
-            )  # fmt: skip
+                folded(
+                    "Table of each rank's communication",
+                    _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each),
+                ),
+            )
         else:
             says = "By collective, group and size of message."
             rows = [row[1:] for row in each]
@@ -135,8 +173,17 @@ def collectives(analysis: Analysis) -> Section:
 
 
 def _collective(load: CollectiveLoad) -> tuple[Any, ...]:
-    return (_known(load.collective), _known(load.group), load.group_size, load.message_bytes, load.calls, load.load_s,
-            load.exposed_s, load.median_s, load.bus_bytes_per_s)  # fmt: skip
+    return (
+        _known(load.collective),
+        _known(load.group),
+        load.group_size,
+        load.message_bytes,
+        load.calls,
+        load.load_s,
+        load.exposed_s,
+        load.median_s,
+        load.bus_bytes_per_s,
+    )
 
 
 def _known(name: str) -> str | None:
@@ -161,11 +208,20 @@ def waiting(analysis: Analysis) -> Section:
     """Transfer against waiting, and who was waited for."""
     ranks = analysis.across.ranks
     some = sorted(sorted(ranks, key=lambda r: -(r.waiting_s + r.waited_for_s))[:MOST_BARS], key=lambda r: r.rank)
-    kinds = {"rank": "words", "transfer": "ms", "waiting": "ms", "others waited for it": "ms", "entered last": "count",
-             "calls matched": "count", "calls on this rank only": "count",
-             "calls of unknown ranks": "count"}  # fmt: skip
-    rows = [(r.rank, r.transfer_s, r.waiting_s, r.waited_for_s, r.last_arrivals, r.matched, r.unmatched, r.unnamed)
-            for r in ranks]  # fmt: skip
+    kinds = {
+        "rank": "words",
+        "transfer": "ms",
+        "waiting": "ms",
+        "others waited for it": "ms",
+        "entered last": "count",
+        "calls matched": "count",
+        "calls on this rank only": "count",
+        "calls of unknown ranks": "count",
+    }
+    rows = [
+        (r.rank, r.transfer_s, r.waiting_s, r.waited_for_s, r.last_arrivals, r.matched, r.unmatched, r.unnamed)
+        for r in ranks
+    ]
     slow = analysis.across.straggler
     chart = Chart(
         id="waiting-by-rank",
@@ -191,8 +247,10 @@ def kernels(analysis: Analysis) -> Section:
     total = sum(kernel.load_s for kernel in kernels)
     mean = ", mean over ranks" if count > 1 else ""
     kinds = {"class": "words", "kind": "words", "calls": "count", "load": "ms", "share of kernel time": "share"}
-    rows = [(load.name.replace("_", " "), _kind(load), load.calls / count, load.load_s / count, _share(load, total))
-            for load in by_class]  # fmt: skip
+    rows = [
+        (load.name.replace("_", " "), _kind(load), load.calls / count, load.load_s / count, _share(load, total))
+        for load in by_class
+    ]
     chart = Chart(
         id="by-class",
         title="Kernel time by class",
@@ -201,8 +259,17 @@ def kernels(analysis: Analysis) -> Section:
         tables=(cells(f"Kernel time by class{mean}", kinds, rows),),
     )
     named = {"kernel": "name", "class": "words", "calls": "count", "load": "ms", "share": "share", "mean time": "us"}
-    longest = [(k.name, k.kernel_class.replace("_", " "), k.calls / count, k.load_s / count, _share(k, total),
-                k.load_s / k.calls if k.calls else None) for k in kernels[:LONGEST]]  # fmt: skip
+    longest = [
+        (
+            k.name,
+            k.kernel_class.replace("_", " "),
+            k.calls / count,
+            k.load_s / count,
+            _share(k, total),
+            k.load_s / k.calls if k.calls else None,
+        )
+        for k in kernels[:LONGEST]
+    ]
     open_to = min(IN_THE_OPEN, len(longest))
     which = f"The {open_to} of {len(kernels):,} kernels that took most" if len(kernels) > open_to else "All kernels"
     tables = [cells(which + mean, named, longest[:open_to])]
@@ -226,8 +293,13 @@ def _share(load: KernelLoad, total: float) -> float | None:
 
 
 def _over(load: KernelLoad, count: int) -> KernelLoad:
-    return KernelLoad(name=load.name, kernel_class=load.kernel_class, communication=load.communication,
-                      calls=load.calls, load_s=load.load_s / count)  # fmt: skip
+    return KernelLoad(
+        name=load.name,
+        kernel_class=load.kernel_class,
+        communication=load.communication,
+        calls=load.calls,
+        load_s=load.load_s / count,
+    )
 
 
 def _mean_kernels(ranks: Sequence[RankAnalysis]) -> list[KernelLoad]:
@@ -237,8 +309,10 @@ def _mean_kernels(ranks: Sequence[RankAnalysis]) -> list[KernelLoad]:
         for k in rank.kernels:
             calls, load_s = found.get((k.name, k.kernel_class, k.communication), (0, 0.0))
             found[k.name, k.kernel_class, k.communication] = (calls + k.calls, load_s + k.load_s)
-    loads = [KernelLoad(name=name, kernel_class=of, communication=comm, calls=calls, load_s=load_s)
-             for (name, of, comm), (calls, load_s) in found.items()]  # fmt: skip
+    loads = [
+        KernelLoad(name=name, kernel_class=of, communication=comm, calls=calls, load_s=load_s)
+        for (name, of, comm), (calls, load_s) in found.items()
+    ]
     return sorted(loads, key=lambda load: -load.load_s)
 
 
@@ -247,8 +321,13 @@ def timeline(analysis: Analysis) -> Section:
     some = most_exposed(analysis.ranks)
     line = timeline_of(some, analysis.ranks)
     missing = _drawn(len(some), len(analysis.ranks), "ranks, the most exposed")
-    return Section(id="timeline", title="When communication was exposed", says=sentence(line) + missing, charts=(),
-                   tables=(draw(line),))  # fmt: skip
+    return Section(
+        id="timeline",
+        title="When communication was exposed",
+        says=sentence(line) + missing,
+        charts=(),
+        tables=(draw(line),),
+    )
 
 
 def audit(analysis: Analysis) -> Section:
@@ -285,6 +364,17 @@ def _who(ranks: Sequence[int], count: int) -> str:
 
 
 def _counts(rank: RankAnalysis, a: Audit) -> tuple[Any, ...]:
-    return (rank.rank, rank.path.name, a.events, a.kernels, a.copies, a.without_launch, a.same_stream_overlaps,
-            a.communication_as_compute, a.clock_anomalies, a.without_duration, a.devices,
-            "yes" if a.cut is None else f"no: {a.cut}")  # fmt: skip
+    return (
+        rank.rank,
+        rank.path.name,
+        a.events,
+        a.kernels,
+        a.copies,
+        a.without_launch,
+        a.same_stream_overlaps,
+        a.communication_as_compute,
+        a.clock_anomalies,
+        a.without_duration,
+        a.devices,
+        "yes" if a.cut is None else f"no: {a.cut}",
+    )

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, Limits, Problem, Run
+from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
 from knee.budgets.frontier import KNEE_WORDS, Bands, Frontier, IsoLoss, Lost, Marginal
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
 from knee.budgets.training_cost import DAY_S
-from knee.energy.carbon import Grid
+from knee.energy.carbon import CarbonGrid
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
@@ -34,12 +34,12 @@ class Budget(Result):
 
     mfu_given: bool
     """Whether the share of the peak that counting FLOP assumes was given."""
-    limits: Limits
+    limits: BudgetLimits
     problem: Problem
-    grid: Grid
-    best: Run
-    by_count: dict[int, Run]
-    sizes: tuple[Run, ...]
+    grid: CarbonGrid
+    best: BudgetRun
+    by_count: dict[int, BudgetRun]
+    sizes: tuple[BudgetRun, ...]
     between: float
     """Parameters at which the loss is least between shapes."""
     even: tuple[int, int]
@@ -50,7 +50,7 @@ class Budget(Result):
     trust: Trust
     bands: Bands
     frontiers: tuple[Frontier, ...]
-    cells: dict[tuple[int, Model], Run | None]
+    cells: dict[tuple[int, Model], BudgetRun | None]
     iso: tuple[IsoLoss, ...]
     notes: list[str]
     price: Source | None
@@ -109,7 +109,7 @@ class Budget(Result):
         plain, whole = (float(model_flop_per_token(self.best.model, seq_len, name)[0]) for name in ("6n", "causal"))
         return 1.0 - plain / whole
 
-    def mfu_6nd_frac(self, run: Run) -> float:
+    def mfu_6nd_frac(self, run: BudgetRun) -> float:
         """MFU as counting FLOP has it.
 
         Formula: 6 N tokens/s / (GPUs * peak)
@@ -140,76 +140,137 @@ def as_data(answer: Budget) -> dict[str, Any]:
         "family": problem.family.name,
         "seq_len": problem.rates.seq_len,
         "limits": asdict(answer.limits) | {"batch_max_tokens": problem.batch_max_tokens},
-        "law": {"name": law.name, "source": law.source, "counts": law.counts, "loss_of": law.loss_of,
-                "values": law.values, "standard_errors": law.errors, "fitted_params": law.params,
-                "fitted_tokens": law.tokens, "fitted_flop": law.flop, "extrapolated": answer.extrapolated},
-        "batch_law": {"name": problem.batch_law.name, "source": problem.batch_law.source,
-                      "formula": problem.batch_law.formula, "extrapolated": answer.batch_extrapolated,
-                      "tokens_over_small_batches": answer.batch_factor},
-        "best": run_data(answer, answer.best) | {
-            "between_params": answer.between, "even_params": answer.even, "even_loss": EVEN_LOSS,
+        "law": {
+            "name": law.name,
+            "source": law.source,
+            "counts": law.counts,
+            "loss_of": law.loss_of,
+            "values": law.values,
+            "standard_errors": law.errors,
+            "fitted_params": law.params,
+            "fitted_tokens": law.tokens,
+            "fitted_flop": law.flop,
+            "extrapolated": answer.extrapolated,
+        },
+        "batch_law": {
+            "name": problem.batch_law.name,
+            "source": problem.batch_law.source,
+            "formula": problem.batch_law.formula,
+            "extrapolated": answer.batch_extrapolated,
+            "tokens_over_small_batches": answer.batch_factor,
+        },
+        "best": run_data(answer, answer.best)
+        | {
+            "between_params": answer.between,
+            "even_params": answer.even,
+            "even_loss": EVEN_LOSS,
             "trust": answer.trust.as_json(),
-            "bands": asdict(answer.bands) | {"law_covers_frac": BAND_FRAC,
-                                             "engine_covers_frac": answer.trust.covered_frac}},
+            "bands": asdict(answer.bands)
+            | {"law_covers_frac": BAND_FRAC, "engine_covers_frac": answer.trust.covered_frac},
+        },
         "by_gpus": [run_data(answer, one) for one in answer.by_count.values()],
-        "by_size": [run_data(answer, one) | {"counted_loss": answer.flop.loss_of(law, one.counted)}
-                    for one in answer.sizes],
+        "by_size": [
+            run_data(answer, one) | {"counted_loss": answer.flop.loss_of(law, one.counted)} for one in answer.sizes
+        ],
         "flop_counting": _flop_data(answer),
         "marginal": [asdict(one) for one in answer.marginals],
         "frontiers": [frontier_data(answer, one) for one in answer.frontiers],
-        "grid": [{"gpus": gpus, "params": parameter_count(model), "loss": run.loss if run else None}
-                 for (gpus, model), run in answer.cells.items()],
+        "grid": [
+            {"gpus": gpus, "params": parameter_count(model), "loss": run.loss if run else None}
+            for (gpus, model), run in answer.cells.items()
+        ],
         "iso_loss": [asdict(one) for one in answer.iso],
-        "site": {"pue": problem.pue, "pue_source": answer.pue.text, "pue_kind": answer.pue.kind,
-                 "usd_per_gpu_h": problem.rates.cluster.usd_per_gpu_h,
-                 "usd_source": answer.price.text if answer.price else None,
-                 "usd_kind": answer.price.kind if answer.price else None,
-                 "grid": asdict(answer.grid) | {"g_co2e_per_kwh": answer.grid.g_per_kwh}},
+        "site": {
+            "pue": problem.pue,
+            "pue_source": answer.pue.text,
+            "pue_kind": answer.pue.kind,
+            "usd_per_gpu_h": problem.rates.cluster.usd_per_gpu_h,
+            "usd_source": answer.price.text if answer.price else None,
+            "usd_kind": answer.price.kind if answer.price else None,
+            "grid": asdict(answer.grid) | {"g_co2e_per_kwh": answer.grid.g_per_kwh},
+        },
         "plans": problem.rates.plans,
         "sentences": sentences(answer),
         "assumptions": assumptions(answer),
-    }  # fmt: skip
+    }
 
 
 def _flop_data(answer: Budget) -> dict[str, Any]:
     flop, kg = answer.flop, answer.grid.kg_co2e_per_j
     return {
-        "mfu_frac": flop.mfu_frac, "mfu_6nd_frac": flop.mfu_frac, "flop": flop.flop, "params": flop.params,
-        "all_params": answer.counted_params, "off_ladder": answer.off_ladder, "tokens": flop.tokens,
-        "loss": flop.loss, "gpus": flop.gpus, "days": flop.time_s / DAY_S,
-        "gpu_hours": flop.time_s / HOUR_S * flop.gpus, "cost_usd": flop.cost_usd, "energy_j": flop.energy_j,
-        "energy_mwh": flop.energy_j / J_PER_MWH, "co2e_kg": flop.energy_j * kg,
-        "reached_frac": flop.reached_frac, "full_time_s": flop.full_time_s,
+        "mfu_frac": flop.mfu_frac,
+        "mfu_6nd_frac": flop.mfu_frac,
+        "flop": flop.flop,
+        "params": flop.params,
+        "all_params": answer.counted_params,
+        "off_ladder": answer.off_ladder,
+        "tokens": flop.tokens,
+        "loss": flop.loss,
+        "gpus": flop.gpus,
+        "days": flop.time_s / DAY_S,
+        "gpu_hours": flop.time_s / HOUR_S * flop.gpus,
+        "cost_usd": flop.cost_usd,
+        "energy_j": flop.energy_j,
+        "energy_mwh": flop.energy_j / J_PER_MWH,
+        "co2e_kg": flop.energy_j * kg,
+        "reached_frac": flop.reached_frac,
+        "full_time_s": flop.full_time_s,
         "attention_frac": answer.attention_frac,
         "really": run_data(answer, flop.run) if flop.run else None,
         "lost": asdict(answer.lost) if answer.lost else None,
-    }  # fmt: skip
+    }
 
 
-def run_data(answer: Budget, run: Run) -> dict[str, Any]:
+def run_data(answer: Budget, run: BudgetRun) -> dict[str, Any]:
     """A run as plain data."""
     model, rate = run.model, run.rate
     shape = {name: getattr(model, name) for name in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab")}
     return {
-        "model": model.name, "params": run.params, "counted_params": run.counted, **shape, "gpus": run.gpus,
-        "tokens": run.tokens, "tokens_per_param": run.tokens_per_param, "loss": run.loss, "binding": run.binding,
-        "days": run.days, "gpu_hours": run.gpu_hours, "cost_usd": run.cost_usd, "energy_j": run.energy_j,
-        "energy_mwh": run.mwh, "co2e_kg": run.energy_j * answer.grid.kg_co2e_per_j, "tokens_per_s": rate.tokens_per_s,
-        "tokens_per_j": rate.tokens_per_j, "mfu_frac": rate.mfu_frac, "mfu_6nd_frac": answer.mfu_6nd_frac(run),
+        "model": model.name,
+        "params": run.params,
+        "counted_params": run.counted,
+        **shape,
+        "gpus": run.gpus,
+        "tokens": run.tokens,
+        "tokens_per_param": run.tokens_per_param,
+        "loss": run.loss,
+        "binding": run.binding,
+        "days": run.days,
+        "gpu_hours": run.gpu_hours,
+        "cost_usd": run.cost_usd,
+        "energy_j": run.energy_j,
+        "energy_mwh": run.mwh,
+        "co2e_kg": run.energy_j * answer.grid.kg_co2e_per_j,
+        "tokens_per_s": rate.tokens_per_s,
+        "tokens_per_j": rate.tokens_per_j,
+        "mfu_frac": rate.mfu_frac,
+        "mfu_6nd_frac": answer.mfu_6nd_frac(run),
         "exposed_frac": rate.exposed_frac,
-        "global_batch": rate.global_batch, "batch_tokens": run.batch_tokens,
-        "critical_batch_tokens": run.critical_batch_tokens, "plan": asdict(rate.plan),
+        "global_batch": rate.global_batch,
+        "batch_tokens": run.batch_tokens,
+        "critical_batch_tokens": run.critical_batch_tokens,
+        "plan": asdict(rate.plan),
         "plan_words": plan_words(rate.plan),
-    }  # fmt: skip
+    }
 
 
 def frontier_data(answer: Budget, one: Frontier) -> dict[str, Any]:
     """A frontier as plain data."""
     law = answer.problem.law
     points = [
-        {"value": value, "worth_frac": worth, "run": run_data(answer, run) if run else None,
-         "law_band": law.band(run.counted, run.tokens) if run else None}
+        {
+            "value": value,
+            "worth_frac": worth,
+            "run": run_data(answer, run) if run else None,
+            "law_band": law.band(run.counted, run.tokens) if run else None,
+        }
         for value, run, worth in zip(one.values, one.runs, one.worth, strict=True)
-    ]  # fmt: skip
-    return {"axis": one.axis, "knee": one.knee, "open": one.open, "words": KNEE_WORDS,
-            "remarks": frontier_words(answer.limits, one), "points": points}  # fmt: skip
+    ]
+    return {
+        "axis": one.axis,
+        "knee": one.knee,
+        "open": one.open,
+        "words": KNEE_WORDS,
+        "remarks": frontier_words(answer.limits, one),
+        "points": points,
+    }

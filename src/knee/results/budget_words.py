@@ -14,7 +14,7 @@ from knee.units import amount, counted, short
 from knee.workload.parameters import parameter_count
 
 if TYPE_CHECKING:
-    from knee.budgets.budget_search import Limits, Run
+    from knee.budgets.budget_search import BudgetLimits, BudgetRun
     from knee.results.budget_result import Budget
 
 LIMIT_WORDS = {
@@ -41,8 +41,10 @@ def sentences(answer: Budget) -> list[str]:
     best, (low, high) = answer.best, answer.even
     most = answer.limits.gpus
     with_ = counted(best.gpus, "GPU") if best.gpus == most else f"{best.gpus:,} of {counted(most, 'GPU')}"
-    found = [f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}: "
-             f"loss {best.loss:.3f} ({_band_words(answer)}) after {counted(best.days, 'day')}."]  # fmt: skip
+    found = [
+        f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}: "
+        f"loss {best.loss:.3f} ({_band_words(answer)}) after {counted(best.days, 'day')}."
+    ]
     found.append(_counting(answer))
     if low < high:
         found.append(f"Sizes from {short(low)} to {short(high)} parameters lose at most {EVEN_LOSS:g} more.")
@@ -76,8 +78,10 @@ def _short_ends(ends: tuple[float, float]) -> str:
 def _counting(answer: Budget) -> str:
     """What counting FLOP chooses, and what becomes of it."""
     flop, run, lost = answer.flop, answer.flop.run, answer.lost
-    chose = (f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
-             f"{short(flop.tokens)} tokens")  # fmt: skip
+    chose = (
+        f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
+        f"{short(flop.tokens)} tokens"
+    )
     if run is None or lost is None:
         return f"{chose}, {flop.why_not}."
     frac = lost.budget_frac
@@ -85,10 +89,14 @@ def _counting(answer: Budget) -> str:
     of_best = f"{lost.loss:.2g} above the best{less}" if lost.loss > 0 else "that is the best run too"
     if answer.off_ladder:
         way = "below" if answer.off_ladder == "smallest" else "above"
-        return (f"{chose} and promises {flop.loss:.3f}; that size is {way} the {answer.off_ladder} shape that is "
-                f"tried, {short(run.params)}, which reaches {run.loss:.3f}: {of_best}.")  # fmt: skip
-    return (f"{chose} and promises {flop.loss:.3f}; this cluster gets through {flop.reached_frac:.0%} of that "
-            f"work, to {run.loss:.3f}: {of_best}.")  # fmt: skip
+        return (
+            f"{chose} and promises {flop.loss:.3f}; that size is {way} the {answer.off_ladder} shape that is "
+            f"tried, {short(run.params)}, which reaches {run.loss:.3f}: {of_best}."
+        )
+    return (
+        f"{chose} and promises {flop.loss:.3f}; this cluster gets through {flop.reached_frac:.0%} of that "
+        f"work, to {run.loss:.3f}: {of_best}."
+    )
 
 
 def _budget(answer: Budget, frac: float) -> str:
@@ -102,7 +110,7 @@ def _budget(answer: Budget, frac: float) -> str:
     return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
 
 
-def limits_words(limits: Limits) -> str:
+def limits_words(limits: BudgetLimits) -> str:
     """The question."""
     words = [f"up to {counted(limits.gpus, 'GPU')}"]
     words += [counted(limits.days, "day")] if limits.days is not None else []
@@ -130,8 +138,10 @@ def sure_rows(answer: Budget) -> list[list[str]]:
         else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} draws of its coefficients")
     )
     if bands.both is not None:
-        both = (f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} and the simulator's {trust.covered_frac:.0%}, added "
-                "in squares as independent errors")  # fmt: skip
+        both = (
+            f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} and the simulator's {trust.covered_frac:.0%}, added "
+            "in squares as independent errors"
+        )
     elif bands.law is None:
         both = "unknown: the law published no errors"
     return [["loss by the law", law], ["loss by the simulator", speed], ["both", both]]
@@ -144,14 +154,16 @@ def _ends(ends: tuple[float, float]) -> str:
 def batch_words(answer: Budget) -> str:
     """The batch of the best run, against the critical one."""
     best, factor = answer.best, answer.batch_factor
-    words = (f"{short(best.batch_tokens)} tokens a step ({counted(best.rate.global_batch, 'sequence')}); critical at "
-             f"this loss: {short(best.critical_batch_tokens)}")  # fmt: skip
+    words = (
+        f"{short(best.batch_tokens)} tokens a step ({counted(best.rate.global_batch, 'sequence')}); critical at "
+        f"this loss: {short(best.critical_batch_tokens)}"
+    )
     if factor is None:
         return words
     return f"{words}; by Kaplan's rule up to {factor:.2f} times the tokens of small batches: not charged"
 
 
-def frontier_words(limits: Limits, one: Frontier) -> list[str]:
+def frontier_words(limits: BudgetLimits, one: Frontier) -> list[str]:
     """What to know of a frontier beside its knee: of all, and of this one where another limit is used up."""
     said = [FRONTIER_SIZES]
     unit, places = AXIS_WORDS[one.axis], []
@@ -166,21 +178,30 @@ def frontier_words(limits: Limits, one: Frontier) -> list[str]:
     names = " and ".join(LIMIT_WORDS[name] for name in others[first])
     # a limit that ends what a doubling buys shows at its last paying value, or at the one after
     at_knee = one.knee in one.values[max(first - 1, 0) : first + 1] and not one.open
-    means = (f"the knee is where that takes over, and says nothing of {unit} by themselves" if at_knee else
-             f"more {unit} only go into larger models" if others[first] == ["tokens_max"] else
-             f"more {unit} only spend that otherwise")  # fmt: skip
+    means = (
+        f"the knee is where that takes over, and says nothing of {unit} by themselves"
+        if at_knee
+        else f"more {unit} only go into larger models"
+        if others[first] == ["tokens_max"]
+        else f"more {unit} only spend that otherwise"
+    )
     return [*said, f"from {amount(one.values[first])} {unit} on a run takes all of {names} too: {means}"]
 
 
-def _used_up(limits: Limits, run: Run | None, axis: str) -> list[str]:
+def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str]:
     """Limits other than the axis of which a run takes all."""
     if run is None:
         return []
     own = "mwh" if axis == "co2e_kg" else axis
     used = {"days": run.days, "usd": run.cost_usd, "mwh": run.mwh, "tokens_max": run.tokens}
-    return [name for name, taken in used.items()
-            if name != own and taken is not None and (most := getattr(limits, name)) is not None
-            and taken >= USED_UP_FRAC * most]  # fmt: skip
+    return [
+        name
+        for name, taken in used.items()
+        if name != own
+        and taken is not None
+        and (most := getattr(limits, name)) is not None
+        and taken >= USED_UP_FRAC * most
+    ]
 
 
 # ---- what was assumed ------------------------------------------------------------------------------------------------
@@ -197,14 +218,17 @@ def assumptions(answer: Budget) -> list[str]:
         f"the law's errors: {law.spread}",
         *_batch_lines(answer),
         _flop_line(answer),
-        *([] if all_counted else ["the size that counting FLOP chooses is shown with the embeddings of the nearest "
-                                  "shape"]),
+        *(
+            []
+            if all_counted
+            else ["the size that counting FLOP chooses is shown with the embeddings of the nearest shape"]
+        ),
         f"shapes of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
         f"{problem.rates.plans:,} plans of a lean set; `knee plan` searches all of one size and count",
         "every token is new, learning rates are tuned, and nothing is lost to failures and restarts",
         *_site_lines(answer),
         *ASSUMPTIONS,
-    ]  # fmt: skip
+    ]
     return list(dict.fromkeys(lines))
 
 
@@ -218,8 +242,10 @@ def _batch_lines(answer: Budget) -> list[str]:
     )
     charge = "no loss is charged for the size of a batch, and the loss is of the scaling law's data"
     if batch.form == "loss":
-        charge += ("; by Kaplan's own definition a run at the critical batch takes up to twice the tokens of one with "
-                   "small batches, so that losses are optimistic there: --batch-max lowers it")  # fmt: skip
+        charge += (
+            "; by Kaplan's own definition a run at the critical batch takes up to twice the tokens of one with "
+            "small batches, so that losses are optimistic there: --batch-max lowers it"
+        )
     return [rule, charge]
 
 
@@ -228,10 +254,12 @@ def _flop_line(answer: Budget) -> str:
     flop, seq_len = answer.flop, answer.problem.rates.seq_len
     also = "" if answer.problem.law.counts == "all" else ", nor are those of the output layer"
     source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
-    return (f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
-            f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
-            f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
-            "runs is PaLM's, with attention in full")  # fmt: skip
+    return (
+        f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
+        f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
+        f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
+        "runs is PaLM's, with attention in full"
+    )
 
 
 def _ladder_words(answer: Budget) -> str:
@@ -239,8 +267,10 @@ def _ladder_words(answer: Budget) -> str:
     if len(sizes) < 2:
         return ""
     steps = [b / a - 1.0 for a, b in pairwise(sizes)]
-    return (f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} above the last "
-            "(members of the family take the place of the nearest)")  # fmt: skip
+    return (
+        f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} above the last "
+        "(members of the family take the place of the nearest)"
+    )
 
 
 def _site_lines(answer: Budget) -> list[str]:

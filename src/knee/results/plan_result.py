@@ -13,7 +13,7 @@ from knee.errors import InputError
 from knee.export.formats import export
 from knee.results.result import Result, flat
 from knee.search.pareto_front import Baseline, baseline, pareto, why
-from knee.search.plan_search import Found
+from knee.search.plan_search import SearchResult
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.single import simulate as simulate_job
@@ -22,9 +22,20 @@ from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
 """Plans of the ranking that are tried where a tool cannot run the recommended one."""
-METRICS = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "step_s", "compute_s", "exposed_comm_s",
-           "overlapped_comm_s", "bubble_s", "memory_bytes", "power_w_per_gpu", "tokens_per_j",
-           "usd_per_mtoken")  # fmt: skip
+METRICS = (
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "step_s",
+    "compute_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "bubble_s",
+    "memory_bytes",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +75,7 @@ class RankedPlan(Result):
 class PlanSearch(Result):
     """All plans of a job that were considered, the best of them, and what stands behind the choice."""
 
-    found: Found
+    found: SearchResult
     drawn: Robust
     top: int
     """Plans that are listed."""

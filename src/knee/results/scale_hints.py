@@ -61,8 +61,19 @@ def _whole_batch(local_batch: float) -> str:
 def _plan_arguments(plan: Plan) -> str:
     """The arguments that ask for a plan."""
     plain = Plan()
-    names = ("tp", "pp", "cp", "dp_replicate", "sharding", "schedule", "virtual_stages", "recompute",
-             "recompute_frac", "precision", "sync_every")  # fmt: skip
+    names = (
+        "tp",
+        "pp",
+        "cp",
+        "dp_replicate",
+        "sharding",
+        "schedule",
+        "virtual_stages",
+        "recompute",
+        "recompute_frac",
+        "precision",
+        "sync_every",
+    )
     changed = [name for name in names if getattr(plan, name) != getattr(plain, name)]
     words = [f"{argument(name)} {getattr(plan, name)}" for name in changed]
     return " ".join([*words, f"{argument('micro_batch')} {plan.micro_batch}"])

@@ -11,7 +11,7 @@ from knee.inputs.arguments import require
 from knee.inputs.request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
 from knee.results.scale_result import ScalingCurve
 from knee.search.plan_search import Objective, Progress
-from knee.search.scaling_curve import Curve, Point, best_point, curve_of, refused_point
+from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, refused_point
 from knee.search.space import Space
 from knee.specs import Job
 from knee.specs.load import make_job, split_overrides
@@ -105,7 +105,7 @@ class ScaleQuestion:
         return ScalingCurve(request=first, curve=curve, best=False, names=(str(model), str(cluster or "")))
 
     def _best_curve(self, base: Request) -> Curve:
-        points: list[Point] = []
+        points: list[ScalePoint] = []
         for gpus in self.counts:
             try:
                 batch = self.global_batch(gpus)
@@ -120,7 +120,7 @@ class ScaleQuestion:
         """Sequences of a step at this count."""
         return global_batch_of(gpus, global_batch=self.sizes["global_batch"], local_batch=self.sizes["local_batch"])
 
-    def best_of(self, job: Job, space: Space, only: str | None, objective: Objective) -> Point:
+    def best_of(self, job: Job, space: Space, only: str | None, objective: Objective) -> ScalePoint:
         """The best plan of a count."""
 
         def progress(what: str, done_frac: float) -> None:

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from knee.budgets.training_cost import Bill
-from knee.energy.carbon import Grid
+from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError
 from knee.inputs.request import Request
 from knee.results.result import Result, flat
 from knee.search.knee import Goal, Knee
 from knee.search.plan_search import Objective
-from knee.search.scaling_curve import Curve, Point
+from knee.search.scaling_curve import Curve, ScalePoint
 from knee.specs import Job
 from knee.trust.doubling_errors import DoublingBand
 from knee.trust.trust import Trust
@@ -21,7 +21,7 @@ from knee.trust.trust import Trust
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from knee.figures.scale_chart import Series
+    from knee.figures.scale_chart import ScaleSeries
     from knee.results.scale_question import ScaleQuestion
 
 
@@ -66,7 +66,7 @@ class Scaling(Result):
     keep_frac: float
     objective: Objective
     tokens: float | None
-    grid: Grid
+    grid: CarbonGrid
     pue: float
     question: ScaleQuestion
 
@@ -125,16 +125,16 @@ class Scaling(Result):
         write(self.series(), str(path))
         return None
 
-    def series(self) -> list[Series]:
+    def series(self) -> list[ScaleSeries]:
         """What is drawn."""
-        from knee.figures.scale_chart import Series
+        from knee.figures.scale_chart import ScaleSeries
 
         found = []
         for one in self.curves:
             usable, knee = one.curve.usable, one.knees.get("throughput")
             if knee is not None:
                 found.append(
-                    Series(
+                    ScaleSeries(
                         name=one.name,
                         gpus=tuple(n for n, _ in usable),
                         knee_gpus=knee.gpus,
@@ -185,7 +185,7 @@ def _curve_data(one: ScalingCurve, answer: Scaling) -> dict[str, Any]:
     }
 
 
-def _point_data(one: ScalingCurve, point: Point, gained: dict[str, Any] | None) -> dict[str, Any]:
+def _point_data(one: ScalingCurve, point: ScalePoint, gained: dict[str, Any] | None) -> dict[str, Any]:
     job, trust, bill = point.job, one.trusts.get(point.gpus), one.bills.get(point.gpus)
     measured = {} if point.measured is None else point.measured.as_json()
     measured.pop("assumptions", None)

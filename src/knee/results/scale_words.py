@@ -61,8 +61,10 @@ def assumptions(answer: Scaling) -> list[str]:
         cut = [point for point in one.curve.points if point.cut]
         lines += ["micro_batch was not given: all sequences of a rank at once, or the most that fit"] if cut else []
     if answer.tokens is not None:
-        lines += ["energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
-                  f"grid {answer.grid.name} ({answer.grid.kind}): {answer.grid.source}"]  # fmt: skip
+        lines += [
+            "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
+            f"grid {answer.grid.name} ({answer.grid.kind}): {answer.grid.source}",
+        ]
     lines.append("the knee's range is of throughput; power's own error is left out")
     return list(dict.fromkeys(lines))
 

@@ -68,9 +68,17 @@ def knees_of(
 
     def knee(goal: Goal, found: tuple[int, int, int], weak: tuple[Return, ...] = ()) -> Knee:
         gpus, least, most = found
-        return Knee(goal=goal, gpus=gpus, open=gpus == counts[-1], low_gpus=min(least, gpus), high_gpus=max(most, gpus),
-                    high_open=max(most, gpus) == counts[-1], weak=weak, words=WORDS[goal].format(**text),
-                    formula=FORMULAS[goal].format(**text))  # fmt: skip
+        return Knee(
+            goal=goal,
+            gpus=gpus,
+            open=gpus == counts[-1],
+            low_gpus=min(least, gpus),
+            high_gpus=max(most, gpus),
+            high_open=max(most, gpus) == counts[-1],
+            weak=weak,
+            words=WORDS[goal].format(**text),
+            formula=FORMULAS[goal].format(**text),
+        )
 
     returns = curve.returns()
     speed = [_last_that_pays(counts[0], returns, threshold / factor) for factor in (1.0, low, high)]

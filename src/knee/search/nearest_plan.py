@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from knee.search.plan_search import Found, memory_table
+from knee.search.plan_search import SearchResult, memory_table
 from knee.search.space import Space, degrees, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
@@ -17,8 +17,12 @@ LARGER = (2, 4, 8, 16, 32, 64)
 
 def no_plan(space: Space) -> tuple[str, str]:
     """Why no plan fills these GPUs, and the nearest counts and batches that some do."""
-    counts = [n for step in range(1, FURTHEST) for n in (space.gpus - step, space.gpus + step)
-              if n >= 1 and any(True for _ in degrees(replace(space, gpus=n)))]  # fmt: skip
+    counts = [
+        n
+        for step in range(1, FURTHEST)
+        for n in (space.gpus - step, space.gpus + step)
+        if n >= 1 and any(True for _ in degrees(replace(space, gpus=n)))
+    ]
     batch = -(-space.global_batch // space.gpus) * space.gpus
     words = f"no plan of {space.model.name} fills {space.gpus:,} GPUs with {space.global_batch:,} sequences a step"
     hints = []
@@ -30,7 +34,7 @@ def no_plan(space: Space) -> tuple[str, str]:
     return words, "; ".join(hints) or "change the number of GPUs or the batch"
 
 
-def nothing_fits(found: Found) -> tuple[str, str]:
+def nothing_fits(found: SearchResult) -> tuple[str, str]:
     """What the smallest plan needs, and where it would fit."""
     space, gpu = found.space, found.cluster.gpu
     plan = found.least_memory.plan(0)

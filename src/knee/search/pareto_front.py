@@ -8,7 +8,7 @@ import numpy as np
 
 from knee.arrays import Floats, Ints
 from knee.record.measurement import CommLoad, Measurement
-from knee.search.plan_search import Found, search
+from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space
 from knee.simulator import Results
 from knee.single import simulate
@@ -54,7 +54,7 @@ class Baseline:
     """Its place in the search; None where it is too slow to be simulated there, or not within the limits."""
 
 
-def baseline(found: Found) -> Baseline | str:
+def baseline(found: SearchResult) -> Baseline | str:
     """Plain FSDP, or why it cannot be."""
     space = found.space
     if space.global_batch % space.gpus:

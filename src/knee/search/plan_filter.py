@@ -18,14 +18,37 @@ from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS
 from knee.specs.plan_table import PlanTable
 
 WORDS = {"sharding": SHARDINGS, "schedule": SCHEDULES, "recompute": RECOMPUTES, "cp_method": CP_METHODS}
-NUMBERS = ("gpus", "global_batch", "seq_len", "dp_shard", "dp_replicate", "dp", "tp", "pp", "cp", "micro_batch",
-           "microbatches", "virtual_stages", "sync_every", "sequence_parallel", "recompute_frac")  # fmt: skip
+NUMBERS = (
+    "gpus",
+    "global_batch",
+    "seq_len",
+    "dp_shard",
+    "dp_replicate",
+    "dp",
+    "tp",
+    "pp",
+    "cp",
+    "micro_batch",
+    "microbatches",
+    "virtual_stages",
+    "sync_every",
+    "sequence_parallel",
+    "recompute_frac",
+)
 BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
     ast.GtE: operator.ge,
-}  # fmt: skip
+}
 HINT = f'for example "pp == 1 and tp <= 8"; columns are {", ".join((*NUMBERS, *WORDS))}'
 
 
@@ -90,8 +113,10 @@ def _compared(
         raise InputError(f"--only {condition!r} compares a word with a number, or by size", hint=HINT)
     for one, other in ((before, b), (after, a)):
         if isinstance(one, ast.Name) and one.id in WORDS and isinstance(other, str) and other not in WORDS[one.id]:
-            raise InputError(f"--only {condition!r}: {one.id} is never {other!r}",
-                             hint=f"{one.id} is one of {', '.join(WORDS[one.id])}")  # fmt: skip
+            raise InputError(
+                f"--only {condition!r}: {one.id} is never {other!r}",
+                hint=f"{one.id} is one of {', '.join(WORDS[one.id])}",
+            )
     return how(a, b)
 
 

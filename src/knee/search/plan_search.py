@@ -43,7 +43,7 @@ Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
+class SearchResult:
     """A searched space."""
 
     space: Space
@@ -109,7 +109,7 @@ def search(
     only: str | None = None,
     margin: float = MARGIN,
     progress: Progress = lambda *_: None,
-) -> Found:
+) -> SearchResult:
     """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = "give --set cluster.usd_per_gpu_h='2.5 USD/h'"
@@ -132,7 +132,7 @@ def search(
         margin = max(margin, LEAN_MARGIN)
     simulated, results = _simulated(space, cluster, profile, left, margin, progress)
     order = np.argsort(-score(results, objective), kind="stable")
-    return Found(
+    return SearchResult(
         space=space,
         cluster=cluster,
         profile=profile,
@@ -178,8 +178,9 @@ def _with_share(
 
 def joined(*tables: PlanTable) -> PlanTable:
     """Tables one after the other."""
-    columns = {f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable)
-               if f.name != "placement"}  # fmt: skip
+    columns = {
+        f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable) if f.name != "placement"
+    }
     return PlanTable(placement=tables[0].placement, **columns)
 
 

@@ -8,7 +8,7 @@ from math import exp, log
 import numpy as np
 
 from knee.arrays import Floats
-from knee.search.plan_search import Found, score
+from knee.search.plan_search import SearchResult, score
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
@@ -51,7 +51,7 @@ class Robust:
         return [int(row) for row in np.flatnonzero(near) if row != self.recommended]
 
 
-def robust(found: Found, *, draws: int = DRAWS, seed: int = 0) -> Robust:
+def robust(found: SearchResult, *, draws: int = DRAWS, seed: int = 0) -> Robust:
     """Draw what is fitted from its spread between stacks, and rank the plans near the front anew each time."""
     scores = found.scores
     best = float(scores[0])

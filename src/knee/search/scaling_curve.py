@@ -15,7 +15,7 @@ from knee.errors import InputError, SpecError, argument
 from knee.metrics.scaling import per_doubling
 from knee.record.measurement import Measurement
 from knee.search.plan_filter import matching
-from knee.search.plan_search import Found, Objective, Progress, memory_table, search
+from knee.search.plan_search import Objective, Progress, SearchResult, memory_table, search
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
 from knee.specs.hardware import Cluster
@@ -31,7 +31,7 @@ MOST_SEQUENCES = 10**9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScalePoint:
     """One count of GPUs. Without a job no plan can be there, and ``reason`` says why."""
 
     gpus: int
@@ -72,7 +72,7 @@ class Return:
 class Curve:
     """One model on one cluster, at every count."""
 
-    points: tuple[Point, ...]
+    points: tuple[ScalePoint, ...]
 
     @property
     def usable(self) -> list[tuple[int, Measurement]]:
@@ -171,7 +171,7 @@ def curve_of(
     return Curve(points=tuple(_point(gpus, job_at, cut, convention) for gpus in counts))
 
 
-def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) -> Point:
+def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) -> ScalePoint:
     try:
         job = job_at(gpus)
     except SpecError as error:
@@ -186,23 +186,25 @@ def _point(gpus: int, job_at: Callable[[int], Job], cut: bool, convention: str) 
     return point
 
 
-def refused_point(gpus: int, error: SpecError) -> Point:
+def refused_point(gpus: int, error: SpecError) -> ScalePoint:
     """A count at which there is no job."""
-    return Point(gpus=gpus, reason=error.message, hint=error.hint, code=error.code)
+    return ScalePoint(gpus=gpus, reason=error.message, hint=error.hint, code=error.code)
 
 
-def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> Point:
+def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
     """A job simulated."""
     with np.errstate(all="ignore"):
         measured = simulate(job, convention=convention)
     if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
-        raise InputError("a size or rate is so far from any real one that the step has no finite answer",
-                         hint="look at the values given by --set, in files and as sizes")  # fmt: skip
+        raise InputError(
+            "a size or rate is so far from any real one that the step has no finite answer",
+            hint="look at the values given by --set, in files and as sizes",
+        )
     if measured.fits:
-        return Point(gpus=job.gpus, job=job, measured=measured)
+        return ScalePoint(gpus=job.gpus, job=job, measured=measured)
     has = show(job.cluster.gpu.hbm_bytes, "bytes")
     reason = f"does not fit: needs {show(measured.memory_bytes, 'bytes')} a GPU, has {has}"
-    return Point(gpus=job.gpus, job=job, measured=measured, reason=reason)
+    return ScalePoint(gpus=job.gpus, job=job, measured=measured, reason=reason)
 
 
 def best_point(
@@ -215,18 +217,18 @@ def best_point(
     convention: str = DEFAULT_CONVENTION,
     progress: Progress = lambda *_: None,
     grows: bool = True,
-) -> Point:
+) -> ScalePoint:
     """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""
     try:
         found = search(space, cluster, profile, objective=objective, only=only, margin=1.0, progress=progress)
     except SpecError as error:
         return refused_point(space.gpus, error)
     if not len(found):
-        return Point(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
+        return ScalePoint(gpus=space.gpus, reason=_none_fits(found), hint=_what_would(found, only, grows))
     return point_of(found.job(0), convention)
 
 
-def _none_fits(found: Found) -> str:
+def _none_fits(found: SearchResult) -> str:
     space = found.space
     if not found.plans:
         return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
@@ -235,13 +237,17 @@ def _none_fits(found: Found) -> str:
     return f"none of {found.plans:,} plans fits: the least needs {needs} a GPU, has {has}"
 
 
-def _what_would(found: Found, only: str | None, grows: bool) -> str | None:
+def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | None:
     """The fewest GPUs, by doublings, on which the leanest plans within what is asked fit."""
     space, gpus = found.space, found.space.gpus
     if not found.plans:
         return f"use a number of GPUs that shares factors with {space.global_batch:,}, or fewer GPUs"
-    lean = replace(space, shardings=space.shardings or ("fsdp", "hsdp"), recomputes=space.recomputes or ("full",),
-                   micro_batches=space.micro_batches or (1,))  # fmt: skip
+    lean = replace(
+        space,
+        shardings=space.shardings or ("fsdp", "hsdp"),
+        recomputes=space.recomputes or ("full",),
+        micro_batches=space.micro_batches or (1,),
+    )
     while (gpus := gpus * 2) <= found.cluster.max_gpus:
         batch = space.global_batch * gpus // space.gpus if grows else space.global_batch
         table = whole_table(replace(lean, gpus=gpus, global_batch=batch))

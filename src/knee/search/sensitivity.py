@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.search.bound import least_step_s
-from knee.search.plan_search import MORE_MEMORY, Found
+from knee.search.plan_search import MORE_MEMORY, SearchResult
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster, Gpu
 
@@ -41,19 +41,37 @@ def _compute(gpu: Gpu, factor: float) -> Gpu:
 PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
     "compute": ("tensor cores", lambda c, f: replace(c, gpu=_compute(c.gpu, f))),
     "hbm": ("memory bandwidth", lambda c, f: replace(c, gpu=replace(c.gpu, hbm_bytes_per_s=c.gpu.hbm_bytes_per_s * f))),
-    "nvlink": ("links inside a node", lambda c, f: replace(c, node=replace(
-        c.node, link_bytes_per_s=c.node.link_bytes_per_s * f, pair_bytes_per_s=c.node.pair_bytes_per_s * f))),
-    "nic": ("network rate", lambda c, f: replace(c, fabric=replace(
-        c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f))),
-    "latency": ("latency of a hop", lambda c, f: replace(
-        c, node=replace(c.node, hop_s=c.node.hop_s / f),
-        fabric=replace(c.fabric, hop_s=c.fabric.hop_s / f, tree_level_s=c.fabric.tree_level_s / f,
-                       tiers=tuple(replace(tier, hop_s=tier.hop_s / f) for tier in c.fabric.tiers)))),
-}  # fmt: skip
+    "nvlink": (
+        "links inside a node",
+        lambda c, f: replace(
+            c,
+            node=replace(
+                c.node, link_bytes_per_s=c.node.link_bytes_per_s * f, pair_bytes_per_s=c.node.pair_bytes_per_s * f
+            ),
+        ),
+    ),
+    "nic": (
+        "network rate",
+        lambda c, f: replace(c, fabric=replace(c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f)),
+    ),
+    "latency": (
+        "latency of a hop",
+        lambda c, f: replace(
+            c,
+            node=replace(c.node, hop_s=c.node.hop_s / f),
+            fabric=replace(
+                c.fabric,
+                hop_s=c.fabric.hop_s / f,
+                tree_level_s=c.fabric.tree_level_s / f,
+                tiers=tuple(replace(tier, hop_s=tier.hop_s / f) for tier in c.fabric.tiers),
+            ),
+        ),
+    ),
+}
 """What is changed, its name for people, and how; more is always better, so that latency is divided."""
 
 
-def sensitivity(found: Found) -> list[Bar]:
+def sensitivity(found: SearchResult) -> list[Bar]:
     """The largest gain first."""
     best = float(found.results.tokens_per_s.max())
     fastest = np.argsort(-found.results.tokens_per_s, kind="stable")[:AGAIN]
@@ -76,7 +94,7 @@ def sensitivity(found: Found) -> list[Bar]:
     return sorted(bars, key=lambda bar: -bar.better_frac)
 
 
-def _memory(found: Found, best: float) -> Bar:
+def _memory(found: SearchResult, best: float) -> Bar:
     """More memory lets in plans that did not fit; less shuts some out."""
     within = found.results.memory_bytes <= (1 - CHANGE) * found.cluster.gpu.hbm_bytes
     worse = float(found.results.tokens_per_s[within].max(initial=0.0))

@@ -133,8 +133,9 @@ def whole_table(space: Space) -> PlanTable:
     parts = list(tables(space))
     if not parts:
         return _table(space, 1, 1, 1, 0)
-    columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PlanTable)
-               if f.name != "placement"}  # fmt: skip
+    columns = {
+        f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PlanTable) if f.name != "placement"
+    }
     return PlanTable(placement=space.fixed.placement, **columns)
 
 

@@ -88,8 +88,15 @@ def _jobs(question: Question) -> Iterator[Job]:
     for options in question.plans:
         for tuned in _tuned(question, dict(options), model.layers):
             try:
-                yield make_job(model, cluster, profile, gpus=question.gpus, global_batch=question.global_batch,
-                               seq_len=question.seq_len, plan_options=tuned)[0]  # fmt: skip
+                yield make_job(
+                    model,
+                    cluster,
+                    profile,
+                    gpus=question.gpus,
+                    global_batch=question.global_batch,
+                    seq_len=question.seq_len,
+                    plan_options=tuned,
+                )[0]
                 found = True
             except SpecError as error:
                 reason = reason or error

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import knee
-from knee.budgets.budget_search import Limits, Problem, Run
+from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.frontier import lost_by
 from knee.budgets.model_family import family_of
@@ -49,7 +49,7 @@ def _rows(grid: Budgets) -> list[dict[str, Any]]:
 
 
 def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]:
-    problem, limits = _problem(grid, bounds), Limits(gpus=gpus, days=grid.days)
+    problem, limits = _problem(grid, bounds), BudgetLimits(gpus=gpus, days=grid.days)
     # all of the GPUs, as the question is what they are worth together
     problem.counts_only = (gpus,)
     common = {"series": grid.series, "cluster": grid.cluster, "profile": grid.profile, "gpus": gpus, "days": grid.days}
@@ -92,14 +92,22 @@ def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tup
 def _problem(grid: Budgets, bounds: dict[Model, float]) -> Problem:
     cluster, profile = _parts(grid.cluster, grid.profile, tuple(grid.set.items()))
     rates = Rates(cluster=cluster, profile=profile, seq_len=grid.seq_len, bounds=bounds)
-    return Problem(rates=rates, law=law_of(grid.law), batch_law=batch_law(), family=family_of(grid.family),
-                   pue=checked_pue(None))  # fmt: skip
+    return Problem(
+        rates=rates, law=law_of(grid.law), batch_law=batch_law(), family=family_of(grid.family), pue=checked_pue(None)
+    )
 
 
-def _trust(problem: Problem, run: Run) -> str:
+def _trust(problem: Problem, run: BudgetRun) -> str:
     rates, rate = problem.rates, run.rate
-    job = Job(model=run.model, cluster=rates.cluster, profile=rates.profile, plan=rate.plan, gpus=rate.gpus,
-              global_batch=rate.global_batch, seq_len=rates.seq_len)  # fmt: skip
+    job = Job(
+        model=run.model,
+        cluster=rates.cluster,
+        profile=rates.profile,
+        plan=rate.plan,
+        gpus=rate.gpus,
+        global_batch=rate.global_batch,
+        seq_len=rates.seq_len,
+    )
     return trust_of(job).label
 
 

@@ -24,7 +24,7 @@ from knee.studies.quantities import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Than:
+class MetricComparison:
     """One metric of a comparison."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -51,7 +51,7 @@ class RunComparison:
     test: Literal["compares"]
     at: Where
     base: Where
-    has: tuple[Than, ...]
+    has: tuple[MetricComparison, ...]
     """All of them in the same run."""
     which: Literal["all", "any"] = "all"
     each: tuple[str, ...] = ()
@@ -124,7 +124,7 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastOfBest:
+class SmallestBest:
     """The least of a column among runs as good as the best, larger here than there."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -190,9 +190,14 @@ class Agreement:
 
 
 WORDS = {
-    "tokens_per_s": "tokens/s", "tokens_per_s_per_gpu": "tokens/s per GPU", "tokens_per_j": "tokens per joule",
-    "exposed_s": "exposed time", "exposed_frac": "exposed share", "bus_bytes_per_s": "bus bandwidth", "mfu_frac": "MFU",
-}  # fmt: skip
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tokens_per_j": "tokens per joule",
+    "exposed_s": "exposed time",
+    "exposed_frac": "exposed share",
+    "bus_bytes_per_s": "bus bandwidth",
+    "mfu_frac": "MFU",
+}
 
 
 def words_of(metric: str) -> str:

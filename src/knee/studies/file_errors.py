@@ -29,8 +29,9 @@ def mistakes_of(
             close = did_you_mean(str(place[-1]), known_keys(form))
             hint = f"did you mean {close}?" if close else None
     # several of one place: none of the forms that a value may have is this one
-    return [words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(there[at])}"
-            for at, words in found.items()], hint  # fmt: skip
+    return [
+        words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(there[at])}" for at, words in found.items()
+    ], hint
 
 
 def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int], Any]:

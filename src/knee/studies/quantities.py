@@ -67,8 +67,9 @@ def metric_of(row: Row, metric: str) -> float:
     """A number of a row; NotTestable where it is not known."""
     value = row.get(metric)
     if not isinstance(value, (int, float)):
-        raise NotTestable(f"{metric} is not known of {row.get('series')}"
-                          + (f" on {row['gpus']:,} GPUs" if row.get("gpus") else ""))  # fmt: skip
+        raise NotTestable(
+            f"{metric} is not known of {row.get('series')}" + (f" on {row['gpus']:,} GPUs" if row.get("gpus") else "")
+        )
     return float(value)
 
 

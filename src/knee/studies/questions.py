@@ -11,7 +11,7 @@ from typing import Any
 from knee.errors import InputError, SpecError
 from knee.limits import MOST_POINTS
 from knee.specs.make import global_batch_of
-from knee.studies.study_file import Grid, Pick, Study
+from knee.studies.study_file import Pick, Study, StudyGrid
 
 SPECS = ("model", "cluster", "profile")
 Options = tuple[tuple[str, Any], ...]
@@ -35,7 +35,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class StudyPoint:
     """A question and where it stands in its study."""
 
     study: str
@@ -66,24 +66,24 @@ def check_count(studies: Iterable[Study], changes: Mapping[str, Any] | None = No
         raise TooManyPoints(", ".join(f"study {study.name}" for study in studies if study.grid), count, most)
 
 
-def _count(grid: Grid, changes: Mapping[str, Any]) -> int:
+def _count(grid: StudyGrid, changes: Mapping[str, Any]) -> int:
     axes, plan = _axes(grid, changes)
     return prod(map(len, axes.values())) * (1 if grid.pick == "each" else prod(map(len, plan.values())))
 
 
-def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[Point]:
+def points_of(study: Study, changes: Mapping[str, Any] | None = None) -> list[StudyPoint]:
     """Every point of a study's grids; ``changes`` replace what the grids say (``model``, ``gpus``, ...)."""
     return list(dict.fromkeys(all_points(study, changes)))
 
 
-def all_points(study: Study, changes: Mapping[str, Any] | None = None) -> Iterator[Point]:
+def all_points(study: Study, changes: Mapping[str, Any] | None = None) -> Iterator[StudyPoint]:
     """The same, and what is asked twice twice."""
     check_count([study], changes)
     for grid in study.grid:
         yield from _points(study.name, grid, changes or {})
 
 
-def _axes(grid: Grid, changes: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
+def _axes(grid: StudyGrid, changes: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]:
     """What is multiplied: the axes of its points, and those of the plans."""
     axes = {name: _many(changes.get(name, getattr(grid, name))) for name in (*SPECS, "gpus", "seq_len")}
     asked = [name for name in ("global_batch", "local_batch") if name in changes]
@@ -96,7 +96,7 @@ def _axes(grid: Grid, changes: Mapping[str, Any]) -> tuple[dict[str, tuple[Any, 
     return axes, plan
 
 
-def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Point]:
+def _points(study: str, grid: StudyGrid, changes: Mapping[str, Any]) -> Iterator[StudyPoint]:
     axes, plan = _axes(grid, changes)
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
@@ -112,7 +112,7 @@ def _points(study: str, grid: Grid, changes: Mapping[str, Any]) -> Iterator[Poin
             tune=grid.tune,
             pick=grid.pick,
         )
-        yield Point(study=study, series=_series(grid.series, chosen, sets, own, study), question=question)
+        yield StudyPoint(study=study, series=_series(grid.series, chosen, sets, own, study), question=question)
 
 
 def _alternatives(plan: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:

@@ -118,8 +118,9 @@ def key_of(question: Question) -> str:
 
 @cache
 def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
-    question = Question(model=names[0], cluster=names[1], profile=names[2], sets=sets, gpus=1, global_batch=1,
-                        seq_len=1, plans=())  # fmt: skip
+    question = Question(
+        model=names[0], cluster=names[1], profile=names[2], sets=sets, gpus=1, global_batch=1, seq_len=1, plans=()
+    )
     return _digest([asdict(part.spec) for part in loaded(question)])
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from knee.errors import SpecError
-from knee.studies.comparisons import Agreement, Count, LeastOfBest, RunComparison
+from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Diminishing, Peak, Steeper, Trend
 from knee.studies.quantities import FORBID, Finding, Quantity, Rows
 
@@ -76,6 +76,6 @@ class Number:
 
 
 Test = Annotated[
-    Number | Trend | Diminishing | RunComparison | Peak | Count | LeastOfBest | Steeper | Agreement,
+    Number | Trend | Diminishing | RunComparison | Peak | Count | SmallestBest | Steeper | Agreement,
     Field(discriminator="test"),
 ]

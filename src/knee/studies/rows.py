@@ -16,24 +16,72 @@ from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
 from knee.studies.quantities import Row
-from knee.studies.questions import SPECS, Point
+from knee.studies.questions import SPECS, StudyPoint
 from knee.studies.study_file import Bandwidths
 from knee.units import parse, show
 from knee.validation.bandwidth_errors import LARGE_BYTES
 from knee.validation.published_bandwidths import carried_bandwidths
 
 PLAN = (
-    "tp", "pp", "cp", "dp_shard", "dp_replicate", "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method",
-    "recompute", "recompute_frac", "precision", "reduce_dtype", "sync_every",
-)  # fmt: skip
+    "tp",
+    "pp",
+    "cp",
+    "dp_shard",
+    "dp_replicate",
+    "sharding",
+    "schedule",
+    "virtual_stages",
+    "micro_batch",
+    "cp_method",
+    "recompute",
+    "recompute_frac",
+    "precision",
+    "reduce_dtype",
+    "sync_every",
+)
 METRICS = (
-    "step_s", "tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac", "flop_convention", "compute_s", "compute_load_s",
-    "comm_s", "comm_load_s", "exposed_comm_s", "overlapped_comm_s", "bubble_s", "idle_s", "straggler_s", "memory_bytes",
-    "fits", "power_w_per_gpu", "tokens_per_j", "usd_per_mtoken",
-)  # fmt: skip
-IDENTITY = ("model", "cluster", "gpus", "global_batch", "seq_len", "tp", "pp", "cp", "dp_shard", "dp_replicate",
-            "sharding", "schedule", "virtual_stages", "micro_batch", "cp_method", "recompute",
-            "recompute_frac", "precision", "sync_every", "set")  # fmt: skip
+    "step_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu_frac",
+    "flop_convention",
+    "compute_s",
+    "compute_load_s",
+    "comm_s",
+    "comm_load_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "bubble_s",
+    "idle_s",
+    "straggler_s",
+    "memory_bytes",
+    "fits",
+    "power_w_per_gpu",
+    "tokens_per_j",
+    "usd_per_mtoken",
+)
+IDENTITY = (
+    "model",
+    "cluster",
+    "gpus",
+    "global_batch",
+    "seq_len",
+    "tp",
+    "pp",
+    "cp",
+    "dp_shard",
+    "dp_replicate",
+    "sharding",
+    "schedule",
+    "virtual_stages",
+    "micro_batch",
+    "cp_method",
+    "recompute",
+    "recompute_frac",
+    "precision",
+    "sync_every",
+    "set",
+)
 """Columns in which a measured run and a simulated one agree where they are of the same point."""
 
 
@@ -151,7 +199,7 @@ def _point(row: Row) -> tuple[Any, ...]:
     return (row["study"], row["series"], *identity(row))
 
 
-def impossible_row(point: Point, reason: str) -> dict[str, Any]:
+def impossible_row(point: StudyPoint, reason: str) -> dict[str, Any]:
     """A point that cannot be: its labels and why."""
     question = point.question
     row: dict[str, Any] = {"study": point.study, "series": point.series, "kind": "impossible", "why": reason}

@@ -11,7 +11,7 @@ from knee.errors import InputError
 from knee.studies.budget_rows import budget_rows
 from knee.studies.claims import Verdict, judge, not_testable
 from knee.studies.quantities import NotTestable, Row, Rows
-from knee.studies.questions import Point, Question, check_count, points_of
+from knee.studies.questions import Question, StudyPoint, check_count, points_of
 from knee.studies.record_store import IMPOSSIBLE
 from knee.studies.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
 from knee.studies.study_file import Study, load_study
@@ -51,14 +51,14 @@ def with_needs(names: Iterable[str]) -> list[Study]:
     return list(found.values())
 
 
-def points_to_run(names: Iterable[str], changes: Mapping[str, Any] | None = None) -> list[Point]:
+def points_to_run(names: Iterable[str], changes: Mapping[str, Any] | None = None) -> list[StudyPoint]:
     """All points of the studies and of what they need, in order."""
     studies = with_needs(names)
     check_count(studies, changes)
     return [point for study in studies for point in points_of(study, changes)]
 
 
-def recorded(points: Sequence[Point], answers: Answers) -> Iterator[Row]:
+def recorded(points: Sequence[StudyPoint], answers: Answers) -> Iterator[Row]:
     """The row of each point, as it comes: for bars, and so that an interrupted run keeps what it has. A record is ten
     times as large as its row, and is let go."""
     for point in points:
@@ -72,7 +72,7 @@ def recorded(points: Sequence[Point], answers: Answers) -> Iterator[Row]:
 def results(
     names: Sequence[str],
     answered: Iterable[Row],
-    measured: Sequence[tuple[Point | None, Mapping[str, Any]]] = (),
+    measured: Sequence[tuple[StudyPoint | None, Mapping[str, Any]]] = (),
     changes: Mapping[str, Any] | None = None,
     kept: Path | None = None,
 ) -> list[Ran]:
@@ -105,7 +105,7 @@ def _sheets(study: Study, kept: Path | None) -> Iterator[Row]:
         yield hardware_row(study.name, name)
 
 
-def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[Point | None, Mapping[str, Any]]]) -> None:
+def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[StudyPoint | None, Mapping[str, Any]]]) -> None:
     at: dict[tuple[Any, ...], list[Row]] = {}
     for row in (row for found in rows.values() for row in found) if measured else ():
         if row["kind"] == "simulated" and "plan" in row:

@@ -42,7 +42,7 @@ Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class StudyGrid:
     """Training steps: the product of everything that is a list."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = FORBID
@@ -193,7 +193,7 @@ class Study:
     """Where the paper is silent."""
     needs: tuple[str, ...] = ()
     """Studies whose runs the claims are also about."""
-    grid: tuple[Grid, ...] = ()
+    grid: tuple[StudyGrid, ...] = ()
     bandwidths: tuple[Bandwidths, ...] = ()
     budget: tuple[Budgets, ...] = ()
     hardware: tuple[str, ...] = ()
@@ -295,7 +295,7 @@ def _not_finite(node: Any, place: str = "") -> str | None:
 
 def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
-    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(Grid)}}
+    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(StudyGrid)}}
     rest = {key: value for key, value in raw.items() if key not in top}
     about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
     below = raw.get("grid", [])
@@ -317,8 +317,7 @@ def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
     common, grids = raw.get("common", {}), raw.get("grid", [])
     if not isinstance(common, dict) or (common and not grids):
-        raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]",
-                         hint=WORKS)  # fmt: skip
+        raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]", hint=WORKS)
     rest = {key: value for key, value in raw.items() if key != "common"}
     if not isinstance(grids, list):
         return rest

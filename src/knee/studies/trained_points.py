@@ -17,14 +17,14 @@ from knee.files import make_folder, write_text
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.studies.answers import job_of, loaded
-from knee.studies.questions import Point
+from knee.studies.questions import StudyPoint
 from knee.sweeps.job_for_trainer import PROCESSOR
 from knee.sweeps.local_devices import LocalDevices
 
 RUN, LOG = "run", "train.log"
 
 
-def refused(machine: LocalDevices, point: Point) -> str | None:
+def refused(machine: LocalDevices, point: StudyPoint) -> str | None:
     """Why a point cannot be trained here, if it cannot."""
     _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
     if for_cluster or for_profile:
@@ -33,8 +33,8 @@ def refused(machine: LocalDevices, point: Point) -> str | None:
 
 
 def trained(
-    points: Sequence[Point], folder: Path, *, steps: int | None, warn: Callable[[str], None]
-) -> Iterator[tuple[Point, Mapping[str, Any] | None]]:
+    points: Sequence[StudyPoint], folder: Path, *, steps: int | None, warn: Callable[[str], None]
+) -> Iterator[tuple[StudyPoint, Mapping[str, Any] | None]]:
     """Train the points one after another; None for one that did not end well, of which the user hears."""
     for point in points:
         try:
@@ -63,8 +63,20 @@ def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
     make_folder(own)
     write_text(own / "job.toml", job_file(job))
     device = "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"
-    command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus),
-               "--device", device, "--out", str(own / RUN), "--force"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "knee",
+        "train",
+        str(own / "job.toml"),
+        "--nproc",
+        str(job.gpus),
+        "--device",
+        device,
+        "--out",
+        str(own / RUN),
+        "--force",
+    ]
     command += [] if steps is None else ["--steps", str(steps)]
     with (own / LOG).open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -85,8 +97,16 @@ def _last_error(own: Path) -> str:
 
 def _name_of(job: Job, steps: int | None) -> str:
     """A digest of the job and its length, and of nothing that only the simulator knows: what was measured stays so."""
-    asked = [asdict(job.model), asdict(job.plan), job.cluster.name, job.profile.name, job.gpus, job.global_batch,
-             job.seq_len, steps]  # fmt: skip
+    asked = [
+        asdict(job.model),
+        asdict(job.plan),
+        job.cluster.name,
+        job.profile.name,
+        job.gpus,
+        job.global_batch,
+        job.seq_len,
+        steps,
+    ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 

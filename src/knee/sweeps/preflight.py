@@ -55,9 +55,14 @@ class Planned:
 
 
 def plan_runs(
-    wanted: Sequence[Wanted], length: Length, *, gpus_per_node: int | None, anyway: bool, command: list[str],
+    wanted: Sequence[Wanted],
+    length: Length,
+    *,
+    gpus_per_node: int | None,
+    anyway: bool,
+    command: list[str],
     refuses: Callable[[Job], str | None] = lambda _: None,
-) -> list[Planned]:  # fmt: skip
+) -> list[Planned]:
     """Every run with its estimate, or why it is not started. ``refuses``: what a launcher has to say of a job.
 
     ``anyway`` starts what the simulator expects not to fit.
@@ -80,9 +85,13 @@ def _own(one: Wanted) -> dict[str, Any]:
 
 
 def _checked(
-    number: int, one: Wanted, length: Length, gpus_per_node: int | None, command: list[str],
+    number: int,
+    one: Wanted,
+    length: Length,
+    gpus_per_node: int | None,
+    command: list[str],
     refuses: Callable[[Job], str | None],
-) -> Planned:  # fmt: skip
+) -> Planned:
     job, why, train = one.job, one.why, None
     per_node = gpus_per_node or (job.cluster.node.gpus if job is not None else one.gpus)
     nodes = max(1, math.ceil(one.gpus / per_node))

@@ -52,9 +52,7 @@ def need_slurm() -> None:
         )
 
 
-def go_on_slurm(
-    sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None
-) -> None:  # fmt: skip
+def go_on_slurm(sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None) -> None:
     """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock.
 
     ``only``: ids of the runs to start, where not all that are missing are meant.

@@ -51,8 +51,10 @@ class MeasuredReturn:
     @property
     def words(self) -> str:
         """For people."""
-        return (f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs a doubling gave {self.per_doubling:.2f}x "
-                f"(at most {self.most:.2f}x at 95%), less than {THRESHOLD:g}x")  # fmt: skip
+        return (
+            f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs a doubling gave {self.per_doubling:.2f}x "
+            f"(at most {self.most:.2f}x at 95%), less than {THRESHOLD:g}x"
+        )
 
 
 def in_order(entries: Iterable[SweepRun], *, until_knee: bool = False) -> list[SweepRun]:

@@ -12,13 +12,13 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.kernel_cost import Cost, attention_launches, stream_s
-from knee.cost.step_parts import CommCosts, ComputeCosts, Groups
+from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.passes import Pass, Segment
-from knee.workload.operations import Stream
+from knee.workload.operations import MemoryBound
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 MIDDLES = ("middle", "short", "shorter", "shortest")
@@ -63,14 +63,19 @@ class LocalComms:
     head_backward: LocalComm
 
 
-def issue_s(profile: Profile, table: PlanTable, groups: Groups) -> Floats:
+def issue_s(profile: Profile, table: PlanTable, groups: GroupPlacements) -> Floats:
     """Host time to issue one tensor-parallel collective; pipeline transfers between nodes crowd the host."""
     crowded = np.where(groups.pp.nodes > 1, profile.crowded_issue_s * table.tp, 0.0)
     return np.where(table.tp > 1, profile.issue_s + crowded, 0.0)
 
 
 def local_comms(
-    profile: Profile, table: PlanTable, groups: Groups, comm: CommCosts, compute: ComputeCosts, host_scale: float
+    profile: Profile,
+    table: PlanTable,
+    groups: GroupPlacements,
+    comm: CommCosts,
+    compute: ComputeCosts,
+    host_scale: float,
 ) -> LocalComms:
     """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and two more gathers backward where
     sequence parallelism keeps its inputs cut. CP: keys and values."""
@@ -186,9 +191,9 @@ class StepParts:
 
     def copies(self, elements: Floats) -> tuple[Floats, Floats]:
         """FSDP's copy-out after a gather and copy-in (with the cast) before a reduce."""
-        out = Stream(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
+        out = MemoryBound(name="copy_out", moved_bytes=2.0 * PARAMETER_BYTES * elements, kernels=1, rate="copy_out")
         moved = (PARAMETER_BYTES + self.traffic.reduce_bytes) * elements
-        back = Stream(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
+        back = MemoryBound(name="copy_in", moved_bytes=moved, kernels=1, rate="copy_in")
         return (
             np.where(self._copies, stream_s(self.gpu, self.profile, out), 0.0),
             np.where(self._copies, stream_s(self.gpu, self.profile, back), 0.0),

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.record.events import COMM_STREAM, EventLog, Events, Group
+from knee.record.events import COMM_STREAM, EventLog, Events, RankGroup
 from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.timeline import pipeline
@@ -38,7 +38,7 @@ class Message:
     """A collective as the trace shows it."""
 
     collective: str
-    group: Group
+    group: RankGroup
     message_bytes: float
     dtype: str
 
@@ -77,7 +77,7 @@ class Tail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedWalk:
     """One action of one chunk kind, walked layer by layer, and the work in its queues."""
 
     phases: tuple[Phase, ...]
@@ -92,13 +92,13 @@ class Recorded:
     root_replicate_s: float
 
 
-def record_action(parts: StepParts, a: Actions, action: str, row: int) -> Recorded:
+def record_action(parts: StepParts, a: Actions, action: str, row: int) -> RecordedWalk:
     """Walk one action with a recorder."""
     phases: list[Phase] = []
     one = a.passes[action].rows(np.array([row]))
     run_passes(one, parts.profile.comm_slowdown, phases.append, fold=False)
-    queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(Recorded) if f.name.endswith("_s")}
-    return Recorded(phases=tuple(phases), layers=int(one.layers[0]), **queues)
+    queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(RecordedWalk) if f.name.endswith("_s")}
+    return RecordedWalk(phases=tuple(phases), layers=int(one.layers[0]), **queues)
 
 
 class _Channel:
@@ -145,7 +145,7 @@ class _Channel:
             self._finish(min(self.until, end_s))
 
 
-def play(log: EventLog, recorded: Recorded, script: Script, start_s: float) -> float:
+def play(log: EventLog, recorded: RecordedWalk, script: Script, start_s: float) -> float:
     """Write one action from a start time; returns when it ends."""
     r, n = recorded, recorded.layers
     gathers = _Channel(log, _QUEUE, [(script.root_gather, r.root_gather_s), *n * [(script.gather, r.gather_s)]])
@@ -203,7 +203,7 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
         now += share * phase.local_s
 
 
-def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Group:
+def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> RankGroup:
     """The group of the stage's first rank over some axes."""
     table = parts.table
     stride, members, strides = 1, np.zeros(1, dtype=np.int64), []
@@ -216,9 +216,9 @@ def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Gro
     first = stage_rank(parts, stage)
     even = all(outer == inner * size for (inner, size), (outer, _) in pairwise(strides))
     if even:
-        return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0] if strides else 1)
+        return RankGroup(name=name, size=len(members), first_rank=first, stride=strides[0][0] if strides else 1)
     ranks = tuple((first + np.sort(members)).tolist())
-    return Group(name=name, size=len(members), first_rank=first, stride=strides[0][0], members=ranks)
+    return RankGroup(name=name, size=len(members), first_rank=first, stride=strides[0][0], members=ranks)
 
 
 def stage_rank(parts: StepParts, stage: int) -> int:
@@ -231,10 +231,10 @@ def stage_rank(parts: StepParts, stage: int) -> int:
     raise AssertionError(f"pp is not among {AXES}")
 
 
-def neighbours(parts: StepParts, stage: int, other: int) -> Group:
+def neighbours(parts: StepParts, stage: int, other: int) -> RankGroup:
     """The pair of ranks between two stages."""
     here, there = stage_rank(parts, stage), stage_rank(parts, other)
-    return Group(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
+    return RankGroup(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
 
 
 def script_of(
@@ -306,9 +306,9 @@ class _Records:
 
     def __init__(self, parts: StepParts, a: Actions) -> None:
         self.parts, self.actions = parts, a
-        self.known: dict[tuple[str, int], Recorded] = {}
+        self.known: dict[tuple[str, int], RecordedWalk] = {}
 
-    def of(self, name: str, row: int) -> Recorded:
+    def of(self, name: str, row: int) -> RecordedWalk:
         """The record of an action."""
         if (name, row) not in self.known:
             self.known[(name, row)] = record_action(self.parts, self.actions, name, row)
@@ -378,7 +378,7 @@ def _met(table: PlanTable) -> tuple[str, ...]:
     return tuple(axis for axis in AXES if axis != "dp_replicate" or table.sync_every[0] == 1)
 
 
-def _play_tail(log: EventLog, tail: Tail, world: Group, parts: StepParts, stage: int, now: float) -> None:
+def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, stage: int, now: float) -> None:
     if tail.straggler_s > 0:
         log.comm("all_reduce", world, now, tail.straggler_s, 4.0, "fp32", _SYNC)
         now += tail.straggler_s

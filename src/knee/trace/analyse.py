@@ -11,7 +11,7 @@ from pathlib import Path
 from knee.errors import InputError, argument
 from knee.kineto.blocks import too_large
 from knee.kineto.event_columns import check_kernels
-from knee.kineto.trace_files import LeftOut, find_files
+from knee.kineto.trace_files import SkippedTrace, find_files
 from knee.limits import MOST_TRACE_BYTES
 from knee.trace.audit import Audit, audit
 from knee.trace.device_time import Times, Window, mean_times, times_in
@@ -28,7 +28,7 @@ PACKED = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTimes:
+class TracedStep:
     """A stretch of one rank's trace: a step, or what lies before the first."""
 
     step: int | None
@@ -47,7 +47,7 @@ class RankAnalysis:
     window: Window
     times: Times
     """Of the whole window."""
-    steps: tuple[StepTimes, ...]
+    steps: tuple[TracedStep, ...]
     step_s: float
     """Mean time of a step, by the host's or the device's clock, whichever is longer."""
     collectives: tuple[CollectiveLoad, ...]
@@ -66,7 +66,7 @@ class Analysis:
     steps: int
     """Profiler steps in the window; 0 where the trace has none."""
     across: AcrossRanks
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedTrace, ...] = ()
     """Files that were given, or lie in a folder that was, and are not read."""
 
     @property
@@ -116,7 +116,7 @@ def analyse(
         times=mean_times([rank.times for rank in ranks]),
         steps=min(sum(step.step is not None for step in rank.steps) for rank in ranks),
         across=across_ranks(traces, [rank.window for rank in ranks]),
-        left_out=(*(LeftOut(path=path, why=why.message, is_trace=True) for path, why in failed), *given.left_out),
+        left_out=(*(SkippedTrace(path=path, why=why.message, is_trace=True) for path, why in failed), *given.left_out),
     )
 
 
@@ -227,7 +227,7 @@ def _rank(trace: Trace, which: slice | None) -> RankAnalysis:
         windows.insert(0, Window(start_ns=window.start_ns, end_ns=windows[0].start_ns))
         numbers.insert(0, None)
     times, *each = times_in(trace, [window, *windows])
-    parts = [StepTimes(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
+    parts = [TracedStep(step=number, window=w, times=t) for number, w, t in zip(numbers, windows, each, strict=True)]
     device_s = sum(part.times.window_s for part in parts if part.step is not None)
     host_s = sum(step.end_ns - step.start_ns for step in chosen) / 1e9
     return RankAnalysis(

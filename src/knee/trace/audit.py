@@ -66,16 +66,22 @@ class Audit:
                 "communicate on the stream that computes and are counted as compute; "
                 f"{' '.join(f'--comm {name}' for name in self.communication_classes)} counts them as communication"
             )
-        said += [f"unclassified on a side stream, {share:.0%} of kernel time: {name}; --comm-pattern makes it "
-                 "communication" for name, share in self.unclassified]  # fmt: skip
-        said += [f"named like a collective, on a side stream and counted as compute, {share:.0%} of kernel time: "
-                 f"{name}; --comm-pattern makes it communication"
-                 for name, share in self.sounds_like_communication]  # fmt: skip
+        said += [
+            f"unclassified on a side stream, {share:.0%} of kernel time: {name}; --comm-pattern makes it communication"
+            for name, share in self.unclassified
+        ]
+        said += [
+            f"named like a collective, on a side stream and counted as compute, {share:.0%} of kernel time: "
+            f"{name}; --comm-pattern makes it communication"
+            for name, share in self.sounds_like_communication
+        ]
         if self.without_duration:
             said.append(f"{self.without_duration:,} device events without time or duration are left out")
         if self.clock_anomalies:
-            said.append(f"{self.clock_anomalies:,} clock anomalies: negative or impossible times, or kernels that "
-                        "begin before their launch")  # fmt: skip
+            said.append(
+                f"{self.clock_anomalies:,} clock anomalies: negative or impossible times, or kernels that "
+                "begin before their launch"
+            )
         if self.devices > 1:
             said.append(f"kernels of {self.devices} GPUs are taken together")
         if self.empty_steps:
@@ -88,11 +94,15 @@ class Audit:
 def _made_by_knee(trace: Trace) -> list[str]:
     made, said = trace.columns.knee, []
     if trace.columns.is_simulated:
-        said.append("the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
-                    "unknown, and part of idle")  # fmt: skip
+        said.append(
+            "the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
+            "unknown, and part of idle"
+        )
     if "of_kernels" in made:
-        said.append(f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
-                    "kernels: what is exposed is all there, compute and idle are not")  # fmt: skip
+        said.append(
+            f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
+            "kernels: what is exposed is all there, compute and idle are not"
+        )
     return said
 
 

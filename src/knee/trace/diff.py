@@ -110,19 +110,31 @@ class Diff:
             "within_scatter": self.within_scatter,
             "times": {name: change.as_json() for name, change in self.times.items()},
             "collectives": [
-                {"collective": one.collective, "group": one.group, "message_bytes": one.message_bytes,
-                 "calls": one.calls.as_json(), "load_s": one.load_s.as_json(), "exposed_s": one.exposed_s.as_json()}
+                {
+                    "collective": one.collective,
+                    "group": one.group,
+                    "message_bytes": one.message_bytes,
+                    "calls": one.calls.as_json(),
+                    "load_s": one.load_s.as_json(),
+                    "exposed_s": one.exposed_s.as_json(),
+                }
                 for one in self.collectives
             ],
             "classes": [_kernel_json(one) for one in self.classes],
             "kernels": [_kernel_json(one) for one in self.kernels[:LONGEST]],
             "notes": list(self.notes),
-        }  # fmt: skip
+        }
 
 
 def _kernel_json(one: KernelChange) -> dict[str, Any]:
-    return {"name": one.name, "class": one.kernel_class, "communication": one.communication, "status": one.status,
-            "calls": one.calls.as_json(), "load_s": one.load_s.as_json()}  # fmt: skip
+    return {
+        "name": one.name,
+        "class": one.kernel_class,
+        "communication": one.communication,
+        "status": one.status,
+        "calls": one.calls.as_json(),
+        "load_s": one.load_s.as_json(),
+    }
 
 
 def diff(a: Analysis, b: Analysis) -> Diff:
@@ -151,8 +163,9 @@ class _Mean:
         self.times = {name: fmean(rank[0][name] for rank in ranks) for name in ranks[0][0]}
         self.collectives = _sums(
             ((load.collective, load.group, load.message_bytes), (load.calls, load.load_s, load.exposed_s), count)
-            for _, count, loads, _ in ranks for load in loads
-        )  # fmt: skip
+            for _, count, loads, _ in ranks
+            for load in loads
+        )
         self.kernels = _sums(_kernel_items((count, kernels) for _, count, _, kernels in ranks))
         self.classes = _sums(_kernel_items((count, class_loads(kernels)) for _, count, _, kernels in ranks))
         for sums in (self.collectives, self.kernels, self.classes):
@@ -211,8 +224,9 @@ def _pairs(a: Sums, b: Sums, width: int) -> Iterable[tuple[Any, list[Change]]]:
 
 def _collectives(a: _Mean, b: _Mean) -> Iterable[CollectiveChange]:
     for (collective, group, size), (calls, load, exposed) in _pairs(a.collectives, b.collectives, 3):
-        yield CollectiveChange(collective=collective, group=group, message_bytes=size, calls=calls, load_s=load,
-                               exposed_s=exposed)  # fmt: skip
+        yield CollectiveChange(
+            collective=collective, group=group, message_bytes=size, calls=calls, load_s=load, exposed_s=exposed
+        )
 
 
 def _kernels(a: Sums, b: Sums) -> Iterable[KernelChange]:
@@ -228,9 +242,11 @@ def _within_scatter(a: _Mean, b: _Mean, change: float) -> bool | None:
 
 
 def _finding(
-    times: dict[str, Change], collectives: Sequence[CollectiveChange], classes: Sequence[KernelChange],
+    times: dict[str, Change],
+    collectives: Sequence[CollectiveChange],
+    classes: Sequence[KernelChange],
     within: bool | None,
-) -> str:  # fmt: skip
+) -> str:
     """One sentence."""
     step = times["step_s"]
     relative = f" ({step.relative_frac:+.1%})" if step.relative_frac is not None else ""

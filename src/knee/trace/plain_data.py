@@ -58,9 +58,24 @@ def record(analysis: Analysis) -> dict[str, Any]:
     """One step, mean over steps and ranks, with the keys of every other record; what a trace does not tell is None."""
     ranks = [step_of(rank) for rank in analysis.ranks]
     first = analysis.ranks[0].trace.columns
-    unknown = ("model", "cluster", "profile", "global_batch", "seq_len", "plan", "tokens_per_s", "tokens_per_s_per_gpu",
-               "mfu_frac", "flop_convention", "memory_bytes", "memory", "fits", "power_w_per_gpu", "tokens_per_j",
-               "usd_per_mtoken")  # fmt: skip
+    unknown = (
+        "model",
+        "cluster",
+        "profile",
+        "global_batch",
+        "seq_len",
+        "plan",
+        "tokens_per_s",
+        "tokens_per_s_per_gpu",
+        "mfu_frac",
+        "flop_convention",
+        "memory_bytes",
+        "memory",
+        "fits",
+        "power_w_per_gpu",
+        "tokens_per_j",
+        "usd_per_mtoken",
+    )
     times = {name: _mean([rank[name] for rank in ranks]) for name in TIMES}
     waiting = [rank.waiting_s for rank in analysis.across.ranks if rank.matched]
     steps = max(analysis.steps, 1)
@@ -68,22 +83,43 @@ def record(analysis: Analysis) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "kind": "simulated" if first.is_simulated else "measured",
         "status": "done" if analysis.is_whole else "cut off",
-        "error": next(iter((*(rank.audit.cut for rank in analysis.ranks if rank.audit.cut),
-                       *(one.why for one in analysis.left_out if one.is_trace))), None),
+        "error": next(
+            iter(
+                (
+                    *(rank.audit.cut for rank in analysis.ranks if rank.audit.cut),
+                    *(one.why for one in analysis.left_out if one.is_trace),
+                )
+            ),
+            None,
+        ),
         **dict.fromkeys(unknown),
         "gpus": first.world_size or len(analysis.ranks),
         **times,
         "straggler_s": sum(waiting) / len(waiting) / steps if waiting else None,
         "comm_loads": mean_loads([rank["comm_loads"] for rank in ranks]),
         "device": {"name": first.device_name},
-        "trace": {"ranks": len(ranks), "steps": analysis.steps, "kernels": ranks[0]["kernels"],
-                  "notes": sorted({note for rank in ranks for note in rank["notes"]})},
+        "trace": {
+            "ranks": len(ranks),
+            "steps": analysis.steps,
+            "kernels": ranks[0]["kernels"],
+            "notes": sorted({note for rank in ranks for note in rank["notes"]}),
+        },
         "assumptions": [],
-    }  # fmt: skip
+    }
 
 
-TIMES = ("step_s", "compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s",
-         "bubble_s", "idle_s", "copies_s")  # fmt: skip
+TIMES = (
+    "step_s",
+    "compute_load_s",
+    "comm_load_s",
+    "compute_s",
+    "comm_s",
+    "exposed_comm_s",
+    "overlapped_comm_s",
+    "bubble_s",
+    "idle_s",
+    "copies_s",
+)
 
 
 def step_of(rank: RankAnalysis) -> dict[str, Any]:
@@ -128,14 +164,16 @@ def _loads(loads: Sequence[CollectiveLoad], steps: int) -> list[dict[str, Any]]:
     found = []
     for (collective, group), some in kinds.items():
         calls, moved = sum(load.calls for load in some), sum((load.message_bytes or 0.0) * load.calls for load in some)
-        found.append({
-            "collective": collective,
-            "group": group,
-            "group_size": max((load.group_size for load in some if load.group_size), default=None),
-            "calls": calls / steps,
-            "message_bytes": moved / calls if moved else None,
-            "load_s": sum(load.load_s for load in some) / steps,
-        })  # fmt: skip
+        found.append(
+            {
+                "collective": collective,
+                "group": group,
+                "group_size": max((load.group_size for load in some if load.group_size), default=None),
+                "calls": calls / steps,
+                "message_bytes": moved / calls if moved else None,
+                "load_s": sum(load.load_s for load in some) / steps,
+            }
+        )
     return found
 
 
@@ -150,12 +188,14 @@ def mean_loads(of_ranks: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, A
         calls = sum(load["calls"] for load in some)
         sized = [load for load in some if load["message_bytes"] is not None]
         moved = sum(load["message_bytes"] * load["calls"] for load in sized)
-        found.append({
-            **{name: some[0][name] for name in ("collective", "group", "group_size")},
-            "calls": calls / ranks,
-            "message_bytes": moved / sum(load["calls"] for load in sized) if moved else None,
-            "load_s": sum(load["load_s"] for load in some) / ranks,
-        })  # fmt: skip
+        found.append(
+            {
+                **{name: some[0][name] for name in ("collective", "group", "group_size")},
+                "calls": calls / ranks,
+                "message_bytes": moved / sum(load["calls"] for load in sized) if moved else None,
+                "load_s": sum(load["load_s"] for load in some) / ranks,
+            }
+        )
     return found
 
 

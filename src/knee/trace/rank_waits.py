@@ -74,8 +74,9 @@ def check_one_job(traces: Sequence[Trace]) -> None:
     if len(steps) > 1 and not set.intersection(*steps):
         raise InputError("the traces have no profiler step in common", hint=HINT)
     if 0 < len(steps) < len(traces) and not _share_time(traces):
-        raise InputError("some traces have profiler steps and some have none, and they have no time in common",
-                         hint=HINT)  # fmt: skip
+        raise InputError(
+            "some traces have profiler steps and some have none, and they have no time in common", hint=HINT
+        )
 
 
 def _same(values: dict[Path, Any], sentence: str) -> None:
@@ -195,8 +196,10 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
         notes.append(f"{unmatched:,} collective calls were found on one rank only, and are in no waiting")
     unnamed = sum(rank.unnamed for rank in ranks)
     if len(traces) > 1 and unnamed:
-        notes.append(f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
-                     "waiting is not known")  # fmt: skip
+        notes.append(
+            f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
+            "waiting is not known"
+        )
     if any(rank.matched for rank in ranks) and not any(call.group for t in traces for call in t.calls.values()):
         notes.append("the traces name no process group: calls are matched by their streams and their order")
     if len(traces) > 1 and not _share_time(traces):
@@ -204,8 +207,10 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
     if len(numbers) > 1:
         (one, a), (two, b) = list(numbers.items())[:2]
-        notes.append(f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): --skip and "
-                     "--steps count those that all have")  # fmt: skip
+        notes.append(
+            f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): --skip and "
+            "--steps count those that all have"
+        )
     return tuple(notes)
 
 

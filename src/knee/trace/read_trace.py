@@ -13,8 +13,8 @@ from knee.errors import InputError
 from knee.kineto.column_cache import cached_columns
 from knee.kineto.cpu_trace import host_calls, of_gpu
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace, Step
-from knee.kineto.event_stream import HINT, Told
-from knee.kineto.process_groups import Call, Groups, collective_of
+from knee.kineto.event_stream import HINT, BytesRead
+from knee.kineto.process_groups import Call, ProcessGroups, collective_of
 from knee.trace.kernel_classes import Classes, Classified, classify
 
 
@@ -47,22 +47,23 @@ def read_trace(
     *,
     axes: Mapping[str, str] | None = None,
     cache: bool = True,
-    told: Told | None = None,
+    told: BytesRead | None = None,
 ) -> Trace:
     """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
     columns = cached_columns(path, use=cache, told=told)
     if columns.is_host:
         calls = host_calls(columns, axes)
     elif len(columns):
-        groups = Groups(columns.info, axes)
+        groups = ProcessGroups(columns.info, axes)
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
     elif of_gpu(columns):  # what its host did is no answer
         why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
         raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
     if not len(columns):
         cut = f": {columns.cut}" if columns.cut else ""
-        raise InputError(f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}",
-                         hint=HINT)  # fmt: skip
+        raise InputError(
+            f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}", hint=HINT
+        )
     classified = classify(columns, classes, calls)
     for row in np.flatnonzero(classified.is_comm).tolist():
         if row not in calls:

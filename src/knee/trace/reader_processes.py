@@ -33,7 +33,7 @@ def read_parallel(
     cache: bool,
     workers: int,
     done: Callable[[Trace | InputError], None],
-) -> list[Trace | InputError]:  # fmt: skip
+) -> list[Trace | InputError]:
     """Read all, the largest first, each with its trace or why there is none; ``done`` is called after each."""
     order = sorted(range(len(files)), key=lambda i: -files[i].stat().st_size)
     found: dict[int, Trace | InputError] = {}
@@ -74,9 +74,12 @@ def _start() -> subprocess.Popen[bytes]:
     is not for it: it ends with its pipe."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return subprocess.Popen(
-        [sys.executable, "-P", "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment,
+        [sys.executable, "-P", "-c", WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def serve() -> None:

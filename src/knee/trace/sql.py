@@ -23,22 +23,47 @@ KINDS = {KERNEL: "kernel", COPY: "memcpy", FILL: "memset"}
 TIMES = {f.name: "DOUBLE" for f in fields(Times)}
 TABLES: dict[str, dict[str, str]] = {
     "kernels": {
-        "rank": "BIGINT", "step": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT", "dur_ns": "BIGINT",
-        "name": "VARCHAR", "class": "VARCHAR", "kind": "VARCHAR", "is_comm": "BOOLEAN", "stream": "BIGINT",
-        "device": "BIGINT", "launched_ns": "BIGINT", "collective": "VARCHAR", "group_name": "VARCHAR",
-        "group_size": "BIGINT", "message_bytes": "DOUBLE", "exposed_ns": "BIGINT",
+        "rank": "BIGINT",
+        "step": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "dur_ns": "BIGINT",
+        "name": "VARCHAR",
+        "class": "VARCHAR",
+        "kind": "VARCHAR",
+        "is_comm": "BOOLEAN",
+        "stream": "BIGINT",
+        "device": "BIGINT",
+        "launched_ns": "BIGINT",
+        "collective": "VARCHAR",
+        "group_name": "VARCHAR",
+        "group_size": "BIGINT",
+        "message_bytes": "DOUBLE",
+        "exposed_ns": "BIGINT",
     },
     "steps": {"rank": "BIGINT", "step": "BIGINT", "start_ns": "BIGINT", "end_ns": "BIGINT", **TIMES},
     "collectives": {
-        "rank": "BIGINT", "collective": "VARCHAR", "group_name": "VARCHAR", "group_size": "BIGINT",
-        "message_bytes": "DOUBLE", "calls": "BIGINT",
+        "rank": "BIGINT",
+        "collective": "VARCHAR",
+        "group_name": "VARCHAR",
+        "group_size": "BIGINT",
+        "message_bytes": "DOUBLE",
+        "calls": "BIGINT",
         **{f.name: "DOUBLE" for f in fields(CollectiveLoad) if f.name.endswith("_s")},
     },
     "ranks": {
-        "rank": "BIGINT", "path": "VARCHAR", "device_name": "VARCHAR", "world_size": "BIGINT", "first_ns": "BIGINT",
-        "start_ns": "BIGINT", "end_ns": "BIGINT", "step_s": "DOUBLE", "steps": "BIGINT", **TIMES,
+        "rank": "BIGINT",
+        "path": "VARCHAR",
+        "device_name": "VARCHAR",
+        "world_size": "BIGINT",
+        "first_ns": "BIGINT",
+        "start_ns": "BIGINT",
+        "end_ns": "BIGINT",
+        "step_s": "DOUBLE",
+        "steps": "BIGINT",
+        **TIMES,
     },
-}  # fmt: skip
+}
 """Table -> column -> type. Times of a rank count from ``ranks.first_ns`` on; ``exposed_ns`` is of communication only,
 and calls that are exposed at the same time each have theirs."""
 
@@ -53,8 +78,10 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
         try:
             _fill(connection, analysis)
         except (duckdb.Error, ImportError) as error:  # older ones take no arrays without pandas
-            raise MissingExtra(f"{argument('sql')} needs DuckDB 1.3 or later, here is {duckdb.__version__}",
-                               hint=f"{INSTALL} --upgrade") from error  # fmt: skip
+            raise MissingExtra(
+                f"{argument('sql')} needs DuckDB 1.3 or later, here is {duckdb.__version__}",
+                hint=f"{INSTALL} --upgrade",
+            ) from error
         for setting in ("temp_directory = ''", "enable_external_access = false", "lock_configuration = true"):
             connection.execute(f"SET {setting}")
         try:
@@ -109,23 +136,53 @@ def _fill(connection: Any, analysis: Analysis) -> None:
     connection.execute(f"CREATE TABLE kernels ({_typed('kernels')})")
     for rank in analysis.ranks:
         _kernels(connection, rank)
-    _insert(connection, "steps", [
-        {"rank": rank.rank, "step": part.step, "start_ns": part.window.start_ns, "end_ns": part.window.end_ns,
-         **_times(part.times)}
-        for rank in analysis.ranks for part in rank.steps
-    ])  # fmt: skip
-    _insert(connection, "collectives", [
-        {"rank": rank.rank, "group_name": load.group,
-         **{name: getattr(load, name) for name in TABLES["collectives"] if name not in ("rank", "group_name")}}
-        for rank in analysis.ranks for load in rank.collectives
-    ])  # fmt: skip
-    _insert(connection, "ranks", [
-        {"rank": rank.rank, "path": str(rank.path), "device_name": rank.trace.columns.device_name,
-         "world_size": rank.trace.columns.world_size, "first_ns": rank.trace.columns.first_ns,
-         "start_ns": rank.window.start_ns, "end_ns": rank.window.end_ns, "step_s": rank.step_s,
-         "steps": sum(part.step is not None for part in rank.steps), **_times(rank.times)}
-        for rank in analysis.ranks
-    ])  # fmt: skip
+    _insert(
+        connection,
+        "steps",
+        [
+            {
+                "rank": rank.rank,
+                "step": part.step,
+                "start_ns": part.window.start_ns,
+                "end_ns": part.window.end_ns,
+                **_times(part.times),
+            }
+            for rank in analysis.ranks
+            for part in rank.steps
+        ],
+    )
+    _insert(
+        connection,
+        "collectives",
+        [
+            {
+                "rank": rank.rank,
+                "group_name": load.group,
+                **{name: getattr(load, name) for name in TABLES["collectives"] if name not in ("rank", "group_name")},
+            }
+            for rank in analysis.ranks
+            for load in rank.collectives
+        ],
+    )
+    _insert(
+        connection,
+        "ranks",
+        [
+            {
+                "rank": rank.rank,
+                "path": str(rank.path),
+                "device_name": rank.trace.columns.device_name,
+                "world_size": rank.trace.columns.world_size,
+                "first_ns": rank.trace.columns.first_ns,
+                "start_ns": rank.window.start_ns,
+                "end_ns": rank.window.end_ns,
+                "step_s": rank.step_s,
+                "steps": sum(part.step is not None for part in rank.steps),
+                **_times(rank.times),
+            }
+            for rank in analysis.ranks
+        ],
+    )
 
 
 def _times(times: Times) -> dict[str, float | None]:
@@ -154,8 +211,9 @@ def _kernels(connection: Any, rank: RankAnalysis) -> None:
     trace = rank.trace
     c, of = trace.columns, trace.classified
     start, end = clipped(trace, rank.window)
-    inside = (end > start) | ((c.start_ns == c.end_ns) & (c.start_ns >= rank.window.start_ns)
-                              & (c.start_ns <= rank.window.end_ns))  # fmt: skip
+    inside = (end > start) | (
+        (c.start_ns == c.end_ns) & (c.start_ns >= rank.window.start_ns) & (c.start_ns <= rank.window.end_ns)
+    )
     call_id, calls = _calls(rank)
     comm = np.flatnonzero(of.is_comm)
     exposed = np.full(len(c), -1)

@@ -6,7 +6,7 @@ import sys
 import time
 from contextlib import suppress
 
-from knee.train.rank_state import Run
+from knee.train.rank_state import RankState
 from knee.train.timed_steps import peak_of
 
 TELL_S = 1.0
@@ -19,10 +19,10 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-class Progress:
+class TrainProgress:
     """Lines on stderr, of rank 0: loss, tokens per second, MFU."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RankState) -> None:
         self.run, self.last_s, self.last_done = run, 0.0, 0
         self.quiet = run.place.rank != 0
         peak = peak_of(run.device, run.job.dtype, run.job.facts.get("gpus_known", ()))["peak_flop_per_s"]

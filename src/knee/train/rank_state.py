@@ -35,7 +35,7 @@ class Place:
             raise InputError(f"{', '.join(names.values())} should be whole numbers") from None
 
 
-class Run:
+class RankState:
     """What this rank knows of the run so far."""
 
     def __init__(self, job: TrainJob, place: Place) -> None:

@@ -30,7 +30,7 @@ POLL_S = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Terminated(BaseException):
+class RankTerminated(BaseException):
     """Someone asked the run to end. No Exception, so that nothing on the way takes it for a failure of its own."""
 
     def __init__(self, number: int, *, orphaned: bool = False) -> None:
@@ -79,9 +79,9 @@ class Watch:
         if self.signal is not None:
             raise self.asked(self.signal)
 
-    def asked(self, number: int) -> Terminated:
+    def asked(self, number: int) -> RankTerminated:
         """Why the run is to end."""
-        return Terminated(number, orphaned=self._orphaned)
+        return RankTerminated(number, orphaned=self._orphaned)
 
     def claim(self) -> bool:
         """Whether the caller is the first to speak for this rank: main thread or watch, never both."""

@@ -25,8 +25,8 @@ from knee.signals import BY_SIGNAL
 from knee.specs.trainer_job import TrainJob
 from knee.train.power_meter import open_power
 from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
-from knee.train.progress_lines import Progress, say
-from knee.train.rank_state import Place, Run
+from knee.train.progress_lines import TrainProgress, say
+from knee.train.rank_state import Place, RankState
 from knee.train.run_record import (
     HEARTBEATS,
     RECORD,
@@ -42,7 +42,7 @@ from knee.train.run_record import (
 from knee.train.software_versions import inventory, versions
 from knee.train.start_ranks import LAUNCHED
 from knee.train.timed_steps import Values, device_of, memory_of, synchronize
-from knee.train.watchdog import Terminated, Watch
+from knee.train.watchdog import RankTerminated, Watch
 
 ENDING_S = 12.0
 SETTLE_S = 3.0
@@ -92,7 +92,7 @@ def work(job: TrainJob, place: Place) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if place.world != job.gpus:
         raise InputError(f"the job's plan fills {job.gpus} processes, and {place.world} were started")
-    run = Run(job, place)
+    run = RankState(job, place)
     beat = None
     if run.out is not None:
         beat = run.out / HEARTBEATS / f"rank{place.rank}.json"
@@ -122,7 +122,7 @@ def work(job: TrainJob, place: Place) -> int:
         watch.close()
 
 
-def _guarded(run: Run, watch: Watch) -> int:
+def _guarded(run: RankState, watch: Watch) -> int:
     """The run, with every way it may end turned into a piece of the record."""
     lost, code = False, None
     try:
@@ -132,7 +132,7 @@ def _guarded(run: Run, watch: Watch) -> int:
         if record is not None and run.out is not None:
             write_record(run.out, record)
         return CODES["done"]
-    except Terminated as asked:
+    except RankTerminated as asked:
         status, error, code = "terminated", str(asked), BY_SIGNAL + asked.number
     except KneeError as problem:
         status, error = "failed", problem.message
@@ -160,7 +160,7 @@ def classify(problem: Exception) -> tuple[str, str]:
     return "failed", f"{type(problem).__name__}: {words[:300]}"
 
 
-def train(run: Run, watch: Watch) -> None:
+def train(run: RankState, watch: Watch) -> None:
     """All steps: warm-up, the timed window, and those under the profiler."""
     import torch
 
@@ -188,7 +188,7 @@ def train(run: Run, watch: Watch) -> None:
     run.power, run.told["power_trouble"] = open_power(run.device["uuid"])
     run.losses, run.grad_norms = Values(job.steps, job.device), Values(job.steps, job.device)
     last = job.steps + (job.trace_steps + UNDER_PROFILER if job.trace_steps else 0)
-    tell = Progress(run)
+    tell = TrainProgress(run)
     with Prefetcher(source, stop=last, pin=job.device == "cuda") as batches:
 
         def step() -> Any:
@@ -217,7 +217,7 @@ def train(run: Run, watch: Watch) -> None:
     watch.check()
 
 
-def mark_anew(run: Run) -> None:
+def mark_anew(run: RankState) -> None:
     """The mark before a step: at the window's begin it stands after the waiting for other ranks."""
     if run.clock.host_s:
         run.clock.host_s.pop()
@@ -226,7 +226,7 @@ def mark_anew(run: Run) -> None:
     run.clock.mark()
 
 
-def begin_window(run: Run) -> float:
+def begin_window(run: RankState) -> float:
     """All ranks and their devices are here; the host's clock now."""
     import torch
     import torch.distributed as dist
@@ -241,7 +241,7 @@ def begin_window(run: Run) -> float:
     return time.perf_counter()
 
 
-def end_window(run: Run, began_s: float) -> None:
+def end_window(run: RankState, began_s: float) -> None:
     """Once the device is done."""
     synchronize(run.job.device)
     window_s = time.perf_counter() - began_s
@@ -255,7 +255,7 @@ def end_window(run: Run, began_s: float) -> None:
     run.told["memory"] = memory_of(run.job.device)
 
 
-def trace(run: Run, step: Any) -> None:
+def trace(run: RankState, step: Any) -> None:
     """Steps under the profiler; a trace that cannot be kept or read is said, and does not end the run."""
     job, place = run.job, run.place
     profiler = traced_steps(job.trace_steps, job.device, step)
@@ -300,7 +300,7 @@ def meet(job: TrainJob, place: Place) -> Any:
     return dist.PrefixStore("pieces", store)
 
 
-def gather(run: Run) -> dict[str, Any] | None:
+def gather(run: RankState) -> dict[str, Any] | None:
     """The record, on rank 0, from what all ranks have measured."""
     run.phase = "gathering"
     store, piece = run.store, run.piece("done", None)
@@ -325,7 +325,7 @@ def gather(run: Run) -> dict[str, Any] | None:
     return record if place.rank == 0 else None
 
 
-def leave(run: Run, piece: Piece) -> None:
+def leave(run: RankState, piece: Piece) -> None:
     """What is left of a run that ended early: this rank's piece, and the record if nobody else writes it."""
     if run.out is None:
         return

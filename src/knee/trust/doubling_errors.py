@@ -63,5 +63,10 @@ def doubling_band(errors: Errors | None = None, covered_frac: float = WIDER_FRAC
     kind = np.array([names.index(source) for source in sources])
     weight = 1.0 / (np.bincount(kind)[kind] * len(names))
     low, high = truth_band(np.array(found), weight, kind, covered_frac)
-    return DoublingBand(low_frac=round(low, 4), high_frac=round(high, 4), pairs=len(found), largest_gpus=largest,
-                        covered_frac=covered_frac)  # fmt: skip
+    return DoublingBand(
+        low_frac=round(low, 4),
+        high_frac=round(high, 4),
+        pairs=len(found),
+        largest_gpus=largest,
+        covered_frac=covered_frac,
+    )

@@ -62,7 +62,7 @@ NETWORK = Size(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class SimilarityLevel:
     """Runs that have some things in common with a job."""
 
     like: str
@@ -72,16 +72,16 @@ class Rung:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likeness:
+class Similarity:
     """A job's place among the published runs."""
 
-    kind: Rung
+    kind: SimilarityLevel
     """Runs with its GPU, its stack or kernel set, and its kinds of parallelism."""
     like: Bools
     """Those of them that are close in every size, and alike in recomputation and in crossing nodes."""
-    rungs: tuple[Rung, ...]
+    rungs: tuple[SimilarityLevel, ...]
     """Sets to take a band from: those of its kind first, all runs last."""
-    memory_rungs: tuple[Rung, ...]
+    memory_rungs: tuple[SimilarityLevel, ...]
     """The same for memory, of which the stack says more than the GPU."""
     absent: tuple[str, ...]
     """What makes it extrapolated."""
@@ -89,7 +89,7 @@ class Likeness:
     """What else keeps it from being validated."""
 
 
-def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Likeness:
+def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Similarity:
     """Compare a job with every run; ``given`` are paths of values that someone wrote."""
     return _Comparison(job, list(given), errors).result()
 
@@ -119,18 +119,18 @@ class _Comparison:
         # sizes that other stacks with its kernels had are known too
         self.around = mine.chosen | self.others.chosen
 
-    def result(self) -> Likeness:
+    def result(self) -> Similarity:
         """All of it."""
         alike = self._alike_in_work()
         like = self._like() & alike
         absent = tuple(self._absent())
-        every = Rung(like="", chosen=np.ones(len(self.errors), dtype=np.bool_), of_stack=False)
+        every = SimilarityLevel(like="", chosen=np.ones(len(self.errors), dtype=np.bool_), of_stack=False)
         kind = [self.kind, self.others] if self.kind.of_stack else [self.kind]
         same, mixed = self._rung(False, self.kernels), (self._rung(False, self.on_gpu), self._rung(False, every.chosen))
         stacked = (self._rung(True, self.own), self._rung(True, self.own, plan=False))
         # what no run had is judged by all of them; other kernels with its parallelism say no more than those
         wider = [same] if absent else [same, *mixed]
-        return Likeness(
+        return Similarity(
             kind=self.kind,
             like=like,
             rungs=tuple(_narrowed(rung, alike) for rung in (*kind, *wider, every)),
@@ -139,7 +139,7 @@ class _Comparison:
             doubts=(*self._given_values(), *self._other_stack(), *(() if absent else self._apart(like))),
         )
 
-    def _rung(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> Rung:
+    def _rung(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> SimilarityLevel:
         """Some runs, on this GPU only, with this parallelism only."""
         words = [self.gpu] if gpu or chosen is self.on_gpu else []
         if chosen is self.own:
@@ -149,7 +149,7 @@ class _Comparison:
         if plan:
             words.append(kind_words(self.job))
             chosen = chosen & self.of_plan
-        return Rung(like=", ".join(words), chosen=chosen & self.on_gpu if gpu else chosen, of_stack=of_stack)
+        return SimilarityLevel(like=", ".join(words), chosen=chosen & self.on_gpu if gpu else chosen, of_stack=of_stack)
 
     def _alike_in_work(self) -> Bools:
         """Runs whose layers are not far larger or smaller."""
@@ -294,13 +294,13 @@ def _crosses(job: Job) -> bool:
     return job.gpus > job.cluster.node.gpus
 
 
-def _narrowed(rung: Rung, alike: Bools) -> Rung:
+def _narrowed(rung: SimilarityLevel, alike: Bools) -> SimilarityLevel:
     """Without runs whose layers are far larger or smaller, where enough are left."""
     chosen = rung.chosen & alike
     if np.count_nonzero(chosen) < ENOUGH or np.count_nonzero(chosen) == np.count_nonzero(rung.chosen):
         return rung
     words = f"layers of 1/{ALIKE_WORK:.0f} to {ALIKE_WORK:.0f} times the work"
-    return Rung(like=f"{rung.like}, {words}" if rung.like else words, chosen=chosen, of_stack=rung.of_stack)
+    return SimilarityLevel(like=f"{rung.like}, {words}" if rung.like else words, chosen=chosen, of_stack=rung.of_stack)
 
 
 def _work(job: Job) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.specs.job import Job
 from knee.trust.error_table import Errors, read_errors
-from knee.trust.similarity import ENOUGH, VENDOR, Rung, likeness_of
+from knee.trust.similarity import ENOUGH, VENDOR, SimilarityLevel, likeness_of
 
 Label = Literal["validated", "near", "extrapolated"]
 COVERED_FRAC = 0.8
@@ -120,7 +120,12 @@ def trust_of(job: Job, given: Iterable[str] = (), errors: Errors | None = None) 
 
 
 def _band(
-    rungs: Sequence[Rung], errors: Errors, covered_frac: float, *, memory: bool = False, all_runs: bool = False
+    rungs: Sequence[SimilarityLevel],
+    errors: Errors,
+    covered_frac: float,
+    *,
+    memory: bool = False,
+    all_runs: bool = False,
 ) -> Band | None:
     """Of the first rung with enough runs, or of the last; no narrower than before. None where no rung has any."""
     low, high = np.inf, -np.inf

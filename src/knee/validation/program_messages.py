@@ -16,7 +16,7 @@ import numpy as np
 from knee.cost.step_parts import shapes_of
 from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
-from knee.simulator import Working, evaluate
+from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.job import Job
 from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import table_of
@@ -33,7 +33,7 @@ def simulated_work(job: Job) -> list[StageWork]:
     return [_stage(w, stage) for stage in range(job.plan.pp)]
 
 
-def _stage(w: Working, stage: int) -> StageWork:
+def _stage(w: EvaluatedStep, stage: int) -> StageWork:
     p, v = int(w.table.pp[0]), int(w.table.virtual_stages[0])
     scripts = scripts_of(w.model, w.cluster, w.parts, w.actions, stage)
     layout = layout_of(w.actions.layers, p, v, w.actions.head_layers)
@@ -63,7 +63,7 @@ def _stage(w: Working, stage: int) -> StageWork:
     )
 
 
-def _times(w: Working) -> dict[str, int]:
+def _times(w: EvaluatedStep) -> dict[str, int]:
     """How often each action of a chunk is played."""
     more = int(w.table.microbatches[0]) - 1
     times = {"F_first": 1, "F": more, "B": more, "B_last": 1}
@@ -71,7 +71,7 @@ def _times(w: Working) -> dict[str, int]:
 
 
 def _messages(
-    w: Working, scripts: dict[tuple[str, int], Script], action: str, row: int
+    w: EvaluatedStep, scripts: dict[tuple[str, int], Script], action: str, row: int
 ) -> Iterator[tuple[Message, int]]:
     """(message, how many) of one action."""
     script = scripts[(action, row)]
@@ -101,7 +101,7 @@ def _collective(m: Message) -> Collective:
     return Collective(m.collective, m.group.name, m.group.size, round(m.message_bytes), m.dtype)
 
 
-def _flop(w: Working, layers: int, head: bool, again: float) -> tuple[int, int]:
+def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int, int]:
     """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
     s, kernels = shapes_of(w.table), w.profile.kernels
     selective = w.table.recompute[0] == RECOMPUTES.index("selective")

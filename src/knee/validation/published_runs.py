@@ -74,7 +74,7 @@ class PublishedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class CsvRow:
     """One line of the file: its run, or why there is none."""
 
     line: int
@@ -93,7 +93,7 @@ class Row:
 class RunFile:
     """A file that was read."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[CsvRow, ...]
     ignored: tuple[str, ...]
     """Columns that mean nothing to knee."""
     missing: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class RunFile:
     @property
     def runs(self) -> tuple[PublishedRun, ...]:
         """Usable rows, repeats as one."""
-        repeats: dict[Setting, list[Row]] = {}
+        repeats: dict[Setting, list[CsvRow]] = {}
         for row in self.rows:
             if row.setting is not None:
                 repeats.setdefault(row.setting, []).append(row)
@@ -132,10 +132,10 @@ def read_runs(
     )
 
 
-def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> Row:
+def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:
     """One line; what is wrong with it becomes its reason."""
     found = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
-    said = Row(line=line, id=found.get("id", ""), source=found.get("source", "") or "unnamed")
+    said = CsvRow(line=line, id=found.get("id", ""), source=found.get("source", "") or "unnamed")
     try:
         if len(cells) != len(header):
             raise InputError("the row has more or fewer cells than the header")
@@ -193,7 +193,7 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
     raise InputError(f"status is {written!r}; it must be one of {', '.join(STATUSES)}")
 
 
-def _one_run(setting: Setting, rows: Sequence[Row]) -> PublishedRun:
+def _one_run(setting: Setting, rows: Sequence[CsvRow]) -> PublishedRun:
     notes = dict.fromkeys(row.setting.note for row in rows if row.setting is not None)
     return PublishedRun(
         setting=setting if len(notes) == 1 else replace(setting, note=" | ".join(notes)),

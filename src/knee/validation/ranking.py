@@ -15,7 +15,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class Cohort:
     """Plans that were measured of one job."""
 
     source: str
@@ -40,7 +40,7 @@ class Ranking:
     median_spearman: float | None
 
     @classmethod
-    def of(cls, groups: Sequence[Group]) -> Ranking | None:
+    def of(cls, groups: Sequence[Cohort]) -> Ranking | None:
         """None where no job was measured under two plans."""
         if not groups:
             return None
@@ -64,11 +64,11 @@ def job_key(s: Setting) -> Hashable:
     return (s.source, *model, *where, s.global_batch, s.seq_len, s.precision, s.compile, s.attention, s.kernel)
 
 
-def rank_group(source: str, predicted: Floats, measured: Floats, fits: Bools) -> Group:
+def rank_group(source: str, predicted: Floats, measured: Floats, fits: Bools) -> Cohort:
     """Knee chooses the fastest plan that it expects to fit, and the fastest of all where it expects none to."""
     candidates = np.flatnonzero(fits) if fits.any() else np.arange(len(fits))
     chosen = candidates[np.argmax(predicted[candidates])]
-    return Group(
+    return Cohort(
         source=source,
         plans=len(measured),
         regret_frac=float(1.0 - measured[chosen] / measured.max()),

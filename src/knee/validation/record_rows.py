@@ -7,16 +7,16 @@ from pathlib import Path
 
 from knee.specs import Cluster, Profile
 from knee.validation.csv_cells import text_of
-from knee.validation.published_runs import Row, RunFile, Setting
+from knee.validation.published_runs import CsvRow, RunFile, Setting
 from knee.validation.run_to_job import RunJob
 from knee.validation.simulated_runs import Ask
-from knee.validation.user_records import Recorded, read_records
+from knee.validation.user_records import RecordedRun, read_records
 from knee.validation.user_runs import records_in
 
 
 def records_of(path: Path, text: str | None, profile: Profile | None, cluster: Cluster | None) -> tuple[RunFile, Ask]:
     """Every record as a row, and what finds the job of one; ``text`` is that of a file, None of a folder."""
-    found: list[tuple[str, Recorded]] = []
+    found: list[tuple[str, RecordedRun]] = []
     for one in [path] if text is not None else records_in([path]):
         name = None if text is not None else str(one.parent.relative_to(path))
         found += [
@@ -26,7 +26,7 @@ def records_of(path: Path, text: str | None, profile: Profile | None, cluster: C
     jobs: dict[Setting, RunJob] = {}
     rows = []
     for line, (name, recorded) in enumerate(found, start=1):
-        row = Row(line=line, id=name, source=path.resolve().name, reason=recorded.reason)
+        row = CsvRow(line=line, id=name, source=path.resolve().name, reason=recorded.reason)
         if recorded.pair is not None:
             run, asked = recorded.pair
             job = asked.job

@@ -12,8 +12,8 @@ from typing import TypeVar
 import numpy as np
 
 from knee.hardware_fit.residuals import Residuals
-from knee.validation.published_runs import STATUSES, PublishedRun, Row, RunFile, Status
-from knee.validation.ranking import Group, Ranking, job_key, rank_group
+from knee.validation.published_runs import STATUSES, CsvRow, PublishedRun, RunFile, Status
+from knee.validation.ranking import Cohort, Ranking, job_key, rank_group
 from knee.validation.run_to_job import job_of
 from knee.validation.simulated_runs import Ask, Refused, cases_of, predicted, unread_bytes
 
@@ -82,7 +82,7 @@ class Validation:
     """Median over sources of the source's median error: each source counts once."""
     all: Score
     sources: dict[str, Score]
-    groups: tuple[Group, ...]
+    groups: tuple[Cohort, ...]
     notes: dict[str, int]
     """Assumption -> rows."""
     stacks: dict[str, int]
@@ -179,7 +179,7 @@ def _predict(
 
 
 def _score(
-    *, rows: Sequence[Row], reasons: Mapping[int, str], found: Sequence[Prediction], groups: Sequence[Group]
+    *, rows: Sequence[CsvRow], reasons: Mapping[int, str], found: Sequence[Prediction], groups: Sequence[Cohort]
 ) -> Score:
     return Score(
         rows=len(rows),
@@ -200,7 +200,7 @@ def _fitting(found: Sequence[Prediction]) -> Fitting:
     return Fitting(fits=fits, does_not=len(found) - fits)
 
 
-def _groups(found: Sequence[Prediction]) -> tuple[Group, ...]:
+def _groups(found: Sequence[Prediction]) -> tuple[Cohort, ...]:
     """Jobs that were measured under more than one plan. Failed plans are left out: they may be crashes."""
     jobs: dict[Hashable, list[tuple[Prediction, float]]] = {}
     for p in found:

@@ -23,7 +23,7 @@ Refused = tuple[PublishedRun, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SimulatedRun:
     """Runs of one model on one cluster under one profile."""
 
     job: Job
@@ -43,7 +43,7 @@ class Predicted:
     fits: Bools
 
 
-def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Case], list[Refused]]:
+def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[SimulatedRun], list[Refused]]:
     """A table for each model, cluster and profile; runs that cannot be asked, with the reason."""
     pairs: list[tuple[PublishedRun, RunJob]] = []
     refused: list[Refused] = []
@@ -57,7 +57,7 @@ def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Case
     return grouped(pairs), refused
 
 
-def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[Case]:
+def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[SimulatedRun]:
     """Runs whose jobs are known already, a table for each model, cluster and profile."""
     groups: dict[Hashable, list[tuple[PublishedRun, RunJob]]] = {}
     for run, asked in pairs:
@@ -65,7 +65,7 @@ def grouped(pairs: Iterable[tuple[PublishedRun, RunJob]]) -> list[Case]:
         key = (_any_length(asked.job.model), asked.job.cluster.name, asked.job.profile)
         groups.setdefault(key, []).append((run, asked))
     return [
-        Case(
+        SimulatedRun(
             job=some[0][1].job,
             table=table_of([replace(asked.job, model=some[0][1].job.model) for _, asked in some]),
             runs=tuple(run for run, _ in some),
@@ -80,7 +80,7 @@ def _any_length(model: Model) -> Model:
     return model if model.positions == "learned" else replace(model, max_seq_len=1)
 
 
-def predicted(cases: Iterable[Case], values: Values | None = None) -> Predicted:
+def predicted(cases: Iterable[SimulatedRun], values: Values | None = None) -> Predicted:
     """All runs, with these values of parameters in place of the catalogue's."""
     rates, memories, fits = ([np.zeros(0)] for _ in range(3))
     for case in cases:

@@ -37,7 +37,7 @@ _FORM = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedRun:
     """One record: its run, or why there is none."""
 
     number: int
@@ -52,7 +52,7 @@ def is_json(text: str) -> bool:
     return text.lstrip("\ufeff \t\r\n")[:1] in ("{", "[")
 
 
-def read_records(path: Path, text: str, profile: Profile | None, cluster: Cluster | None) -> list[Recorded]:
+def read_records(path: Path, text: str, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
     """All of a file: measurements one after another or in a list, or the readings of ``knee probe steps``."""
     found = list(_values(path, text.lstrip("\ufeff")))
     if found and isinstance(found[0], dict) and "probe" in found[0]:
@@ -116,11 +116,11 @@ def _next(text: str, at: int) -> int:
     return at
 
 
-def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> Recorded:
+def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> RecordedRun:
     if value is CUT_OFF:
-        return Recorded(number=number, reason=CUT_OFF)
+        return RecordedRun(number=number, reason=CUT_OFF)
     if not isinstance(value, dict):
-        return Recorded(number=number, reason="it is not a record but a bare value")
+        return RecordedRun(number=number, reason="it is not a record but a bare value")
     try:
         kind = value.get("kind", "measured")
         if kind not in get_args(Kind):
@@ -128,7 +128,7 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
         job = _job(value, profile, cluster)
         status, rate, memory_bytes = _measured(value, job)
     except InputError as error:
-        return Recorded(number=number, reason=error.message)
+        return RecordedRun(number=number, reason=error.message)
     run = PublishedRun(
         setting=_setting(path.name, job),
         lines=(number,),
@@ -136,7 +136,7 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
         tokens_per_s_per_gpu=rate,
         memory_bytes=memory_bytes,
     )
-    return Recorded(
+    return RecordedRun(
         number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), simulated=kind == "simulated"
     )
 
@@ -214,7 +214,7 @@ def _setting(source: str, job: Job) -> Setting:
     )
 
 
-def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Cluster | None) -> list[Recorded]:
+def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
     """Memory is left out: a probe reads what tensors take, without what the allocator loses."""
     machine = readings.machine
     if machine.probe != "steps":
@@ -228,7 +228,7 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
         try:
             job = _step_job(record, where, profile)
         except InputError as error:
-            found.append(Recorded(number=number, reason=error.message, probed=True))
+            found.append(RecordedRun(number=number, reason=error.message, probed=True))
             continue
         run = PublishedRun(
             setting=_setting(path.name, job),
@@ -238,7 +238,7 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
             memory_bytes=None,
         )
         found.append(
-            Recorded(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), probed=True)
+            RecordedRun(number=number, pair=(run, RunJob(job=job, stack=job.profile.name, notes=())), probed=True)
         )
     return found
 

@@ -15,11 +15,11 @@ from knee.limits import MOST_FITTED_ROWS
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 from knee.validation.csv_cells import TooManyRows, text_of
-from knee.validation.published_runs import Row, RunFile, read_runs
+from knee.validation.published_runs import CsvRow, RunFile, read_runs
 from knee.validation.run_errors import NO_ANSWER
 from knee.validation.run_to_job import check_memory, job_of
 from knee.validation.simulated_runs import grouped, predicted
-from knee.validation.user_records import Pair, Recorded, is_json, merged, read_records
+from knee.validation.user_records import Pair, RecordedRun, is_json, merged, read_records
 
 NOT_RUN = "it did not run to an end (oom or failed), so no time was measured"
 STATUS_ONLY = "it ran, but neither its throughput nor its memory is given"
@@ -60,8 +60,8 @@ class UserRuns:
 
 def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Cluster | None) -> UserRuns:
     """Read all files; a profile or cluster that is given stands in place of what they say."""
-    rows: list[Row] = []
-    records: list[Recorded] = []
+    rows: list[CsvRow] = []
+    records: list[RecordedRun] = []
     ignored: list[str] = []
     defaults: list[str] = []
     for path in records_in(paths):
@@ -150,7 +150,7 @@ def _answered(pairs: Sequence[Pair], skipped: Counter[str]) -> list[Pair]:
     return [pair for pair, good in zip(ordered, known, strict=True) if good]
 
 
-def _differ(rows: Sequence[Row]) -> float:
+def _differ(rows: Sequence[CsvRow]) -> float:
     repeats: dict[object, list[float]] = {}
     for row in rows:
         if row.tokens_per_s_per_gpu is not None:

@@ -60,7 +60,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class MemoryBound:
     """Memory-bound kernels: they cost the bytes they move."""
 
     name: str
@@ -70,7 +70,7 @@ class Stream:
     """"hbm", or one of FSDP's copies: "copy_out", "copy_in"."""
 
 
-Operation = Gemm | Attention | Stream
+Operation = Gemm | Attention | MemoryBound
 
 BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
@@ -109,7 +109,7 @@ def _streams(model: Model, s: Shapes, kernels: Kernels, backward: bool) -> list[
         count = passes.backward if backward else passes.forward
         launched = passes.backward_kernels if backward else passes.forward_kernels
         if count:
-            streams.append(Stream(name=name, moved_bytes=count * tensor_bytes, kernels=launched * times))
+            streams.append(MemoryBound(name=name, moved_bytes=count * tensor_bytes, kernels=launched * times))
     return streams
 
 
@@ -136,7 +136,7 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operat
     """fp8 products read 8-bit copies: each operand is read in 16 bit and written in 8."""
     operands = sum(s.tokens * inner + out * inner for _, out, inner in _projections(model, s, kernels))
     moved = 3.0 * times * operands * s.eight_bit
-    return [Stream(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
+    return [MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
 
 
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
@@ -164,13 +164,13 @@ def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Ope
 
 def embedding_forward(model: Model, s: Shapes) -> list[Operation]:
     """The lookup: read the rows, write the activations."""
-    return [Stream(name="embedding", moved_bytes=2 * s.tokens * model.hidden * BYTES, kernels=1)]
+    return [MemoryBound(name="embedding", moved_bytes=2 * s.tokens * model.hidden * BYTES, kernels=1)]
 
 
 def embedding_backward(model: Model, s: Shapes) -> list[Operation]:
     """The dense gradient of the table is cleared and added into."""
     table = model.vocab * model.hidden / s.tp
-    return [Stream(name="embedding", moved_bytes=(2 * s.tokens * model.hidden + 2 * table) * BYTES, kernels=2)]
+    return [MemoryBound(name="embedding", moved_bytes=(2 * s.tokens * model.hidden + 2 * table) * BYTES, kernels=2)]
 
 
 def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
@@ -179,9 +179,11 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
-        Stream(name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels),
+        MemoryBound(
+            name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
+        ),
         Gemm(name="logits", m=s.tokens, n=vocab, k=hidden),
-        Stream(name="loss", moved_bytes=loss.forward * s.tokens * vocab * BYTES, kernels=loss.forward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.forward * s.tokens * vocab * BYTES, kernels=loss.forward_kernels),
     ]
 
 
@@ -191,10 +193,12 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
-        Stream(name="loss", moved_bytes=loss.backward * s.tokens * vocab * BYTES, kernels=loss.backward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.backward * s.tokens * vocab * BYTES, kernels=loss.backward_kernels),
         Gemm(name="logits_dgrad", m=s.tokens, n=hidden, k=vocab),
         Gemm(name="logits_wgrad", m=vocab, n=hidden, k=s.tokens),
-        Stream(name="norm", moved_bytes=norm.backward * s.norm_tokens * hidden * BYTES, kernels=norm.backward_kernels),
+        MemoryBound(
+            name="norm", moved_bytes=norm.backward * s.norm_tokens * hidden * BYTES, kernels=norm.backward_kernels
+        ),
     ]
 
 
@@ -204,7 +208,7 @@ def optimizer(parameters: Floats, state_bytes: Floats, cast: Floats, kernels: Ke
     clip, adamw, casts = (passes_of(kernels, name) for name in ("clip", "adamw", "cast"))
     states = parameters * state_bytes
     moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
-    return [Stream(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
+    return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 
 
 def outer_optimizer(parameters: Floats, kernels: Kernels) -> list[Operation]:
@@ -212,4 +216,4 @@ def outer_optimizer(parameters: Floats, kernels: Kernels) -> list[Operation]:
     the update of those, and a copy of them."""
     outer = passes_of(kernels, "outer")
     moved = outer.forward * OUTER_STATE_BYTES * parameters
-    return [Stream(name="outer", moved_bytes=moved, kernels=outer.forward_kernels)]
+    return [MemoryBound(name="outer", moved_bytes=moved, kernels=outer.forward_kernels)]

@@ -14,16 +14,16 @@ import click
 
 from knee import units
 from knee.cli import nearest
-from knee.cli.probe.session import Progress, Session, options, replay
+from knee.cli.probe.session import ProbeProgress, Session, options, replay
 from knee.errors import InputError, KneeError
-from knee.probe.collective_grid import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, Series, plan_series
+from knee.probe.collective_grid import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, CollectiveSeries, plan_series
 from knee.record.probe_points import CollectivePoint, Record, key_of
 from knee.record.readings import Readings, ReadingsFile, read_readings
 from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.hardware_fit.links import Contention, LinkFit
-    from knee.probe.torchrun_ranks import Launch, Ranks
+    from knee.probe.torchrun_ranks import Ranks, TorchrunLaunch
 
 
 @click.command("collectives")
@@ -93,7 +93,7 @@ def _size(text: str) -> int:
     return int(size)
 
 
-def _launch(backend: str | None) -> tuple[Launch, str]:
+def _launch(backend: str | None) -> tuple[TorchrunLaunch, str]:
     """This process' place, and what the backend moves: the memory of GPUs for NCCL, the host's for gloo."""
     from knee.probe.machine_facts import choose_device, need_torch
     from knee.probe.torchrun_ranks import read_launch
@@ -116,7 +116,7 @@ def _launch(backend: str | None) -> tuple[Launch, str]:
     return launch, device
 
 
-def _measure(session: Session, launch: Launch, device: str, wanted: Sequence[str], most_bytes: int) -> bool:
+def _measure(session: Session, launch: TorchrunLaunch, device: str, wanted: Sequence[str], most_bytes: int) -> bool:
     """Measure with the other ranks; True on the one that writes and reports."""
     from knee.probe.collective_timing import FULL, QUICK, measure_all
     from knee.probe.torchrun_ranks import Ranks
@@ -145,7 +145,7 @@ class _Journal:
     """Where readings go: a file and a bar on rank 0, nowhere on the others."""
 
     file: ReadingsFile | None
-    progress: Progress | None
+    progress: ProbeProgress | None
     known: dict[str, float | None]
     """What was measured before -> seconds, or None where it failed; the same on all ranks."""
 
@@ -154,13 +154,13 @@ class _Journal:
         if self.file is not None:
             self.file.add(key_of(point), asdict(point) | record)
 
-    def tell(self, series: Series) -> None:
+    def tell(self, series: CollectiveSeries) -> None:
         """A series is over."""
         if self.progress is not None:
             self.progress.tell(series.points[-1], {})
 
 
-def _open(session: Session, ranks: Ranks, series: Sequence[Series]) -> _Journal:
+def _open(session: Session, ranks: Ranks, series: Sequence[CollectiveSeries]) -> _Journal:
     """Open the file on rank 0, and tell all what is in it or that it cannot be used."""
     from knee.probe.collective_timing import finished
     from knee.probe.machine_facts import describe, open_nvml
@@ -183,7 +183,9 @@ def _open(session: Session, ranks: Ranks, series: Sequence[Series]) -> _Journal:
     todo = sum(not finished(one, known) for one in series)
     if file is not None and known:
         click.echo(f"{session.path} has {len(known)} readings already", err=True)
-    return _Journal(file=file, progress=Progress(todo, "series") if file is not None and todo else None, known=known)
+    return _Journal(
+        file=file, progress=ProbeProgress(todo, "series") if file is not None and todo else None, known=known
+    )
 
 
 def _report(session: Session) -> None:

@@ -14,7 +14,7 @@ from knee.record.readings import Machine
 
 if TYPE_CHECKING:
     from knee.hardware_fit.cluster_file import MachineFile
-    from knee.hardware_fit.kernel_constants import HeldOut
+    from knee.hardware_fit.kernel_constants import HeldOutShapes
 
 TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
 ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass"), "cpu": ("flash2",)}
@@ -113,7 +113,7 @@ def _cells(r: Any) -> list[str]:
     return [str(r.points), f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
 
 
-def _print_json(path: Path, residuals: dict[str, Any], away: HeldOut | None, written: MachineFile) -> None:
+def _print_json(path: Path, residuals: dict[str, Any], away: HeldOutShapes | None, written: MachineFile) -> None:
     import json
 
     from knee.cli.probe.session import file_json

@@ -148,7 +148,7 @@ def run(session: Session, machine: Machine, points: Sequence[Point], measure: Ca
     todo = sum(key_of(p) not in file.done for p in points)
     if todo < len(points):
         click.echo(f"{session.path} has {len(points) - todo} of {len(points)} readings already", err=True)
-    with Progress(todo) as progress:
+    with ProbeProgress(todo) as progress:
         went = collect(file, points, measure, progress.tell)
     if went.left:
         click.echo(
@@ -178,7 +178,7 @@ def replay(session: Session) -> None:
     _say_failed(recorded)
 
 
-class Progress:
+class ProbeProgress:
     """A line on stderr per tenth, or a live bar on a terminal."""
 
     def __init__(self, total: int, what: str = "points") -> None:
@@ -186,7 +186,7 @@ class Progress:
         self.bar: Any = None
         self.task: Any = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProbeProgress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import Progress as Bar

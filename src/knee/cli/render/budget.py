@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from knee.budgets.budget_search import HOUR_S, J_PER_MWH, Limits, Run
+from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.budgets.training_cost import DAY_S
 from knee.cli.render.table import print_heading, print_rows
@@ -27,10 +27,32 @@ from knee.units import amount, counted, short
 if TYPE_CHECKING:
     from knee.results.budget_result import Budget
 
-_HEAD = ["GPUs", "parameters", "tokens", "a parameter", "loss", "days", "tokens/s", "MFU (PaLM)", "exposed", "batch",
-         "plan"]  # fmt: skip
-_SIDES = ["parameters", "tokens", "tokens a parameter", "loss", "GPUs", "days", "GPU hours", "USD", "MWh", "kg CO2e",
-          "MFU by 6 N D"]  # fmt: skip
+_HEAD = [
+    "GPUs",
+    "parameters",
+    "tokens",
+    "a parameter",
+    "loss",
+    "days",
+    "tokens/s",
+    "MFU (PaLM)",
+    "exposed",
+    "batch",
+    "plan",
+]
+_SIDES = [
+    "parameters",
+    "tokens",
+    "tokens a parameter",
+    "loss",
+    "GPUs",
+    "days",
+    "GPU hours",
+    "USD",
+    "MWh",
+    "kg CO2e",
+    "MFU by 6 N D",
+]
 
 
 def print_answer(answer: Budget) -> None:
@@ -50,9 +72,18 @@ def print_answer(answer: Budget) -> None:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
         print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10))
     print_heading("one more unit")
-    print_rows([[f"a {one.what}" if one.what != "MWh" else "an MWh", f"{one.loss:+.2e} loss", one.how,
-                 "" if one.binds else "not what ends this run: it buys nothing by itself"]
-                for one in answer.marginals], dim=(2, 3))  # fmt: skip
+    print_rows(
+        [
+            [
+                f"a {one.what}" if one.what != "MWh" else "an MWh",
+                f"{one.loss:+.2e} loss",
+                one.how,
+                "" if one.binds else "not what ends this run: it buys nothing by itself",
+            ]
+            for one in answer.marginals
+        ],
+        dim=(2, 3),
+    )
     print_heading("how sure")
     print_rows(sure_rows(answer))
     for frontier in answer.frontiers:
@@ -66,10 +97,20 @@ def print_answer(answer: Budget) -> None:
         sys.stdout.write(f"  - {line}\n")
 
 
-def _row(run: Run) -> list[str]:
-    return [f"{run.gpus:,}", short(run.params), short(run.tokens), f"{run.tokens_per_param:.3g}", f"{run.loss:.4f}",
-            amount(run.days), short(run.rate.tokens_per_s), f"{run.rate.mfu_frac:.1%}", f"{run.rate.exposed_frac:.1%}",
-            short(run.batch_tokens), plan_words(run.rate.plan)]  # fmt: skip
+def _row(run: BudgetRun) -> list[str]:
+    return [
+        f"{run.gpus:,}",
+        short(run.params),
+        short(run.tokens),
+        f"{run.tokens_per_param:.3g}",
+        f"{run.loss:.4f}",
+        amount(run.days),
+        short(run.rate.tokens_per_s),
+        f"{run.rate.mfu_frac:.1%}",
+        f"{run.rate.exposed_frac:.1%}",
+        short(run.batch_tokens),
+        plan_words(run.rate.plan),
+    ]
 
 
 def side_rows(answer: Budget) -> list[list[str]]:
@@ -77,21 +118,32 @@ def side_rows(answer: Budget) -> list[list[str]]:
     best, flop, really = answer.best, answer.flop, answer.flop.run
 
     def bill(gpus: int, time_s: float, cost_usd: float | None, energy_j: float) -> list[str]:
-        return [f"{gpus:,}", amount(time_s / DAY_S), amount(time_s / HOUR_S * gpus),
-                "unknown" if cost_usd is None else amount(cost_usd), amount(energy_j / J_PER_MWH),
-                amount(energy_j * answer.grid.kg_co2e_per_j)]  # fmt: skip
+        return [
+            f"{gpus:,}",
+            amount(time_s / DAY_S),
+            amount(time_s / HOUR_S * gpus),
+            "unknown" if cost_usd is None else amount(cost_usd),
+            amount(energy_j / J_PER_MWH),
+            amount(energy_j * answer.grid.kg_co2e_per_j),
+        ]
 
     def size(params: float, tokens: float, loss: float) -> list[str]:
         return [short(params), short(tokens), f"{tokens / params:.3g}", f"{loss:.4f}"]
 
-    def cells(run: Run | None) -> list[str]:
+    def cells(run: BudgetRun | None) -> list[str]:
         if run is None:
             return ["no plan"] + ["-"] * (len(_SIDES) - 1)
-        return [*size(run.params, run.tokens, run.loss), *bill(run.gpus, run.time_s, run.cost_usd, run.energy_j),
-                f"{answer.mfu_6nd_frac(run):.1%}"]  # fmt: skip
+        return [
+            *size(run.params, run.tokens, run.loss),
+            *bill(run.gpus, run.time_s, run.cost_usd, run.energy_j),
+            f"{answer.mfu_6nd_frac(run):.1%}",
+        ]
 
-    counting = [*size(answer.counted_params, flop.tokens, flop.loss),
-                *bill(flop.gpus, flop.time_s, flop.cost_usd, flop.energy_j), f"{flop.mfu_frac:.1%}"]  # fmt: skip
+    counting = [
+        *size(answer.counted_params, flop.tokens, flop.loss),
+        *bill(flop.gpus, flop.time_s, flop.cost_usd, flop.energy_j),
+        f"{flop.mfu_frac:.1%}",
+    ]
     head = ["", "with communication", f"counting FLOP ({100 * flop.mfu_frac:.3g}% MFU)", "what that really reaches"]
     return [head, *(list(row) for row in zip(_SIDES, cells(best), counting, cells(really), strict=True))]
 
@@ -99,14 +151,21 @@ def side_rows(answer: Budget) -> list[list[str]]:
 def _print_sides(answer: Budget) -> None:
     best, shape = answer.best, answer.best.model
     print_rows(side_rows(answer), right=(1, 2, 3))
-    print_rows([["shape", f"{shape.name}: {counted(shape.layers, 'layer')}, {shape.hidden:,} wide, MLP {shape.ffn:,}, "
-                 f"{counted(shape.heads, 'head')} ({shape.kv_heads} of keys), vocabulary {shape.vocab:,}"],
-                ["plan", plan_words(best.rate.plan)],
-                ["batch", batch_words(answer)],
-                ["ends by", LIMIT_WORDS[best.binding]]])  # fmt: skip
+    print_rows(
+        [
+            [
+                "shape",
+                f"{shape.name}: {counted(shape.layers, 'layer')}, {shape.hidden:,} wide, MLP {shape.ffn:,}, "
+                f"{counted(shape.heads, 'head')} ({shape.kv_heads} of keys), vocabulary {shape.vocab:,}",
+            ],
+            ["plan", plan_words(best.rate.plan)],
+            ["batch", batch_words(answer)],
+            ["ends by", LIMIT_WORDS[best.binding]],
+        ]
+    )
 
 
-def _print_frontier(limits: Limits, one: Frontier) -> None:
+def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
     unit = AXIS_WORDS[one.axis]
     knee = (
         "no doubling pays"
@@ -120,8 +179,17 @@ def _print_frontier(limits: Limits, one: Frontier) -> None:
             rows.append([amount(value), "nothing can be trained", "", "", "", "", ""])
             continue
         bought = "" if worth is None else f"{worth:.0%} of what the law promises"
-        rows.append([amount(value), f"{run.loss:.4f}", bought, f"{run.gpus:,}", short(run.params), short(run.tokens),
-                     LIMIT_WORDS[run.binding]])  # fmt: skip
+        rows.append(
+            [
+                amount(value),
+                f"{run.loss:.4f}",
+                bought,
+                f"{run.gpus:,}",
+                short(run.params),
+                short(run.tokens),
+                LIMIT_WORDS[run.binding],
+            ]
+        )
     print_rows(rows, right=range(6))
     for remark in frontier_words(limits, one)[1:]:
         sys.stdout.write(f"  {remark[:1].upper()}{remark[1:]}.\n")
@@ -133,6 +201,13 @@ def _print_iso(iso: Sequence[IsoLoss]) -> None:
     rows = [["GPUs", *(f"{loss:.4f}" for loss in losses)]]
     for gpus in sorted({one.gpus for one in iso}):
         own = {one.loss: one for one in iso if one.gpus == gpus}
-        rows.append([f"{gpus:,}", *(f"{short(own[loss].low_params)} to {short(own[loss].high_params)}"
-                                    if loss in own else "-" for loss in losses)])  # fmt: skip
+        rows.append(
+            [
+                f"{gpus:,}",
+                *(
+                    f"{short(own[loss].low_params)} to {short(own[loss].high_params)}" if loss in own else "-"
+                    for loss in losses
+                ),
+            ]
+        )
     print_rows(rows, right=range(len(losses) + 1))

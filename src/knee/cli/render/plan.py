@@ -81,8 +81,22 @@ def _robustness(answer: PlanSearch) -> str:
 def _cells(answer: PlanSearch, plans: list[RankedPlan]) -> list[list[str]]:
     """Some plans, and plain FSDP below them where the search has left it out."""
     plain = answer.baseline
-    table = [["#", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free", "W/GPU", "tokens/J", "$/Mtoken", "robust",
-              "plan"]]  # fmt: skip
+    table = [
+        [
+            "#",
+            "tokens/s",
+            "per GPU",
+            "MFU",
+            "exposed",
+            "bubble",
+            "free",
+            "W/GPU",
+            "tokens/J",
+            "$/Mtoken",
+            "robust",
+            "plan",
+        ]
+    ]
     for plan in plans:
         marks = [
             word

@@ -54,8 +54,23 @@ def _question(one: ScalingCurve, answer: Scaling) -> str:
 
 def _print_points(one: ScalingCurve) -> None:
     returns = {r.to_gpus: r for r in one.curve.returns()}
-    rows = [["GPUs", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "W/GPU", "tokens/J", "$/Mtoken",
-             "doubling buys", "added GPU", "trust", "plan"]]  # fmt: skip
+    rows = [
+        [
+            "GPUs",
+            "tokens/s",
+            "per GPU",
+            "MFU",
+            "exposed",
+            "bubble",
+            "W/GPU",
+            "tokens/J",
+            "$/Mtoken",
+            "doubling buys",
+            "added GPU",
+            "trust",
+            "plan",
+        ]
+    ]
     for point in one.curve.points:
         m, job = point.measured, point.job
         if m is None or job is None or not m.fits:
@@ -63,13 +78,23 @@ def _print_points(one: ScalingCurve) -> None:
             rows.append([f"{point.gpus:,}", *["-"] * 10, "", f"{point.reason}{plan}"])
             continue
         gained = returns.get(point.gpus)
-        rows.append([
-            f"{point.gpus:,}", _number(m.tokens_per_s), _number(m.tokens_per_s_per_gpu), f"{m.mfu_frac:.1%}",
-            f"{m.exposed_comm_s / m.step_s:.1%}", f"{m.bubble_s / m.step_s:.1%}", _or(m.power_w_per_gpu, ".0f"),
-            _or(m.tokens_per_j, ".4g"), _or(m.usd_per_mtoken, ".4g"),
-            f"{gained.per_doubling:.2f}x" if gained else "", f"{gained.added_frac:.0%}" if gained else "",
-            one.trusts[point.gpus].label, plan_words(job.plan),
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"{point.gpus:,}",
+                _number(m.tokens_per_s),
+                _number(m.tokens_per_s_per_gpu),
+                f"{m.mfu_frac:.1%}",
+                f"{m.exposed_comm_s / m.step_s:.1%}",
+                f"{m.bubble_s / m.step_s:.1%}",
+                _or(m.power_w_per_gpu, ".0f"),
+                _or(m.tokens_per_j, ".4g"),
+                _or(m.usd_per_mtoken, ".4g"),
+                f"{gained.per_doubling:.2f}x" if gained else "",
+                f"{gained.added_frac:.0%}" if gained else "",
+                one.trusts[point.gpus].label,
+                plan_words(job.plan),
+            ]
+        )
     print_rows(rows, right=range(11), dim=(11,))
 
 
@@ -79,8 +104,14 @@ def _print_bills(one: ScalingCurve) -> None:
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:
             ends = f"{bill.low_time_s / DAY_S:,.1f} to {bill.high_time_s / DAY_S:,.1f}"
-        rows.append([f"{gpus:,}", f"{bill.days:,.1f}", ends,
-                     *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg))])  # fmt: skip
+        rows.append(
+            [
+                f"{gpus:,}",
+                f"{bill.days:,.1f}",
+                ends,
+                *(_amount(value) for value in (bill.energy_mwh, bill.cost_usd, bill.co2e_kg)),
+            ]
+        )
     print_rows(rows, right=range(6))
 
 
@@ -95,8 +126,14 @@ def _print_knees(one: ScalingCurve) -> None:
     if one.band is not None:
         ends = f"{one.band.low_frac:+.1%} to {one.band.high_frac:+.1%}"
         pairs = f"{one.band.pairs} pairs of published runs that are alike but for GPUs and batch"
-        print_rows([[f"ranges: a doubling was {ends} from what is predicted in 9 of 10 of {pairs}, to "
-                     f"{one.band.largest_gpus:,} GPUs{_beyond(one)}"]])  # fmt: skip
+        print_rows(
+            [
+                [
+                    f"ranges: a doubling was {ends} from what is predicted in 9 of 10 of {pairs}, to "
+                    f"{one.band.largest_gpus:,} GPUs{_beyond(one)}"
+                ]
+            ]
+        )
 
 
 def _beyond(one: ScalingCurve) -> str:
@@ -128,8 +165,21 @@ def _band_words(knee: Knee, band: DoublingBand | None) -> str:
 
 def _print_comparison(answer: Scaling) -> None:
     print_heading("side by side")
-    rows = [["", "knee", "energy knee", "cost knee", "GPUs", "tokens/s", "per GPU", "of the first", "exposed",
-             "tokens/J", "$/Mtoken"]]  # fmt: skip
+    rows = [
+        [
+            "",
+            "knee",
+            "energy knee",
+            "cost knee",
+            "GPUs",
+            "tokens/s",
+            "per GPU",
+            "of the first",
+            "exposed",
+            "tokens/J",
+            "$/Mtoken",
+        ]
+    ]
     for one in answer.curves:
         usable = one.curve.usable
         if not usable:
@@ -137,11 +187,19 @@ def _print_comparison(answer: Scaling) -> None:
             continue
         (_, first), (gpus, last) = usable[0], usable[-1]
         knees = [_knee_words(one.knees[goal]) if goal in one.knees else "unknown" for goal in GOALS]
-        rows.append([
-            one.name, *knees, f"{gpus:,}", _number(last.tokens_per_s), _number(last.tokens_per_s_per_gpu),
-            f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}", f"{last.exposed_comm_s / last.step_s:.1%}",
-            _or(last.tokens_per_j, ".4g"), _or(last.usd_per_mtoken, ".4g"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                one.name,
+                *knees,
+                f"{gpus:,}",
+                _number(last.tokens_per_s),
+                _number(last.tokens_per_s_per_gpu),
+                f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}",
+                f"{last.exposed_comm_s / last.step_s:.1%}",
+                _or(last.tokens_per_j, ".4g"),
+                _or(last.usd_per_mtoken, ".4g"),
+            ]
+        )
     print_rows(rows, right=range(4, 11))
 
 
