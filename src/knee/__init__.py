@@ -15,7 +15,11 @@ Questions, each a function of plain names and keyword arguments, the same words 
     validate       published or own runs and bandwidths against predictions: how far off knee is
     calibrate      own runs into a software profile that predicts them
     compare        measured, simulated and published records side by side
+    dryrun         one step of the trainer on fake ranks, without hardware: FLOP and collectives of each rank
     study          the paper's experiments, and questions beyond it, held against its claims
+
+``from knee.api.train import train`` trains a model for real under the same plan and measures it (``knee.train`` is the
+package that its ranks run); ``prepare_shards`` of ``knee.api.shard_data`` makes tokens of text files for it.
 
 Every result is a frozen dataclass with units in its field names. It has ``to_dict()`` (what ``--json`` prints),
 ``rows()`` and ``to_frame()`` (pandas or polars), and shows itself in a notebook. What is wrong raises a ``KneeError``
@@ -36,10 +40,26 @@ if TYPE_CHECKING:
     from typing import Any
 
     from knee.api.budget import budget as budget
+    from knee.api.budget_check import BudgetCheck as BudgetCheck
+    from knee.api.budget_check import budget_check as budget_check
     from knee.api.calibrate import calibrate as calibrate
+    from knee.api.catalog import CatalogEntries as CatalogEntries
+    from knee.api.catalog import CatalogEntry as CatalogEntry
+    from knee.api.catalog import catalog_entries as catalog_entries
+    from knee.api.catalog import catalog_entry as catalog_entry
     from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
+    from knee.api.doctor import MachineCheck as MachineCheck
+    from knee.api.doctor import doctor as doctor
+    from knee.api.dryrun import DryRun as DryRun
+    from knee.api.dryrun import dryrun as dryrun
     from knee.api.plan import plan as plan
+    from knee.api.probe import probe_collectives as probe_collectives
+    from knee.api.probe import probe_kernels as probe_kernels
+    from knee.api.probe import probe_power as probe_power
+    from knee.api.probe import probe_steps as probe_steps
+    from knee.api.report import RecordsReport as RecordsReport
+    from knee.api.report import read_records as read_records
     from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
     from knee.api.simulate import simulate as simulate
@@ -79,12 +99,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "BandwidthsValidation": "results.validate_result",
     "Budget": "results.budget_result",
+    "BudgetCheck": "api.budget_check",
     "Calibration": "results.calibrate_result",
     "CarriedValidation": "results.validate_result",
+    "CatalogEntries": "api.catalog",
+    "CatalogEntry": "api.catalog",
     "Cluster": "specs",
     "Comparison": "api.compare",
+    "DryRun": "api.dryrun",
     "Job": "specs",
     "KneeError": "errors",
+    "MachineCheck": "api.doctor",
     "Measurement": "record.measurement",
     "Model": "specs",
     "Plan": "specs",
@@ -92,6 +117,7 @@ _HOMES = {
     "PlanTable": "specs.plan_table",
     "Profile": "specs",
     "RankedPlan": "results.plan_result",
+    "RecordsReport": "api.report",
     "Results": "simulator",
     "RunsValidation": "results.validate_result",
     "Scaling": "results.scale_result",
@@ -100,8 +126,13 @@ _HOMES = {
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
     "budget": "api.budget",
+    "budget_check": "api.budget_check",
     "calibrate": "api.calibrate",
+    "catalog_entries": "api.catalog",
+    "catalog_entry": "api.catalog",
     "compare": "api.compare",
+    "doctor": "api.doctor",
+    "dryrun": "api.dryrun",
     "events_of": "single",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
@@ -109,6 +140,11 @@ _HOMES = {
     "load_profile": "specs.load",
     "make_job": "inputs.request",
     "plan": "api.plan",
+    "probe_collectives": "api.probe",
+    "probe_kernels": "api.probe",
+    "probe_power": "api.probe",
+    "probe_steps": "api.probe",
+    "read_records": "api.report",
     "read_traces": "api.traces",
     "study": "api.study",
     "scale": "api.scale",
@@ -121,7 +157,7 @@ _HOMES = {
 """Where each name is at home; a module of the same name (``knee.trace``) is itself."""
 _ROOMS = ("trace",)
 """Modules that are reached without importing them first."""
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [*sorted(_HOMES), "__version__"]
 
 

@@ -3,6 +3,7 @@
 KneeError                        anything knee says in words; never shown as a traceback
 ├── InputError       (exit 2)    what was asked for is wrong: what, where and how to fix it
 │   └── SpecError                a spec (file, name or option) that cannot be valid
+│       └── FieldError           one value of it
 ├── DoesNotFit       (exit 3)    a valid question whose answer is "it does not fit"
 ├── MissingExtra     (exit 4)    a package, driver or device is needed; the message says which
 ├── Incomplete       (exit 5)    the answer was given, and is about a part of the input
@@ -92,6 +93,19 @@ class SpecError(InputError, ValueError):
     code = "invalid-spec"
 
 
+class FieldError(SpecError):
+    """A value that its field does not take: the field is the subject of the sentence, and ``predicate`` the rest."""
+
+    def __init__(self, field: str, predicate: str, *, code: str) -> None:
+        super().__init__(f"{field} {predicate}", code=code, field=field)
+        self.predicate = predicate
+
+
+def out_of_range(field: str, value: object, rule: str) -> FieldError:
+    """A number that its field does not take: ``plan.tp is 0; it must be at least 1``."""
+    return FieldError(field, f"is {value}; {rule}", code="out-of-range")
+
+
 class DoesNotFit(KneeError):
     """The question is valid and the answer is that nothing fits."""
 
@@ -128,7 +142,13 @@ class RunFailed(KneeError):
 
 
 _FLAGS: ContextVar[bool] = ContextVar("knee_flags", default=False)
-_OTHER_FLAGS = {"overrides": "--set", "tp_overlap_frac": "--tp-overlap"}
+_OTHER_FLAGS = {
+    "overrides": "--set",
+    "runs": "--run",
+    "states": "--status",
+    "timeout_s": "--timeout",
+    "tp_overlap_frac": "--tp-overlap",
+}
 """Arguments whose option has another name."""
 
 

@@ -39,7 +39,8 @@ def cannot_use(error: OSError) -> InputError | None:
     if error.errno not in NO_PATH or error.filename is None:
         return None
     name = os.fsdecode(error.filename)
-    return InputError(f"{name if len(name) <= 200 else name[:200] + '...'} cannot be used: {error.strerror}")
+    short = name if len(name) <= 200 else name[:200] + "..."
+    return InputError(f"{short} cannot be used: {error.strerror}", code="unreadable")
 
 
 def make_folder(path: Path) -> Path:
@@ -49,9 +50,8 @@ def make_folder(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (FileExistsError, NotADirectoryError) as error:
-        raise InputError(
-            f"{path} cannot be a folder: a file of that name is in the way", hint="name another folder"
-        ) from error
+        text = f"{path} cannot be a folder: a file of that name is in the way"
+        raise InputError(text, hint="name another folder", code="not-a-folder") from error
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
@@ -108,7 +108,7 @@ def cannot_write(path: Path, error: OSError, *, hint: str | None = None) -> Knee
     """The sentence for a file that cannot be written: wrong input if the path is, a failure of the system if not."""
     message = f"{path} cannot be written: {error.strerror or error}"
     if error.errno in WRONG_PATHS:
-        return InputError(message, hint=hint or "name a file in a folder that is there")
+        return InputError(message, hint=hint or "name a file in a folder that is there", code="not-writable")
     return NotWritten(message, hint=hint or "name a folder that can be written to, with space left")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
+from operator import attrgetter
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from knee.timeline.actions import gathers_kv_again
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Tail, stage_events, world_name
 from knee.workload.flop import DEFAULT_CONVENTION
+from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, TpMessages, layer_backward
 from knee.workload.traffic import PARAMETER_BYTES
 
 ASSUMPTIONS = (
@@ -162,17 +165,22 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     hidden = w.profile.p2p_overlap_frac * float(comm.pp_send[0])
     tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
     size, sp = float(w.traffic.tp_bytes[0]), bool(table.sequence_parallel[0])
-    # embedding and head exchange once forward and once backward, each on one stage
     again = 1.0 + float(table.repeats_frac[0])
-    ends = 2.0 * m / stages
-    backward = 2.0 if w.profile.keeps_gathered else 4.0
-    gathers, scatters = layer_passes * (2.0 * again + backward) + ends, layer_passes * (2.0 * again + 2.0) + ends
+    backward = layer_backward(w.profile)
+    end_passes = m / stages  # the embedding and the head are each on one stage
+
+    def calls(count: Callable[[TpMessages], int]) -> float:
+        layers = layer_passes * (count(LAYER_FORWARD) * again + count(backward))
+        return layers + sum(map(count, ENDS)) * end_passes
+
+    gathers, scatters = calls(attrgetter("gathers")) * sp, calls(attrgetter("scatters")) * sp
+    all_reduces, of_loss = calls(attrgetter("all_reduces")) * (not sp), LOSS_ALL_REDUCES * end_passes
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
     rows: list[Row] = [
-        ("all_gather", "tp", tp, gathers * sp, size, gathers * sp * exchange),
-        ("reduce_scatter", "tp", tp, scatters * sp, size, scatters * sp * exchange),
-        ("all_reduce", "tp", tp, 0.0 if sp else scatters, size, 0.0 if sp else scatters * reduction),
-        ("all_reduce", "tp", tp, 1.5 * ends, 4.0 * tokens, 1.5 * ends * float(comm.tp_loss[0])),
+        ("all_gather", "tp", tp, gathers, size, gathers * exchange),
+        ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
+        ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
+        ("all_reduce", "tp", tp, of_loss, 4.0 * tokens, of_loss * float(comm.tp_loss[0])),
         *_context_loads(w, layer_passes, again),
         ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
     ]

@@ -22,7 +22,10 @@ from knee.units import dimension, show
 from knee.workload import operations as op
 from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
 from knee.workload.parameters import parameter_count
+from knee.workload.tp_messages import LAYER_FORWARD, layer_backward
 from knee.workload.traffic import PARAMETER_BYTES
+
+SPELLED = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +185,10 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     message("gather of a layer", comm.gather_layer, PARAMETER_BYTES * layer, "with FSDP2's padding")
     message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
     if plan.tp > 1:
-        often = "four a layer, six backward" if sp else "two all-reduces a layer and direction"
+        often = f"{SPELLED[LAYER_FORWARD.all_reduces]} all-reduces a layer and direction"
+        if sp:
+            there, back = LAYER_FORWARD.exchanges, layer_backward(job.profile).exchanges
+            often = f"{SPELLED[there]} a layer" + (" and direction" if back == there else f", {SPELLED[back]} backward")
         note = f"over tp {plan.tp}; {often}"
         message("tp exchange", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
     if plan.cp > 1:

@@ -7,12 +7,12 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
+from knee.api.catalog import budget_tables
 from knee.cli import main
-from knee.cli.catalog_budget import budget_entries
 from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
 
 ENTRIES = [name for kind in KINDS for name in entry_names(kind)]
-OTHERS = [name for entries in budget_entries().values() for name in entries]
+OTHERS = [name for entries in budget_tables().values() for name in entries]
 
 
 def knee(*args: str) -> Result:
@@ -29,7 +29,7 @@ def test_every_name_has_a_line() -> None:
 
 def test_names_as_json() -> None:
     data = json.loads(knee("--json").stdout)
-    assert data.keys() == {"models", "gpus", "clusters", "profiles", "constants", *budget_entries()}
+    assert data.keys() == {"models", "gpus", "clusters", "profiles", "constants", *budget_tables()}
     assert data["scaling_laws"] == ["besiroglu-2024", "hoffmann-2022", "kaplan-2020"]
     assert data["families"] == ["llama"]
     assert "llama2-7b" in data["models"]

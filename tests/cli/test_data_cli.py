@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from knee.api.shard_data import prepare_shards, read_shards
 from knee.cli import main
 from knee.datasets.token_batches import Shards, Share
 
@@ -82,6 +83,26 @@ def test_json_has_everything() -> None:
     for name in ("tokens", "documents", "sha256", "asked", "shards", "left_out", "first_tokens", "first_text"):
         assert made[name] == shown[name]
     assert shown["documents"] == 30
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_a_script_gets_what_json_has() -> None:
+    seen: list[tuple[int, int]] = []
+    made = prepare_shards(
+        "corpus.jsonl",
+        tokenizer="tokenizer.json",
+        out="out",
+        jobs=1,
+        progress=lambda now: seen.append((now.done_bytes, now.total_bytes)),
+    )
+    assert seen[-1] == (Path("corpus.jsonl").stat().st_size,) * 2
+    assert (made.made, made.made_tokens) == (1, made.index.tokens)
+    again = prepare_shards(["corpus.jsonl"], tokenizer="tokenizer.json", out="out")
+    assert (again.made, again.made_tokens) == (0, 0)
+    assert json.loads(json.dumps(again.to_dict())) == json.loads(prepare("--json").stdout)
+    shown = read_shards("out", verify=True)
+    assert json.loads(json.dumps(shown.to_dict())) == json.loads(ask("show", "out", "--verify", "--json").stdout)
+    assert [row["documents"] for row in shown.rows()] == [30]
 
 
 @pytest.mark.usefixtures("tokenizer")

@@ -10,10 +10,14 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from knee.cli import COMMANDS, doctor, main
-from knee.probe.inventory import Cpu, Gpu, Inventory, Nic, NvidiaDriver, Software
+import knee
+from knee.api import doctor
+from knee.cli import COMMANDS, main
+from knee.cli.render import doctor as rendered
+from knee.probe.gpus import LocalGpu, NvidiaDriver
+from knee.probe.inventory import Cpu, Inventory, Nic, Software
 
-H100 = Gpu(
+H100 = LocalGpu(
     index=0,
     name="NVIDIA H100 80GB HBM3",
     memory_bytes=80 * 2.0**30,
@@ -74,6 +78,7 @@ def test_json() -> None:
     found = {need["name"]: need["found"] for need in data["needs"]}
     assert found["numpy"]
     assert data["commands"]["simulate"] == {"ready": True, "missing": []}
+    assert json.loads(json.dumps(knee.doctor().to_dict())) == data
 
 
 def test_it_knows_every_command() -> None:
@@ -102,7 +107,7 @@ def test_what_is_unknown_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ask(monkeypatch, NOTHING)
     assert text.count("none seen") == 2
     assert "unknown: model, number, NUMA nodes" in line_of(text, "CPU")
-    gpus = (Gpu(index=0), Gpu(index=1, name="B200", nvlinks=18), Gpu(index=2, trouble="closed"))
+    gpus = (LocalGpu(index=0), LocalGpu(index=1, name="B200", nvlinks=18), LocalGpu(index=2, trouble="closed"))
     text = ask(monkeypatch, replace(NOTHING, gpus=gpus))
     assert "unknown: memory, power limit, PCIe generation, PCIe lanes, NVLink, MIG, ECC" in line_of(text, "0 ")
     assert "18 NVLinks (rate unknown)" in line_of(text, "1 ")
@@ -120,7 +125,6 @@ def test_json_has_null_for_what_is_unknown(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_the_probes_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "available", lambda: ["probe"])
     monkeypatch.setattr(doctor, "_package", lambda _: "1.0")
     commands = json.loads(ask(monkeypatch, NODE, "--json"))["commands"]
     assert all(commands[probe]["ready"] for probe in PROBES)
@@ -137,7 +141,8 @@ def test_a_driver_that_does_not_answer_is_not_installed_again(monkeypatch: pytes
 
 
 def test_it_speaks_without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda _: None)
+    for module in (doctor, rendered):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
     text = ask(monkeypatch, NODE)
     assert "  0-1,3  NVIDIA H100" in text
     assert "knee simulate  needs numpy, pydantic, click, rich" in text
@@ -151,7 +156,8 @@ def test_what_is_missing_comes_with_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     assert "pip install 'knee[report]'" in line
 
 
-def test_it_loads_nothing_that_it_looks_for() -> None:
-    code = "import sys, knee.cli; sys.argv = ['knee', 'doctor']\ntry: knee.cli.main()\nfinally: print(*sys.modules)"
+@pytest.mark.parametrize("call", ["knee.cli.main(['doctor'])", "knee.doctor()"])
+def test_it_loads_nothing_that_it_looks_for(call: str) -> None:
+    code = f"import sys, knee.cli\ntry: {call}\nfinally: print(*sys.modules)"
     text = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {"numpy", "torch", "altair", "pydantic"} & set(text.splitlines()[-1].split())

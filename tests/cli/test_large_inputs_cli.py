@@ -191,7 +191,7 @@ def test_runs_are_predicted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logs_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LINES_S", 0.0)
     Path("mine.toml").write_text(GRID)
-    monkeypatch.setattr("knee.cli.sweep_prepare.MANY", 1)
+    monkeypatch.setattr("knee.cli.sweep.MANY", 1)
     said = knee("sweep", "mine.toml", "--out", "sweep", "--dry-run").stderr
     assert "checking: 3 of 4" in said
     monkeypatch.setattr("knee.cli.validate.MANY", 1)

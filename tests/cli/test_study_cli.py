@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import refusals
 from knee.cli import main
-from knee.errors import ExitCode
+from knee.errors import InputError, MissingExtra, NotWritten
 from knee.studies import record_store as store
 from knee.studies.study_file import load_study, study_names
 from knee.validation.carried_set import carried_fidelity
+from refusals import ended, kind, numbers
 
 SOURCES = Path(__file__).parents[2] / "src"
 LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"
@@ -71,14 +73,8 @@ def run(out: Path, *args: str | Path) -> Result:
     return result
 
 
-def refused(*args: str | Path) -> str:
-    """One error, one hint, nothing else."""
-    result = knee(*args)
-    assert result.exit_code == 2, (result.output, result.exception)
-    assert result.stdout == ""
-    assert result.stderr.count("error:") == 1
-    assert result.stderr.count("hint:") == 1
-    return result.stderr
+def refused(*args: str | Path) -> InputError:
+    return refusals.refused("study", *args)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -115,15 +111,7 @@ def test_list_as_json() -> None:
 
 def test_show() -> None:
     said = knee("show", "fig12").stdout
-    for words in (
-        "Figure 12, appendix E",
-        "knee study run fig12",
-        "9 runs",
-        "CP, ring",
-        "T63",
-        "assumptions:",
-        "reproduced if",
-    ):
+    for words in (load_study("fig12").place, "knee study run fig12", "T63", "assumptions:"):
         assert words in said
     data = json.loads(knee("show", "fig12", "--json").stdout)
     assert len(data["points"]) == 9
@@ -152,7 +140,6 @@ def test_run_some(tmp_path: Path) -> None:
     assert written == {".kept", "bandwidths.csv", "claims.csv", "fidelity.csv", "hardware.csv", "records"}
     assert [row["study"] for row in rows_of(out / "claims.csv")] == ["table1", "table1", "fig2b", "fig2b"]
     assert result.stdout.index("table1:") < result.stdout.index("fig2b:")
-    assert "published runs: tokens/s per GPU is off by" in result.stdout
 
 
 def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
@@ -169,7 +156,7 @@ def test_every_claim_and_finding_is_on_the_screen(tmp_path: Path) -> None:
     said = run(tmp_path, "fig12").stdout
     assert load_study("fig12").finding.partition("{")[0] in said
     assert re.search(r"T63 +reproduced +no ", said)
-    assert "  - plans are FSDP" in said  # one study's assumptions
+    assert f"  - {load_study('fig12').assumptions[0]}" in said
 
 
 def test_json_is_one_document(tmp_path: Path) -> None:
@@ -184,8 +171,7 @@ def test_json_is_one_document(tmp_path: Path) -> None:
 
 def test_a_second_run_makes_nothing_and_says_the_same(tmp_path: Path) -> None:
     first, second = run(tmp_path, "fig12"), run(tmp_path, "fig12")
-    assert "9 points: 9 simulated, 0 kept from before" in first.stderr
-    assert "9 points: 0 simulated, 9 kept from before" in second.stderr
+    assert [numbers(ran.stderr)[:3] for ran in (first, second)] == [[9, 9, 0], [9, 0, 9]]
     assert first.stdout == second.stdout
     other = run(tmp_path, "fig12", "--json")
     assert json.loads(other.stdout) == json.loads(run(tmp_path / "elsewhere", "fig12", "--json").stdout)
@@ -196,8 +182,8 @@ def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     path = next((tmp_path / "records").iterdir())
     path.write_text(path.read_text()[:100])
     said = run(tmp_path, "fig12").stderr
-    assert f"warning: {path} is damaged (it was cut off, or is not JSON): computed again" in said
-    assert "1 simulated, 8 kept" in said
+    assert f"warning: {path} " in said
+    assert numbers(said.splitlines()[-1]) == [9, 1, 8]
 
 
 def test_a_file_of_one_s_own(mine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +192,7 @@ def test_a_file_of_one_s_own(mine: Path, tmp_path: Path, monkeypatch: pytest.Mon
         result = run(tmp_path / "out", name)
         assert result.stdout.splitlines()[0] == "mine: Mine"
         assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
-        assert "1 cannot be" in result.stderr
+        assert numbers(result.stderr)[-1] == 1  # that cannot be
         assert [row["tp"] for row in rows_of(tmp_path / "out" / "runs.csv")] == ["1", "2"]
     said = json.loads(run(tmp_path / "out", "mine.toml", "--json").stdout)["studies"][0]
     assert [row["tp"] for row in said["impossible"]] == [3]
@@ -223,7 +209,7 @@ def test_two_studies_of_one_name(mine: Path, tmp_path: Path) -> None:
     other = tmp_path / "other" / "mine.toml"
     other.parent.mkdir()
     other.write_text(MINE.replace("Mine", "Another"), encoding="utf-8")
-    assert "two studies are called mine" in refused("run", mine, other, "--out", tmp_path / "out")
+    assert kind(refused("run", mine, other, "--out", tmp_path / "out")) == ("contradiction", "study")
 
 
 def test_studies_that_others_need_are_run_and_not_shown(tmp_path: Path) -> None:
@@ -242,33 +228,31 @@ def test_a_changed_grid(tmp_path: Path) -> None:
     assert {row["gpus"] for row in study["rows"]} == {8, 16}
     assert {row["model"] for row in study["rows"]} == {"llama-1b"}
     assert {claim["verdict"] for claim in study["claims"]} == {"not testable"}
-    assert study["claims"][0]["found"] == "the grid is not the study's own: gpus, model changed"
     assert re.search(r"claims: 0 reproduced, 0 failed, \d+ not testable", result.stderr)
 
 
-@pytest.mark.parametrize(("sets", "words"), [
-    (["gpu=8"], "a grid has model, cluster"),
-    (["gpu=8"], "did you mean gpus?"),
-    (["gpus"], "is not key=value"),
-    (["gpus="], "is not key=value"),
-    (["gpus=x"], "it should be a number"),
-    (["gpus=8.5"], "it should be a number"),
-    (["gpus=8,,16"], "it should be a number"),
-    (["gpus=0"], "more than 0"),
-    (["gpus=-8"], "more than 0"),
-    (["local_batch=nan"], "more than 0, and finite"),
-    (["local_batch=inf"], "more than 0, and finite"),
-    (["local_batch=1e-9"], "not a whole number of sequences"),
-    (["seq_len=none"], "it should be a number"),
-    (["local_batch=1", "global_batch=8"], "are both given"),
-    (["gpus=8", "gpus=16"], "given twice"),
-    (["gpus=" + ",".join(map(str, range(1, 120_000)))], "plans"),
-    (["gpus=99999999999999999999999999"], "16,777,216"),
-    (["local_batch=1e300"], "16,777,216"),
+@pytest.mark.parametrize(("sets", "code", "field"), [
+    (["gpu=8"], "not-an-override", "gpu"),
+    (["gpus"], "not-key-value", "overrides"),
+    (["gpus="], "not-key-value", "overrides"),
+    (["gpus=x"], "not-a-number", "gpus"),
+    (["gpus=8.5"], "not-a-number", "gpus"),
+    (["gpus=8,,16"], "not-a-number", "gpus"),
+    (["gpus=0"], "out-of-range", "gpus"),
+    (["gpus=-8"], "out-of-range", "gpus"),
+    (["local_batch=nan"], "out-of-range", "local_batch"),
+    (["local_batch=inf"], "out-of-range", "local_batch"),
+    (["local_batch=1e-9"], "batch-not-whole", "local_batch"),
+    (["seq_len=none"], "not-a-number", "seq_len"),
+    (["local_batch=1", "global_batch=8"], "contradiction", "local_batch"),
+    (["gpus=8", "gpus=16"], "contradiction", "overrides"),
+    (["gpus=" + ",".join(map(str, range(1, 120_000)))], "too-many", None),
+    (["gpus=99999999999999999999999999"], "out-of-range", "local_batch"),
+    (["local_batch=1e300"], "out-of-range", "local_batch"),
 ])  # fmt: skip
-def test_changes_that_cannot_be(tmp_path: Path, sets: list[str], words: str) -> None:
+def test_changes_that_cannot_be(tmp_path: Path, sets: list[str], code: str, field: str | None) -> None:
     options = [word for text in sets for word in ("--set", text)]
-    assert words in refused("run", "fig9", "--out", tmp_path / "out", *options)
+    assert kind(refused("run", "fig9", "--out", tmp_path / "out", *options)) == (code, field)
     assert not (tmp_path / "out" / "records").exists()
 
 
@@ -281,48 +265,50 @@ def test_absurd_sizes_are_answered_or_cannot_be(tmp_path: Path, text: str) -> No
 
 
 def test_a_name_that_nothing_has(tmp_path: Path) -> None:
-    for text in ("model=llama2-7c", "cluster=dgx-h101", "profile=papr"):
-        result = knee("run", "fig9", "--no-page", "--out", tmp_path, "--set", text)
-        assert result.exit_code == 2
-        assert "did you mean" in result.stderr
+    for text, near in (("model=llama2-7c", "llama2-7b"), ("cluster=dgx-h101", "dgx-h100"), ("profile=papr", "paper")):
+        _, error = ended("study", "run", "fig9", "--no-page", "--out", tmp_path, "--set", text)
+        assert kind(error) == ("unknown-name", text.partition("=")[0])
+        assert near in str(error.hint)
 
 
 # ---- wrong input ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("args", "words"), [
-    (["runn"], "did you mean run?"),
-    (["fig6"], "`knee study run fig6` runs a study"),
-    (["run", "fig66"], "there is no study 'fig66'"),
-    (["run", "fig66"], "did you mean fig6?"),
-    (["show", "nothing"], "`knee study list` has all"),
-    (["show"], "missing argument"),
-    (["run", "nowhere.toml"], "there is no file 'nowhere.toml'"),
-    (["run", "--lancher", "local"], "did you mean --launcher?"),
-    (["run", "--launcher", "slurm"], "'slurm' is not one of simulate, local"),
-    (["run", "fig9", "--steps", "4"], "it goes with --launcher local"),
-    (["run", "fig9", "--steps", "0", "--launcher", "local"], "at least one step"),
-    (["run", "fig9", "--steps", "x"], "not a valid integer"),
-    (["--json", "list"], "belong behind the command"),
-    (["--out", "x", "run", "fig9"], "belong behind the command"),
-    (["list", "--jsn"], "did you mean --json?"),
+@pytest.mark.parametrize(("args", "code", "field", "near"), [
+    (["runn"], "unknown-command", None, "run"),
+    (["fig6"], "unknown-command", None, "fig6"),
+    (["run", "fig66"], "unknown-name", "study", "fig6"),
+    (["show", "nothing"], "unknown-name", "study", ""),
+    (["show"], "missing-argument", "name", ""),
+    (["run", "nowhere.toml"], "no-file", None, ""),
+    (["run", "--lancher", "local"], "unknown-option", "--lancher", "--launcher"),
+    (["run", "--launcher", "slurm"], "unknown-choice", "launcher", ""),
+    (["run", "fig9", "--steps", "4"], "out-of-range", "steps", "--launcher"),
+    (["run", "fig9", "--steps", "0", "--launcher", "local"], "out-of-range", "steps", ""),
+    (["run", "fig9", "--steps", "x"], "not-a-number", "steps", ""),
+    (["--json", "list"], "misplaced-option", None, ""),
+    (["--out", "x", "run", "fig9"], "misplaced-option", None, ""),
+    (["list", "--jsn"], "unknown-option", "--jsn", "--json"),
 ])  # fmt: skip
-def test_what_cannot_be_asked(args: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_asked(
+    args: list[str], code: str, field: str | None, near: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert words in refused(*args)
+    error = refused(*args)
+    assert kind(error) == (code, field)
+    assert near in str(error.hint)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_mistake_in_a_file_is_named(mine: Path, tmp_path: Path) -> None:
     mine.write_text(MINE.replace("title", "titel"), encoding="utf-8")
-    said = refused("run", mine, "--out", tmp_path / "out")
-    assert "mine.toml: titel is not known" in said
+    assert kind(refused("run", mine, "--out", tmp_path / "out")) == ("unknown-field", "titel")
 
 
 def test_a_file_in_the_way_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     for out in (tmp_path / "out", tmp_path / "out" / "below"):
-        assert "a file of that name is in the way" in refused("run", "table1", "--no-page", "--out", out)
+        assert refused("run", "table1", "--no-page", "--out", out).code == "not-a-folder"
     assert (tmp_path / "out").read_text() == "mine"
 
 
@@ -335,9 +321,8 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         real(path, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    result = knee("run", "table1", "--no-page", "--out", tmp_path / "out")
-    assert result.exit_code == ExitCode.NOT_WRITTEN
-    assert "cannot be written" in result.stderr
+    _, error = ended("study", "run", "table1", "--no-page", "--out", tmp_path / "out")
+    assert isinstance(error, NotWritten)
 
 
 # ---- measured records ----------------------------------------------------------------------------------------------
@@ -360,7 +345,7 @@ def measured(mine: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("where", [".", "record.json", ".."])
 def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path, where: str) -> None:
     result = run(tmp_path / "out", mine, "--records", measured / where)
-    assert "1 measured" in result.stderr
+    assert numbers(result.stderr)[-1] == 1  # of them measured
     assert "warning" not in result.stderr
     # one measured run is not held against a simulated one
     assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
@@ -372,7 +357,7 @@ def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path,
 
 def test_a_record_of_no_point_is_said(measured: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "out", "fig12", "--records", measured)
-    assert "warning: a measured record of llama-tiny on 2 GPUs is of none of the points" in result.stderr
+    assert result.stderr.count("warning:") == 1
     assert result.stdout.splitlines()[-1].startswith("claims: 1 reproduced")
 
 
@@ -383,57 +368,43 @@ def _change(folder: Path, **values: Any) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"kind": "simulated"}, "is a simulated record, not a measured one"),
-    ({"kind": "published"}, "is a published record, not a measured one"),
-    ({"kind": "odd"}, "is not a record"),
-    ({"plan": "gone"}, "does not say which model, plan and sizes it was measured with"),
-    ({"plan": {"tp": 2}}, "does not say which model, plan and sizes"),
-    ({"plan": 3}, "does not say which model, plan and sizes"),
-    ({"gpus": "gone"}, "does not say which model, plan and sizes"),
-    ({"gpus": 0}, "does not say which model, plan and sizes"),
-    ({"model": "gone"}, "does not say which model, plan and sizes"),
-    ({"comm_loads": 3}, "does not say which model, plan and sizes"),
+@pytest.mark.parametrize(("change", "code"), [
+    ({"kind": "simulated"}, "not-measured"),
+    ({"kind": "published"}, "not-measured"),
+    ({"kind": "odd"}, "not-a-record"),
+    ({"plan": "gone"}, "not-a-record"),
+    ({"plan": {"tp": 2}}, "not-a-record"),
+    ({"plan": 3}, "not-a-record"),
+    ({"gpus": "gone"}, "not-a-record"),
+    ({"gpus": 0}, "not-a-record"),
+    ({"model": "gone"}, "not-a-record"),
+    ({"comm_loads": 3}, "not-a-record"),
 ])  # fmt: skip
 def test_records_that_cannot_be_used(
-    measured: Path, mine: Path, tmp_path: Path, change: dict[str, Any], words: str
+    measured: Path, mine: Path, tmp_path: Path, change: dict[str, Any], code: str
 ) -> None:
-    assert words in refused("run", mine, "--out", tmp_path / "out", "--records", _change(measured, **change))
+    assert refused("run", mine, "--out", tmp_path / "out", "--records", _change(measured, **change)).code == code
 
 
 def test_records_that_are_not_there(mine: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.json").write_text("{")
-    for name, words in (
-        ("nowhere", "cannot be read"),
-        ("empty", "has no record.json in it"),
-        ("bad.json", "is not a JSON document"),
-    ):
-        assert words in refused("run", mine, "--out", tmp_path / "out", "--records", tmp_path / name)
+    for name, code in (("nowhere", "unreadable"), ("empty", "nothing-usable"), ("bad.json", "not-json")):
+        assert refused("run", mine, "--out", tmp_path / "out", "--records", tmp_path / name).code == code
 
 
 # ---- real runs -----------------------------------------------------------------------------------------------------
 
-TINY = (
-    "--set",
-    "model=llama-tiny",
-    "--set",
-    "cluster=cpu",
-    "--set",
-    "profile=eager",
-    "--set",
-    "gpus=2",
-    "--set",
-    "seq_len=64",
-)
+CHANGES = ("model=llama-tiny", "cluster=cpu", "profile=eager", "gpus=2", "seq_len=64")
+TINY = [word for change in CHANGES for word in ("--set", change)]
 
 
 def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.chdir(tmp_path)
-    result = knee("run", "fig1", "--launcher", "local", "--no-page", *TINY)
-    assert result.exit_code == 4
-    assert "pip install" in result.stderr
+    _, error = ended("study", "run", "fig1", "--launcher", "local", "--no-page", *TINY)
+    assert isinstance(error, MissingExtra)
+    assert "pip install" in str(error.hint)
 
 
 @pytest.mark.slow
@@ -441,23 +412,8 @@ def test_real_runs_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_points_trained_for_real(tmp_path: Path) -> None:
     """One point of Figure 1 on two processes; then again, which trains nothing."""
     environment = os.environ | {"PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "knee",
-        "study",
-        "run",
-        "fig1",
-        "--launcher",
-        "local",
-        *TINY,
-        "--steps",
-        "4",
-        "--no-page",
-        "--out",
-        str(tmp_path),
-        "--json",
-    ]
+    words = "study run fig1 --launcher local --steps 4 --no-page --json"
+    command = [sys.executable, "-m", "knee", *words.split(), *TINY, "--out", str(tmp_path)]
     first, second = (
         subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180) for _ in range(2)
     )
@@ -477,7 +433,6 @@ def test_points_trained_for_real(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: make test installs it")
 def test_points_that_are_too_large_for_this_machine(tmp_path: Path) -> None:
-    result = knee("run", "fig9", "--launcher", "local", "--no-page", "--out", tmp_path)
-    assert result.exit_code == 2
-    assert "none of these points can be trained here" in result.stderr
-    assert "points are simulated only: " in result.stderr
+    result, error = ended("study", "run", "fig9", "--launcher", "local", "--no-page", "--out", tmp_path)
+    assert kind(error) == ("nothing-trainable", "launcher")
+    assert len(result.stderr.splitlines()) > 2  # and why points are simulated only

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from knee.api.train import TrainedRun, train, write_train_job
 from knee.cli import main
-from knee.errors import ExitCode
+from knee.errors import DoesNotFit, ExitCode, InputError, NotWritten, RunFailed
 from waiting import LIMIT_S, until
 
 HAS_TORCH = find_spec("torch") is not None
@@ -103,6 +105,34 @@ def test_two_processes_train_the_same_model(one: tuple[dict[str, Any], str], two
     assert two[0]["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
     assert two[0]["grad_norms"] == pytest.approx(one[0]["grad_norms"], rel=1e-4)
     assert [row["status"] for row in two[0]["ranks"]] == ["done", "done"]
+
+
+@needs_torch
+def test_a_script_trains_as_the_command_does(one: tuple[dict[str, Any], str], tmp_path: Path) -> None:
+    said: list[str] = []
+    log = io.StringIO()
+    sizes: dict[str, Any] = {"seq_len": 32, "global_batch": 4, "micro_batch": 2, "steps": 6, "trace_steps": 0}
+    run = train("llama-tiny", device="cpu", out=tmp_path / "run", say=said.append, log=log, **sizes)
+    run.check_written()
+    run.check_done()
+    assert run.to_dict() == record_of(run.out)
+    assert (run.signal, run.rank_code) == (None, None)
+    assert run.record["losses"] == pytest.approx(one[0]["losses"], rel=1e-5)
+    assert len(said) == 2
+    assert "tokens/s" in log.getvalue()
+    with pytest.raises(InputError) as refused:
+        train("llama-tiny", device="cpu", out=run.out, **sizes)
+    assert (refused.value.code, refused.value.field) == ("already-there", "out")
+
+
+@pytest.mark.parametrize(("status", "error"), [("oom", DoesNotFit), ("failed", RunFailed), ("terminated", RunFailed)])
+def test_a_run_that_ends_early_is_raised_when_asked(tmp_path: Path, status: str, error: type[Exception]) -> None:
+    record = {"status": status, "error": "it broke", "failed_rank": 1, "steps_done": 3}
+    run = TrainedRun(record=record, out=tmp_path)
+    with pytest.raises(error, match="it broke"):
+        run.check_done()
+    with pytest.raises(NotWritten):
+        run.check_written()
 
 
 @needs_torch
@@ -245,6 +275,28 @@ def test_a_job_for_another_machine(tmp_path: Path) -> None:
     job = TrainJob.from_json(json.loads(path.read_text(encoding="utf-8")))
     assert (job.device, job.dtype, job.steps, job.warmup, job.plan.dp_shard) == ("cuda", "bf16", 60, 10, 4)
     assert any(gpu["gpu"] == "h200-sxm" for gpu in job.facts["gpus_known"])
+    written = write_train_job("llama-1b", path, device="cuda", nproc=8, tp=2, out="run")
+    assert written.to_dict() == {"job": str(path), "record": "run"}
+    assert written.command == f"torchrun --nproc-per-node 8 -m knee.train.worker {path}"
+    assert TrainJob.from_json(json.loads(path.read_text(encoding="utf-8"))) == written.job
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "field"),
+    [
+        ({"nproc": 0}, "out-of-range", "nproc"),
+        ({"device": "tpu"}, "unknown-choice", "device"),
+        ({"dtype": "bf16", "precision": "fp16"}, "contradiction", "dtype"),
+        ({"local_batch": 1, "global_batch": 1}, "contradiction", "local_batch"),
+        ({"step": 6}, "unknown-argument", "step"),
+    ],
+)
+def test_functions_refuse_with_codes(tmp_path: Path, settings: dict[str, Any], code: str, field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        write_train_job("llama-tiny", tmp_path / "job.json", **settings)
+    assert (refused.value.code, refused.value.field) == (code, field)
+    assert "--" not in refused.value.message
+    assert not (tmp_path / "job.json").exists()
 
 
 @needs_torch

@@ -1,4 +1,4 @@
-"""``knee probe collectives`` as a rank runs it, with the fewest samples: how long a message takes is not what is tested.
+"""``knee probe collectives`` as a rank runs it, with the fewest samples: how long a message takes is not tested.
 
 With HELD in the environment, rank 0 stops at its first reading until it is asked to end, so that a signal surely finds
 it in the middle.
@@ -11,12 +11,11 @@ import sys
 import time
 from typing import Any
 
-from waiting import POLL_S
-
 from knee.cli import main
 from knee.probe import collective_timing as collectives
 from knee.probe import torchrun_ranks as ranks
 from knee.record.readings import ReadingsFile
+from waiting import POLL_S
 
 made: list[ranks.Stop] = []
 
@@ -34,7 +33,7 @@ def held(add: Any) -> Any:
 
     def add_and_wait(*reading: Any) -> None:
         add(*reading)
-        while not made[0].asked:
+        while made[0].number is None:
             time.sleep(POLL_S)
 
     return add_and_wait

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from waiting import LIMIT_S, until
 
 from knee.hardware_fit.links import fit_links
 from knee.probe.collective_grid import COLLECTIVES
 from knee.record.probe_points import Record
 from knee.record.readings import read_readings
+from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
 

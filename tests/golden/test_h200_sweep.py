@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from knee.cli import main
-from knee.launch.failures import verdict
+from knee.launch.failures import diagnose
 from knee.launch.run_status import Status
 from knee.launch.sweep_folder import read_sweep
 
@@ -35,7 +35,7 @@ def test_how_each_run_ended(statuses: dict[str, Status]) -> None:
 
 def test_cuda_out_of_memory_is_read_from_what_the_run_left() -> None:
     run = next((SWEEP / "runs").glob("0004-*"))
-    found = verdict(run, (1,))
+    found = diagnose(run, (1,))
     assert (found.state, found.cause, found.memory, found.rank) == ("oom", "memory", "device", 0)
     assert "CUDA out of memory" in found.words
 

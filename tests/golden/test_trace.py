@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from knee.kineto.kineto_writer import write_kineto
-from knee.metrics.step_breakdown import measure
 from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
+from step_breakdown import measure
 
 pytestmark = pytest.mark.slow
 

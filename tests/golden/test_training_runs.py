@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from knee.api.budget_check import BudgetCheck
 from knee.budgets.published_budgets import WITHIN_FRAC, predicted_gpu_hours, published_runs, worst_of
-from knee.cli.render.budget_check import checked_sentence
 from knee.specs.catalog import ROOT, read_toml
 
 pytestmark = pytest.mark.slow
@@ -43,7 +43,7 @@ def test_gpu_hours_come_within_a_quarter_of_those_published() -> None:
     for run in runs:
         assert run.error_frac is not None, run.name
         assert abs(run.error_frac) <= WITHIN_FRAC, (run.name, run.error_frac)
-    assert worst_of(runs).name in checked_sentence(runs)
+    assert worst_of(runs).name in BudgetCheck(runs=tuple(runs)).sentence
     # what cannot be compared is said
     chinchilla = next(run for run in runs if run.name == "chinchilla-70b-1.4T")
     assert chinchilla.predicted_gpu_hours is None

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from knee.launch.failures import verdict
+from knee.launch.failures import diagnose
 from knee.launch.supervisor import SupervisedRun, supervise
 from knee.launch.sweep_folder import SweepRun
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.trainer_job import Device
-from knee.sweeps.job_for_trainer import Length, train_job
+from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.train.start_ranks import write_job
 
-from .test_failures import STUCK, left
+from .test_failures import left
 
 
 def torchrun_said(*failures: tuple[int, int], at: str = "10:00:00") -> str:
@@ -44,7 +44,7 @@ def test_a_signal_that_only_torchrun_has_seen_is_named(code: int, name: str, tmp
     log = torchrun_said((1, code), (0, -15))
     labelled = "".join(f"0: {line}\n" for line in log.splitlines())
     for run, text in (("a", log), ("b", labelled)):
-        found = verdict(
+        found = diagnose(
             left(
                 tmp_path / run,
                 logs={"rank0.log": "", "rank1.log": "step 4\n", "start0.log": text},
@@ -62,15 +62,15 @@ def test_a_signal_that_only_torchrun_has_seen_is_named(code: int, name: str, tmp
         logs={"start0.log": f"  traceback : Signal {-code} ({name}) received by PID 901"},
         nodes={1: "node7"},
     )
-    assert f"rank 1 on node7 was ended by {name}" in verdict(alone, (1,)).words
-    assert f"it was ended by {name}" in verdict(left(tmp_path / "d"), (code,)).words
-    assert f"it was ended by {name}" in verdict(left(tmp_path / "e"), (128 - code,)).words
+    assert f"rank 1 on node7 was ended by {name}" in diagnose(alone, (1,)).words
+    assert f"it was ended by {name}" in diagnose(left(tmp_path / "d"), (code,)).words
+    assert f"it was ended by {name}" in diagnose(left(tmp_path / "e"), (128 - code,)).words
 
 
 def test_a_rank_that_torchrun_killed_itself_was_not_the_first(tmp_path: Path) -> None:
     watchdog = "[rank0]:[E1 ProcessGroupNCCL.cpp:616] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)"
     run = left(tmp_path / "a", logs={"rank0.log": watchdog, "start0.log": torchrun_said((0, -6), (1, -9))})
-    assert verdict(run, (1,)).cause == "comm_timeout"
+    assert diagnose(run, (1,)).cause == "comm_timeout"
     run = left(
         tmp_path / "b",
         logs={
@@ -79,28 +79,31 @@ def test_a_rank_that_torchrun_killed_itself_was_not_the_first(tmp_path: Path) ->
             "start1.log": torchrun_said((1, -9)),
         },
     )
-    assert "rank 1 on n1 was ended by SIGKILL" in verdict(run, (1, 1)).words
+    assert "rank 1 on n1 was ended by SIGKILL" in diagnose(run, (1, 1)).words
     crashed = left(
-        tmp_path / "c", logs={"rank0.log": STUCK, "start1.log": torchrun_said((1, -11))}, beats={0: (9, 0), 1: (7, 20)}
+        tmp_path / "c",
+        logs={"start1.log": torchrun_said((1, -11))},
+        stalled_s={0: 27},
+        beats={0: (9, 0), 1: (7, 20)},
     )
-    assert "rank 1 on n1 was ended by SIGSEGV" in verdict(crashed, (1, 1)).words
+    assert "rank 1 on n1 was ended by SIGSEGV" in diagnose(crashed, (1, 1)).words
     silent = left(tmp_path / "d", logs={"start0.log": torchrun_said((1, 1), (0, -15))})
-    assert verdict(silent, (1,)).words == "rank 1 ended with code 1 and said nothing"
+    assert diagnose(silent, (1,)).words == "rank 1 ended with code 1 and said nothing"
 
 
 def test_srun_names_the_node_of_a_killed_task(tmp_path: Path) -> None:
     run = left(tmp_path / "a", logs={"start0.log": "srun: error: n3: task 0: Segmentation fault (core dumped)"})
-    assert verdict(run, (139,)).words == "a process on n3 was ended by SIGSEGV"
+    assert diagnose(run, (139,)).words == "a process on n3 was ended by SIGSEGV"
     # srun kills the rest of a step of which one task has failed
     words = "0: ValueError: wrong\nsrun: error: n2: task 0: Exited with exit code 1\nsrun: error: n3: task 1: Killed"
-    assert verdict(left(tmp_path / "b", logs={"start0.log": words}), (1,)).words == "ValueError: wrong"
+    assert diagnose(left(tmp_path / "b", logs={"start0.log": words}), (1,)).words == "ValueError: wrong"
 
 
 def test_a_kill_for_memory_counts_only_where_a_rank_was_killed(tmp_path: Path) -> None:
     run = left(tmp_path / "a", logs={"rank0.log": "ValueError: wrong"})
-    assert verdict(run, (1,), killed_for_memory=True).words == "ValueError: wrong"
+    assert diagnose(run, (1,), killed_for_memory=True).words == "ValueError: wrong"
     run = left(tmp_path / "b", logs={"start0.log": torchrun_said((1, -9))}, nodes={1: "n1"})
-    found = verdict(run, (1,), killed_for_memory=True)
+    found = diagnose(run, (1,), killed_for_memory=True)
     assert (found.state, found.memory, found.rank, found.node) == ("oom", "host", 1, "n1")
 
 
@@ -134,7 +137,7 @@ def test_only_the_devices_own_memory_is_evidence_against_a_plan(
     )
     run = tmp_path / "runs" / "r"
     run.mkdir(parents=True)
-    write_job(run, train_job(job, Length(device=device), out=str(run), command=[]))
+    write_job(run, train_job(job, RunSettings(device=device), out=str(run), command=[]))
     entry = SweepRun(id="r", name="r", series="s", gpus=1, nodes=1, per_node=1)
     ended = supervise(SupervisedRun(run=run, entry=entry, commands=[["bash", "-c", 'echo "$0" >&2; exit 1', line]]))
     assert (ended.state, ended.cause) == ("oom", "memory")

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from knee.cli.sweep_prepare import wanted_of
+from knee.api.sweep import requested_runs
+from knee.cli.overrides import parse_sets
 from knee.launch.run_status import Cause, State, Status
 from knee.launch.sweep_folder import Sweep, SweepRun
-from knee.sweeps.stop_rule import Knees, rate_of
+from knee.sweeps.stop_rule import StopRule, rate_of
 
 from .sweeps import TINY
 
@@ -24,7 +25,7 @@ def series_of(tmp_path: Path, text: str, *sets: str) -> list[tuple[int, int, str
     """GPUs, global batch and series of each point of a grid."""
     path = tmp_path / f"grid{len(list(tmp_path.iterdir()))}.toml"  # a study is read once
     path.write_text(text, encoding="utf-8")
-    return [(one.gpus, one.asked["global_batch"], one.series) for one in wanted_of(str(path), sets, ())]
+    return [(one.gpus, one.question["global_batch"], one.series) for one in requested_runs(str(path), parse_sets(sets))]
 
 
 def test_a_series_keeps_the_batch_that_its_grid_is_given_by(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def knees(tmp_path: Path, runs: Mapping[str, tuple[int, str, float | None, State
         (made.run(name) / "record.json").write_text(json.dumps(record), encoding="utf-8")
     statuses = {name: Status(state=state, cause=cause) for name, (*_, state, cause) in runs.items()}
     last = SweepRun(id="last", name="last", series="a", gpus=8, nodes=1, per_node=8)
-    return Knees(made).beyond(last, statuses)
+    return StopRule(made).reason_to_stop(last, statuses)
 
 
 def test_runs_of_another_batch_are_not_compared(tmp_path: Path) -> None:

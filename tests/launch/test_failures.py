@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from knee.launch.failures import verdict
+from knee.launch.failures import diagnose
 from knee.launch.log_patterns import last_words
 from knee.launch.run_status import Status
 
@@ -22,6 +24,8 @@ def left(
     beats: dict[int, tuple[int, float]] | None = None,
     nodes: dict[int, str] | None = None,
     pieces: dict[int, dict[str, Any]] | None = None,
+    stalled_s: dict[int, int] | None = None,
+    refused: dict[int, str] | None = None,
 ) -> Path:
     """A run's folder."""
     for rank, piece in (pieces or {}).items():
@@ -32,12 +36,15 @@ def left(
     for name, text in (logs or {}).items():
         (run / "logs" / name).write_text(text, encoding="utf-8")
     for rank, (step, ago_s) in (beats or {}).items():
-        plain = {"step": step, "time_s": time.time() - ago_s, "pid": 1}
+        plain: dict[str, Any] = {"step": step, "time_s": time.time() - ago_s, "pid": 1}
+        plain |= {"stalled_s": (stalled_s or {})[rank]} if rank in (stalled_s or {}) else {}
         (run / "heartbeats" / f"rank{rank}.json").write_text(json.dumps(plain), encoding="utf-8")
     for rank, node in (nodes or {}).items():
         (run / "environment" / f"rank{rank}.json").write_text(
             json.dumps({"node": node, "pid": 900 + rank}), encoding="utf-8"
         )
+    for rank, why in (refused or {}).items():
+        (run / "environment" / f"rank{rank}.json").write_text(json.dumps({"refused": why}), encoding="utf-8")
     if record is not None:
         (run / "record.json").write_text(json.dumps(record), encoding="utf-8")
     return run
@@ -113,7 +120,6 @@ def left(
         ("OSError: [Errno 28] No space left on device", "failed", "disk"),
         ("RuntimeError: The server socket has failed to listen. port: 29500, address already in use", "failed", "port"),
         ("ModuleNotFoundError: No module named 'torch'", "failed", "software"),
-        ("error: llama-tiny has 8 heads, which tp 3 does not divide\nhint: use a tp that divides 8", "failed", "spec"),
         ("Traceback (most recent call last):\n  File x\nValueError: nothing like it", "failed", "error"),
     ],
 )
@@ -121,7 +127,7 @@ def test_a_log_tells_the_cause(log: str, state: str, cause: str, tmp_path: Path)
     run = left(
         tmp_path / "run", logs={"rank3.log": f"step 1\n{log}\n", "start0.log": "exitcode : 1"}, nodes={3: "node7"}
     )
-    found = verdict(run, (1,))
+    found = diagnose(run, (1,))
     assert (found.state, found.cause) == (state, cause)
     assert (found.rank, found.node) == (3, "node7")
     assert found.words
@@ -157,7 +163,7 @@ def test_a_log_tells_the_cause(log: str, state: str, cause: str, tmp_path: Path)
     ],
 )
 def test_slurm_has_its_own_words(log: str, state: str, cause: str, tmp_path: Path) -> None:
-    found = verdict(left(tmp_path / "run", logs={"start0.log": log}), (1,))
+    found = diagnose(left(tmp_path / "run", logs={"start0.log": log}), (1,))
     assert (found.state, found.cause) == (state, cause)
     assert found.node == ("n3" if cause in ("lost_node", "bad_node") else "")
 
@@ -177,7 +183,7 @@ def test_slurm_has_its_own_words(log: str, state: str, cause: str, tmp_path: Pat
     ],
 )
 def test_slurm_tells_who_wanted_more_memory(log: str, node: str, tmp_path: Path) -> None:
-    found = verdict(left(tmp_path / "run", logs={"start0.log": log}), (1,))
+    found = diagnose(left(tmp_path / "run", logs={"start0.log": log}), (1,))
     assert (found.state, found.cause, found.memory, found.node) == ("oom", "memory", "host", node)
 
 
@@ -194,14 +200,14 @@ def test_slurm_tells_who_wanted_more_memory(log: str, node: str, tmp_path: Path)
 )
 def test_what_cannot_be_started_is_software(log: str, tmp_path: Path) -> None:
     run = left(tmp_path / "run", logs={"start0.log": log})
-    found = verdict(run, (255,))
+    found = diagnose(run, (255,))
     assert (found.state, found.cause) == ("failed", "software")
     assert found.words in log
 
 
 def test_a_host_that_lets_nobody_in_is_not_lost(tmp_path: Path) -> None:
     run = left(tmp_path / "run", logs={"start1.log": "me@n3: Permission denied (publickey)."})
-    assert verdict(run, (None, 255), lost=["n3"]).cause == "software"
+    assert diagnose(run, (None, 255), unreachable=["n3"]).cause == "software"
 
 
 @pytest.mark.parametrize(
@@ -236,7 +242,7 @@ def test_a_host_that_lets_nobody_in_is_not_lost(tmp_path: Path) -> None:
 )
 def test_a_broken_connection_names_its_other_end(line: str, node: str, tmp_path: Path) -> None:
     run = left(tmp_path / "run", logs={"rank3.log": f"step 1\n{line}\n"}, nodes={3: "node7", 5: "node2"})
-    found = verdict(run, (1,))
+    found = diagnose(run, (1,))
     assert (found.state, found.cause, found.node, found.rank) == ("failed", "comm", node, None)
     assert found.words.startswith("rank 3 on node7: ")
     assert Status(state=found.state, cause=found.cause).missing  # it lies outside of the run
@@ -248,11 +254,11 @@ CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by pe
 def test_the_rank_that_failed_first_wins_over_those_that_lost_it(tmp_path: Path) -> None:
     lost = {"status": "failed", "error": CLOSED, "lost_peer": True}
     own = {"status": "failed", "error": "AssertionError: the loss is negative", "lost_peer": False}
-    logs = {"rank0.log": f"rank 0: {CLOSED}\n{STUCK}", "rank1.log": "CUDA out of memory was caught, going on\n"}
-    found = verdict(left(tmp_path / "a", logs=logs, pieces={0: lost, 1: own}, nodes={0: "n0", 1: "n1"}), (1, 1))
+    logs = {"rank0.log": f"rank 0: {CLOSED}\n", "rank1.log": "CUDA out of memory was caught, going on\n"}
+    found = diagnose(left(tmp_path / "a", logs=logs, pieces={0: lost, 1: own}, nodes={0: "n0", 1: "n1"}), (1, 1))
     assert (found.cause, found.words, found.rank, found.node) == ("error", own["error"], 1, "n1")
     ecc = {**own, "error": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}
-    found = verdict(left(tmp_path / "b", logs=logs, pieces={0: lost, 1: ecc}, nodes={0: "n0", 1: "n1"}), (1, 1))
+    found = diagnose(left(tmp_path / "b", logs=logs, pieces={0: lost, 1: ecc}, nodes={0: "n0", 1: "n1"}), (1, 1))
     assert (found.cause, found.node) == ("bad_node", "n1")
     record = {
         "status": "failed",
@@ -260,50 +266,58 @@ def test_the_rank_that_failed_first_wins_over_those_that_lost_it(tmp_path: Path)
         "failed_rank": 1,
         "failed_silently": True,
     }
-    found = verdict(
+    found = diagnose(
         left(tmp_path / "c", logs={"rank0.log": CLOSED}, pieces={0: lost}, record=record, nodes={1: "n1"}), (1,)
     )
     assert (found.cause, found.words, found.node) == ("error", record["error"], "n1")
-    found = verdict(left(tmp_path / "d", logs={"rank0.log": CLOSED}, pieces={0: lost}), (1,))
+    found = diagnose(left(tmp_path / "d", logs={"rank0.log": CLOSED}, pieces={0: lost}), (1,))
     assert found.cause == "comm"
 
 
 def test_shared_memory_is_not_a_disk(tmp_path: Path) -> None:
     line = "RuntimeError: unable to write to file </torch_412_3184>: No space left on device (28)"
-    found = verdict(left(tmp_path / "run", logs={"rank0.log": line}), (1,))
+    found = diagnose(left(tmp_path / "run", logs={"rank0.log": line}), (1,))
     assert found.words == f"shared memory (/dev/shm) is full: {line}"
     assert found.memory == "limit"
 
 
-def test_only_knees_own_last_word_is_a_refusal(tmp_path: Path) -> None:
+def test_only_what_a_rank_reports_is_a_refusal(tmp_path: Path) -> None:
     gcc = "error: command '/usr/bin/gcc' failed with exit code 1\n"
     run = left(tmp_path / "a", logs={"rank0.log": f"{gcc}RuntimeError: CUDA error: uncorrectable ECC error"})
-    assert verdict(run, (1,)).cause == "bad_node"
+    assert diagnose(run, (1,)).cause == "bad_node"
     run = left(tmp_path / "b", logs={"rank0.log": f"{gcc}step 1\nValueError: wrong"})
-    assert verdict(run, (1,)).words == "ValueError: wrong"
+    assert diagnose(run, (1,)).words == "ValueError: wrong"
     run = left(tmp_path / "c", logs={"rank0.log": gcc}, beats={0: (3, 0)})  # a rank that trains has refused nothing
-    assert verdict(run, (1,)).cause == "error"
-    refused = "error: two mistakes:\n  - one\n  - two\nhint: mend them\n"
-    found = verdict(left(tmp_path / "d", logs={"rank0.log": f"begun\n{refused}"}), (2,))
-    assert (found.cause, found.words) == ("spec", "two mistakes: - one - two")
+    assert diagnose(run, (1,)).cause == "error"
+    found = diagnose(left(tmp_path / "d", logs={"rank0.log": "begun\n"}, refused={0: "two mistakes"}), (2,))
+    assert (found.cause, found.words, found.rank) == ("spec", "two mistakes", 0)
+
+
+def test_a_rank_reports_the_job_that_it_refuses(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "job.json").write_text("[]", encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "knee.launch.rank", str(run)], check=False)
+    found = diagnose(run, (done.returncode,))
+    assert (done.returncode, found.cause, found.words) == (2, "spec", f"{run / 'job.json'} is not a job")
 
 
 def test_a_step_that_srun_ends_was_not_cancelled_by_anyone(tmp_path: Path) -> None:
     words = "0: slurmstepd-n0: error: *** STEP 2.0 ON n0 CANCELLED AT 2026-11-15T15:16:59 ***"
     run = left(tmp_path / "run", logs={"start0.log": words, "rank1.log": "ValueError: wrong"})
-    assert verdict(run, (1,)).words == "ValueError: wrong"
-    assert verdict(run, (1,), ended="signal").cause == "cancelled"
+    assert diagnose(run, (1,)).words == "ValueError: wrong"
+    assert diagnose(run, (1,), stop_reason="signal").cause == "cancelled"
 
 
 def test_the_record_goes_before_the_logs(tmp_path: Path) -> None:
     done = left(tmp_path / "a", record={"status": "done"}, logs={"rank0.log": "CUDA out of memory"})
-    assert verdict(done, (0,)).state == "done"
+    assert diagnose(done, (0,)).state == "done"
     oom = left(
         tmp_path / "b", record={"status": "oom", "error": "out of memory: 2 GiB", "failed_rank": 1}, nodes={1: "n1"}
     )
-    found = verdict(oom, (1,))
+    found = diagnose(oom, (1,))
     assert (found.state, found.words, found.rank, found.node) == ("oom", "out of memory: 2 GiB", 1, "n1")
-    assert verdict(left(tmp_path / "c"), (-9,), killed_for_memory=True).state == "oom"
+    assert diagnose(left(tmp_path / "c"), (-9,), killed_for_memory=True).state == "oom"
 
 
 def test_what_is_ended_from_outside_is_started_again(tmp_path: Path) -> None:
@@ -312,46 +326,41 @@ def test_what_is_ended_from_outside_is_started_again(tmp_path: Path) -> None:
         record={"status": "terminated", "error": "ended by SIGTERM", "failed_rank": 1},
         nodes={1: "n1"},
     )
-    found = verdict(run, (1,))
+    found = diagnose(run, (1,))
     assert (found.state, found.cause) == ("failed", "preempted")
     assert "rank 1 on n1" in found.words
 
 
-STUCK = "rank 0: no step has ended for 27 s: another rank is gone or stuck\n"
-
-
 def test_who_stopped_first_hangs_and_its_node_is_named(tmp_path: Path) -> None:
     for name, ago_s in (("a", 27), ("b", -30)):  # what was stopped may beat again when it is told to end
-        run = left(
-            tmp_path / name, logs={"rank0.log": STUCK}, nodes={0: "n0", 1: "n1"}, beats={0: (9, 0), 1: (7, ago_s)}
-        )
-        found = verdict(run, (1,))
+        run = left(tmp_path / name, stalled_s={0: 27}, nodes={0: "n0", 1: "n1"}, beats={0: (9, 0), 1: (7, ago_s)})
+        found = diagnose(run, (1,))
         assert (found.state, found.cause, found.rank, found.node) == ("timeout", "hang", 1, "n1")
-        assert "since step 7" in found.words
+        assert "since step 7; the rest waited for 27 s" in found.words
 
 
 def test_nodes_that_all_wait_do_not_hear_each_other(tmp_path: Path) -> None:
     run = left(
         tmp_path / "run",
-        logs={"rank0.log": STUCK, "rank1.log": STUCK},
+        stalled_s={0: 27, 1: 26},
         nodes={0: "n0", 1: "n1"},
         beats={0: (9, 0), 1: (9, 1)},
     )
-    found = verdict(run, (1, 1))
+    found = diagnose(run, (1, 1))
     assert (found.state, found.cause) == ("timeout", "comm_timeout")
     assert "n0 and n1" in found.words
-    lost = verdict(run, (1, 1), lost=["n1"])
+    lost = diagnose(run, (1, 1), unreachable=["n1"])
     assert (lost.state, lost.cause, lost.node) == ("failed", "lost_node", "n1")
     assert "step 9" in lost.words
 
 
 def test_nothing_at_all_is_a_cause_too(tmp_path: Path) -> None:
     run = left(tmp_path / "run")
-    assert "code 7" in verdict(run, (7,)).words
-    assert "no rank ever reported" in verdict(run, (None,), ended="hang", waited_s=40).words
-    assert verdict(run, (0,)).state == "failed"  # without a record nothing was measured
-    assert verdict(run, (), ended="cancel").state == "cancelled"
-    assert verdict(run, (), ended="time").cause == "time_limit"
+    assert "code 7" in diagnose(run, (7,)).words
+    assert "no rank ever reported" in diagnose(run, (None,), stop_reason="hang", waited_s=40).words
+    assert diagnose(run, (0,)).state == "failed"  # without a record nothing was measured
+    assert diagnose(run, (), stop_reason="cancel").state == "cancelled"
+    assert diagnose(run, (), stop_reason="time").cause == "time_limit"
 
 
 def test_the_last_meaningful_line() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from knee.cli.render import sweep as sweep_tables
-from knee.launch.processes import known
+from knee.launch.processes import process_key
 from knee.launch.run_status import Status, read_status
 from knee.launch.site import Site
 from knee.launch.sweep_folder import SweepRun, new_attempt
 from knee.launch.terminate import end_ranks
-from knee.launch.usage import accounted
-from knee.sweeps.local import end_on_hosts, living
+from knee.launch.usage import with_usage
+from knee.sweeps.local import living_processes, signal_on_hosts
 
 from . import left_over
 from .sweeps import LIMIT_S, NEVER, TINY, ended, run_folder, running, start, states, status, sweep, until
@@ -35,14 +35,14 @@ def grid(tmp_path: Path) -> Path:
 
 
 def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = sweep_tables.said
+    run_line = sweep_tables.run_line
 
     def interrupted(number: int, count: int, entry: SweepRun, status: Status) -> str:
         if status.state == "done":
             os.kill(os.getpid(), signal.SIGINT)
-        return said(number, count, entry, status)
+        return run_line(number, count, entry, status)
 
-    monkeypatch.setattr(sweep_tables, "said", interrupted)
+    monkeypatch.setattr(sweep_tables, "run_line", interrupted)
     out = tmp_path / "out"
     _, err = sweep(grid, "--out", out, "--program", stub, codes=(130,))
     assert "interrupted: the same command goes on" in err
@@ -71,16 +71,16 @@ def test_cancel_ends_what_a_killed_launcher_has_started_and_not_what_a_copy_tell
         until(lambda: running(out), "a run runs", by=process)
         shutil.copytree(out, copy, symlinks=True)
         run, other = run_folder(out, "0001"), run_folder(copy, "0001")
-        assert living(run, read_status(run))
-        assert not living(other, read_status(other))
+        assert living_processes(run, read_status(run))
+        assert not living_processes(other, read_status(other))
         sweep("cancel", copy)
         assert status(out)["0001"]["state"] == "running"
         process.kill()
         ended(process, code=-signal.SIGKILL)
     pid = status(out)["0001"]["pids"][0][0]
-    assert known(pid) is not None
+    assert process_key(pid) is not None
     sweep("cancel", out)
-    assert known(pid) is None
+    assert process_key(pid) is None
     assert set(states(out).values()) == {"cancelled"}
     assert status(out)["0001"]["gpu_h"] > 0
 
@@ -90,10 +90,10 @@ def test_gpu_hours_of_an_attempt_end_with_its_last_sign_of_life(tmp_path: Path) 
     (tmp_path / "record.json").write_text('{"power_w_per_gpu": 500}', encoding="utf-8")
     ended_s = (tmp_path / "record.json").stat().st_mtime
     begun = Status(state="running", started_s=ended_s - 360, gpu_h=0.5)
-    found = accounted(begun, entry, tmp_path)
+    found = with_usage(begun, entry, tmp_path)
     assert found.gpu_h == pytest.approx(0.5 + 0.8)
     assert found.energy_j == pytest.approx(500 * 8 * 360)
-    assert accounted(Status(), entry, tmp_path) == Status()
+    assert with_usage(Status(), entry, tmp_path) == Status()
 
 
 def test_no_attempt_is_overwritten(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def rank(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that a run's folder knows as its rank 0."""
     process = subprocess.Popen(["sleep", "300"], start_new_session=True)
     (tmp_path / "sweep" / "runs" / "r" / "environment").mkdir(parents=True)
-    found = known(process.pid)
+    found = process_key(process.pid)
     assert found is not None
     plain = {"host": socket.gethostname(), "pid": found[0], "began": found[1]}
     (tmp_path / "sweep" / "runs" / "r" / "environment" / "rank0.json").write_text(json.dumps(plain), encoding="utf-8")
@@ -126,7 +126,7 @@ def test_ranks_are_ended_on_their_hosts(rank: subprocess.Popen[bytes], tmp_path:
     run = tmp_path / "sweep" / "runs" / "r"
     (tmp_path / "sweep" / "python").mkdir()
     (tmp_path / "sweep" / "python" / "knee").symlink_to(Path(__file__).parents[2] / "src" / "knee")
-    end_on_hosts(Site(hosts=("a",), via="env HOST={host}"), run, ("a",), signal.SIGTERM)
+    signal_on_hosts(Site(hosts=("a",), via="env HOST={host}"), run, ("a",), signal.SIGTERM)
     assert rank.wait(timeout=LIMIT_S) == -signal.SIGTERM
     assert end_ranks(run, signal.SIGTERM) == 0
 

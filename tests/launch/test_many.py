@@ -43,7 +43,7 @@ def swept(folder: Path, gpus: list[int], monkeypatch: pytest.MonkeyPatch) -> dic
     words = (grid, "--out", out, "--program", program(folder / "a stub.sh", STUB), "--steps", "6")
     took_s: dict[str, float] = {}
     with monkeypatch.context() as patched:
-        patched.setattr(here, "go_on", lambda *_, **__: None)  # all is written, and nothing begun
+        patched.setattr(here, "start_missing", lambda *_, **__: None)  # all is written, and nothing begun
         took_s["plan"] = seconds(lambda: sweep(*words))
     for entry in read_sweep(out).entries[3:]:
         run = out / "runs" / entry.id

@@ -13,8 +13,8 @@ from knee.launch.run_status import Status, read_status, write_status
 from knee.launch.site import Site
 from knee.launch.slurm_job import supervised_run
 from knee.launch.sweep_folder import Sweep, SweepRun
-from knee.sweeps.control import put_back, statuses_now
-from knee.sweeps.slurm import _room, go_on_slurm
+from knee.sweeps.control import current_statuses, requeue
+from knee.sweeps.slurm import _room, submit_missing
 from knee.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -70,15 +70,15 @@ def submitted(sweep: Sweep) -> None:
 def test_what_runs_is_not_lost_while_slurm_does_not_answer(commands: Commands, sweep: Sweep, tmp_path: Path) -> None:
     submitted(sweep)
     commands(squeue=AWAY, sbatch="echo 8")
-    found = statuses_now(sweep)["0001-a"]
+    found = current_statuses(sweep)["0001-a"]
     assert (found.state, found.words) == ("running", "Slurm does not answer; this is what was last written down")
     with pytest.raises(NoAnswer, match="Slurm does not answer"):
-        go_on_slurm(sweep, Site(), wait=False, tell=print)
+        submit_missing(sweep, Site(), wait=False, say=print)
     assert read_status(sweep.run("0001-a")).state == "running"
     assert "sbatch" not in (tmp_path / "called").read_text(encoding="utf-8")
     # it answers again, and the job is gone
     commands()
-    assert statuses_now(sweep)["0001-a"].cause == "lost_node"
+    assert current_statuses(sweep)["0001-a"].cause == "lost_node"
 
 
 def test_a_job_that_was_taken_though_sbatch_heard_nothing_is_found_by_its_name(
@@ -88,12 +88,12 @@ def test_a_job_that_was_taken_though_sbatch_heard_nothing_is_found_by_its_name(
         sbatch="echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1"
     )
     with pytest.raises(NoAnswer):
-        go_on_slurm(sweep, Site(), wait=False, tell=print)
+        submit_missing(sweep, Site(), wait=False, say=print)
     commands(squeue='case "$*" in *%K*) echo "9_0|PENDING|Priority|"; echo "9_1|PENDING|Priority|";; *) echo 9;; esac')
     (tmp_path / "called").unlink()
-    go_on_slurm(sweep, Site(), wait=False, tell=print)
+    submit_missing(sweep, Site(), wait=False, say=print)
     assert "sbatch" not in (tmp_path / "called").read_text(encoding="utf-8")
-    assert {status.job for status in statuses_now(sweep).values()} == {"9_0", "9_1"}
+    assert {status.job for status in current_statuses(sweep).values()} == {"9_0", "9_1"}
 
 
 def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands: Commands, sweep: Sweep) -> None:
@@ -101,13 +101,13 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
     write_status(sweep.run("0001-a"), Status())
     commands(scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode")
     (sweep.folder / "slurm" / "7_0.log").write_text("ModuleNotFoundError: No module named 'numpy'\n", encoding="utf-8")
-    go_on_slurm(sweep, Site(), wait=False, tell=print)
+    submit_missing(sweep, Site(), wait=False, say=print)
     found = read_status(sweep.run("0001-a"))
     assert (found.state, found.cause) == ("failed", "software")
     assert found.words == "its job 7_0 ended before the run began: ModuleNotFoundError: No module named 'numpy'"
     # it is put back by hand, and the old job does not end it again
-    assert put_back(sweep, ["failed"]) == 1
-    assert statuses_now(sweep)["0001-a"].state == "pending"
+    assert requeue(sweep, ["failed"]) == 1
+    assert current_statuses(sweep)["0001-a"].state == "pending"
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
 def test_what_slurm_would_never_take_does_not_wait_for_room(commands: Commands, sweep: Sweep, said: str) -> None:
     commands(sbatch=f'echo "{said}" >&2; exit 1')
     with pytest.raises(InputError, match="sbatch refuses"):
-        go_on_slurm(sweep, Site(), wait=True, tell=print)
+        submit_missing(sweep, Site(), wait=True, say=print)
 
 
 def test_a_head_node_that_is_lost_is_named(commands: Commands, sweep: Sweep) -> None:
     submitted(sweep)
     write_status(sweep.run("0001-a"), Status(state="running", attempts=1, job="7_0", nodes=("n0", "n1")))
     commands(squeue="echo '7_0|PENDING|BeginTime|'", sinfo="echo 'n0 down*'; echo 'n1 idle'")
-    found = statuses_now(sweep)["0001-a"]
+    found = current_statuses(sweep)["0001-a"]
     assert (found.state, found.cause, found.node) == ("pending", "lost_node", "n0")
     assert found.words == "waits in Slurm's queue: BeginTime; put back after: n0 failed"
 
@@ -155,13 +155,13 @@ def test_final_words_on_many_tasks_are_asked_for_at_once(commands: Commands, tmp
 
 def test_a_folder_that_is_moved_keeps_its_jobs(commands: Commands, sweep: Sweep, tmp_path: Path) -> None:
     commands(sbatch="echo 7")
-    go_on_slurm(sweep, Site(), wait=False, tell=print)
+    submit_missing(sweep, Site(), wait=False, say=print)
     before = job_name(sweep, 1)
     sweep.folder.rename(tmp_path / "moved")
     moved = replace(sweep, folder=tmp_path / "moved")
     assert job_name(moved, 1) == before
     commands(squeue=f"case \"$*\" in *{before}*) echo '7_0|RUNNING|None|n0'; echo '7_1|PENDING|Priority|';; esac")
-    assert [status.words for status in statuses_now(moved).values()] == ["", "waits in Slurm's queue: Priority"]
+    assert [status.words for status in current_statuses(moved).values()] == ["", "waits in Slurm's queue: Priority"]
     with pytest.raises(InputError, match=r"2 runs of .* are in Slurm's queue"):
         refuse_while_queued(moved)
 

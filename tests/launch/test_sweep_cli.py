@@ -16,8 +16,8 @@ from knee.cli import main
 from knee.launch import supervisor as supervisor
 from knee.launch.rank import interface_towards
 from knee.launch.run_status import Status, write_status
-from knee.launch.sweep_folder import held
-from knee.sweeps.stop_rule import MeasuredRate, in_order, rate_of, returns_of
+from knee.launch.sweep_folder import locked
+from knee.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
 
 from .sweeps import (
     KNEE,
@@ -128,8 +128,8 @@ def test_mistakes_are_answered_in_words(
 
 def test_cheap_runs_first_and_few_gpus_first_until_the_knee() -> None:
     entries = [an_entry(id="1", gpus=8, gpu_h=1.0), an_entry(id="2", gpus=1, gpu_h=2.0), an_entry(id="3", gpu_h=None)]
-    assert [entry.id for entry in in_order(entries)] == ["1", "2", "3"]
-    assert [entry.id for entry in in_order(entries, until_knee=True)] == ["2", "3", "1"]
+    assert [entry.id for entry in start_order(entries)] == ["1", "2", "3"]
+    assert [entry.id for entry in start_order(entries, until_knee=True)] == ["2", "3", "1"]
 
 
 def test_a_doubling_does_not_pay_once_that_is_sure() -> None:
@@ -283,9 +283,9 @@ def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(Exception, match="another `knee sweep`"), held(tmp_path):
+    with locked(tmp_path), pytest.raises(Exception, match="another `knee sweep`"), locked(tmp_path):
         pass
-    with held(tmp_path):
+    with locked(tmp_path):
         pass
 
 

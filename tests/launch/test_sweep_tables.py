@@ -6,30 +6,33 @@ from pathlib import Path
 
 import pytest
 
-from knee.cli.render.sweep import print_status, totals
+from knee.cli.render.sweep import print_status
 from knee.launch.run_status import Status
 from knee.launch.sweep_folder import Sweep, SweepRun
+from knee.results.sweep_result import SweepStatus
 
 
-def swept(launcher: str, *statuses: Status) -> tuple[Sweep, dict[str, Status]]:
+def swept(launcher: str, *statuses: Status) -> SweepStatus:
     entries = tuple(
         SweepRun(id=f"{i:04d}", name="n", series="s", gpus=1, nodes=1, per_node=1) for i in range(len(statuses))
     )
     sweep = Sweep(folder=Path("out"), name="s", entries=entries, launcher=launcher)
-    return sweep, {entry.id: status for entry, status in zip(entries, statuses, strict=True)}
+    return SweepStatus(
+        sweep=sweep, statuses={entry.id: status for entry, status in zip(entries, statuses, strict=True)}
+    )
 
 
 def test_only_a_nodes_own_faults_are_held_against_it() -> None:
     bad = [Status(state="failed", cause=cause, node="bad") for cause in ("lost_node", "bad_node")]
     others = [Status(state="failed", cause=cause, node="good") for cause in ("error", "comm", "software", "disk")]
-    sweep, statuses = swept(
+    answer = swept(
         "slurm",
         *bad,
         *others,
         Status(state="timeout", cause="hang", node="bad"),
         Status(state="oom", cause="memory", node="good"),
     )
-    assert totals(sweep, statuses)["bad_nodes"] == {"bad": 3}
+    assert answer.totals.bad_nodes == {"bad": 3}
 
 
 @pytest.mark.parametrize(
@@ -41,15 +44,15 @@ def test_only_a_nodes_own_faults_are_held_against_it() -> None:
     ],
 )
 def test_a_node_is_left_out_as_its_launcher_can(launcher: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_status(*swept(launcher, Status(state="failed", cause="bad_node", node="n1")))
+    print_status(swept(launcher, Status(state="failed", cause="bad_node", node="n1")))
     assert capsys.readouterr().out.endswith(advice)
 
 
 def test_energy_says_of_how_many_runs_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     measured, not_measured = Status(state="done", attempts=1, energy_j=3.6e6), Status(state="failed", attempts=1)
-    print_status(*swept("local", measured, not_measured, Status()))  # one has not begun
+    print_status(swept("local", measured, not_measured, Status()))  # one has not begun
     assert "energy 1.000 kWh of 1 of 2 runs" in capsys.readouterr().out
-    print_status(*swept("local", measured, measured, Status()))
+    print_status(swept("local", measured, measured, Status()))
     assert "energy 2.000 kWh\n" in capsys.readouterr().out
-    print_status(*swept("local", not_measured))
+    print_status(swept("local", not_measured))
     assert "energy not measured" in capsys.readouterr().out

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from knee.metrics.step_breakdown import measure
 from knee.simulator import Results, evaluate
 from knee.single import comm_loads, events_of
 from knee.specs import Cluster, Job, Plan, Profile
 from knee.specs.constants import constant
 from knee.specs.hardware import Gpu
 from knee.specs.plan_table import table_of
+from step_breakdown import measure
 
 from .strategies import cluster, job_of, job_tables, jobs, model, plans, profile, settings_of
 

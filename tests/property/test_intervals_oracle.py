@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from knee.metrics.intervals import exposed_s, merge, overlap_s, union_s
-from knee.metrics.step_breakdown import measure
+from knee.metrics.intervals import merge
 from knee.record.events import EventLog, RankGroup
+from step_breakdown import exposed_s, measure, overlap_s, union_s
 
 TICKS = 60
 TICK_S = 2.0**-20  # a power of two: every border is a float64 exactly

@@ -99,10 +99,10 @@ def test_a_ratio_that_is_not_afforded_is_told_from_no_plan() -> None:
     limits = BudgetLimits(gpus=64, days=1.0)
     choice = flop_choice(made_up(tokens_per_param=1000.0, model=LLAMA.shape(8e9)), limits, 0.4)
     assert choice.run is None
-    assert "do not afford" in choice.why_not
     huge = flop_choice(made_up(model=LLAMA.shape(4e12)), BudgetLimits(gpus=64, days=100.0), 0.4)
     assert huge.run is None
-    assert huge.why_not == "for which no plan fits"
+    assert "1000" in choice.why_not  # tokens a parameter
+    assert choice.why_not != huge.why_not
 
 
 def test_data_and_a_ratio_give_the_size() -> None:

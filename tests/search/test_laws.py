@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 
 from knee.budgets.model_family import STEPS_PER_DOUBLING, family_of
 from knee.budgets.scaling_laws import batch_law, law_names, law_of
-from knee.errors import InputError
 from knee.specs.load import load_model
 from knee.workload.parameters import parameter_count
+from refusals import caught, numbers
 
 LAWS = [law_of(name) for name in law_names()]
 FLOP = st.floats(1e18, 1e27)
@@ -57,7 +58,6 @@ def test_bands_are_of_published_errors_only() -> None:
     # E alone gives 1.28 standard errors of 0.03 to each side
     assert 0.03 < middle - low < 0.08
     assert law_of("hoffmann-2022").band(70e9, 1.4e12) is None
-    assert "no standard error" in law_of("hoffmann-2022").spread
 
 
 def test_beyond_its_runs_a_law_says_so() -> None:
@@ -65,7 +65,7 @@ def test_beyond_its_runs_a_law_says_so() -> None:
     assert law.outside(1e9, 20e9) == []
     said = law.outside(400e9, 15e12)
     assert len(said) == 3
-    assert "24.7 times above the most it was fitted to" in said[0]
+    assert numbers(said[0])[1] == 24.7
     # Kaplan et al. do not state the FLOP of their runs
     assert len(law_of("kaplan-2020").outside(400e9, 15e12)) == 2
 
@@ -74,7 +74,7 @@ def test_the_critical_batch_is_kaplans() -> None:
     # their figure 10: about 1M tokens at a loss of 3, twice as many for every 13% less loss
     assert batch_law().tokens(3.0) == pytest.approx(1.1e6, rel=0.1)
     assert batch_law().tokens(2.0 * 0.87) == pytest.approx(2 * batch_law().tokens(2.0), rel=0.05)
-    assert "8 times above the most it was fitted to" in batch_law().outside(8e6)
+    assert 8 in numbers(batch_law().outside(8e6))
     assert batch_law().outside(5e5) == ""
 
 
@@ -83,17 +83,16 @@ def test_the_critical_batch_that_was_measured_is_within_a_factor_of_three_of_kap
     measured = batch_law("merrill-2025")
     assert measured.tokens(2.3) == measured.tokens(1.9) == 4096 * 4096
     assert 1 < measured.tokens(2.0) / batch_law().tokens(2.0) < 3
-    with pytest.raises(InputError, match="no law of the critical batch named 'merril'"):
-        batch_law("merril")
 
 
-def test_misspelt_names_are_answered() -> None:
-    with pytest.raises(InputError, match="no scaling law named 'hofmann'") as found:
-        law_of("hofmann")
-    assert "did you mean hoffmann-2022?" in str(found.value.hint)
-    with pytest.raises(InputError, match="no family named 'lama'") as found:
-        family_of("lama")
-    assert "did you mean llama?" in str(found.value.hint)
+@pytest.mark.parametrize(
+    ("load", "name", "near"),
+    [(law_of, "hofmann", "hoffmann-2022"), (family_of, "lama", "llama"), (batch_law, "merril", "merrill-2025")],
+)
+def test_misspelt_names_are_answered(load: Callable[[str], object], name: str, near: str) -> None:
+    error = caught(lambda: load(name))
+    assert error.code == "unknown-name"
+    assert near in str(error.hint)
 
 
 # ---- shapes ----------------------------------------------------------------------------------------------------------

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from small_traces import job
 from test_read import gloo_trace
 from trace_made import document, event, write
 
-from knee.cli import main
-from knee.errors import InputError
+from knee.errors import Incomplete
 from knee.kineto import column_cache as cache
 from knee.kineto.trace_files import left_out_sentences
+from knee.specs.notes import code_of
 from knee.trace import analyse
+from refusals import caught, ended, kind, refused
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -36,6 +36,7 @@ def test_a_run_of_knee_is_its_traces(tmp_path: Path) -> None:
     found = analyse(tmp_path, cache=False)
     assert len(found.ranks) == 2
     assert found.is_whole
+    assert {code_of(one.why) for one in found.left_out} == {"beside-traces"}
     (said,) = left_out_sentences(found.left_out)
     assert "heartbeats/rank0.json" in said
     assert "record.json" in said
@@ -46,23 +47,22 @@ def test_of_a_folder_only_what_begins_like_a_trace_is_read(tmp_path: Path) -> No
     for name, content in (("job.json", "{}"), ("list.json", "[1, 2]"), (".b_rank1.json", "{}"), ("none.json", "")):
         (tmp_path / name).write_text(content)
     found = analyse(tmp_path, cache=False)
-    assert {one.path.name: one.why for one in found.left_out} == {
-        "job.json": "it does not begin like a trace",
-        "list.json": "it does not begin like a trace",
-        ".b_rank1.json": "it is hidden, or not yet written",
-        "none.json": "it is empty",
+    assert {one.path.name: code_of(one.why) for one in found.left_out} == {
+        "job.json": "not-a-trace",
+        "list.json": "not-a-trace",
+        ".b_rank1.json": "hidden",
+        "none.json": "empty",
     }
     assert found.is_whole
     (tmp_path / "rank1.json").write_bytes(b"\x1f\x8b\x08damaged")
     assert not analyse(tmp_path, cache=False).is_whole
-    ran = CliRunner().invoke(main, ["trace", str(tmp_path), "--no-cache"])
-    assert ran.exit_code == 5
-    assert "not read: " in ran.stdout
+    ran, error = ended("trace", tmp_path, "--no-cache")
+    assert isinstance(error, Incomplete)
+    assert error.code == "unreadable"
+    assert str(tmp_path / "rank1.json") in ran.stdout
     (tmp_path / "a.json").unlink()
     (tmp_path / "rank1.json").unlink()
-    ran = CliRunner().invoke(main, ["trace", str(tmp_path)])
-    assert ran.exit_code == 2
-    assert "has no trace in it, nor has a folder right below it" in ran.stderr
+    assert kind(refused("trace", tmp_path)) == ("nothing-usable", "paths")
 
 
 @pytest.mark.parametrize("target", ["--html", "--perfetto"])
@@ -71,9 +71,8 @@ def test_what_is_read_is_not_written_over(tmp_path: Path, target: str) -> None:
     before = path.read_bytes()
     (tmp_path / "link.json").symlink_to(path)
     for name in ("t.json", "link.json"):
-        ran = CliRunner().invoke(main, ["trace", str(path), target, str(tmp_path / name), "--no-cache"])
-        assert ran.exit_code == 2
-        assert "would replace a file that is read" in ran.stderr
+        error = refused("trace", path, target, tmp_path / name, "--no-cache")
+        assert kind(error) == ("contradiction", target.removeprefix("--"))
     assert path.read_bytes() == before
 
 
@@ -91,8 +90,7 @@ def test_a_pipe_is_read_once(tmp_path: Path, kind: str) -> None:
 
 
 def test_what_never_ends_is_refused() -> None:
-    with pytest.raises(InputError, match="/dev/zero is not JSON"):
-        analyse("/dev/zero")
+    assert caught(lambda: analyse("/dev/zero")).code == "not-json"
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -103,7 +101,7 @@ def test_standard_input(tmp_path: Path) -> None:
     assert b" us " in run.stdout  # and no letter that the terminal lacks
     run = subprocess.run(command, input=b"{}", capture_output=True, env=environment, check=False)
     assert run.returncode == 2
-    assert b"/dev/stdin is not a Kineto trace" in run.stderr
+    assert b"error: /dev/stdin " in run.stderr
 
 
 @pytest.mark.parametrize("where", ["file", "/dev/null", "no home"])

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from trace_made import document, event, launch, step, write
 
-from knee.errors import InputError
+from knee.specs.notes import code_of
 from knee.trace import Analysis, analyse
 from knee.trace.plain_data import record
+from refusals import caught, kind, numbers
 
 
 def call(
@@ -72,18 +73,24 @@ def job(folder: Path, *of_ranks: list[dict[str, Any]], world: int | None = None)
 def test_ranks_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.json", 0, 2, ranks=[0, 1])
     assert len(analyse([one, trace(tmp_path / "b.json", 1, 2, ranks=[0, 1])], cache=False).ranks) == 2
-    with pytest.raises(InputError, match=r"a\.json is of H100, and .*c\.json of A100"):
-        analyse([one, trace(tmp_path / "c.json", 1, 2, device="A100")], cache=False)
-    with pytest.raises(InputError, match="of a job of ranks 0, 1, and"):
-        analyse([one, trace(tmp_path / "d.json", 1, 2, ranks=[1, 3])], cache=False)
+    for field, other in (
+        ("device", trace(tmp_path / "c.json", 1, 2, device="A100")),
+        ("ranks", trace(tmp_path / "d.json", 1, 2, ranks=[1, 3])),
+        ("world_size", trace(tmp_path / "e.json", 1, 4)),
+        ("rank", trace(tmp_path / "f.json", 0, 2)),
+    ):
+        error = caught(lambda other=other: analyse([one, other], cache=False))
+        assert kind(error) == ("several-jobs", field)
+        assert str(one) in error.message
+        assert str(other) in error.message
 
 
 def test_steps_on_one_rank_alone_need_a_time_in_common(tmp_path: Path) -> None:
     with_steps = [step(0, 0, 1000)]
     assert len(job(tmp_path, with_steps, [event(500, 10)]).ranks) == 2
     later = document([event(10**12, 10)], distributedInfo={"rank": 1, "world_size": 2})
-    with pytest.raises(InputError, match="no time in common"):
-        analyse([tmp_path / "rank0.json", write(tmp_path / "late.json", later)], cache=False)
+    paths = [tmp_path / "rank0.json", write(tmp_path / "late.json", later)]
+    assert kind(caught(lambda: analyse(paths, cache=False))) == ("several-jobs", "time")
 
 
 def test_groups_without_ranks_are_not_made_up(tmp_path: Path) -> None:
@@ -91,7 +98,8 @@ def test_groups_without_ranks_are_not_made_up(tmp_path: Path) -> None:
     found = job(tmp_path, *([call(200, 10 * (i + 1), name=None, ranks=None)] for i in range(4)))
     assert [rank.matched for rank in found.across.ranks] == [0] * 4
     assert found.across.missing == ()
-    assert "4 collective calls are of groups whose ranks the traces do not tell" in found.across.notes[0]
+    assert code_of(found.across.notes[0]) == "ranks-not-told"
+    assert numbers(found.across.notes[0]) == [4]
     (load,) = found.ranks[0].collectives
     assert (load.group, load.group_size, load.bus_bytes_per_s is not None) == ("unknown (size 2)", 2, True)
     named = job(tmp_path, [call(200, 10, name="3", ranks=None)], world=8)
@@ -143,9 +151,11 @@ def test_steps_are_chosen_by_their_numbers(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"rank{i}.json", document(steps_from(5 + i))) for i in range(2)]
     found = analyse(paths, skip=1, steps=1, cache=False)
     assert [[part.step for part in rank.steps] for rank in found.ranks] == [[7], [7]]
-    assert "rank 0 has 5, 6, 7, rank 1 has 6, 7" in found.across.notes[-1]
-    with pytest.raises(InputError, match="every rank has 2 profiler steps"):
-        analyse(paths, steps=3, cache=False)
+    assert code_of(found.across.notes[-1]) == "steps-differ"
+    assert numbers(found.across.notes[-1]) == [0, 5, 6, 7, 1, 6, 7]
+    error = caught(lambda: analyse(paths, steps=3, cache=False))
+    assert kind(error) == ("no-steps", "steps")
+    assert numbers(error.message)[0] == 2  # that every rank has
     assert [rank.steps[0].step for rank in analyse(paths, cache=False).ranks] == [5, 6]
 
 
@@ -179,9 +189,11 @@ def test_loud_kernels_that_sound_like_collectives_are_named(tmp_path: Path) -> N
     ]
     rank = analyse(write(tmp_path / "t.json", document(events)), cache=False).ranks[0]
     assert [load.collective for load in rank.collectives] == ["all_reduce"]
-    said = " ".join(rank.audit.sentences())
-    assert "named like a collective, on a side stream and counted as compute, 20% of kernel time: flux::" in said
-    assert "--comm oneccl counts them as communication" in said
+    names = [name for name, _ in rank.audit.sounds_like_communication]
+    assert names == ["flux::cutlass_allgather_gemm"]
+    assert rank.audit.sounds_like_communication[0][1] == pytest.approx(0.2)
+    assert (rank.audit.communication_as_compute, rank.audit.communication_classes) == (1, ("oneccl",))
+    assert "--comm oneccl" in " ".join(rank.audit.sentences())
 
 
 @pytest.mark.parametrize(("name", "rank"), [("worker2_rank5.json", 5), ("node-rank1_worker3.json", 3),

@@ -10,21 +10,22 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError
 from knee.kineto.decode import nanoseconds
 from knee.kineto.event_columns import LaunchCall
 from knee.kineto.gloo import settle
 from knee.kineto.kineto_writer import write_kineto
 from knee.kineto.process_groups import collective_of
-from knee.metrics.step_breakdown import measure
 from knee.simulator import evaluate
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.notes import code_of
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
 from knee.trace import analyse
 from knee.trace.plain_data import record
 from knee.train.profiled_steps import axes_of, coordinates, keeps_trace, read_trace
+from refusals import caught
+from step_breakdown import measure
 
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}, {"dp_replicate": 2, "sharding": "hsdp"}])
@@ -73,7 +74,7 @@ def test_a_simulated_pipelines_record_is_the_simulators(tmp_path: Path, plan: di
     found = analyse(write_kineto(events_of(job), tmp_path / "step.json"), cache=False)
     read = record(found)
     assert (read["kind"], read["bubble_s"]) == ("simulated", None)
-    assert all("the trace is simulated" in rank.audit.sentences()[-1] for rank in found.ranks)
+    assert {code_of(rank.audit.notes[-1]) for rank in found.ranks} == {"simulated"}
     for name in ("step_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s"):
         assert read[name] == pytest.approx(float(getattr(simulated, name)[0]), rel=1e-4), name
     assert simulated.bubble_s[0] > 0
@@ -234,11 +235,21 @@ def test_collectives_by_name() -> None:
     assert collective_of("ncclDevKernel_Generic") is None
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"traceEvents": 3}', b'{"traceEvents": []}', b"\x1f\x8bxx"])
-def test_what_is_no_trace_is_refused_in_words(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "empty"),
+        (b"{", "not-json"),
+        (b"[]", "empty"),
+        (b'{"traceEvents": 3}', "not-a-trace"),
+        (b'{"traceEvents": []}', "empty"),
+        (b"\x1f\x8bxx", "cut-off"),
+    ],
+)
+def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, code: str) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
-    with pytest.raises(InputError, match=r"bad\.json"):
-        analyse(path, cache=False)
-    with pytest.raises(InputError, match="does not exist"):
-        analyse(tmp_path / "none.json")
+    error = caught(lambda: analyse(path, cache=False))
+    assert error.code == code
+    assert str(path) in error.message
+    assert caught(lambda: analyse(tmp_path / "none.json")).code == "no-file"

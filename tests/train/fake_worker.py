@@ -26,15 +26,17 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from batches import local_tokens
 from click.testing import CliRunner
 
 from knee.cli import main as knee
+from knee.parallelism import pipeline_parallel  # noqa: F401 - imported once for all
 from knee.parallelism.mesh import local_device, make_mesh
-from knee.parallelism.trainer import Trainer, local_rows, synthetic_tokens
+from knee.parallelism.trainer import Trainer
 from knee.record.issued_messages import StageWork
 from knee.specs.trainer_job import TrainJob
-from knee.train import fake, pipeline  # noqa: F401 - imported once for all
-from knee.train.fake_ranks import Log, group_names, heard_step, trace_stage
+from knee.train import fake_ranks
+from knee.train.fake_ranks import Log, group_names, logged_step, trace_stage
 from waiting import LIMIT_S
 
 WORKERS = 2
@@ -44,7 +46,7 @@ def traced(kind: str, jobs: dict[str, dict], part: int, folder: Path) -> None:
     """Every second trace of all stages."""
     todo = [(name, TrainJob.from_json(job)) for name, job in jobs.items()]
     stages = [(name, job, stage) for name, job in todo for stage in range(job.plan.pp)]
-    with mock.patch.object(fake, "fake_tensors", nullcontext) if kind == "small" else nullcontext():
+    with mock.patch.object(fake_ranks, "fake_tensors", nullcontext) if kind == "small" else nullcontext():
         found = {f"{name}/{stage}": trace_stage(job, stage).as_json() for name, job, stage in stages[part::WORKERS]}
     (folder / f"{kind}.{part}.json").write_text(json.dumps(found))
 
@@ -63,8 +65,8 @@ def real(jobs: dict[str, dict], rank: int, folder: Path) -> None:
         job = TrainJob.from_json(plain)
         mesh = make_mesh(job.plan, local_device("cpu"))
         trainer, log = Trainer(job, mesh), Log(group_names(mesh))
-        trainer.step(local_rows(job, mesh, synthetic_tokens(job, 0)))
-        heard_step(trainer, log, local_rows(job, mesh, synthetic_tokens(job, 1)))
+        trainer.step(local_tokens(job, mesh, 0))
+        logged_step(trainer, log, local_tokens(job, mesh, 1))
         found[name] = StageWork(
             stage=mesh.index("pp"),
             rank=rank,

@@ -23,11 +23,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from batches import local_tokens
 
+from knee.parallelism import context_parallel, ddp, optimizer, pipeline_parallel, tensor_parallel, trainer  # noqa: F401 - once for all
 from knee.parallelism.mesh import local_device, make_mesh
-from knee.parallelism.trainer import Trainer, local_rows, synthetic_tokens
 from knee.specs.trainer_job import TrainJob
-from knee.train import context_parallel, optimizer, pipeline, replicas, step, tensor_parallel  # noqa: F401 - once for all
 from waiting import LIMIT_S
 
 BREAKS = {
@@ -39,7 +39,7 @@ BREAKS = {
         "reduce_scatter",
         lambda x, group: x.chunk(group.size)[group.rank].contiguous(),
     ),
-    "ddp all_reduce": (replicas, "dist", mock.Mock(get_world_size=lambda _: 2)),
+    "ddp all_reduce": (ddp, "dist", mock.Mock(get_world_size=lambda _: 2)),
 }
 """Collectives that do not communicate."""
 
@@ -59,18 +59,18 @@ def run(case: dict) -> dict:
     """Losses and gradient norms of a case's steps."""
     job = TrainJob.from_json(case["job"])
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(step, "compiled", captured))
+        stack.enter_context(mock.patch.object(trainer, "compiled", captured))
         began = time.perf_counter()
-        trainer = Trainer(job, make_mesh(job.plan, local_device("cpu")))
+        model = trainer.Trainer(job, make_mesh(job.plan, local_device("cpu")))
         if case.get("break"):
             stack.enter_context(mock.patch.object(*BREAKS[case["break"]]))
         tracer = stack.enter_context(torch.profiler.profile()) if case.get("trace") else None
-        results = [trainer.step(local_rows(job, trainer.mesh, synthetic_tokens(job, i))) for i in range(job.steps)]
+        results = [model.step(local_tokens(job, model.mesh, i)) for i in range(job.steps)]
     # rank 0's are looked at
-    events = collections.Counter(e.name for e in tracer.events()) if tracer and trainer.mesh.rank == 0 else {}
+    events = collections.Counter(e.name for e in tracer.events()) if tracer and model.mesh.rank == 0 else {}
     return {
-        "losses": [r.loss for r in results],
-        "norms": [r.grad_norm for r in results],
+        "losses": [float(r.loss_tensor) for r in results],
+        "norms": [float(r.norm_tensor) for r in results],
         "seconds": time.perf_counter() - began,
         "events": {name: count for name, count in events.items() if "FSDP::" in name or "c10d::" in name},
     }

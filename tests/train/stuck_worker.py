@@ -19,7 +19,8 @@ for name in ("click", "pydantic", "rich", "scipy", "pandas", "tokenizers", "pyar
 
 import torch  # noqa: E402
 
-from knee.train import mesh, step, watch, worker  # noqa: E402, F401 - all that a worker imports on its way
+from knee.parallelism import mesh, trainer  # noqa: E402, F401 - all that a worker imports on its way
+from knee.train import watchdog, worker  # noqa: E402
 
 stuck, hours = threading.Event(), itertools.count()
 
@@ -44,6 +45,6 @@ def now() -> float:
 
 
 if __name__ == "__main__":
-    watch.time = SimpleNamespace(monotonic=now, time=time.time)  # type: ignore[assignment]
+    watchdog.time = SimpleNamespace(monotonic=now, time=time.time)  # type: ignore[assignment]
     worker.build = lambda _: Trainer()
     sys.exit(worker.main(sys.argv[1:]))

@@ -303,7 +303,7 @@ def test_an_interrupted_preparation_goes_on(
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        write_shards([corpus, second], tokenizer, out, shard_tokens=2500, tell=stop)
+        write_shards([corpus, second], tokenizer, out, shard_tokens=2500, report_progress=stop)
     assert not list(out.glob("*.part"))
     with pytest.raises(InputError, match=r"has no shards: index\.json is not there"):
         read_index(out)
@@ -333,14 +333,14 @@ from pathlib import Path
 from knee.datasets import documents as text
 from knee.datasets.write_shards import write_shards
 
-def tell(told):
-    if told.tokens > 5000:  # two shards are finished, and the third is begun
+def report(progress):
+    if progress.tokens > 5000:  # two shards are finished, and the third is begun
         print("in the middle", flush=True)
         sys.stdin.read()
 
 if __name__ == "__main__":
     text.BLOCK_BYTES = 1024
-    write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, shard_tokens=2000, tell=tell)
+    write_shards([sys.argv[1]], Path(sys.argv[2]), Path(sys.argv[3]), jobs=2, shard_tokens=2000, report_progress=report)
 """
 
 
@@ -380,7 +380,7 @@ def test_a_killed_process_of_the_pool_is_said_and_what_is_finished_stays(
             os.kill(killed[0], signal.SIGKILL)
 
     with pytest.raises(KneeError, match="a process that made tokens was killed"):
-        write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500, jobs=2, tell=kill_one)
+        write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500, jobs=2, report_progress=kill_one)
     again = write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500)
     assert 0 < again.made < len(again.index.shards)
     assert again.index.documents == 200
@@ -404,7 +404,7 @@ def test_two_preparations_do_not_mix(tmp_path: Path, corpus: Path, tokenizer: Pa
         with pytest.raises(InputError, match="is being prepared by another process"):
             write_shards([corpus], tokenizer, tmp_path / "out")
 
-    write_shards([corpus], tokenizer, tmp_path / "out", tell=at_the_same_time)
+    write_shards([corpus], tokenizer, tmp_path / "out", report_progress=at_the_same_time)
 
 
 @needs_tokenizers

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from knee.api.dryrun import DryRun, traced_job
 from knee.cli import main
-from knee.cli.dryrun import train_job
+from knee.errors import RunFailed
 from knee.record.issued_messages import Collective, StageWork
 from knee.single import simulate
 from knee.specs.job import Job
@@ -28,7 +29,7 @@ from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.specs.trainer_job import TrainJob
-from knee.validation.program_messages import RULES, as_trained, differences, simulated_work
+from knee.validation.program_messages import RULES, Difference, as_trained, differences, simulated_work
 from waiting import LIMIT_S
 
 pytest.importorskip("torch")
@@ -118,7 +119,7 @@ def job_of(plan: dict) -> Job:
 
 
 def in_fp32(plan: dict) -> TrainJob:
-    return replace(train_job(job_of(plan)), dtype="fp32")
+    return replace(traced_job(job_of(plan)), dtype="fp32")
 
 
 def work_of(plain: dict) -> StageWork:
@@ -136,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the worker leaves."""
     folder = tmp_path_factory.mktemp("fake")
     real = {name: in_fp32(plan) for name, plan in REAL.items()}
-    small = {name: train_job(job_of(plan)) for name, plan in EQUAL.items()}
+    small = {name: traced_job(job_of(plan)) for name, plan in EQUAL.items()}
     fake = {name: small[name] for name in WITHOUT_VALUES}
     small |= {f"fp32 {name}": job for name, job in real.items()}
     kinds = {"fake": fake, "small": small, "real": real}
@@ -214,6 +215,20 @@ def test_what_is_not_trained_is_not_traced() -> None:
     assert done.exit_code == 2
     assert done.stderr.count("error:") == 1
     assert "zero1 is simulated but not trained" in done.stderr
+
+
+def test_a_result_has_rows_and_says_what_differs() -> None:
+    work = tuple(simulated("four stages"))
+    equal = DryRun(job=job_of(EQUAL["four stages"]), program=work, simulated=work, justified=(), differences=())
+    equal.check_equal()
+    assert equal.equal_stages() == [[0], [1, 2], [3]]
+    assert [stage["simulated"]["rank"] for stage in equal.to_dict()["stages"]] == [0, 1, 2, 3]
+    assert len(equal.rows()) == sum(len(one.collectives) for one in work)
+    assert all(row["calls"] == row["simulated_calls"] > 0 for row in equal.rows())
+    found = Difference(stage=0, what="product_flop", program=1, simulated=2)
+    with pytest.raises(RunFailed) as failed:
+        replace(equal, differences=(found,)).check_equal()
+    assert failed.value.code == "unexplained-differences"
 
 
 def test_stages_alike_do_the_same(seen: dict[str, dict[str, StageWork]]) -> None:

@@ -9,19 +9,16 @@ from typing import Any
 
 import pytest
 
-from knee.errors import KneeError
+from knee.errors import RunFailed
+from knee.probe.listener import ProbeStopped
 from knee.probe.measure_points import collect
-from knee.record.probe_points import GemmPoint, Point, Record, key_of
+from knee.record.probe_points import GemmPoint, Record, key_of
 from knee.record.readings import ReadingsFile, read_readings
 
 from .test_readings import MACHINE
 
 POINTS = [GemmPoint(m=m, n=8, k=8, layout="forward") for m in (1, 2, 3, 4)]
 GOOD: Record = {"median_s": 1.0, "spread_frac": 0.0}
-
-
-def tell(_: Point, __: Record) -> None:
-    """Nobody watches."""
 
 
 def failing(point: Any) -> Record:
@@ -33,10 +30,10 @@ def failing(point: Any) -> Record:
 
 def test_a_failure_is_a_reading_and_is_tried_last_next_time(tmp_path: Path) -> None:
     path = tmp_path / "mine.kernels.jsonl"
-    went = collect(ReadingsFile(path, MACHINE), POINTS[:3], failing, tell)
-    assert (went.measured, went.failed, went.left) == (2, 1, 0)
+    collect(ReadingsFile(path, MACHINE), POINTS[:3], failing)
+    assert len(read_readings(path).records) == 3
     assert [r["error"] for r in read_readings(path).failed] == ["out of memory"]
-    collect(ReadingsFile(path, MACHINE), POINTS, lambda _: GOOD, tell)
+    collect(ReadingsFile(path, MACHINE), POINTS, lambda _: GOOD)
     assert [r["m"] for r in read_readings(path).records] == [1, 3, 4, 2]
 
 
@@ -46,8 +43,9 @@ def test_an_interruption_keeps_what_was_measured(tmp_path: Path) -> None:
             raise KeyboardInterrupt
         return GOOD
 
-    went = collect(ReadingsFile(tmp_path / "mine.kernels.jsonl", MACHINE), POINTS, stopped, tell)
-    assert (went.measured, went.left) == (2, 2)
+    with pytest.raises(ProbeStopped) as ended:
+        collect(ReadingsFile(tmp_path / "mine.kernels.jsonl", MACHINE), POINTS, stopped)
+    assert (ended.value.kept, ended.value.left) == (2, 2)
     assert len(read_readings(tmp_path / "mine.kernels.jsonl").records) == 2
 
 
@@ -60,7 +58,7 @@ def test_a_broken_device_ends_the_probe(tmp_path: Path, monkeypatch: pytest.Monk
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, rand=lambda *_, **__: None))
     path = tmp_path / "mine.kernels.jsonl"
-    with pytest.raises(KneeError, match="cannot be used any more") as caught:
-        collect(ReadingsFile(path, MACHINE), POINTS, failing, tell)
-    assert "tries this point last" in str(caught.value.hint)
+    with pytest.raises(RunFailed) as caught:
+        collect(ReadingsFile(path, MACHINE), POINTS, failing)
+    assert caught.value.code == "device-broken"
     assert [r["key"] for r in read_readings(path).records] == [key_of(POINTS[0]), key_of(POINTS[1])]

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from knee.metrics.step_breakdown import UNKNOWN, measure
 from knee.record.events import COLLECTIVES, COMM_STREAM, COMPUTE_STREAM, EventLog, Events, RankGroup
+from step_breakdown import UNKNOWN, measure
 
 SHARD = RankGroup(name="dp_shard", size=4, first_rank=1, stride=2)
 TP = RankGroup(name="tp", size=2)

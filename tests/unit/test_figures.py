@@ -10,16 +10,16 @@ import pytest
 from knee.errors import MissingExtra
 from knee.figures import palette, vega
 from knee.figures.axes import fitting, x_axis, y_axis
-from knee.figures.heat import _hatch
-from knee.figures.labels import heading, label, said, shown
-from knee.figures.svg import squeezed
+from knee.figures.heat_map import hatch_path
+from knee.figures.labels import format_value, heading, label, value_with_name
+from knee.figures.svg import svg_for_page
 
 GPUS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def test_every_colour_is_one_thing() -> None:
-    lights = [look.light for look in palette.LOOKS]
-    lights += [look.fill_light for look in palette.LOOKS if look.fill_light]
+    lights = [look.light for look in palette.STYLES]
+    lights += [look.fill_light for look in palette.STYLES if look.fill_light]
     assert len(set(lights)) == len(lights) == len(palette.dark_of())
     assert set(palette.PARTS) == {"compute", "overlapped", "exposed", "bubble", "idle"}
     parts = {(look.dash, look.light == look.fill) for look in palette.PARTS.values()}
@@ -39,7 +39,7 @@ def _contrast(one: str, other: str) -> float:
 
 
 @pytest.mark.parametrize("ramp", [palette.MORE, palette.WORSE])
-def test_numbers_in_cells_can_be_read_in_both_themes(ramp: tuple[palette.Look, ...]) -> None:
+def test_numbers_in_cells_can_be_read_in_both_themes(ramp: tuple[palette.MarkStyle, ...]) -> None:
     for cell, words in zip(ramp, palette.CELL_TEXT, strict=True):
         assert _contrast(cell.light, words.light) >= 4.5
         assert _contrast(cell.dark, words.dark) >= 4.5
@@ -50,7 +50,7 @@ def test_numbers_in_cells_can_be_read_in_both_themes(ramp: tuple[palette.Look, .
 
 
 @pytest.mark.parametrize("look", palette.SERIES)
-def test_lines_show_on_both_grounds(look: palette.Look) -> None:
+def test_lines_show_on_both_grounds(look: palette.MarkStyle) -> None:
     assert _contrast(look.light, "#ffffff") >= 3
     assert _contrast(look.dark, "#14171b") >= 3
 
@@ -83,7 +83,7 @@ def test_a_missing_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_values_as_people_read_them(column: str, value: object, words: str) -> None:
-    assert shown(column, value) == words
+    assert format_value(column, value) == words
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_headings_carry_units(column: str, words: str) -> None:
 
 
 def test_values_in_a_sentence() -> None:
-    assert said("tokens_per_s_per_gpu", 5140.2) == "5,140 tokens/s per GPU"
-    assert said("exposed_frac", 0.344) == "exposed share of the step 34.4%"
-    assert said("all_gather_s", 0.0342) == "all-gathers 34.20 ms"
+    assert value_with_name("tokens_per_s_per_gpu", 5140.2) == "5,140 tokens/s per GPU"
+    assert value_with_name("exposed_frac", 0.344) == "exposed share of the step 34.4%"
+    assert value_with_name("all_gather_s", 0.0342) == "all-gathers 34.20 ms"
     assert [label("gpus", 2048), label("tp", 4), label("series", "FSDP")] == ["2,048 GPUs", "TP 4", "FSDP"]
     assert label("message_bytes", 2**30) == "1 GiB"
 
@@ -153,7 +153,7 @@ def test_y_axes_are_in_the_unit_of_the_largest_value() -> None:
 
 
 def test_hatching_stays_inside_its_cell() -> None:
-    numbers = [float(n) for n in re.findall(r"-?[\d.]+", _hatch(60, 38))]
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+", hatch_path(60, 38))]
     assert numbers
     assert max(map(abs, numbers[::2])) <= 30
     assert max(map(abs, numbers[1::2])) <= 19
@@ -172,9 +172,12 @@ SVG = (
 
 
 def test_pictures_get_smaller_and_say_what_a_mark_is() -> None:
-    small = squeezed(SVG)
+    small = svg_for_page(SVG, "a & b")
+    opening, small = small.split(">", 1)
     assert len(small) < len(SVG) / 1.5
-    assert 'viewBox="0 0 354 156"' in small
+    assert 'viewBox="0 0 354 156"' in opening
+    assert 'role="img" aria-label="a &amp; b"' in opening
+    assert "width" not in opening
     assert '<path stroke="#d8dde3" d="M0,-100l0,100M30,-100l0,100"/>' in small
     assert '<circle fill="#1b1f24" cx="1.2" cy="0" r="9"><title>a &lt;b&gt;: 2</title></circle>' in small
     assert "<text>8</text>" in small

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from knee.metrics.intervals import exposed_s, merge, overlap_s, union_s
+from knee.metrics.intervals import merge
+from step_breakdown import exposed_s, overlap_s, union_s
 
 
 def spans(*pairs: tuple[float, float]) -> tuple[np.ndarray, np.ndarray]:

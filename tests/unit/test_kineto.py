@@ -12,8 +12,8 @@ import pytest
 
 from knee.errors import InputError
 from knee.kineto.kineto_writer import BASE_NS, nccl_kernel, write_kineto
-from knee.metrics.step_breakdown import measure
 from knee.record.events import EventLog, Events, RankGroup
+from step_breakdown import measure
 
 SHARD = RankGroup(name="dp_shard", size=64, first_rank=1, stride=2)
 PP = RankGroup(name="pp", size=2, first_rank=3, stride=64)

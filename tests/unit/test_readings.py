@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from knee.errors import InputError
 from knee.record.probe_points import GemmPoint, key_of, point_of
 from knee.record.readings import Machine, ReadingsFile, read_readings
+from refusals import caught, kind
 
 MACHINE = Machine(
     probe="kernels",
@@ -83,43 +83,42 @@ def test_a_reading_that_is_none_is_refused_with_its_line(tmp_path: Path, change:
     path = tmp_path / "mine.kernels.jsonl"
     record = {"key": key_of(POINT)} | asdict(POINT) | {"median_s": 1.0, "spread_frac": 0.0} | change
     path.write_text(json.dumps(asdict(MACHINE)) + "\n" + json.dumps(record) + "\n")
-    with pytest.raises(InputError, match="line 2"):
-        read_readings(path)
+    assert kind(caught(lambda: read_readings(path))) == ("not-a-reading", "line 2")
 
 
 @pytest.mark.parametrize("change", [{"sms": "132"}, {"kind": "tpu"}, {"memory_bytes": None}])
 def test_a_machine_that_is_none_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     path = tmp_path / "mine.kernels.jsonl"
     path.write_text(json.dumps(asdict(MACHINE) | change) + "\n")
-    with pytest.raises(InputError, match="line 1"):
-        read_readings(path)
+    assert kind(caught(lambda: read_readings(path))) == ("not-a-reading", "line 1")
 
 
 @pytest.mark.parametrize(
-    ("change", "word"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"), ({"driver": "2"}, "driver")]
+    ("change", "field"), [({"device": "other"}, "device"), ({"torch": "3"}, "torch"), ({"driver": "2"}, "driver")]
 )
-def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], word: str) -> None:
+def test_another_machine_is_refused(tmp_path: Path, change: dict[str, str], field: str) -> None:
     path = tmp_path / "mine.kernels.jsonl"
     ReadingsFile(path, MACHINE)
-    with pytest.raises(InputError, match=word) as caught:
-        ReadingsFile(path, replace(MACHINE, **change))  # type: ignore[arg-type]
-    assert "--fresh" in str(caught.value.hint)
+    error = caught(lambda: ReadingsFile(path, replace(MACHINE, **change)))  # type: ignore[arg-type]
+    assert kind(error) == ("other-machine", field)
+    assert "--fresh" in str(error.hint)
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "code"),
     [
-        "",
-        "[]\n",
-        '{"a": 1}\n',
-        '{"probe": "kernels"}\n',
-        "not json\nnot json\n",
-        json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n',
-        "\xff\xfe",
+        ("", "empty"),
+        ("[]\n", "not-a-reading"),
+        ('{"a": 1}\n', "empty"),
+        ('{"probe": "kernels"}\n', "not-a-reading"),
+        ("not json\nnot json\n", "not-a-reading"),
+        (json.dumps(asdict(MACHINE)) + '\n{"kind": "unheard"}\n{}\n', "not-a-reading"),
+        ("\xff\xfe", "not-utf8"),
     ],
 )
-def test_other_files_are_refused_in_words(tmp_path: Path, text: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str, code: str) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(InputError, match=r"odd\.jsonl"):
-        read_readings(path)
+    error = caught(lambda: read_readings(path))
+    assert error.code == code
+    assert str(path) in error.message

@@ -10,9 +10,9 @@ import pytest
 
 from knee.figures import palette, vega
 from knee.figures.doubling_chart import doublings, doublings_of
-from knee.figures.heat import HATCHED
-from knee.figures.study_charts import drawn, figure_files, figures
-from knee.figures.svg import squeezed
+from knee.figures.heat_map import HATCHED
+from knee.figures.study_charts import figure_files, figures, figures_of_rows
+from knee.figures.svg import svg_for_page
 from knee.studies.run_study import results
 from knee.studies.study_file import Draw, Published
 
@@ -63,7 +63,7 @@ def values(layer: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def one(draw: Draw, rows: list[dict[str, Any]], **more: Any) -> Any:
-    figure = drawn("x", [draw], rows, **more)[0]
+    figure = figures_of_rows("x", [draw], rows, **more)[0]
     assert figure.spec is not None
     return figure
 
@@ -147,10 +147,10 @@ def test_what_does_not_fit_is_left_out_and_said() -> None:
 @pytest.mark.parametrize("mark", ["line", "bar", "parts", "shares", "heat", "growth"])
 def test_no_rows_is_no_picture_and_no_error(mark: Any) -> None:
     draw = Draw(title="T", mark=mark, x="gpus", y="step_s", shows="step_s", caption="C.")
-    figure = drawn("x", [draw], [])[0]
+    figure = figures_of_rows("x", [draw], [])[0]
     assert figure.spec is None
     assert figure.caption == "C. None of these runs can be drawn."
-    assert drawn("x", [draw], [row(step_s=None, compute_s=None)])[0].spec is None or mark == "heat"
+    assert figures_of_rows("x", [draw], [row(step_s=None, compute_s=None)])[0].spec is None or mark == "heat"
 
 
 def test_bars_are_grouped_in_the_order_of_rows() -> None:
@@ -253,11 +253,11 @@ def test_svg_is_made_offline_with_every_label_and_known_colours_only() -> None:
     impossible = [{"study": "x", "series": "s", "kind": "impossible", "why": "<no>", "tp": 2, "pp": 2}]
     draws = [LINE, HEAT, Draw(title="P", mark="parts", x="gpus"), Draw(title="B", mark="bar", x="gpus", y="step_s")]
     known = {*palette.dark_of(), "none", "transparent"}
-    for figure in drawn(
+    for figure in figures_of_rows(
         "x", draws, [row(tp=1, pp=1), row(gpus=16, tp=2, pp=1), row("TP 2", gpus=16, tp=2, pp=1)], impossible
     ):
         assert figure.spec is not None
-        svg = squeezed(vega.to_svg(figure.spec))
+        svg = svg_for_page(vega.to_svg(figure.spec), figure.title)
         assert {f"{n:,}" for n in (8, 16)} <= set(re.findall(r">([^<>]+)</text>", svg)) or figure.title == "Heat"
         assert set(re.findall(r'(?:fill|stroke)="(#\w+|\w+)"', svg)) <= known
         assert svg.count("<title>") >= 3

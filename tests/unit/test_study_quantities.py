@@ -105,12 +105,12 @@ def test_a_knee_needs_an_axis() -> None:
     ({"how": "count"}, "4"),
 ])  # fmt: skip
 def test_words(given: dict[str, Any], words: str) -> None:
-    assert Quantity(**{"metric": "v"} | given).words(ROWS, "mine") == words
+    assert Quantity(**{"metric": "v"} | given).text(ROWS, "mine") == words
 
 
 def test_a_label_that_is_not_there() -> None:
     with pytest.raises(NotTestable, match="colour is not known of FSDP"):
-        Quantity(metric="v", at=ONE, label="colour").words(ROWS, "mine")
+        Quantity(metric="v", at=ONE, label="colour").text(ROWS, "mine")
 
 
 @pytest.mark.parametrize(("metric", "value", "words"), [

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from knee.errors import SpecError
 from knee.single import simulate
 from knee.validation import run_errors as validation
 from knee.validation.published_runs import PublishedRun, RunFile, read_runs
 from knee.validation.ranking import Ranking, rank_group, spearman
 from knee.validation.run_errors import Fitting, Prediction, predict, validate
-from knee.validation.run_to_job import job_of
-from knee.validation.skipped_rows import aggregated
+from knee.validation.run_to_job import job_of, unknown_gpu
+from knee.validation.skipped_rows import by_kind, reason_of
 
 from .test_runs import ROW, runs_file
 
@@ -153,12 +154,18 @@ def test_odd_rows_are_counted(tmp_path: Path) -> None:
     assert found.notes["status is oom beside a throughput or memory, which is not compared"] == 1
 
 
-def test_reasons_that_differ_in_a_value_are_one() -> None:
-    reasons = {f"no GPU 'chip{i}' is known; known are a, b": 2 for i in range(5)} | {"tp is 3; it must be x": 1}
-    assert aggregated(reasons) == {
-        "no GPU ... is known ('chip0', 'chip1', 'chip2' and 2 more)": 10,
-        "tp is 3; it must be x": 1,
-    }
+def test_reasons_of_one_code_and_field_are_one() -> None:
+    gpus = [reason_of(unknown_gpu(f"chip{i}")) for i in range(5)]
+    other = [
+        reason_of(SpecError("tp is 3", code="unknown-choice", field="tp")),
+        reason_of(SpecError("tp is wide", code="not-a-number", field="tp")),
+        reason_of(SpecError("about no field")),
+        reason_of(SpecError("about no field either")),
+        "a sentence alone",
+    ]
+    assert by_kind(dict.fromkeys(other, 1) | dict.fromkeys(gpus, 2)) == {f"{gpus[0]} (and 4 more of this kind)": 10} | (
+        dict.fromkeys(other, 1)
+    )
 
 
 def test_an_empty_headline(tmp_path: Path) -> None:

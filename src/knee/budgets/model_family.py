@@ -102,7 +102,8 @@ def family_of(name: str) -> Family:
     if name not in _document():
         close = did_you_mean(name, family_names())
         guess = f"did you mean {close}? " if close else ""
-        raise InputError(f"no family named {name!r}", hint=f"{guess}use one of {', '.join(family_names())}")
+        hint = f"{guess}use one of {', '.join(family_names())}"
+        raise InputError(f"no family named {name!r}", hint=hint, code="unknown-name", field="family")
     raw = _document()[name]
     names, vocab = raw["members"], raw["vocab"]
     assert isinstance(names, list)

@@ -256,7 +256,8 @@ def _range(ends: list[float]) -> Range:
 def _unknown(what: str, name: str, known: list[str]) -> InputError:
     close = did_you_mean(name, known)
     guess = f"did you mean {close}? " if close else ""
-    return InputError(f"no {what} named {name!r}", hint=f"{guess}use one of {', '.join(known)}")
+    hint = f"{guess}use one of {', '.join(known)}"
+    return InputError(f"no {what} named {name!r}", hint=hint, code="unknown-name", field=what)
 
 
 def assumed_mfu() -> tuple[float, str]:

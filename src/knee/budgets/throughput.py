@@ -19,7 +19,7 @@ from knee.search.space import Space, degrees, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, RECOMPUTES, SHARDINGS, Plan
+from knee.specs.plan import CP_METHODS, RECOMPUTES, RESHARDING, SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
@@ -184,7 +184,7 @@ class Rates:
         shards |= table.dp_replicate == 1
         split = (table.tp == 1) | table.sequence_parallel | (self.seq_len // table.cp % table.tp > 0)
         piped = table.pp > 1
-        reshards = np.isin(table.sharding, [SHARDINGS.index(name) for name in ("fsdp", "hsdp")])
+        reshards = np.isin(table.sharding, [SHARDINGS.index(name) for name in RESHARDING])
         order = ~piped | (~reshards & (table.micro_batch <= PIPED_MICRO_BATCH))
         # without a pipeline zero1 is what fsdp_no_reshard is, with its gather in one piece
         zero1 = (table.sharding == SHARDINGS.index("zero1")) & ~piped & (table.dp > 1)

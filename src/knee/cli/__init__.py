@@ -71,7 +71,8 @@ class Commands(click.Group):
         """As click does, with the nearest command where there is none of that name."""
         name = args[0]
         if name not in available() and not name.startswith("-"):
-            raise InputError(f"there is no command {name!r}", hint=nearest(name, available()) or see_help(ctx))
+            hint = nearest(name, available()) or see_help(ctx)
+            raise InputError(f"there is no command {name!r}", hint=hint, code="unknown-command")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

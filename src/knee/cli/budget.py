@@ -14,6 +14,7 @@ import click
 
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option
+from knee.specs.defaults import DEFAULT_SEQ_LEN
 
 EVERY_S = 2.0
 """Between two lines of progress."""
@@ -80,7 +81,15 @@ EVERY_S = 2.0
     metavar="FRAC",
     help="What counting FLOP assumes of the peak; 0.4, as Llama 3 reports, if left out.",
 )
-@option("--seq-len", section="What", type=int, metavar="S", default=4096, show_default=True, help="Tokens a sequence.")
+@option(
+    "--seq-len",
+    section="What",
+    type=int,
+    metavar="S",
+    default=DEFAULT_SEQ_LEN,
+    show_default=True,
+    help="Tokens a sequence.",
+)
 @option(
     "--profile",
     section="What",
@@ -171,9 +180,9 @@ def command(
     else:
         print_answer(answer)
     if plot is not None:
-        from knee.figures.budget_charts import write_plot
+        from knee.report.plot_file import write_budget_plot
 
-        write_plot(answer.to_dict(), plot)
+        write_budget_plot(answer.to_dict(), plot)
         click.echo(f"wrote {plot}", err=True)
     if html is not None:
         from knee.files import write_text
@@ -197,11 +206,11 @@ def _steady() -> Callable[[str, float], None]:
 
 
 def _check(as_json: bool) -> None:
-    from knee.budgets.published_budgets import published_runs
-    from knee.cli.render.budget_check import checked_data, print_checked
+    from knee.api.budget_check import budget_check
+    from knee.cli.render.budget_check import print_checked
 
-    runs = published_runs()
+    answer = budget_check()
     if as_json:
-        click.echo(json.dumps(checked_data(runs), indent=2, allow_nan=False))
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:
-        print_checked(runs)
+        print_checked(answer)

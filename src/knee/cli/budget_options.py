@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from knee.errors import InputError
-from knee.figures.scale_chart import ENDINGS
+from knee.figures.vega import ENDINGS
 
 
 def refuse_beside_check(ctx: click.Context) -> None:

@@ -46,4 +46,6 @@ class Word(click.Choice[str]):
         raise InputError(
             f"{name}: {value!r} is not one of {', '.join(words)}",
             hint=nearest(str(value), words) or f"`{command} --help` says what each is",
+            code="unknown-choice",
+            field=None if param is None else param.name,
         )

@@ -6,14 +6,8 @@ import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
-
-from knee.errors import InputError
-
-if TYPE_CHECKING:
-    from knee.studies.quantities import Row
 
 DEFAULT = "report.html"
 
@@ -52,34 +46,20 @@ def command(
         knee report runs/ --simulate -o runs.html
         knee report measured.json simulated.json --by profile
     """
-    from knee.report.own_records import gather, predicted, rows_of
+    from knee.api.report import read_records
+    from knee.cli.render.report import print_records
 
-    if not records:
-        raise InputError("no records are given", hint="`knee report runs/` takes all records of a folder")
-    gathered = gather(records)
-    found = list(gathered.found)
-    notes = [f"{name}: {why}" for name, why in gathered.skipped]
-    if predict:
-        made, refused = predicted(found)
-        found += made
-        notes += [f"{name} is not predicted: {why}" for name, why in refused]
-    for note in notes:
+    answer = read_records(records, by=by, simulate=predict)
+    for note in answer.notes:
         click.echo(f"note: {note}", err=True)
-    rows = rows_of(found, by)
-    given = ctx.get_parameter_source("out") is not click.core.ParameterSource.DEFAULT
     if as_json:
-        click.echo(json.dumps({"rows": rows, "notes": notes}, indent=2, allow_nan=False))
+        click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:
-        _print(rows)
-    if as_json and not given:
-        return
-    from knee.files import write_text
-    from knee.report.records_page import runs_page
-
-    page = runs_page(rows, title=title, command=_command(records, out, by, predict), notes=notes)
-    # a name in a record may hold half of a character, which no file can
-    write_text(out, page.encode("utf-8", "replace").decode("utf-8"))
-    click.echo(f"wrote {out}", err=True)
+        print_records(answer)
+    given = ctx.get_parameter_source("out") is not click.core.ParameterSource.DEFAULT
+    if given or not as_json:
+        answer.write_page(out, title=title, command=_command(records, out, by, predict))
+        click.echo(f"wrote {out}", err=True)
 
 
 def _command(records: Sequence[Path], out: Path, by: str | None, predict: bool) -> str:
@@ -87,27 +67,3 @@ def _command(records: Sequence[Path], out: Path, by: str | None, predict: bool) 
     words += ["--by", by] if by else []
     words += ["--simulate"] if predict else []
     return shlex.join([*words, "-o", str(out)])
-
-
-def _print(rows: Sequence[Row]) -> None:
-    from knee.cli.render.table import print_rows
-    from knee.figures.labels import heading, shown
-
-    columns = (
-        "series",
-        "kind",
-        "gpus",
-        "tokens_per_s_per_gpu",
-        "step_s",
-        "mfu_frac",
-        "exposed_frac",
-        "memory_bytes",
-        "power_w_per_gpu",
-        "tokens_per_j",
-    )
-
-    def cell(name: str, value: Any) -> str:
-        return "unknown" if value is None else shown(name, value)
-
-    cells = [[cell(name, row.get(name)) for name in columns] for row in rows]
-    print_rows([[heading(name) for name in columns], *cells], right=range(2, len(columns)))

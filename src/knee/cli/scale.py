@@ -196,14 +196,17 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 
 def _check_plot(plot: str, as_json: bool) -> None:
-    from knee.figures.scale_chart import ENDINGS
+    from knee.figures.vega import ENDINGS
 
     if plot == "-" and as_json:
-        raise InputError("--plot - draws on stdout, where --json is", hint="give --plot a file, or leave one out")
+        hint = "give --plot a file, or leave one out"
+        raise InputError("--plot - draws on stdout, where --json is", hint=hint, code="contradiction", field="plot")
     if plot != "-" and not plot.endswith(ENDINGS):
         raise InputError(
             f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
             hint="for example --plot scale.svg, or --plot - for the terminal",
+            code="unknown-choice",
+            field="plot",
         )
     if plot != "-":
         path = Path(plot)
@@ -217,7 +220,8 @@ def _check_plot(plot: str, as_json: bool) -> None:
             else "permission denied"
         )
         if why is not None:
-            raise InputError(f"{plot} cannot be written: {why}", hint="give --plot another path")
+            hint = "give --plot another path"
+            raise InputError(f"{plot} cannot be written: {why}", hint=hint, code="not-writable", field="plot")
 
 
 def _draw(answer: Scaling, plot: str) -> None:

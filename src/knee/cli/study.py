@@ -38,6 +38,7 @@ class StudyGroup(click.Group):
             raise InputError(
                 f"there is no `knee study {args[0]}`",
                 hint=nearest(args[0], known) or f"`knee study run {args[0]}` runs a study; `knee study list` has all",
+                code="unknown-command",
             )
         return super().resolve_command(ctx, args)
 
@@ -71,6 +72,7 @@ def study(ctx: click.Context, out: Path, as_json: bool) -> None:
         raise InputError(
             "--out and --json belong behind the command",
             hint=f"for example `knee study {ctx.invoked_subcommand} --json`",
+            code="misplaced-option",
         )
 
 

@@ -12,15 +12,18 @@ import click
 
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
+from knee.cli.sweep_options import check_launcher_options, site_options, take_site
 from knee.errors import Incomplete, InputError
 from knee.signals import BY_SIGNAL
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
-    from knee.launch.site import Site
-    from knee.launch.sweep_folder import Sweep, SweepRun
+    from knee.launch.sweep_folder import SweepRun
+    from knee.results.sweep_result import SweepStatus
 
 LAUNCHERS = ("local", "torchrun", "slurm")
+MANY = 500
+"""Runs above which a bar is shown while they are checked and written."""
 RUN = "run"
 DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
@@ -153,74 +156,7 @@ def command(ctx: click.Context) -> None:
     help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
     "record.json there. Files that it names are looked up where this command is given.",
 )
-@option(
-    "--site",
-    "site_file",
-    section="Site",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.toml",
-    help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.",
-)
-@option("--partition", section="Site", metavar="NAME", help="Of Slurm.")
-@option("--account", section="Site", metavar="NAME", help="Of Slurm.")
-@option("--qos", section="Site", metavar="NAME", help="Of Slurm.")
-@option(
-    "--time",
-    "time",
-    section="Site",
-    metavar="TIME",
-    help="Wall clock of a job, as Slurm takes it; of a run without Slurm.",
-)
-@option("--exclusive", section="Site", is_flag=True, help="Whole nodes.")
-@option("--exclude", section="Site", metavar="NODES", help="Nodes not to use.")
-@option(
-    "--gpus-per-node",
-    section="Site",
-    type=int,
-    metavar="N",
-    help="Processes a node; as many as the cluster's nodes have GPUs if left out.",
-)
-@option("--cpus-per-node", section="Site", type=int, metavar="N", help="Cores to ask Slurm for.")
-@option(
-    "--max-queued",
-    section="Site",
-    type=int,
-    metavar="N",
-    help="Jobs in the queue at once; the rest waits for the next call, or for --wait.",
-)
-@option("--max-running", section="Site", type=int, metavar="N", help="Jobs of this sweep that run at once.")
-@option("--hosts", section="Site", metavar="A,B,...", help="For torchrun: names or addresses; ranks meet on the first.")
-@option("--via", section="Site", metavar="COMMAND", help='What runs a command on a host, "ssh {host}" if left out.')
-@option("--container", section="Site", metavar="IMAGE", help="Ranks run inside of it.")
-@option(
-    "--container-runtime",
-    section="Site",
-    type=Word(("apptainer", "singularity", "pyxis")),
-    help="What opens the image; apptainer if left out. pyxis is Slurm's.",
-)
-@option(
-    "--setup",
-    section="Site",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Shell commands before each run: modules, limits, a virtual environment. --env goes on top. A run whose "
-    "set-up fails does not start.",
-)
-@option(
-    "--env",
-    "env",
-    section="Site",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Of all ranks. Values are kept in DIR/env.sh alone, which only its owner can read. May be repeated.",
-)
-@option(
-    "--python",
-    section="Site",
-    metavar="PATH",
-    help="The nodes' interpreter, with knee's requirements. If left out: the python3 that --setup puts into the "
-    "PATH, if it does; this one. In a container: its own, python3 if left out.",
-)
+@site_options
 @option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start what is missing.
@@ -241,37 +177,41 @@ def run(grid: str, out: Path, **options: Any) -> None:
     for each run. Cheap runs come first. The command again on the same folder goes on: runs that were cancelled,
     preempted or lost their node are started again, runs that failed by themselves are not (`knee sweep retry`).
     """
-    from knee.cli.sweep_prepare import (
-        check_options,
-        check_same,
-        need_launcher,
-        planned_of,
-        prepare,
-        program_of,
-        site_from,
-        sweep_of,
-        tell_plan,
-        wanted_of,
-    )
-    from knee.launch.sweep_folder import held
+    from knee.api.sweep import prepare_sweep, run_sweep
+    from knee.cli.overrides import parse_sets
+    from knee.cli.render.progress import Bars
+    from knee.cli.render.sweep import print_plan
 
-    check_options(options)
-    if any(ord(letter) < 32 for letter in str(out.resolve())):
-        raise InputError(f"--out {str(out)!r} has a line break in it", hint="name another folder")
-    options["program"] = program_of(options["program"])
-    site = site_from(options)
-    wanted = wanted_of(grid, options["sets"], list(command.commands))
-    if not options["dry_run"]:
-        need_launcher(site, options)
-    planned = planned_of(wanted, site, options)
-    sweep = sweep_of(grid, out.resolve(), planned, site, options)
-    tell_plan(sweep, options)
-    if options["dry_run"]:
-        check_same(sweep)
+    as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
+    check_launcher_options(options | {"wait": wait})
+    _refuse_misspelt_command(grid)
+    site, program = take_site(options), _words(options.pop("program"))
+    with Bars(least=MANY) as bars:
+        plan = prepare_sweep(
+            grid,
+            out=out,
+            site=site,
+            program=program,
+            overrides=parse_sets(options.pop("sets")),
+            check_launcher=not dry_run,
+            command=["knee", *sys.argv[1:]],
+            progress=bars,
+            **options,
+        )
+    if plan.duplicates:
+        click.echo(
+            f"{plan.duplicates:,} point{'s are' if plan.duplicates > 1 else ' is'} the same run as another", err=True
+        )
+    if not as_json:
+        print_plan(plan, whole=dry_run)
+    elif dry_run:
+        click.echo(json.dumps(plan.to_dict(), indent=2))
+    if dry_run:
+        plan.check()
         return
-    with held(sweep.folder):
-        prepare(sweep, planned, site)
-        _go_on(sweep, site, as_json=options["as_json"], wait=options["wait"])
+    with Bars(least=MANY) as bars:
+        answer = run_sweep(plan, wait=wait, on_run=_print_run, say=_say, progress=bars)
+    _finish(answer, as_json=as_json)
 
 
 @command.command("status")
@@ -280,32 +220,24 @@ def run(grid: str, out: Path, **options: Any) -> None:
 @JSON
 def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     """How the runs of a sweep stand: a table, and the GPU-hours and energy spent so far."""
-    from knee.cli.render.sweep import as_data, print_status, watched
-    from knee.launch.sweep_folder import read_sweep
-    from knee.sweeps.control import statuses_now
+    from knee.api.sweep import sweep_status
+    from knee.cli.render.sweep import watch_status
 
-    sweep = read_sweep(folder.resolve())
     if watch and as_json:
         raise InputError("--watch shows a table again and again, and --json is printed once", hint="leave one out")
     if watch:
-        watched(sweep)
-        return
-    statuses = statuses_now(sweep)
-    if as_json:
-        click.echo(json.dumps(as_data(sweep, statuses), indent=2))
+        watch_status(lambda: sweep_status(folder))
     else:
-        print_status(sweep, statuses)
+        _print_answer(sweep_status(folder), as_json=as_json)
 
 
 @command.command("cancel")
 @DIR
 def cancel(folder: Path) -> None:
     """End the runs of a sweep that run or wait. `knee sweep` on the folder starts them again."""
-    from knee.launch.sweep_folder import read_sweep
-    from knee.sweeps.control import cancel_all
+    from knee.api.sweep import cancel_sweep
 
-    sweep = read_sweep(folder.resolve())
-    running, waiting = cancel_all(sweep)
+    running, waiting = cancel_sweep(folder)
     click.echo(f"{running} running and {waiting} waiting runs are cancelled", err=True)
 
 
@@ -324,100 +256,76 @@ def cancel(folder: Path) -> None:
 @JSON
 def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
     """Start runs again that have ended, with the options that the sweep was started with."""
-    from knee.launch.environment import site_kept
-    from knee.launch.sweep_folder import held, read_sweep
-    from knee.sweeps.control import put_back
+    from knee.api.sweep import retry_sweep
 
-    sweep = read_sweep(folder.resolve())
-    names = _states(states)
-    known = {entry.id for entry in sweep.entries}
-    unknown = [name for name in ids if name not in known]
-    if unknown:
-        from knee.cli import nearest
-
-        raise InputError(
-            f"the sweep has no run {unknown[0]!r}", hint=nearest(unknown[0], [entry.id for entry in sweep.entries])
-        )
-    site = site_kept(sweep.folder, sweep.options.get("site", {}))
-    with held(sweep.folder):
-        count = put_back(sweep, names, ids)
-        click.echo(f"{count} run{'s' if count != 1 else ''} to start again", err=True)
-        if count:
-            _go_on(sweep, site, as_json=as_json, wait=wait, only=frozenset(ids) or None)
-        elif as_json:
-            from knee.cli.render.sweep import as_data
-            from knee.sweeps.control import statuses_now
-
-            click.echo(json.dumps(as_data(sweep, statuses_now(sweep)), indent=2))
+    answer = retry_sweep(
+        folder,
+        states=[name.strip() for name in states.split(",") if name.strip()],
+        runs=ids,
+        wait=wait,
+        on_requeued=lambda count: _say(f"{count} run{'s' if count != 1 else ''} to start again"),
+        on_run=_print_run,
+        say=_say,
+    )
+    if answer.requeued:
+        _finish(answer, as_json=as_json)
+    elif as_json:
+        _print_answer(answer, as_json=True)
 
 
-def _states(text: str) -> list[str]:
-    """States of runs that can be tried again."""
+def _refuse_misspelt_command(grid: str) -> None:
+    """A first word that is neither a study nor a file may be a misspelt subcommand."""
     from knee.cli import nearest
-    from knee.launch.run_status import STATES
+    from knee.studies.study_file import study_names
 
-    able = [state for state in STATES if state not in ("pending", "running")]
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        if name in STATES and name not in able:
-            raise InputError(
-                f"--status {name}: such runs have not ended, and are not to be tried again",
-                hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends what runs",
-            )
-    wrong = [name for name in names if name not in able]
-    if wrong or not names:
+    if not grid.endswith(".toml") and grid not in study_names() and (close := nearest(grid, list(command.commands))):
+        raise InputError(f"there is no study {grid!r}", hint=close)
+
+
+def _words(program: str | None) -> list[str]:
+    """The words of --program."""
+    if program is None:
+        return []
+    try:
+        words = shlex.split(program)
+    except ValueError as error:
         raise InputError(
-            f"--status {text!r} is not one of {', '.join(able)}", hint=nearest(wrong[0], able) if wrong else None
-        )
-    return names
+            f"--program {program!r} cannot be taken apart: {str(error).lower()}", hint="quote it as a shell wants it"
+        ) from None
+    if not words:
+        raise InputError("--program is empty", hint="name a command, or leave it out")
+    return words
 
 
-def _go_on(sweep: Sweep, site: Site, *, as_json: bool, wait: bool, only: frozenset[str] | None = None) -> None:
-    """Start what is missing, tell how it goes, and how it stands. ``only``: of these runs."""
-    from knee.cli.render.sweep import as_data, print_status, said
-    from knee.sweeps.control import statuses_now
+def _say(sentence: str) -> None:
+    click.echo(sentence, err=True)
 
-    options = sweep.options
-    numbers = {entry.id: number for number, entry in enumerate(sweep.entries, start=1)}
 
-    def tell(entry: SweepRun, status: Status) -> None:
-        click.echo(said(numbers[entry.id], len(numbers), entry, status), err=True)
+def _print_run(number: int, count: int, entry: SweepRun, status: Status) -> None:
+    from knee.cli.render.sweep import run_line
 
-    number = None
-    if sweep.launcher == "slurm":
-        from knee.sweeps.slurm import go_on_slurm
+    _say(run_line(number, count, entry, status))
 
-        go_on_slurm(sweep, site, wait=wait, tell=lambda words: click.echo(words, err=True), only=only)
-    else:
-        from knee.sweeps.local import go_on
 
-        number = go_on(
-            sweep,
-            site,
-            timeout_s=options["timeout_s"],
-            program=options["program"],
-            until_knee=options["until_knee"],
-            tell=tell,
-            only=only,
-        )
-    statuses = statuses_now(sweep)
+def _print_answer(answer: SweepStatus, *, as_json: bool) -> None:
+    from knee.cli.render.sweep import print_status
+
     if as_json:
-        click.echo(json.dumps(as_data(sweep, statuses), indent=2))
+        click.echo(json.dumps(answer.to_dict(), indent=2))
     else:
-        print_status(sweep, statuses)
-    if number is not None:
-        click.echo("interrupted: the same command goes on", err=True)
-        sys.exit(BY_SIGNAL + number)
-    refused = {entry.id for entry in sweep.entries if entry.refused}
-    bad = [
-        status
-        for name, status in statuses.items()
-        if status.over and status.state != "done" and status.cause != "knee" and name not in refused
-    ]
-    if bad:
-        states = ",".join(sorted({status.state for status in bad}))
+        print_status(answer)
+
+
+def _finish(answer: SweepStatus, *, as_json: bool) -> None:
+    """Print how the sweep stands, and end with the code for it."""
+    _print_answer(answer, as_json=as_json)
+    if answer.signal is not None:
+        _say("interrupted: the same command goes on")
+        sys.exit(BY_SIGNAL + answer.signal)
+    if answer.failures:
+        states = ",".join(sorted({status.state for status in answer.failures}))
         raise Incomplete(
-            f"{len(bad):,} of {len(statuses):,} runs did not end well: {bad[0].words}",
-            hint=f"the table has each; `knee sweep retry {shlex.quote(str(sweep.folder))} --status "
+            f"{len(answer.failures):,} of {len(answer.statuses):,} runs did not end well: {answer.failures[0].words}",
+            hint=f"the table has each; `knee sweep retry {shlex.quote(str(answer.sweep.folder))} --status "
             f"{states}` starts them again",
         )

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,7 +90,7 @@ class ShardRequest:
     def differs_from(self, other: ShardRequest) -> str | None:
         """The first thing in which two questions differ, in words; None where they are one."""
         mine, others = {s.path: s for s in self.sources}, {s.path: s for s in other.sources}
-        words = {
+        same = {
             "the tokenizer": self.tokenizer.sha256 == other.tokenizer.sha256,
             "the end-of-text token": self.tokenizer.eos_id == other.tokenizer.eos_id,
             "the list of files": list(mine) == list(others),
@@ -101,7 +100,7 @@ class ShardRequest:
             "the version of tokenizers": self.tokenizers == other.tokenizers,
         }
         changed = next((f"the file {path}" for path, one in mine.items() if others.get(path, one) != one), None)
-        return next((what for what, same in words.items() if not same), changed)
+        return next((what for what, is_same in same.items() if not is_same), changed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +117,7 @@ class SkippedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """A folder of shards."""
+    """Everything that lies in a folder of shards."""
 
     asked: ShardRequest
     dtype: Dtype
@@ -130,12 +129,12 @@ class Index:
 
     @property
     def tokens(self) -> int:
-        """Of all shards."""
+        """Tokens of all shards."""
         return sum(shard.tokens for shard in self.shards)
 
     @property
     def documents(self) -> int:
-        """Of all shards."""
+        """Documents that end in any shard."""
         return sum(shard.documents for shard in self.shards)
 
     @property
@@ -144,7 +143,7 @@ class Index:
         return hashlib.sha256("".join(shard.sha256 for shard in self.shards).encode()).hexdigest()
 
     def as_text(self) -> str:
-        """The file."""
+        """Return the index as the text of its file."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     def check_sizes(self, folder: Path) -> None:
@@ -156,8 +155,8 @@ class Index:
             ):
                 check_size(folder / name, size)
 
-    def check_content(self, folder: Path, tell: Callable[[Shard], None] = lambda _: None) -> None:
-        """Refuse shards whose bytes are not those that were written; reads all of them."""
+    def check_content(self, folder: Path) -> None:
+        """Refuse shards whose bytes are not those that were written; all of them are read."""
         self.check_sizes(folder)
         for shard in self.shards:
             for name, digest in ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256)):
@@ -165,7 +164,6 @@ class Index:
                     raise InputError(
                         f"{folder / name} is corrupt: its checksum is not the one it was written with", hint=ANEW
                     )
-            tell(shard)
 
 
 def read_index(folder: Path) -> Index:
@@ -187,13 +185,13 @@ def read_index(folder: Path) -> Index:
     if isinstance(data, dict) and data.get("version") != VERSION and isinstance(data.get("version"), int):
         raise InputError(f"{path} is of version {data['version']}, and this knee reads version {VERSION}", hint=ANEW)
     try:
-        return index_of(data)
+        return _index_of(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path} is not an index of shards: {_in_words(error)}", hint=ANEW) from None
 
 
-def index_of(data: dict[str, Any]) -> Index:
-    """From JSON; KeyError, TypeError or ValueError where it is not one."""
+def _index_of(data: dict[str, Any]) -> Index:
+    """Read an index from JSON; raise KeyError, TypeError or ValueError where it is not one."""
     if data["dtype"] not in WIDTH:
         raise ValueError(f"dtype is {data['dtype']!r}")
     if not data["shards"]:
@@ -203,7 +201,7 @@ def index_of(data: dict[str, Any]) -> Index:
     return Index(
         asked=asked_of(data["asked"]),
         dtype=data["dtype"],
-        shards=shards_of(data["shards"]),
+        shards=tuple(Shard(**shard) for shard in data["shards"]),
         left_out=left_out_of(data["left_out"]),
         text_bytes=data["text_bytes"],
         version=data["version"],
@@ -211,7 +209,7 @@ def index_of(data: dict[str, Any]) -> Index:
 
 
 def asked_of(data: dict[str, Any]) -> ShardRequest:
-    """From JSON."""
+    """Read a request from JSON; raise KeyError, TypeError or ValueError where it is not one."""
     sources = tuple(TextSource(**source) for source in data["sources"])
     found = ShardRequest(**data | {"tokenizer": Tokenizer(**data["tokenizer"]), "sources": sources})
     if not _is_count(found.shard_tokens) or not all(
@@ -221,13 +219,8 @@ def asked_of(data: dict[str, Any]) -> ShardRequest:
     return found
 
 
-def shards_of(data: list[dict[str, Any]]) -> tuple[Shard, ...]:
-    """From JSON."""
-    return tuple(Shard(**shard) for shard in data)
-
-
 def left_out_of(data: dict[str, Any]) -> SkippedFile:
-    """From JSON."""
+    """Read from JSON what was left out; raise KeyError, TypeError or ValueError where it is not that."""
     found = SkippedFile(**data | {"first": tuple(data["first"])})
     if not all(_is_count(count) for count in (found.records, found.empty)):
         raise ValueError("left_out does not hold counts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.datasets.permutation import key, permute, random_tokens
-from knee.datasets.shard_index import ANEW, Index, Shard, check_size, read_index
+from knee.datasets.shard_index import ANEW, Index, check_size, read_index
 from knee.errors import InputError, KneeError
 
 Rows = NDArray[np.int64]
@@ -84,13 +84,11 @@ class Synthetic:
         self.share, self.vocab_size = share, vocab_size
 
     def batch(self, step: int) -> Rows:
-        """As ``Batches`` says."""
         _check_step(step)
         keys = np.array([key(self.share.seed, step, int(row)) for row in self.share.rows], np.uint64)
         return random_tokens(keys, self.share.seq_len + 1, self.vocab_size)
 
     def describe(self) -> dict[str, Any]:
-        """As ``Batches`` says."""
         return {"kind": "synthetic", "seed": self.share.seed, "vocab_size": self.vocab_size}
 
 
@@ -128,7 +126,6 @@ class Shards:
         self._shuffled: tuple[int, NDArray[np.uint64]] = -1, np.empty((0, 0), np.uint64)
 
     def batch(self, step: int) -> Rows:
-        """As ``Batches`` says."""
         _check_step(step)
         length = self.share.seq_len + 1
         rows = np.empty((self.share.global_batch // self.share.dp_size, length), np.int64)
@@ -153,12 +150,11 @@ class Shards:
             places[epochs == epoch] = permute(places[epochs == epoch], self.sequences, self.share.seed, int(epoch))
         return places
 
-    def verify(self, tell: Callable[[Shard], None] = lambda _: None) -> None:
+    def verify(self) -> None:
         """Read everything and hold it against the checksums."""
-        self.index.check_content(self.folder, tell)
+        self.index.check_content(self.folder)
 
     def describe(self) -> dict[str, Any]:
-        """As ``Batches`` says."""
         return {
             "kind": "shards",
             "path": str(self.folder),

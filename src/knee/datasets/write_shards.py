@@ -44,16 +44,14 @@ class ShardProgress:
 
     done_bytes: int
     """Of the files, as they lie on disk."""
-    text_bytes: int
+    total_bytes: int
     tokens: int
-    made_tokens: int
-    """Those that this call made."""
     path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What came of it."""
+    """The index of the shards, and how many of them this call made."""
 
     index: Index
     made: int
@@ -103,7 +101,7 @@ def write_shards(
     shard_tokens: int = SHARD_TOKENS,
     max_bad_frac: float = MAX_BAD_FRAC,
     fresh: bool = False,
-    tell: Callable[[ShardProgress], None] = lambda _: None,
+    report_progress: Callable[[ShardProgress], None] = lambda _: None,
 ) -> Prepared:
     """Make shards of text files in a folder, or find that they are there already.
 
@@ -112,49 +110,38 @@ def write_shards(
     """
     if shard_tokens < 1 or jobs < 1:
         raise InputError(f"{shard_tokens} tokens a shard and {jobs} jobs: both should be at least 1")
-    asked = _asked(find_files(given), tokenizer_file, field=field, split=split, eos=eos, shard_tokens=shard_tokens)
-    make_folder(out)
-    with _locked(out):
-        if fresh:
-            _remove_all(out)
-        if (out / INDEX).exists():
-            return Prepared(index=_as_before(out, asked), made=0)
-        steps = _journal(out, asked)
-        index = _Preparation(out, asked, steps, max_bad_frac, tell).run(jobs)
-        return Prepared(index=index, made=len(index.shards) - len(steps))
-
-
-def _asked(
-    files: Sequence[Path], tokenizer_file: Path, *, field: str, split: Split, eos: str | None, shard_tokens: int
-) -> ShardRequest:
-    tokenizer = describe_tokenizer(tokenizer_file, eos)
-    return ShardRequest(
-        tokenizer=tokenizer,
+    files = find_files(given)
+    asked = ShardRequest(
+        tokenizer=describe_tokenizer(tokenizer_file, eos),
         sources=tuple(_source(path) for path in files),
         field=field,
         split=split,
         shard_tokens=shard_tokens,
         tokenizers=metadata.version("tokenizers"),
     )
+    make_folder(out)
+    with _locked(out):
+        if fresh:
+            _remove_all(out)
+        if (out / INDEX).exists():
+            index = shard_index.read_index(out)
+            _refuse_other(out, index.asked, asked)
+            index.check_sizes(out)
+            return Prepared(index=index, made=0)
+        steps = _journal(out, asked)
+        index = _Preparation(out, asked, steps, max_bad_frac, report_progress).run(jobs)
+        return Prepared(index=index, made=len(index.shards) - len(steps))
 
 
 def _source(path: Path) -> TextSource:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    return TextSource(path=str(path.resolve()), size_bytes=found.st_size, mtime_ns=found.st_mtime_ns)
+    return TextSource(path=str(path.resolve()), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
 # What is there already.
-
-
-def _as_before(out: Path, asked: ShardRequest) -> Index:
-    """The index, if it answers this question; a shard that is damaged is refused by its name."""
-    index = shard_index.read_index(out)
-    _refuse_other(out, index.asked, asked)
-    index.check_sizes(out)
-    return index
 
 
 def _journal(out: Path, asked: ShardRequest) -> list[_State]:
@@ -237,13 +224,12 @@ class _Preparation:
         asked: ShardRequest,
         steps: Sequence[_State],
         max_bad_frac: float,
-        tell: Callable[[ShardProgress], None],
+        report_progress: Callable[[ShardProgress], None],
     ) -> None:
-        self.out, self.asked, self.max_bad_frac, self.tell = out, asked, max_bad_frac, tell
+        self.out, self.asked, self.max_bad_frac, self.report_progress = out, asked, max_bad_frac, report_progress
         self.encoding = Encoding(tokenizer=asked.tokenizer, field=asked.field, split=asked.split)
         self.state = replace(steps[-1], shard=None) if steps else _State()
         self.shards = [step.shard for step in steps if step.shard is not None]
-        self.kept = sum(shard.tokens for shard in self.shards)
         self.number = {source.path: number for number, source in enumerate(asked.sources)}
         self.before = [0, *accumulate(source.size_bytes for source in asked.sources)]
         lines = [asdict(asked), *map(asdict, steps)]
@@ -259,12 +245,18 @@ class _Preparation:
                 writer.add(encoded)
                 if writer.tokens >= self.asked.shard_tokens:
                     self._keep(writer.finish())
-                self._tell(block, writer)
+                done_bytes = self.before[self.number[block.path]] + block.read_bytes
+                tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
+                self.report_progress(
+                    ShardProgress(done_bytes=done_bytes, total_bytes=self.before[-1], tokens=tokens, path=block.path)
+                )
             self._refuse_bad()
             if writer.tokens:
                 self._keep(writer.finish())
         if not self.shards:
-            raise InputError("there is no text in " + _few([source.path for source in self.asked.sources]))
+            paths = [source.path for source in self.asked.sources]
+            more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+            raise InputError(f"there is no text in {', '.join(paths[:3])}{more}")
         return self._finish()
 
     def _blocks(self) -> Iterator[TextBlock]:
@@ -272,8 +264,8 @@ class _Preparation:
         begin, skip = self.state.source, self.state.block  # before the state moves on
         for number, source in enumerate(self.asked.sources[begin:], start=begin):
             path = Path(source.path)
-            found = blocks(path, field=self.asked.field, split=self.asked.split)
-            yield from islice(found, skip if number == begin else 0, None)
+            every = blocks(path, field=self.asked.field, split=self.asked.split)
+            yield from islice(every, skip if number == begin else 0, None)
             if _source(path) != source:
                 raise InputError(
                     f"{path} changed while it was read", hint="begin anew with --fresh once it stays as it is"
@@ -291,21 +283,8 @@ class _Preparation:
         """Note a shard in the journal; from then on an interruption leaves it."""
         self.shards.append(shard)
         line = json.dumps(asdict(replace(self.state, shard=shard))) + "\n"
-        with _in_words(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
+        with _write_errors(self.out / JOURNAL), (self.out / JOURNAL).open("a", encoding="utf-8") as file:
             file.write(line)
-
-    def _tell(self, block: TextBlock, writer: _Writer) -> None:
-        done = self.before[self.number[block.path]] + block.read_bytes
-        tokens = sum(shard.tokens for shard in self.shards) + writer.tokens
-        self.tell(
-            ShardProgress(
-                done_bytes=done,
-                text_bytes=self.state.text_bytes,
-                tokens=tokens,
-                made_tokens=tokens - self.kept,
-                path=block.path,
-            )
-        )
 
     def _refuse_bad(self) -> None:
         """A file in which too much cannot be used was probably not meant."""
@@ -321,7 +300,11 @@ class _Preparation:
         )
 
     def _finish(self) -> Index:
-        self._copy_tokenizer()
+        """Write the index, and the tokenizer beside it, so that the shards can be read back as text anywhere."""
+        path = Path(self.asked.tokenizer.path)
+        write_text(self.out / TOKENIZER, path.read_bytes().decode())
+        if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
+            raise InputError(f"{path} changed while it was used", hint="begin anew with --fresh")
         index = Index(
             asked=self.asked,
             dtype=self.encoding.dtype,
@@ -333,25 +316,14 @@ class _Preparation:
         (self.out / JOURNAL).unlink()
         return index
 
-    def _copy_tokenizer(self) -> None:
-        """Beside the shards, so that they can be read back as text anywhere."""
-        path = Path(self.asked.tokenizer.path)
-        write_text(self.out / TOKENIZER, path.read_bytes().decode())
-        if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
-            raise InputError(f"{path} changed while it was used", hint="begin anew with --fresh")
-
 
 @contextmanager
-def _in_words(path: Path) -> Iterator[None]:
-    """What the system says of a file that cannot be written, in one sentence."""
+def _write_errors(path: Path) -> Iterator[None]:
+    """Turn what the system says of a file that cannot be written into one sentence."""
     try:
         yield
     except OSError as error:
         raise cannot_write(path, error, hint=f"{GOES_ON} once it can be") from None
-
-
-def _few(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
 
 class _Writer:
@@ -376,7 +348,7 @@ class _Writer:
 
     def finish(self) -> Shard:
         """The shard under its own name, on disk."""
-        with _in_words(self.out / self.name):
+        with _write_errors(self.out / self.name):
             for end, file in self.files.items():
                 file.flush()
                 os.fsync(file.fileno())
@@ -395,7 +367,7 @@ class _Writer:
         return shard
 
     def _write(self, end: str, data: bytes) -> None:
-        with _in_words(self.out / self.name):
+        with _write_errors(self.out / self.name):
             if end not in self.files:
                 self.files[end] = (self.out / f"{self.name}.{end}{PART}").open("wb")
             self.files[end].write(data)

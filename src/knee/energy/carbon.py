@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from knee.errors import InputError, argument
-from knee.specs.catalog import did_you_mean
+from knee.specs.catalog import ROOT, did_you_mean, read_toml
 
 J_PER_KWH = 3.6e6
 MOST_G_PER_KWH = 5000.0
@@ -30,14 +28,13 @@ class CarbonGrid:
 
     @property
     def g_per_kwh(self) -> float:
-        """As people write it."""
+        """The intensity in grams per kilowatt-hour, as people write it."""
         return self.kg_co2e_per_j * 1e3 * J_PER_KWH
 
 
 @cache
 def _document() -> dict[str, dict[str, Any]]:
-    text = resources.files("knee").joinpath("catalog/grids.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(ROOT / "grids.toml")
 
 
 def grid_names() -> list[str]:
@@ -56,9 +53,8 @@ def grid(name: str) -> CarbonGrid:
     if entry is None:
         close = did_you_mean(name, grid_names())
         guess = f"did you mean {close}? " if close else ""
-        raise InputError(
-            f"no grid named {name!r}", hint=f"{guess}use one of {', '.join(grid_names())}, or grams per kWh"
-        )
+        hint = f"{guess}use one of {', '.join(grid_names())}, or grams per kWh"
+        raise InputError(f"no grid named {name!r}", hint=hint, code="unknown-name", field="grid")
     value = entry["intensity"]
     return CarbonGrid(name=name, kg_co2e_per_j=_kg_per_j(value["value"]), kind=value["kind"], source=value["source"])
 
@@ -67,5 +63,6 @@ def _kg_per_j(text: str) -> float:
     match = _WRITTEN.match(text)
     value = float(match[1]) if match else math.nan
     if not value <= MOST_G_PER_KWH:
-        raise InputError(f"a grid of {text} is beyond any fuel", hint="give grams of CO2e per kWh, such as 250")
+        hint = "give grams of CO2e per kWh, such as 250"
+        raise InputError(f"a grid of {text} is beyond any fuel", hint=hint, code="out-of-range", field="grid")
     return value / 1e3 / J_PER_KWH

@@ -28,10 +28,10 @@ def recorded() -> dict[str, dict[str, Any]]:
     return tomllib.loads(resources.files("knee").joinpath("catalog/exports.toml").read_text(encoding="utf-8"))
 
 
-def cannot(tool: str, what: str, hint: str) -> InputError:
-    """The plan, or a part of it, is nothing that this program does."""
+def cannot(tool: str, field: str, what: str, hint: str) -> InputError:
+    """The plan, or a part of it, is nothing that this program does; ``field`` is what stands in the way."""
     called = recorded()[tool]["called"]
-    return InputError(f"{called} cannot run this plan: {what}", hint=hint)
+    return InputError(f"{called} cannot run this plan: {what}", hint=hint, code="cannot-run", field=field)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,6 +108,7 @@ def add_torchrun(launch: LaunchCommand, job: Job) -> None:
     if job.gpus % per_host:
         raise cannot(
             launch.tool,
+            "gpus",
             f"torchrun starts as many processes on every host, and {job.gpus} GPUs are no whole "
             f"number of hosts of {per_host}",
             f"use a multiple of {per_host} GPUs",
@@ -127,7 +128,8 @@ def add_torchrun(launch: LaunchCommand, job: Job) -> None:
 def refuse_processors(launch: LaunchCommand, job: Job) -> None:
     """Runs on a CPU are knee's own."""
     if job.cluster.gpu.arch == "cpu":
-        raise cannot(launch.tool, f"{job.cluster.name} has no GPUs", "export to knee, whose trainer runs on processors")
+        hint = "export to knee, whose trainer runs on processors"
+        raise cannot(launch.tool, "cluster.gpu", f"{job.cluster.name} has no GPUs", hint)
 
 
 def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
@@ -135,6 +137,7 @@ def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
     if plan.prefetch != 1 and plan.sharding in ("fsdp", "fsdp_no_reshard", "hsdp") and plan.dp_shard * plan.cp > 1:
         raise cannot(
             launch.tool,
+            "plan.prefetch",
             f"it has no option that gathers {plan.prefetch} layers ahead",
             "the nearest plan it can run has --prefetch 1",
         )
@@ -145,6 +148,7 @@ def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
     if plan.sync_every > 1:
         raise cannot(
             launch.tool,
+            "plan.sync_every",
             f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
             "the nearest plan it can run has no --sync-every; or export to knee, to simulate it",
         )

@@ -21,5 +21,6 @@ def export(job: Job, to: str) -> str:
     """
     writers = {"knee": job_file, "torchtitan": torchtitan_command, "megatron": megatron_command}
     if to not in writers:
-        raise InputError(f"plans are not exported to {to!r}", hint=f"use one of {', '.join(TARGETS)}")
+        hint = f"use one of {', '.join(TARGETS)}"
+        raise InputError(f"plans are not exported to {to!r}", hint=hint, code="unknown-choice", field="to")
     return writers[to](job)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+import tomli_w
 
 import knee
 from knee.export.command_line import about
@@ -18,22 +19,17 @@ LOADERS: tuple[tuple[Kind, Any], ...] = (("model", load_model), ("cluster", load
 
 def job_file(job: Job) -> str:
     """The file's text. What the catalogue has is named; what differs from it is written beside its name."""
-    head = [
-        f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train",
-        f"# knee train runs as many processes as it is told: --nproc {job.gpus} on one host, or torchrun",
-    ]
-    tables: list[tuple[str, dict[str, Any]]] = []
+    head = (
+        f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train\n"
+        f"# knee train runs as many processes as it is told: --nproc {job.gpus} on one host, or torchrun\n"
+    )
+    document: dict[str, Any] = {}
     for kind, load in LOADERS:
         spec = getattr(job, kind)
         base = load(spec.name).spec if spec.name in catalog_entries(kind) else None
-        if spec == base:
-            head.append(f"{kind} = {_value(spec.name)}")
-        else:
-            tables.append((kind, _table(spec, base)))
-    head += [f"{name} = {getattr(job, name)}" for name in ("gpus", "global_batch", "seq_len")]
-    plan = {f.name: getattr(job.plan, f.name) for f in fields(job.plan)}
-    tables.append(("plan", {name: value for name, value in plan.items() if value is not None}))
-    return "\n".join(head) + "\n" + "".join(_written(name, table) for name, table in tables)
+        document[kind] = spec.name if spec == base else _table(spec, base)
+    document |= {name: getattr(job, name) for name in ("gpus", "global_batch", "seq_len")}
+    return head + tomli_w.dumps(document | {"plan": _plain(job.plan)})
 
 
 def _table(spec: Any, base: Any) -> dict[str, Any]:
@@ -81,25 +77,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _written(name: str, table: dict[str, Any]) -> str:
-    """A table and the tables in it; lists of tables stand on one line."""
-    flat = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    inner = {key: value for key, value in table.items() if isinstance(value, dict)}
-    lines = "".join(f"{key} = {_value(value)}\n" for key, value in flat.items())
-    own = f"\n[{name}]\n{lines}" if flat or not inner else ""
-    return own + "".join(_written(f"{name}.{key}", value) for key, value in inner.items())
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        # a JSON string is a TOML string, but for one character
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_value(item) for item in value) + "]"
-    return repr(value)

@@ -71,20 +71,25 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
     if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
         raise cannot(
             TOOL,
+            "plan.schedule",
             f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
             "the nearest plan it can run has --schedule 1f1b",
         )
     if plan.state_dtype != "fp32":
         raise cannot(
             TOOL,
+            "plan.state_dtype",
             f"its optimizer updates parameters in fp32, and the plan's in {plan.state_dtype}",
             "the nearest plan it can run has --state-dtype fp32",
         )
     if model.positions == "alibi":
-        raise cannot(TOOL, f"{model.name} has alibi positions, which it does not know", "export to knee")
+        raise cannot(
+            TOOL, "model.positions", f"{model.name} has alibi positions, which it does not know", "export to knee"
+        )
     if model.positions == "rope" and model.rope_base != int(model.rope_base):
         raise cannot(
             TOOL,
+            "model.rope_base",
             f"--rotary-base is a whole number, and {model.name}'s is {model.rope_base:g}",
             f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
         )
@@ -92,6 +97,7 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         orders = f"{'-'.join(AXES)} or {'-'.join(PP_BEFORE_DP)}"
         raise cannot(
             TOOL,
+            "plan.placement",
             f"it places axes {orders} from the innermost, and the plan {'-'.join(plan.placement)}",
             f"the nearest plan it can run has --placement {'-'.join(AXES)}",
         )
@@ -104,6 +110,7 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
     if plan.pp > 1:
         raise cannot(
             TOOL,
+            "plan.pp",
             "neither of its FSDPs is documented to work with a pipeline, and the plan has "
             f"{plan.sharding} with pp {plan.pp}",
             "the nearest plan it can run has --sharding zero1",
@@ -113,10 +120,16 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
         return
     # keeping gathered parameters is an option of torch's FSDP2 alone
     if plan.dp_replicate > 1:
-        raise cannot(TOOL, "fsdp_no_reshard has no replicas there", "the nearest plan it can run has --sharding hsdp")
+        raise cannot(
+            TOOL,
+            "plan.dp_replicate",
+            "fsdp_no_reshard has no replicas there",
+            "the nearest plan it can run has --sharding hsdp",
+        )
     if plan.reduce_dtype != "bf16" or plan.precision == "fp16":
         raise cannot(
             TOOL,
+            "plan.reduce_dtype",
             "its fsdp_no_reshard reduces gradients in bf16, and the plan in "
             f"{plan.reduce_dtype} with {plan.precision} products",
             "the nearest plans it can run have --reduce-dtype bf16, or --sharding zero1",
@@ -124,6 +137,7 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
     if job.model.tied_embeddings:
         raise cannot(
             TOOL,
+            "model.tied_embeddings",
             f"its fsdp_no_reshard needs an untied output projection, and {job.model.name}'s is tied",
             "the nearest plan it can run has --sharding zero1",
         )
@@ -275,6 +289,7 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
     if len(set(layers)) > 1 or abs(again - round(again)) > 1e-9:
         raise cannot(
             TOOL,
+            "plan.recompute_frac",
             "it recomputes the same whole number of layers on every stage, and the plan "
             f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
             "the nearest plan it can run has --recompute full without a share",

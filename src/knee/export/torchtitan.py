@@ -17,7 +17,7 @@ from knee.export.command_line import (
     tp_overlap_frac,
 )
 from knee.specs.job import Job
-from knee.specs.plan import AXES
+from knee.specs.plan import AXES, RESHARDING
 
 TOOL = "torchtitan"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
@@ -69,38 +69,46 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
     if plan.sharding == "zero1":
         raise cannot(
             TOOL,
+            "plan.sharding",
             "it has no mode that shards optimizer states alone",
             "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too",
         )
     if plan.sharding == "ddp" and plan.cp > 1:
         raise cannot(
             TOOL,
+            "plan.sharding",
             "it shards parameters over the ranks of context parallelism, and ddp shards none",
             "the nearest plan it can run has --sharding fsdp_no_reshard",
         )
     if plan.pp > 1 and plan.schedule not in SCHEDULES:
         raise cannot(
             TOOL,
+            "plan.schedule",
             f"its {plan.schedule} schedules need two chunks on every rank, and this one has one",
             "the nearest plan it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
         )
     if plan.cp > 1 and plan.cp_method != "allgather":
         raise cannot(
             TOOL,
+            "plan.cp_method",
             f"its context parallelism gathers keys and values, and the plan's is {plan.cp_method}",
             "the nearest plan it can run has --cp-method allgather",
         )
     if plan.precision == "fp16":
-        raise cannot(TOOL, "it does not train in fp16", "the nearest plan it can run has --precision bf16")
+        raise cannot(
+            TOOL, "plan.precision", "it does not train in fp16", "the nearest plan it can run has --precision bf16"
+        )
     if plan.reduce_dtype != "fp32":
         raise cannot(
             TOOL,
+            "plan.reduce_dtype",
             f"it reduces gradients in fp32, and the plan in {plan.reduce_dtype}",
             "the nearest plan it can run has --reduce-dtype fp32",
         )
     if plan.recompute_frac < 1:
         raise cannot(
             TOOL,
+            "plan.recompute_frac",
             f"it recomputes all blocks or none, and the plan {plan.recompute_frac:g} of them",
             "the nearest plan it can run has --recompute full without a share, or --recompute selective",
         )
@@ -108,18 +116,21 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         mine, its = "-".join(plan.placement), "-".join(AXES)
         raise cannot(
             TOOL,
+            "plan.placement",
             f"its mesh is {its} from the innermost, and the plan's {mine}",
             f"the nearest plan it can run has --placement {its}",
         )
     if model.kv_heads % plan.tp:
         raise cannot(
             TOOL,
+            "plan.tp",
             f"tp {plan.tp} does not divide the {model.kv_heads} key-value heads of {model.name}",
             f"use a tp that divides {model.kv_heads}",
         )
     if model.tied_embeddings and plan.pp > 1:
         raise cannot(
             TOOL,
+            "plan.pp",
             f"{model.name} ties its output projection to its embedding, which a pipeline separates",
             "the nearest plan it can run has --pp 1",
         )
@@ -162,6 +173,7 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
             return flavor, entry
     raise cannot(
         TOOL,
+        "model",
         f"it registers Llama 3 {', '.join(known)}, and {model.name} has the shape of none",
         "export to megatron, whose options say the shape, or to knee",
     )
@@ -199,7 +211,7 @@ def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     launch.option("--parallelism.tensor_parallel_degree", plan.tp)
     launch.option("--parallelism.context_parallel_degree", plan.cp)
     launch.option("--parallelism.pipeline_parallel_degree", plan.pp)
-    reshards = plan.sharding in ("fsdp", "hsdp")
+    reshards = plan.sharding in RESHARDING
     launch.option("--parallelism.fsdp_reshard_after_forward", "always" if reshards else "never")
     if plan.pp > 1 and plan.sharding != "ddp":
         launch.notes.append(
@@ -218,7 +230,10 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     chunks = plan.pp * plan.virtual_stages
     if chunks > layers:
         raise cannot(
-            TOOL, f"{chunks} stages of {layers} layers leave some without one", f"use at most {layers} stages in all"
+            TOOL,
+            "plan.pp",
+            f"{chunks} stages of {layers} layers leave some without one",
+            f"use at most {layers} stages in all",
         )
     launch.option("--parallelism.pipeline_parallel_schedule", SCHEDULES[plan.schedule])
     # torchtitan deals the layers with the embedding and the head each counted as so many layers
@@ -230,6 +245,7 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
         if -(-(layers + 2 * less) // per_stage) != chunks:
             raise cannot(
                 TOOL,
+                "plan.virtual_stages",
                 f"no number of layers a stage makes {chunks} stages of {layers} layers",
                 f"the nearest plan it can run has --virtual-stages {ITS_CHUNKS}",
             )

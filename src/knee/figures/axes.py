@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import ceil, floor, log2
 from typing import Any
 
-from knee.figures.labels import COUNTS, axis_unit, heading, shown
+from knee.figures.labels import COUNTS, axis_unit, format_value, heading
 from knee.figures.palette import INK, SERIES, MarkStyle
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
@@ -59,7 +59,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def wide(text: str, size: float = 12.0) -> float:
+def text_width(text: str, size: float = 12.0) -> float:
     """About how many pixels a label takes."""
     return size * sum(0.3 if c in NARROW else 0.7 if c.isupper() or c in "mw%" else 0.56 for c in text)
 
@@ -110,14 +110,14 @@ def title_of(column: str) -> str | None:
 
 def fitting(column: str, numbers: Sequence[float]) -> list[float]:
     """As many of the values as have room for their labels, the first always."""
-    widest = max(wide(shown(column, number), 11) for number in numbers) + 7
+    widest = max(text_width(format_value(column, number), 11) for number in numbers) + 7
     every = max(1, ceil(len(numbers) * widest / (WIDTH + widest)))
     return list(numbers[::every])
 
 
 def _named(column: str, numbers: Sequence[float]) -> Spec:
     """Ticks at these values with our own words: Vega's would be powers of ten."""
-    words = {_key(number): shown(column, _whole(number)) for number in numbers}
+    words = {_key(number): format_value(column, _whole(number)) for number in numbers}
     return {
         "values": list(numbers),
         "labelExpr": f"({json.dumps(words, ensure_ascii=False)})['' + datum.value]",
@@ -155,8 +155,8 @@ def y_axis(column: str, values: Sequence[float], *, zero: bool = True, log: bool
     return base | {"scale": {"zero": zero, "nice": True}, "axis": axis | {"tickCount": 5}}, unit.factor
 
 
-def looks_of(names: Sequence[str]) -> dict[str, MarkStyle]:
-    """A look for each; the second six have the first six's colours and other dashes."""
+def series_styles(names: Sequence[str]) -> dict[str, MarkStyle]:
+    """A style for each; the second six have the first six's colours and other dashes."""
     count = len(SERIES)
     return {
         name: replace(SERIES[i % count], dash=SERIES[(i + i // count) % count].dash) for i, name in enumerate(names)
@@ -165,7 +165,7 @@ def looks_of(names: Sequence[str]) -> dict[str, MarkStyle]:
 
 def legend(names: Sequence[str], *, symbol: float = 30.0) -> Spec:
     """In as many columns as fit over the chart."""
-    widest = max((wide(name) for name in names), default=0.0) + symbol + 12
+    widest = max((text_width(name) for name in names), default=0.0) + symbol + 12
     return {"columns": max(1, min(len(names), int((WIDTH + AXIS_WIDTH) // widest)))}
 
 
@@ -179,13 +179,13 @@ def nominal(names: Sequence[str], values: Sequence[Any], shown_as: Spec | None) 
     }
 
 
-def line_channels(looks: Mapping[str, MarkStyle]) -> Spec:
+def line_channels(styles: Mapping[str, MarkStyle]) -> Spec:
     """Colour and dash of lines."""
-    names = list(looks)
+    names = list(styles)
     shown_as = legend(names) | {"symbolType": "stroke", "symbolSize": 300}
     return {
-        "color": nominal(names, [look.light for look in looks.values()], shown_as),
-        "strokeDash": nominal(names, [list(look.dash) for look in looks.values()], shown_as),
+        "color": nominal(names, [style.light for style in styles.values()], shown_as),
+        "strokeDash": nominal(names, [list(style.dash) for style in styles.values()], shown_as),
     }
 
 
@@ -200,10 +200,10 @@ def kind_channel(kinds: Sequence[str]) -> Spec:
     }
 
 
-def finished(spec: Spec, *, legends: Sequence[Sequence[str]] = ()) -> Spec:
-    """With the schema and the house's look; several legends stand under each other where they would widen the chart."""
+def with_config(spec: Spec, *, legends: Sequence[Sequence[str]] = ()) -> Spec:
+    """With the schema and the shared style; several legends stand under each other where they would widen the chart."""
     config = CONFIG | {"aria": True}
-    total = sum(sum(wide(name) + 42 for name in names) for names in legends)
+    total = sum(sum(text_width(name) + 42 for name in names) for names in legends)
     if len(legends) > 1 and total > WIDTH + AXIS_WIDTH:
         layout = {"top": {"anchor": "start", "direction": "vertical", "margin": 4}}
         config = config | {"legend": CONFIG["legend"] | {"layout": layout}}

@@ -10,16 +10,16 @@ from knee.figures.axes import (
     HEIGHT,
     PLAIN_NUMBER,
     WIDTH,
-    finished,
     kind_channel,
     legend,
-    looks_of,
     nominal,
+    series_styles,
+    text_width,
     title_of,
-    wide,
+    with_config,
     y_axis,
 )
-from knee.figures.labels import axis_unit, label, said, shown
+from knee.figures.labels import axis_unit, format_value, label, value_with_name
 from knee.figures.lines import ChartPoint
 from knee.figures.palette import BAR, INK, PARTS, MarkStyle
 from knee.figures.vega import Spec
@@ -31,7 +31,7 @@ PART_COLUMNS = {
     "idle": "idle_s",
     "overlapped": "overlapped_comm_s",
 }
-"""Parts of a step; the last lies beside compute, in a bar of its own."""
+"""Parts of a step; the last horizontal beside compute, in a bar of its own."""
 OVERLAPPED = "overlapped"
 FACET_HEIGHT = 104
 LYING = 20
@@ -49,15 +49,15 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
     places = list(dict.fromkeys(_place(x, p.x) for p in points))
     groups = list(dict.fromkeys(p.series for p in points if not p.named))
     single = len(groups) == 1 or groups == places
-    lies = lies_down(places)
+    horizontal = is_horizontal(places)
     axis, factor = y_axis(y, [p.y for p in points], zero=zero)
-    category = _category(x, places, lies=lies)
-    if lies:
+    category = _category(x, places, horizontal=horizontal)
+    if horizontal:
         axis["axis"].pop("minExtent")
-    channels = {"y": category, "x": axis} if lies else {"x": category, "y": axis}
-    looks = dict.fromkeys(groups, BAR) if single else looks_of(groups)
-    offset = {} if single else {"yOffset" if lies else "xOffset": {"field": "c", "scale": {"domain": groups}}}
-    color = nominal(groups, [look.light for look in looks.values()], None if single else legend(groups))
+    channels = {"y": category, "x": axis} if horizontal else {"x": category, "y": axis}
+    styles = dict.fromkeys(groups, BAR) if single else series_styles(groups)
+    offset = {} if single else {"yOffset" if horizontal else "xOffset": {"field": "c", "scale": {"domain": groups}}}
+    color = nominal(groups, [style.light for style in styles.values()], None if single else legend(groups))
 
     def data(some: Sequence[ChartPoint]) -> Spec:
         return {"values": [_value(p, x, y, factor, single=single) for p in some]}
@@ -69,10 +69,10 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
     ]
     thin = (WIDTH / max(1, len(places))) / (1 if single else len(groups)) < ROOM_FOR_VALUE
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
-    if (lies or not thin) and not kinds:
-        if not lies:  # numbers stand over the bars, not in the legend
+    if (horizontal or not thin) and not kinds:
+        if not horizontal:  # numbers stand over the bars, not in the legend
             axis["scale"]["domainMax"] = ROOM_ABOVE * max(0.0, *(p.y * factor for p in drawn))
-        place = {"align": "left", "dx": 4} if lies else {"baseline": "bottom", "dy": -3}
+        place = {"align": "left", "dx": 4} if horizontal else {"baseline": "bottom", "dy": -3}
         mark = {"type": "text", "fontSize": 10, "color": INK.light, "aria": False, **place}
         words = {"text": {"field": "words", "type": "nominal"}}
         layers.append({"data": data(drawn), "mark": mark, "encoding": channels | offset | words})
@@ -86,9 +86,10 @@ def bars(points: Sequence[ChartPoint], *, x: str, y: str, zero: bool = True) -> 
             }
         )
     step = LYING if single else 13 * len(groups) + 4
-    size = {"width": _width(places, lies=lies), "height": {"step": step, "for": "position"} if lies else HEIGHT}
+    height = {"step": step, "for": "position"} if horizontal else HEIGHT
+    size = {"width": _width(places, horizontal=horizontal), "height": height}
     shown_legends = [*([] if single else [groups]), *([kinds] if kinds else [])]
-    return finished(size | {"layer": layers}, legends=shown_legends)
+    return with_config(size | {"layer": layers}, legends=shown_legends)
 
 
 def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spec:
@@ -96,14 +97,14 @@ def _value(p: ChartPoint, x: str, y: str, factor: float, *, single: bool) -> Spe
     who = place if single or p.series == place else f"{p.series}, {label(x, p.x)}"
     unit = axis_unit(y, abs(p.y))
     note = f" ({p.note})" if p.note else ""
-    words = shown(y, p.y, unit) if abs(p.y * factor) >= 1 else shown(y, p.y)
+    words = format_value(y, p.y, unit) if abs(p.y * factor) >= 1 else format_value(y, p.y)
     return {
         "c": p.series,
         "x": place,
         "y": p.y * factor,
         "k": p.kind,
         "words": _short(words),
-        "say": f"{who}: {said(y, p.y)}, {p.kind}{note}",
+        "say": f"{who}: {value_with_name(y, p.y)}, {p.kind}{note}",
     }
 
 
@@ -115,28 +116,28 @@ def _short(words: str) -> str:
     return f"{number / 1e6:.3g}M" if number >= 1e6 else f"{number / 1e3:.0f}k"
 
 
-def lies_down(places: Sequence[str]) -> bool:
+def is_horizontal(places: Sequence[str]) -> bool:
     """Whether names are too long to stand side by side."""
-    return max((wide(place, 11) for place in places), default=0.0) + 3 > WIDTH / max(1, len(places))
+    return max((text_width(place, 11) for place in places), default=0.0) + 3 > WIDTH / max(1, len(places))
 
 
-def _width(places: Sequence[str], *, lies: bool) -> float:
+def _width(places: Sequence[str], *, horizontal: bool) -> float:
     """Beside long names bars are shorter: a wider picture would have smaller text on a phone."""
-    longest = min(LONGEST_NAME, max(wide(place, 11) for place in places)) if lies else 0.0
+    longest = min(LONGEST_NAME, max(text_width(place, 11) for place in places)) if horizontal else 0.0
     return WIDTH - max(0.0, round(longest - 1.5 * AXIS_WIDTH))
 
 
 def _place(column: str, value: Any) -> str:
-    return shown(column, value)
+    return format_value(column, value)
 
 
-def _category(column: str, places: Sequence[str], *, lies: bool) -> Spec:
+def _category(column: str, places: Sequence[str], *, horizontal: bool) -> Spec:
     axis: Spec = {
         "labelOverlap": False,
         "grid": False,
         "ticks": False,
         "labelFontSize": 11,
-        "domain": not lies,
+        "domain": not horizontal,
         "labelLimit": LONGEST_NAME,
     }
     return {
@@ -144,7 +145,7 @@ def _category(column: str, places: Sequence[str], *, lies: bool) -> Spec:
         "type": "ordinal",
         "title": title_of(column),
         "scale": {"domain": list(places), "paddingInner": 0.22, "paddingOuter": 0.12},
-        "axis": axis if lies else axis | {"labelAngle": 0},
+        "axis": axis if horizontal else axis | {"labelAngle": 0},
     }
 
 
@@ -167,8 +168,8 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
         for name, place, of in steps
         for value in _stack(name, x, place, of, names, unit.factor, shares, many=len(series) > 1)
     ]
-    lies = lies_down(places)
-    axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if lies else {"minExtent": AXIS_WIDTH})
+    horizontal = is_horizontal(places)
+    axis = {"tickCount": 4, "labelExpr": PLAIN_NUMBER} | ({} if horizontal else {"minExtent": AXIS_WIDTH})
     amount: Spec = {
         "field": "y",
         "type": "quantitative",
@@ -178,17 +179,17 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
     }
     if shares:
         amount["scale"] = {"domain": [0, 100]}
-    category = _category(x, places, lies=lies)
-    channels = {"y": category, "x": amount} if lies else {"x": category, "y": amount}
+    category = _category(x, places, horizontal=horizontal)
+    channels = {"y": category, "x": amount} if horizontal else {"x": category, "y": amount}
     if not shares and OVERLAPPED in names:
-        channels["yOffset" if lies else "xOffset"] = {"field": "bar", "scale": {"domain": ["step", "overlapped"]}}
+        channels["yOffset" if horizontal else "xOffset"] = {"field": "bar", "scale": {"domain": ["step", "overlapped"]}}
     chart: Spec = {
         "mark": {"type": "bar", "strokeWidth": 1},
         "encoding": channels
-        | part_channels(names)
+        | part_channels({name: PARTS[name] for name in names}, legend(names, symbol=20) | {"symbolStrokeWidth": 1})
         | {"order": {"field": "order", "type": "quantitative"}, "description": {"field": "say"}},
-        "width": _width(places, lies=lies),
-        "height": {"step": 34, "for": "position"} if lies else FACET_HEIGHT if len(series) > 1 else HEIGHT - 20,
+        "width": _width(places, horizontal=horizontal),
+        "height": {"step": 34, "for": "position"} if horizontal else FACET_HEIGHT if len(series) > 1 else HEIGHT - 20,
     }
     spec: Spec = {"data": {"values": values}}
     if len(series) > 1:
@@ -197,7 +198,7 @@ def parts(steps: Sequence[Parts], *, x: str, shares: bool = False) -> Spec:
         spec |= {"facet": facet, "spacing": 8, "spec": chart}
     else:
         spec |= chart
-    return finished(spec)
+    return with_config(spec)
 
 
 def _stack(
@@ -219,7 +220,7 @@ def _stack(
             continue
         share = seconds / step if step else 0.0
         who = f"{series}, {label(x, place)}" if many else label(x, place)
-        time = said("step_s", seconds).removeprefix("step ")
+        time = value_with_name("step_s", seconds).removeprefix("step ")
         found.append(
             {
                 "c": series,
@@ -236,16 +237,14 @@ def _stack(
     return found
 
 
-def part_channels(names: Sequence[str]) -> Spec:
+def part_channels(styles: Mapping[str, MarkStyle], shown_as: Spec) -> Spec:
     """The parts' own colours everywhere; dashes show on pale areas only."""
-    looks: dict[str, MarkStyle] = {name: PARTS[name] for name in names}
-    shown_as = legend(names, symbol=20) | {"symbolStrokeWidth": 1}
 
     def channel(values: list[Any]) -> Spec:
-        return nominal(names, values, shown_as) | {"field": "part"}
+        return nominal(list(styles), values, shown_as) | {"field": "part"}
 
     return {
-        "fill": channel([look.fill for look in looks.values()]),
-        "stroke": channel([look.light for look in looks.values()]),
-        "strokeDash": channel([list(look.dash) if look.fill_light else [1, 0] for look in looks.values()]),
+        "fill": channel([style.fill for style in styles.values()]),
+        "stroke": channel([style.light for style in styles.values()]),
+        "strokeDash": channel([list(style.dash) if style.fill_light else [1, 0] for style in styles.values()]),
     }

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
-from pathlib import Path
 from typing import Any
 
-from knee.figures.heat import Cell, heat
+from knee.figures.figure import Figure
+from knee.figures.heat_map import HeatCell, heat_map
 from knee.figures.labels import heading
 from knee.figures.lines import ChartPoint, lines
 from knee.figures.palette import IDEAL, INK
-from knee.figures.vega import Spec, alone, to_png, to_svg
-from knee.files import write_bytes, write_text
+from knee.figures.vega import Spec
 from knee.units import amount, counted
 
 Data = Mapping[str, Any]
@@ -24,19 +20,7 @@ DIGITS = 3
 """Of values on a logarithmic axis: its labels are the values themselves."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetFigure:
-    """A chart and the rows behind it."""
-
-    id: str
-    title: str
-    caption: str
-    spec: Spec
-    columns: tuple[str, ...]
-    rows: tuple[Mapping[str, Any], ...]
-
-
-def budget_figures(data: Data) -> list[BudgetFigure]:
+def budget_figures(data: Data) -> list[Figure]:
     """All charts of an answer, as ``knee budget --json`` has it."""
     found = [_sizes(data)] if len(data["by_size"]) > 1 else []
     found += [_counts(data)] if len(data["by_gpus"]) > 1 else []
@@ -48,7 +32,7 @@ def budget_figures(data: Data) -> list[BudgetFigure]:
     return found
 
 
-def _sizes(data: Data) -> BudgetFigure:
+def _sizes(data: Data) -> Figure:
     runs, flop = data["by_size"], data["flop_counting"]
     points = [ChartPoint(series=BEST, x=_round(run["params"]), y=run["loss"], kind="simulated") for run in runs]
     points += [
@@ -61,7 +45,7 @@ def _sizes(data: Data) -> BudgetFigure:
         "of the peak by 6 N D. "
         "Near the least loss both curves are flat: what a cluster delivers counts more than the exact size."
     )
-    return BudgetFigure(
+    return Figure(
         id="sizes",
         title="Loss against parameters",
         caption=caption,
@@ -71,32 +55,22 @@ def _sizes(data: Data) -> BudgetFigure:
     )
 
 
-def _counts(data: Data) -> BudgetFigure:
+def _counts(data: Data) -> Figure:
     runs = data["by_gpus"]
-    rows = tuple(
-        {
-            "gpus": run["gpus"],
-            "params": run["params"],
-            "tokens": run["tokens"],
-            "loss": run["loss"],
-            "days": run["days"],
-            "mfu_frac": run["mfu_frac"],
-            "plan": run["plan_words"],
-        }
-        for run in runs
-    )
+    columns = ("gpus", "params", "tokens", "loss", "days", "mfu_frac", "plan")
+    rows = tuple({name: run[name] for name in columns[:-1]} | {"plan": run["plan_words"]} for run in runs)
     points = [ChartPoint(series=BEST, x=run["gpus"], y=run["loss"], kind="simulated") for run in runs]
-    return BudgetFigure(
+    return Figure(
         id="counts",
         title="Loss of the best run of each count of GPUs",
         rows=rows,
         caption="The limits as given, on fewer GPUs.",
         spec=lines(points, x="gpus", y="loss", zero=False),
-        columns=("gpus", "params", "tokens", "loss", "days", "mfu_frac", "plan"),
+        columns=columns,
     )
 
 
-def _frontier(one: Data) -> BudgetFigure | None:
+def _frontier(one: Data) -> Figure | None:
     axis, known = one["axis"], [point for point in one["points"] if point["run"] is not None]
     if not known:
         return None
@@ -131,7 +105,7 @@ def _frontier(one: Data) -> BudgetFigure | None:
         }
         for p in known
     )
-    return BudgetFigure(
+    return Figure(
         id=f"frontier-{axis.replace('_', '-')}",
         title=f"Loss against {TITLES[axis]}",
         caption=f"{where[:1].upper()}{where[1:]}: {one['words']}. The other limits stay.{remarks}{shaded}",
@@ -171,23 +145,23 @@ def _knee(one: Data, spec: Spec) -> list[Spec]:
     return [{"data": values, "mark": mark | {"aria": False}, "encoding": axes} for mark in (ring, word)]
 
 
-def _grid(data: Data) -> BudgetFigure:
+def _grid(data: Data) -> Figure:
     cells = [
-        Cell(x=cell["gpus"], y=cell["params"], value=cell["loss"], why="no plan fits, or no batch is allowed")
+        HeatCell(x=cell["gpus"], y=cell["params"], value=cell["loss"], why="no plan fits, or no batch is allowed")
         for cell in data["grid"]
     ]
     rows = tuple(dict(cell) for cell in data["grid"])
-    return BudgetFigure(
+    return Figure(
         id="grid",
         title="Loss over GPUs and sizes",
         rows=rows,
         columns=("gpus", "params", "loss"),
         caption="The least has a frame; hatched where nothing can be trained.",
-        spec=heat(cells, x="gpus", y="params", shows="loss"),
+        spec=heat_map(cells, x="gpus", y="params", shows="loss"),
     )
 
 
-def _iso(data: Data) -> BudgetFigure:
+def _iso(data: Data) -> Figure:
     iso = data["iso_loss"]
     points = []
     for end, name in (("low_params", "at least"), ("high_params", "at most")):
@@ -195,7 +169,7 @@ def _iso(data: Data) -> BudgetFigure:
             ChartPoint(series=f"loss {one['loss']:.3f}", part=name, x=one["gpus"], y=one[end], kind="simulated")
             for one in iso
         ]
-    return BudgetFigure(
+    return Figure(
         id="iso-loss",
         title="Equal loss: the sizes that reach it",
         rows=tuple(map(dict, iso)),
@@ -210,43 +184,18 @@ def _round(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
-def together(figures: Sequence[BudgetFigure]) -> Spec:
+def concatenated(figures: Sequence[Figure]) -> Spec:
     """All charts as one picture, two in a row."""
+    drawn = {figure.title: figure.spec for figure in figures if figure.spec is not None}
     specs = [
-        {key: value for key, value in figure.spec.items() if key not in ("$schema", "config")}
-        | {"title": {"text": figure.title, "anchor": "start", "fontSize": 13}}
-        for figure in figures
+        {key: value for key, value in spec.items() if key not in ("$schema", "config")}
+        | {"title": {"text": title, "anchor": "start", "fontSize": 13}}
+        for title, spec in drawn.items()
     ]
+    legends = ("color", "strokeDash", "shape")
     apart = {
-        "scale": dict.fromkeys(("color", "strokeDash", "x", "y", "shape"), "independent"),
-        "legend": dict.fromkeys(("color", "strokeDash", "shape"), "independent"),
+        "scale": dict.fromkeys((*legends, "x", "y"), "independent"),
+        "legend": dict.fromkeys(legends, "independent"),
     }
-    first = figures[0].spec
-    return {
-        "$schema": first["$schema"],
-        "concat": specs,
-        "columns": 2,
-        "resolve": apart,
-        "spacing": 40,
-        "config": first["config"],
-    }
-
-
-def write_plot(data: Data, path: str) -> None:
-    """Into a file; its ending says how."""
-    figures = budget_figures(data)
-    spec = alone(together(figures))
-    target = Path(path)
-    if path.endswith(".json"):
-        write_text(target, json.dumps(spec, indent=2) + "\n")
-    elif path.endswith(".png"):
-        write_bytes(target, to_png(spec))
-    elif path.endswith(".html"):
-        said = "".join(f"<p>{escape(sentence)}</p>" for sentence in data["sentences"])
-        head = '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>knee budget</title></head>'
-        write_text(target, f"{head}<body>{to_svg(spec)}{said}</body></html>\n")
-    else:
-        write_text(target, to_svg(spec))
+    shared = {key: next(iter(drawn.values()))[key] for key in ("$schema", "config")}
+    return {"concat": specs, "columns": 2, "resolve": apart, "spacing": 40} | shared

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from knee.figures.axes import AXIS_WIDTH, WIDTH, finished
+from knee.figures.axes import AXIS_WIDTH, WIDTH, with_config
 from knee.figures.palette import BAR, IDEAL, INK, MUTED, PARTS
 from knee.figures.vega import Spec
 from knee.search.knee import THRESHOLD
@@ -80,4 +80,4 @@ def doublings(found: Sequence[Doubling]) -> Spec:
     # in a row over the line of the ideal, because a number on its bar would lie under one line or the other
     above = {"type": "text", "aria": False, "fontSize": 10.5, "baseline": "bottom", "y": 12, "color": INK.light}
     number = {"mark": above, "encoding": {"x": x, "text": {"field": "words"}}}
-    return finished({"width": WIDTH, "height": 170, "data": {"values": values}, "layer": [rule, bar, number, named]})
+    return with_config({"width": WIDTH, "height": 170, "data": {"values": values}, "layer": [rule, bar, number, named]})

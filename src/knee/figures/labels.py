@@ -169,16 +169,16 @@ def heading(column: str, unit: Unit | None = None) -> str:
     return f"{name_of(column)} ({word})" if word else name_of(column)
 
 
-def shown(column: str, value: Any, unit: Unit | None = None) -> str:
+def format_value(column: str, value: Any, unit: Unit | None = None) -> str:
     """A value without its unit, which the heading has."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, (int, float)):
         return str(value)
     if column == "message_bytes":
-        return size(value)
+        return format_bytes(value)
     if column in COUNTS:
-        return count(value)
+        return format_count(value)
     unit = unit or table_unit(column)
     return _number(value * unit.factor if unit.factor != 1.0 else value, unit.decimals)
 
@@ -206,7 +206,7 @@ COUNTS = (
 """Columns of numbers so large that their letter says more: 7B, 1.5T."""
 
 
-def count(value: float) -> str:
+def format_count(value: float) -> str:
     """``6.74B``."""
     for factor, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if value >= factor * 0.9995:
@@ -214,18 +214,18 @@ def count(value: float) -> str:
     return f"{value:.3g}"
 
 
-def size(value: float) -> str:
+def format_bytes(value: float) -> str:
     """Bytes of a message, without empty decimals: ``64 MiB``."""
     number, _, word = show(value, "bytes").partition(" ")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {word}"
 
 
-def said(column: str, value: Any) -> str:
+def value_with_name(column: str, value: Any) -> str:
     """A value in a sentence, with its unit: ``5,140 tokens/s per GPU``, ``34.4% exposed share of the step``."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return f"{name_of(column)} {shown(column, value)}"
+        return f"{name_of(column)} {format_value(column, value)}"
     unit = axis_unit(column, abs(value))
-    number = shown(column, value, unit)
+    number = format_value(column, value, unit)
     if column == "message_bytes":
         return number
     if not unit.word:
@@ -238,6 +238,6 @@ def label(column: str, value: Any) -> str:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return str(value)
     if column in SHORT:
-        return SHORT[column].format(shown(column, value))
+        return SHORT[column].format(format_value(column, value))
     unit = axis_unit(column, abs(value))
-    return shown(column, value, unit) + (f" {unit.word}" if unit.word and column != "message_bytes" else "")
+    return format_value(column, value, unit) + (f" {unit.word}" if unit.word and column != "message_bytes" else "")

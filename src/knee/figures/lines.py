@@ -9,16 +9,16 @@ from typing import Any, Literal
 from knee.figures.axes import (
     HEIGHT,
     WIDTH,
-    finished,
     is_number,
     kind_channel,
     line_channels,
-    looks_of,
-    wide,
+    series_styles,
+    text_width,
+    with_config,
     x_axis,
     y_axis,
 )
-from knee.figures.labels import label, said
+from knee.figures.labels import label, value_with_name
 from knee.figures.palette import IDEAL, INK, MUTED
 from knee.figures.vega import Spec
 
@@ -50,13 +50,13 @@ def lines(
     """A line for each series, with what stands beside it."""
     ideal_points = ideal_of(points, ideal)
     named = [p for p in points if p.named]
-    room = max((wide(p.series) + 14 for p in named if _is_last(p, points)), default=0.0)
-    room = max(room, wide("ideal") + 10 if ideal == "flat" else 0.0)
+    room = max((text_width(p.series) + 14 for p in named if _is_last(p, points)), default=0.0)
+    room = max(room, text_width("ideal") + 10 if ideal == "flat" else 0.0)
     values = [p.y for p in (*points, *ideal_points)]
     y_spec, factor = y_axis(y, values, zero=zero, log=log)
     axes = {"x": x_axis(x, [p.x for p in points], room=room), "y": y_spec}
-    looks = looks_of(list(dict.fromkeys(p.series for p in points if not p.named)))
-    channels = line_channels(looks)
+    styles = series_styles(list(dict.fromkeys(p.series for p in points if not p.named)))
+    channels = line_channels(styles)
     kinds = [kind for kind in ("measured", "published") if any(p.kind == kind for p in points)]
 
     def data(some: Sequence[ChartPoint]) -> Spec:
@@ -94,7 +94,7 @@ def lines(
     layers += _beside([p for p in points if p.kind in kinds], kinds, data, axes, channels["color"])
     layers += _names(named, points, data, axes)
     spec = {"width": WIDTH, "height": HEIGHT, "layer": layers}
-    return finished(spec, legends=[list(looks), *([kinds] if kinds else [])])
+    return with_config(spec, legends=[list(styles), *([kinds] if kinds else [])])
 
 
 def ideal_of(points: Sequence[ChartPoint], ideal: Ideal) -> list[ChartPoint]:
@@ -113,7 +113,7 @@ def ideal_of(points: Sequence[ChartPoint], ideal: Ideal) -> list[ChartPoint]:
 def _value(point: ChartPoint, x: str, y: str, factor: float) -> Spec:
     note = f" ({point.note})" if point.note else ""
     part = f" {point.part}" if point.part else ""
-    say = f"{point.series}{part}, {label(x, point.x)}: {said(y, point.y)}, {point.kind}{note}"
+    say = f"{point.series}{part}, {label(x, point.x)}: {value_with_name(y, point.y)}, {point.kind}{note}"
     value = {"c": point.series, "x": point.x, "y": point.y * factor, "k": point.kind, "say": say}
     return value | ({"d": point.part} if point.part else {})
 

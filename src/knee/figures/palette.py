@@ -14,7 +14,7 @@ class MarkStyle:
     """How one thing is drawn."""
 
     light: str
-    """On white; unique among all looks, because pages find it by its value."""
+    """On white; unique among all styles, because pages find it by its value."""
     dark: str
     """On near-black."""
     dash: tuple[int, ...] = (1, 0)
@@ -93,7 +93,7 @@ CELL_TEXT: tuple[MarkStyle, ...] = (ON_PALE, ON_PALE, ON_PALE, ON_PALE, ON_MIDDL
 HATCH = MarkStyle(light="#a9b1ba", dark="#666f79")
 """Cells that cannot be."""
 
-LOOKS: tuple[MarkStyle, ...] = (
+STYLES: tuple[MarkStyle, ...] = (
     INK,
     MUTED,
     GRID,
@@ -113,5 +113,5 @@ LOOKS: tuple[MarkStyle, ...] = (
 
 def dark_of() -> dict[str, str]:
     """Every light colour -> its dark counterpart."""
-    pairs = {look.light: look.dark for look in LOOKS}
-    return pairs | {look.fill_light: look.fill_dark for look in LOOKS if look.fill_light and look.fill_dark}
+    pairs = {style.light: style.dark for style in STYLES}
+    return pairs | {style.fill_light: style.fill_dark for style in STYLES if style.fill_light and style.fill_dark}

@@ -1,24 +1,27 @@
-"""A scaling curve drawn: in the terminal as bars, or as Vega-Lite in a file."""
+"""A scaling curve drawn: in the terminal as bars, or as Vega-Lite."""
 
 from __future__ import annotations
 
-import html
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from knee.figures.palette import IDEAL, INK, SERIES
-from knee.figures.vega import CONFIG, PAPER, Spec, load, to_svg
-from knee.files import write_bytes, write_text
+from knee.figures.axes import nominal, series_styles
+from knee.figures.palette import IDEAL, INK
+from knee.figures.vega import CONFIG, SCHEMA, Spec, load, to_svg
 
-ENDINGS = (".svg", ".png", ".html", ".json")
 WIDTH, HEIGHT = 340, 240
 BAR = 40
 """Characters of the longest bar."""
 EIGHTHS = " ▏▎▍▌▋▊▉"
-GPU_LABEL = "format(datum.value, ',')"
+GPU_AXIS = {
+    "title": "GPUs",
+    "labelExpr": "format(datum.value, ',')",
+    "labelOverlap": False,
+    "labelFlush": False,
+    "labelBound": False,
+    "labelFontSize": 11,
+}
 TOKENS_LABEL = "datum.value < 1e6 ? format(datum.value / 1e3, '~f') + 'k' : format(datum.value / 1e6, '~f') + 'M'"
 
 
@@ -55,21 +58,6 @@ def bars(series: Sequence[ScaleSeries]) -> list[str]:
     return lines
 
 
-def write(series: Sequence[ScaleSeries], path: str) -> None:
-    """Draw into a file; its ending says how."""
-    spec = spec_of(series)
-    if path.endswith(".json"):
-        write_text(Path(path), json.dumps(spec, indent=2) + "\n")
-    elif path.endswith(".png"):
-        # a file stands alone, so that its ground is not the reader's
-        plain = spec | {"config": spec["config"] | {"background": PAPER}}
-        write_bytes(Path(path), load("vl_convert").vegalite_to_png(plain, scale=2, allowed_base_urls=[]))
-    elif path.endswith(".html"):
-        write_text(Path(path), _page(series, to_svg(spec)))
-    else:
-        write_text(Path(path), to_svg(spec))
-
-
 def svg_of(series: Sequence[ScaleSeries]) -> str:
     """The picture."""
     return to_svg(spec_of(series))
@@ -82,8 +70,7 @@ def chart_of(series: Sequence[ScaleSeries]) -> Any:
 
 def spec_of(series: Sequence[ScaleSeries]) -> Spec:
     """Tokens/s and tokens/s per GPU against GPUs, with the ideal line and the knee of each curve."""
-    alt = load("altair")
-    values: list[dict[str, Any]] = [
+    values: list[Spec] = [
         {
             "curve": one.name,
             "gpus": gpus,
@@ -99,77 +86,55 @@ def spec_of(series: Sequence[ScaleSeries]) -> Spec:
     least, most = min(v["tokens_per_s"] for v in values), max(v["ideal"] for v in values)
     # doublings of round numbers: 125k, 250k, 500k, 1M
     ticks = [tick for k in range(-20, 30) if least <= (tick := 1e6 * 2.0**k) <= most]
-    both = alt.hconcat(
-        _chart(
-            series,
-            values,
-            "tokens_per_s",
-            "ideal",
-            {"type": "log", "base": 2, "nice": False},
-            {"title": "tokens/s", "values": ticks, "labelExpr": TOKENS_LABEL, "labelOverlap": False},
-        ),
-        _chart(
-            series, values, "per_gpu", "ideal_per_gpu", {"zero": True}, {"title": "tokens/s per GPU", "format": ",.0f"}
-        ),
-    )
-    spec: Spec = both.to_dict()
-    return spec | {"config": CONFIG}
-
-
-def _chart(
-    series: Sequence[ScaleSeries],
-    values: list[dict[str, Any]],
-    column: str,
-    ideal: str,
-    scale: dict[str, Any],
-    axis: dict[str, Any],
-) -> Any:
-    alt = load("altair")
-    counts = sorted({value["gpus"] for value in values})
-    x = alt.X(
-        "gpus:Q",
-        scale=alt.Scale(type="log", base=2, domain=[counts[0], counts[-1]], nice=False),
-        axis=alt.Axis(
-            values=counts,
-            title="GPUs",
-            labelExpr=GPU_LABEL,
-            labelOverlap=False,
-            labelFlush=False,
-            labelBound=False,
-            labelFontSize=11,
-        ),
-    )
-    y = {name: alt.Y(f"{name}:Q", scale=alt.Scale(**scale), axis=alt.Axis(**axis)) for name in (column, ideal)}
-    names = [one.name for one in series]
-    # nine looks: the second three have the first three's colours, and other dashes
-    colours = [SERIES[i % len(SERIES)].light for i in range(len(series))]
-    dashes = [list(SERIES[(i + i // len(SERIES)) % len(SERIES)].dash) for i in range(len(series))]
-    legend = alt.Legend(symbolType="stroke", symbolSize=300, columns=1, direction="vertical")
-    look = {
-        "color": alt.Color("curve:N", legend=legend, scale=alt.Scale(domain=names, range=colours)),
-        "strokeDash": alt.StrokeDash("curve:N", legend=legend, scale=alt.Scale(domain=names, range=dashes)),
+    log = {
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "axis": {"title": "tokens/s", "values": ticks, "labelExpr": TOKENS_LABEL, "labelOverlap": False},
     }
-    data = alt.Chart(alt.Data(values=values))
-    knee = data.transform_filter("datum.knee").encode(x=x, y=y[column])
-    return alt.layer(
-        data.mark_line(color=IDEAL.light, strokeWidth=5, opacity=0.6).encode(x=x, y=y[ideal], detail="curve:N"),
-        data.mark_line(strokeWidth=2.2, strokeCap="butt").encode(x=x, y=y[column], **look),
-        knee.mark_point(filled=False, size=120, strokeWidth=1.8, stroke=INK.light, opacity=1),
-        knee.mark_text(text="knee", dy=-13, fontSize=11, color=INK.light),
-    ).properties(width=WIDTH, height=HEIGHT)
+    level = {"scale": {"zero": True}, "axis": {"title": "tokens/s per GPU", "format": ",.0f"}}
+    charts = [_chart(values, "tokens_per_s", "ideal", log), _chart(values, "per_gpu", "ideal_per_gpu", level)]
+    return {"$schema": SCHEMA, "hconcat": charts, "config": CONFIG}
 
 
-def _page(series: Sequence[ScaleSeries], svg: str) -> str:
-    """One offline page: the picture and the table behind it."""
-    rows = "".join(
-        f"<tr><td>{html.escape(one.name)}</td><td>{gpus:,}</td><td>{tokens:,.0f}</td><td>{per_gpu:,.0f}</td>"
-        f"<td>{'' if per_j is None else f'{per_j:.4g}'}</td></tr>"
+def _chart(values: list[Spec], column: str, ideal: str, axis: Spec) -> Spec:
+    counts = sorted({value["gpus"] for value in values})
+    x = {
+        "field": "gpus",
+        "type": "quantitative",
+        "scale": {"type": "log", "base": 2, "domain": [counts[0], counts[-1]], "nice": False},
+        "axis": GPU_AXIS | {"values": counts},
+    }
+    on_ideal, on_curve = ({"x": x, "y": {"field": name, "type": "quantitative"} | axis} for name in (ideal, column))
+    styles = series_styles(list(dict.fromkeys(value["curve"] for value in values)))
+    legend = {"symbolType": "stroke", "symbolSize": 300, "columns": 1, "direction": "vertical"}
+    channels = {
+        "color": nominal(list(styles), [style.light for style in styles.values()], legend) | {"field": "curve"},
+        "strokeDash": nominal(list(styles), [list(style.dash) for style in styles.values()], legend)
+        | {"field": "curve"},
+    }
+    knee = {"transform": [{"filter": "datum.knee"}], "encoding": on_curve}
+    ring = {"type": "point", "filled": False, "size": 120, "strokeWidth": 1.8, "stroke": INK.light, "opacity": 1}
+    layers = [
+        {
+            "mark": {"type": "line", "color": IDEAL.light, "strokeWidth": 5, "opacity": 0.6},
+            "encoding": on_ideal | {"detail": {"field": "curve", "type": "nominal"}},
+        },
+        {"mark": {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt"}, "encoding": on_curve | channels},
+        knee | {"mark": ring},
+        knee | {"mark": {"type": "text", "text": "knee", "dy": -13, "fontSize": 11, "color": INK.light}},
+    ]
+    return {"width": WIDTH, "height": HEIGHT, "data": {"values": values}, "layer": layers}
+
+
+def table_of(series: Sequence[ScaleSeries]) -> list[dict[str, str]]:
+    """The values behind the charts, in words."""
+    return [
+        {
+            "curve": one.name,
+            "GPUs": f"{gpus:,}",
+            "tokens/s": f"{tokens:,.0f}",
+            "tokens/s per GPU": f"{per_gpu:,.0f}",
+            "tokens/J": "" if per_j is None else f"{per_j:.4g}",
+        }
         for one in series
         for gpus, tokens, per_gpu, per_j in zip(one.gpus, one.tokens_per_s, one.per_gpu, one.tokens_per_j, strict=True)
-    )
-    heads = "".join(f"<th>{name}</th>" for name in ("curve", "GPUs", "tokens/s", "tokens/s per GPU", "tokens/J"))
-    style = "body{font:14px sans-serif;margin:2em;background:#fff;color:#1b1f24}td,th{padding:2px 12px}"
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>knee scale</title><style>{style}</style>'
-        f"{svg}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></html>\n"
-    )
+    ]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from knee.figures.axes import is_number
 from knee.figures.bars import PART_COLUMNS, Parts, bars, parts
-from knee.figures.heat import Cell, heat
+from knee.figures.figure import Figure
+from knee.figures.heat_map import HeatCell, heat_map
 from knee.figures.labels import label, name_of
 from knee.figures.lines import ChartPoint, lines
-from knee.figures.vega import Spec, alone
+from knee.figures.vega import Spec, standalone
 from knee.studies.quantities import NotTestable, Row, chosen
 from knee.studies.rows import preferred
 from knee.studies.run_study import Ran
@@ -28,30 +29,13 @@ MOST_DRAWN = 5_000
 """Runs of a chart and of the table behind it: 3 MB of the page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A chart and what belongs beside it."""
-
-    id: str
-    """Unique in a page: ``fig6-1-tokens-per-second-per-gpu``."""
-    title: str
-    caption: str
-    spec: Spec | None
-    """None where there is nothing to draw."""
-    columns: tuple[str, ...]
-    """Of the table behind it."""
-    rows: tuple[Row, ...]
-    published: tuple[Row, ...] = ()
-    """What was published, as rows of a table of its own."""
-
-
 def figures(ran: Ran) -> list[Figure]:
     """All charts of a study, in its order."""
     study = ran.study
-    return drawn(study.name, study.draw, ran.rows, ran.impossible, study.published)
+    return figures_of_rows(study.name, study.draw, ran.rows, ran.impossible, study.published)
 
 
-def drawn(
+def figures_of_rows(
     name: str,
     draws: Sequence[Draw],
     rows: Sequence[Row],
@@ -69,7 +53,7 @@ def figure_files(ran: Ran) -> Iterator[tuple[str, Spec]]:
     """Name and spec of each chart that has something to draw, on white and with its title: for files of their own."""
     for figure in figures(ran):
         if figure.spec is not None:
-            yield figure.id, alone(figure.spec, figure.title)
+            yield figure.id, standalone(figure.spec, figure.title)
 
 
 def _figure(
@@ -192,7 +176,7 @@ def _parts(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequenc
 
 
 def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], impossible: Sequence[Row]) -> Spec | None:
-    cells: dict[tuple[Any, Any], Cell] = {}
+    cells: dict[tuple[Any, Any], HeatCell] = {}
     for row in (*preferred(rows), *impossible):
         x, y, value = row.get(draw.x), row.get(draw.y), row.get(draw.shows)
         if x is None or y is None:
@@ -201,8 +185,8 @@ def _heat(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], impossible: 
         why = row.get("why") or ("does not fit in memory" if row.get("fits") is False else "unknown")
         shown = float(value) if fits and value is not None else None
         measured = row["kind"] == "measured"
-        cells.setdefault((x, y), Cell(x=x, y=y, value=shown, why="" if fits else str(why), measured=measured))
-    return heat(list(cells.values()), x=draw.x, y=draw.y, shows=draw.shows) if cells else None
+        cells.setdefault((x, y), HeatCell(x=x, y=y, value=shown, why="" if fits else str(why), measured=measured))
+    return heat_map(list(cells.values()), x=draw.x, y=draw.y, shows=draw.shows) if cells else None
 
 
 def _growth(draw: Draw, rows: Sequence[Row], _: Sequence[ChartPoint], __: Sequence[Row]) -> Spec | None:

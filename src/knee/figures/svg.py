@@ -43,16 +43,25 @@ MOVED = re.compile(r"^translate\((-?[\d.]+),(-?[\d.]+)\)$")
 SPACE = "{http://www.w3.org/2000/svg}"
 
 
-def squeezed(svg: str) -> str:
-    """The same picture in fewer bytes; what was a mark's description is its title, which browsers show as a tooltip."""
+def svg_for_page(svg: str, label: str) -> str:
+    """The same picture in fewer bytes, for any width, and with one label for a screen reader.
+
+    What was a mark's description is its title, which browsers show as a tooltip.
+    """
     root = ET.fromstring(svg)  # our own, from vl-convert
     for element in root.iter():
         element.tag = element.tag.removeprefix(SPACE)
     _clean(root)
-    root.set("xmlns", "http://www.w3.org/2000/svg")
-    root.set("font-family", FONT)
-    root.set("font-size", "12")
+    kept = {name: root.attrib[name] for name in ("viewBox", "fill", "stroke") if name in root.attrib}
+    root.attrib = {"xmlns": SPACE.strip("{}"), "role": "img", "aria-label": label} | kept
+    root.attrib |= {"font-family": FONT, "font-size": "12"}
     return ET.tostring(root, encoding="unicode", short_empty_elements=True).replace(" />", "/>")
+
+
+def is_tall(svg: str) -> bool:
+    """Whether a picture takes the height of two."""
+    box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
+    return box is not None and float(box[2]) > 1.15 * float(box[1])
 
 
 def _clean(element: ET.Element) -> None:
@@ -110,21 +119,21 @@ def _as_disc(element: ET.Element, radius: str) -> None:
 
 
 def _join_lines(group: ET.Element) -> None:
-    """Grid lines and ticks of one look as one path."""
+    """Grid lines and ticks of one style as one path."""
     lines = list(group)
     if len(lines) < 2 or any(line.tag != "line" or len(line) for line in lines):
         return
     place = ("transform", "x2", "y2")
-    looks = {tuple((k, v) for k, v in sorted(line.attrib.items()) if k not in place) for line in lines}
+    styles = {tuple((k, v) for k, v in sorted(line.attrib.items()) if k not in place) for line in lines}
     places = [MOVED.match(line.get("transform", "translate(0,0)")) for line in lines]
-    if len(looks) != 1 or not all(places):
+    if len(styles) != 1 or not all(places):
         return
     d = "".join(
         f"M{at[1]},{at[2]}l{line.get('x2', '0')},{line.get('y2', '0')}"
         for at, line in zip(places, lines, strict=True)
         if at
     )
-    group[:] = [ET.Element("path", dict(looks.pop()) | {"d": d})]
+    group[:] = [ET.Element("path", dict(styles.pop()) | {"d": d})]
 
 
 def _lift(group: ET.Element) -> None:

@@ -1,15 +1,14 @@
-"""A trace drawn: where each rank's and each step's time went, transfer and waiting, kernels by class.
-
-Specs are written as they are, without altair: it takes longer to import than a trace takes to read.
-"""
+"""A trace drawn: where each rank's and each step's time went, transfer and waiting, kernels by class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from knee.figures.axes import with_config
+from knee.figures.bars import part_channels
 from knee.figures.palette import COPIES, INK, PARTS, SERIES, MarkStyle
-from knee.figures.vega import CONFIG, SCHEMA, Spec
+from knee.figures.vega import Spec
 from knee.trace.device_time import Times
 from knee.trace.loads import KernelLoad
 from knee.trace.rank_waits import Waiting
@@ -23,7 +22,7 @@ BREAKDOWN: dict[str, tuple[str, MarkStyle]] = {
     "idle": ("idle_s", PARTS["idle"]),
     "overlapped communication": ("overlapped_comm_s", PARTS["overlapped"]),
 }
-"""What a bar is made of; the last lies beside compute, in a bar of its own."""
+"""What a bar is made of; the last horizontal beside compute, in a bar of its own."""
 OVERLAPPED = "overlapped communication"
 WAITING: dict[str, tuple[str, MarkStyle]] = {"transfer": ("transfer_s", SERIES[2]), "waiting": ("waiting_s", SERIES[1])}
 KINDS: dict[str, MarkStyle] = {"compute": PARTS["compute"], "communication": SERIES[2]}
@@ -44,8 +43,8 @@ def breakdown(bars: Mapping[str, Times], *, title: str) -> Spec:
         for order, (part, (field, _)) in enumerate(BREAKDOWN.items())
         if getattr(times, field) > 0
     ]
-    looks = {part: look for part, (_, look) in BREAKDOWN.items()}
-    spec = _bars(values, list(bars), title=title, looks=looks, step=26 if len(bars) <= 16 else 18)
+    styles = {part: style for part, (_, style) in BREAKDOWN.items()}
+    spec = _bars(values, list(bars), title=title, styles=styles, step=26 if len(bars) <= 16 else 18)
     spec["encoding"]["yOffset"] = {
         "field": "row",
         "type": "nominal",
@@ -61,9 +60,9 @@ def waiting(ranks: Sequence[Waiting]) -> Spec:
         for rank in ranks
         for order, (part, (field, _)) in enumerate(WAITING.items())
     ]
-    looks = {part: look for part, (_, look) in WAITING.items()}
+    styles = {part: style for part, (_, style) in WAITING.items()}
     names = [str(rank.rank) for rank in ranks]
-    return _bars(values, names, title="rank", looks=looks, step=22 if len(ranks) <= 16 else 16)
+    return _bars(values, names, title="rank", styles=styles, step=22 if len(ranks) <= 16 else 16)
 
 
 def classes(loads: Sequence[KernelLoad]) -> Spec:
@@ -79,7 +78,7 @@ def classes(loads: Sequence[KernelLoad]) -> Spec:
         }
         for load in loads
     ]
-    bars = _bars(values, [str(value["bar"]) for value in values], title=None, looks=KINDS, step=22)
+    bars = _bars(values, [str(value["bar"]) for value in values], title=None, styles=KINDS, step=22)
     place = {"y": bars["encoding"]["y"], "x": bars["encoding"]["x"]}
     share = {
         "mark": {"type": "text", "align": "left", "dx": 5, "fontSize": 11, "color": INK.light, "aria": False},
@@ -96,20 +95,10 @@ def class_label(load: KernelLoad) -> str:
 
 
 def _bars(
-    values: list[dict[str, Any]], names: list[str], *, title: str | None, looks: Mapping[str, MarkStyle], step: int
+    values: list[dict[str, Any]], names: list[str], *, title: str | None, styles: Mapping[str, MarkStyle], step: int
 ) -> Spec:
     """Horizontal stacks of milliseconds, one row for each name, in their order."""
-
-    def scale(of: list[Any]) -> dict[str, Any]:
-        return {
-            "field": "part",
-            "type": "nominal",
-            "legend": {"columns": 2},
-            "scale": {"domain": list(looks), "range": of},
-        }
-
-    return {
-        "$schema": SCHEMA,
+    spec = {
         "width": WIDTH,
         "height": {"step": step, "for": "position"},
         "data": {"values": [value | {"say": _say(value)} for value in values]},
@@ -131,13 +120,10 @@ def _bars(
             },
             "order": {"field": "order", "type": "quantitative"},
             "description": {"field": "say"},
-            "fill": scale([look.fill for look in looks.values()]),
-            "stroke": scale([look.light for look in looks.values()]),
-            # a dash shows on a pale area only
-            "strokeDash": scale([list(look.dash) if look.fill_light else [1, 0] for look in looks.values()]),
-        },
-        "config": CONFIG | {"aria": True},  # descriptions become tooltips
+        }
+        | part_channels(styles, {"columns": 2}),
     }
+    return with_config(spec)
 
 
 def _say(value: Mapping[str, Any]) -> str:

@@ -1,4 +1,8 @@
-"""altair and vl-convert, the extra ``report``: loaded when something is drawn, and told how to get where missing."""
+"""The extra ``report``: altair, vl-convert and Jinja2, loaded when needed, and how to install what is missing.
+
+Specs are plain dictionaries: altair takes longer to import than most answers take to compute, so that it is loaded
+only where its own chart is asked for.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,8 @@ FONT = "Helvetica, Arial, sans-serif"
 SCHEMA = "https://vega.github.io/schema/vega-lite/v5.json"
 PAPER = "#ffffff"
 """The ground of a picture that stands alone."""
+ENDINGS = (".svg", ".png", ".html", ".json")
+"""Of files that a picture can be written into."""
 
 Spec = dict[str, Any]
 
@@ -50,12 +56,12 @@ CONFIG: Spec = {
 }
 
 
-def load(name: str) -> Any:
+def load(name: str, what: str = "figures") -> Any:
     """A module of the extra, or one sentence with the command that installs it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise MissingExtra(f"figures need {name.replace('_', '-')}, which is not installed: {INSTALL}") from error
+        raise MissingExtra(f"{what} need {name.replace('_', '-')}, which is not installed: {INSTALL}") from error
 
 
 def to_svg(spec: Spec) -> str:
@@ -63,7 +69,7 @@ def to_svg(spec: Spec) -> str:
     return str(load("vl_convert").vegalite_to_svg(spec, allowed_base_urls=[]))
 
 
-def alone(spec: Spec, title: str = "") -> Spec:
+def standalone(spec: Spec, title: str = "") -> Spec:
     """A spec for a file of its own: on white, with its title and air around it."""
     name = {"text": title, "anchor": "start", "color": INK.light, "fontSize": 14, "offset": 10}
     return spec | ({"title": name} if title else {}) | {"background": PAPER, "padding": 14}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, KneeError, argument
 from knee.files import scratch_folder, write_text
 from knee.hardware_fit.gemms import FEWEST
 from knee.hardware_fit.kernel_constants import KernelFit, fit_kernels
@@ -48,6 +48,15 @@ class MachineFile:
     left_out: dict[Probe, str]
     """Readings beside it that say nothing yet, and why."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for the JSON of a probe."""
+        return {
+            "cluster_file": str(self.path),
+            "base": self.base,
+            "left_out": self.left_out,
+            "values": {path: asdict(value) for path, value in self.values.items()},
+        }
+
 
 def readings_path(out: Path, probe: Probe) -> Path:
     """mine.toml -> mine.kernels.jsonl."""
@@ -76,7 +85,9 @@ def base_of(machine: Machine, wanted: str | None) -> str:
     memory = show(machine.memory_bytes, "bytes")
     raise InputError(
         f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
-        hint="give --base with the nearest one; `knee catalog` lists them",
+        hint=f"give {argument('base')} with the nearest one; `knee catalog` lists them",
+        code="unknown-gpu",
+        field="base",
     )
 
 

@@ -2,16 +2,61 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from knee.record.measurement import Measurement
 from knee.record.probe_points import StepPoint
+from knee.record.readings import Readings
 from knee.single import simulate
 from knee.specs.hardware import AttentionKernel, Cluster
 from knee.specs.job import Job
 from knee.specs.load import load_profile, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """A measured step beside its simulation; None where something was not read, or is not simulated."""
+
+    point: StepPoint
+    measured_s: float
+    simulated_s: float
+    measured_w: float | None
+    simulated_w: float | None
+    measured_bytes: float | None
+    simulated_bytes: float | None
+
+    @property
+    def error_frac(self) -> float:
+        """Simulated over measured time, less one."""
+        return self.simulated_s / self.measured_s - 1.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the point's fields, then both sides."""
+        data = asdict(self)
+        times = {name: getattr(self, name) for name in ("measured_s", "simulated_s", "error_frac")}
+        return {**data.pop("point"), **times, **data}
+
+
+def simulated_steps(readings: Readings, cluster: Cluster) -> tuple[MeasuredStep, ...]:
+    """Every step that was measured, simulated on one GPU of a cluster."""
+    found = []
+    for point, read in readings.good("step"):
+        simulated = simulate_step(point, cluster)
+        found.append(
+            MeasuredStep(
+                point=point,
+                measured_s=read["step_s"],
+                simulated_s=simulated.step_s,
+                measured_w=read.get("power_w"),
+                simulated_w=simulated.power_w_per_gpu,
+                measured_bytes=read.get("peak_bytes"),
+                simulated_bytes=simulated.memory.total_bytes if simulated.memory is not None else None,
+            )
+        )
+    return tuple(found)
 
 
 def simulate_step(point: StepPoint, cluster: Cluster) -> Measurement:

@@ -29,6 +29,7 @@ def too_large(path: Path) -> InputError:
     return InputError(
         f"{path} has more than {MOST_TRACE_BYTES // GIB:,} GiB of trace, unpacked, which is as much as is read",
         hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+        code="too-large",
     )
 
 
@@ -92,7 +93,7 @@ def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
                 yield first
                 first = read(size)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror or error}", code="unreadable") from None
 
 
 def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[bytes]:

@@ -23,7 +23,7 @@ from knee.files import replacing, scratch_folder
 from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
 from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step, read_columns
-from knee.kineto.event_stream import BytesRead
+from knee.kineto.event_stream import ReportBytes
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
@@ -33,40 +33,40 @@ READERS = ("blocks", "event_columns", "decode", "gloo", "cpu_trace", "nested_spa
 """Modules whose text decides what an entry says."""
 
 
-def cached_columns(path: Path, *, use: bool = True, told: BytesRead | None = None) -> RankTrace:
-    """The columns of a trace, from the cache where it has them; ``told`` hears how many bytes were read."""
+def cached_columns(path: Path, *, use: bool, report_bytes: ReportBytes | None) -> RankTrace:
+    """Return the columns of a trace, from the cache where it has them and ``use`` allows it."""
     if not path.is_file():
-        return _read_pipe(path, told)
+        return _read_pipe(path, report_bytes)
     if not use:
-        return _read(path, told)
+        return _read(path, report_bytes)
     try:
         entry, seal = _entry(path), _seal(path)
     except (OSError, RuntimeError):  # there may be no home to have a cache in
-        return _read(path, told)
-    found = _load(entry, seal, path)
-    if found is None:
-        found = _read(path, told)
-        _save(entry, seal, found)
-    return found
+        return _read(path, report_bytes)
+    trace = _load(entry, seal, path)
+    if trace is None:
+        trace = _read(path, report_bytes)
+        _save(entry, seal, trace)
+    return trace
 
 
-def _read(path: Path, told: BytesRead | None) -> RankTrace:
-    found = read_columns(path, told=told)
-    return found if len(found) or of_gpu(found) else host_columns(found)
+def _read(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
+    trace = read_columns(path, report_bytes=report_bytes)
+    return trace if len(trace) or of_gpu(trace) else host_columns(trace)
 
 
-def _read_pipe(path: Path, told: BytesRead | None) -> RankTrace:
-    """The trace of a processor is read twice: the second time from a copy, which ends where the first gave up."""
+def _read_pipe(path: Path, report_bytes: ReportBytes | None) -> RankTrace:
+    """Read the trace of a processor twice: the second time from a copy, which ends where the first gave up."""
     with scratch_folder() as made:
         copy = made / "trace"
-        found = read_columns(path, copy=copy, told=told)
-        if not len(found) and not of_gpu(found):
-            found = replace(host_columns(replace(found, path=copy)), path=path)
-    return found
+        trace = read_columns(path, copy=copy, report_bytes=report_bytes)
+        if not len(trace) and not of_gpu(trace):
+            trace = replace(host_columns(replace(trace, path=copy)), path=path)
+    return trace
 
 
 def folder() -> Path:
-    """Where entries lie."""
+    """Return the folder that has the entries."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "knee" / "traces"
 
@@ -100,8 +100,8 @@ def _reader() -> str:
 
 
 def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
-    told = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
-    told |= {
+    others = {f.name: getattr(trace, f.name) for f in fields(trace) if f.name not in (*ARRAYS, "path")}
+    others |= {
         "args": [[row, list(args)] for row, args in trace.args.items()],
         "issued": [[row, list(call)] for row, call in trace.issued.items()],
         "steps": [asdict(step) for step in trace.steps],
@@ -109,28 +109,29 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
     }
     # no room, no right to write, or what no JSON holds
     with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
-        text = json.dumps({"seal": seal, "told": told}).encode()
+        text = json.dumps({"seal": seal, "others": others}).encode()
         entry.parent.mkdir(parents=True, exist_ok=True)
         with replacing(entry) as partial, partial.open("wb") as file:
-            np.savez(file, told=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
+            np.savez(file, others=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
         _prune(entry.parent)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
     try:
-        with np.load(entry, allow_pickle=False) as stored:
-            text = json.loads(stored["told"].tobytes())
+        # opened here: of a damaged file, NumPy leaves its own open
+        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            text = json.loads(stored["others"].tobytes())
             if text["seal"] != seal:
                 return None
             arrays = {name: stored[name] for name in ARRAYS}
-        told = text["told"]
-        told["args"] = {int(row): Args(*values) for row, values in told["args"]}
-        told["issued"] = {int(row): LaunchCall(*values) for row, values in told["issued"]}
-        told["steps"] = tuple(Step(**step) for step in told["steps"])
-        told["counts"] = Counts(**told["counts"])
-        told["names"], told["notes"] = tuple(told["names"]), tuple(told["notes"])
+        others = text["others"]
+        others["args"] = {int(row): Args(*values) for row, values in others["args"]}
+        others["issued"] = {int(row): LaunchCall(*values) for row, values in others["issued"]}
+        others["steps"] = tuple(Step(**step) for step in others["steps"])
+        others["counts"] = Counts(**others["counts"])
+        others["names"], others["notes"] = tuple(others["names"]), tuple(others["notes"])
         os.utime(entry)
-        return RankTrace(path=path, **arrays, **told)
+        return RankTrace(path=path, **arrays, **others)
     except Exception:  # a damaged entry fails in as many ways as zip, NumPy and JSON know
         return None
 

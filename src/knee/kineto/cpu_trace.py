@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from knee.kineto.event_columns import FURTHEST_NS, KERNEL, LONGEST_NS, LaunchCall, RankTrace
+from knee.kineto.event_columns import FURTHEST_NS, KERNEL, LaunchCall, RankTrace
 from knee.kineto.event_stream import EventStream
 from knee.kineto.gloo import args_asked, gloo_calls, host_compute, is_asked, settle
 from knee.kineto.nested_spans import NestedSpan, span_of
 from knee.kineto.process_groups import DTYPES, Call, ProcessGroups, collective_of
+from knee.limits import LONGEST_TRACE_NS
 from knee.record.events import COMM_STREAM, COMPUTE_STREAM, DTYPE_BYTES, RankGroup
 
 
@@ -62,9 +63,8 @@ def _sane(spans: list[NestedSpan], trace: RankTrace) -> tuple[list[NestedSpan], 
     """Spans without broken clocks, and the time from which all count: the steps' where there are any."""
     starts = sorted(span.start_ns for span in spans)
     middle = trace.first_ns if trace.steps or not starts else starts[len(starts) // 2]
-    kept = [
-        span for span in spans if abs(span.start_ns - middle) < FURTHEST_NS and span.end_ns - span.start_ns < LONGEST_NS
-    ]
+    near = (span for span in spans if abs(span.start_ns - middle) < FURTHEST_NS)
+    kept = [span for span in near if span.end_ns - span.start_ns < LONGEST_TRACE_NS]
     return kept, middle if trace.steps else min((span.start_ns for span in kept), default=middle)
 
 

@@ -172,7 +172,7 @@ if msgspec is not None:
         )
 
     def _of_category(category: str) -> Any:
-        """Only what is asked of this category, so that nothing is made of the many events that are not read."""
+        """Decode only what is asked of this category: nothing is made of the many events that are not read."""
         role = role_of(category)
         fields: list[Any] = []
         if role == "launch":
@@ -180,15 +180,8 @@ if msgspec is not None:
         elif role == "annotation":
             fields = [("ph", Any, None), ("name", Any, None), ("ts", *_RAW), ("dur", *_RAW)]
         elif role is not None:
-            fields = [
-                ("ph", Any, None),
-                ("name", Any, None),
-                ("pid", Any, None),
-                ("tid", Any, None),
-                ("ts", *_RAW),
-                ("dur", *_RAW),
-                ("args", _Args | None, None),
-            ]
+            fields = [(name, Any, None) for name in ("ph", "name", "pid", "tid")]
+            fields += [("ts", *_RAW), ("dur", *_RAW), ("args", _Args | None, None)]
         return msgspec.defstruct(
             "_" + category, fields, gc=False, tag_field="cat", tag=category, namespace={"role": role}
         )
@@ -241,7 +234,7 @@ def event_of(one: dict[str, Any], all_args: bool) -> Event:
 
 
 def decode_object(text: bytes) -> Any:
-    """Any JSON value."""
+    """Decode any JSON value."""
     try:
         return json.loads(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ import numpy as np
 from knee.errors import InputError
 from knee.kineto.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.kineto.decode import Int64 as Int64
-from knee.kineto.event_stream import HINT, BytesRead, EventStream
+from knee.kineto.event_stream import HINT, EventStream, ReportBytes
 from knee.limits import LONGEST_TRACE_NS, MOST_KERNELS
 
 COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
@@ -26,8 +26,6 @@ MISSING = -(1 << 63)
 """In a column: no number."""
 FAR = MISSING + 1
 """In a column: a time beyond ``FURTHEST_NS``."""
-LONGEST_NS = LONGEST_TRACE_NS
-"""52 days: no event lasts so long. Sums of what is shorter are exact."""
 TOGETHER = 16
 """Blocks whose events become columns together: enough that it costs little, few enough that they take no memory."""
 RANK_IN_NAME = (
@@ -56,7 +54,6 @@ class Counts:
     clock_anomalies: int = 0
     """Device events with a negative duration, or a time beyond reason."""
     repairs: int = 0
-    repeated_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,10 +115,9 @@ class RankTrace:
         return len(self.start_ns)
 
 
-def read_columns(path: Path, *, copy: Path | None = None, told: BytesRead | None = None) -> RankTrace:
-    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``,
-    ``told`` hears how many bytes were."""
-    stream, collect = EventStream(path=path, copy=copy, told=told), _Collector()
+def read_columns(path: Path, *, copy: Path | None = None, report_bytes: ReportBytes | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
+    stream, collect = EventStream(path=path, copy=copy, report_bytes=report_bytes), _Collector()
     for events in stream.events():
         collect.take(events)
     return collect.finish(path, stream)
@@ -182,13 +178,13 @@ class _Collector:
         self.rows = self.launches = 0
         self.waiting: list[list[Any]] = []
         self.names: dict[str, int] = {}
-        self.words: dict[Any, Any] = {}
+        self.texts: dict[Any, Any] = {}
         self.args: dict[int, Args] = {}
         self.steps: dict[tuple[int, int], Step] = {}
         self.events = self.without_duration = self.anomalies = 0
 
     def take(self, events: list[Any]) -> None:
-        """One decoded block."""
+        """Take the events of one decoded block."""
         self.events += len(events)
         self.waiting.append([event for event in events if event.role is not None])
         if len(self.waiting) >= TOGETHER:
@@ -227,7 +223,7 @@ class _Collector:
             return
         self._set_base([event.ts])
         start, duration = _since(event.ts, self.base or 0), nanoseconds(event.dur)
-        if start <= FAR or duration is None or not 0 <= duration < LONGEST_NS:
+        if start <= FAR or duration is None or not 0 <= duration < LONGEST_TRACE_NS:
             return
         number = int(found.group(1))
         self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
@@ -235,7 +231,7 @@ class _Collector:
     def _device(self, events: list[Any]) -> None:
         start, duration = self._since_base([e.ts for e in events]), _times([e.dur for e in events], 0)
         timed = (start != MISSING) & (duration != MISSING)
-        good = timed & (start != FAR) & (duration >= 0) & (duration < LONGEST_NS)
+        good = timed & (start != FAR) & (duration >= 0) & (duration < LONGEST_TRACE_NS)
         self.without_duration += len(events) - int(timed.sum())
         self.anomalies += int(timed.sum()) - int(good.sum())
         if not good.all():
@@ -262,13 +258,14 @@ class _Collector:
 
     def _shared(self, value: Any) -> Any:
         """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
-        return self.words.setdefault(value, value) if isinstance(value, str) else value
+        return self.texts.setdefault(value, value) if isinstance(value, str) else value
 
     def finish(self, path: Path, stream: EventStream) -> RankTrace:
         """All of it as arrays, sorted, from the first event on."""
         self._flush()
         if not self.events:
-            raise InputError(f"{path} has no events" + (f": {stream.cut}" if stream.cut else ""), hint=HINT)
+            text = f"{path} has no events" + (f": {stream.cut}" if stream.cut else "")
+            raise InputError(text, hint=HINT, code="empty")
         none = np.array([], dtype=np.int64)
         column = {name: np.concatenate((none, *parts)) for name, parts in self.columns.items()}
         starts = (column["start"], column["launched"], [step.start_ns for step in self.steps.values()])
@@ -281,7 +278,6 @@ class _Collector:
         info = info if isinstance(info, dict) else {}
         made = stream.head.get("knee")
         rank = rank_of(path, info)
-        steps, repeated = _steps(self.steps.values(), first)
         return RankTrace(
             path=path,
             rank=rank or 0,
@@ -301,14 +297,13 @@ class _Collector:
             args={int(place[row]): args for row, args in self.args.items()},
             launch_correlation=column["launch"][by_correlation],
             launch_ns=column["launched"][by_correlation] - first,
-            steps=steps,
+            steps=_steps(self.steps.values(), first),
             first_ns=(self.base or 0) + first,
             counts=Counts(
                 events=self.events,
                 without_duration=self.without_duration,
                 clock_anomalies=self.anomalies,
                 repairs=stream.repairs,
-                repeated_steps=repeated,
             ),
             cut=stream.cut,
         )
@@ -331,7 +326,7 @@ def _since(time: Any, base: int) -> int:
 
 
 def _wholes(values: list[Any]) -> Int64:
-    """Whole numbers, or MISSING."""
+    """Read whole numbers; what is none becomes MISSING."""
     found, others = whole_column(values)
     found[np.abs(found) >= FURTHEST_NS] = MISSING
     numbers = (whole(plain(values[row])) for row in others.tolist())
@@ -347,21 +342,19 @@ def _numbers(arguments: list[Any], tracks: list[Any]) -> Int64:
     return np.where(found == MISSING, -1, found)
 
 
-def _steps(found: Iterable[Step], first: int) -> tuple[tuple[Step, ...], int]:
-    """In order; a step that several threads annotate counts once."""
+def _steps(annotated: Iterable[Step], first: int) -> tuple[Step, ...]:
+    """Return the steps in order; one that several threads annotate counts once."""
     steps: list[Step] = []
-    repeated = 0
-    for step in sorted(found, key=lambda s: (s.start_ns, -s.end_ns)):
+    for step in sorted(annotated, key=lambda s: (s.start_ns, -s.end_ns)):
         start, end = step.start_ns - first, step.end_ns - first
         if steps:
             last = steps[-1]
             # times in whole microseconds let a step begin just before the last one ends
             inside = start < (last.start_ns + last.end_ns) // 2 or end <= last.end_ns
             if step.number == last.number or (start < last.end_ns and inside):
-                repeated += 1
                 continue
         steps.append(Step(number=step.number, start_ns=start, end_ns=end))
-    return tuple(steps), repeated
+    return tuple(steps)
 
 
 def _device_name(head: dict[str, Any]) -> str | None:

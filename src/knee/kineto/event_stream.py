@@ -16,8 +16,8 @@ from knee.errors import InputError
 from knee.kineto.blocks import CutOff, blocks
 from knee.kineto.decode import NotJson, decode, decode_object, event_of, repaired, scan
 
-BytesRead = Callable[[int], None]
-"""Hears of bytes that were read, unpacked."""
+ReportBytes = Callable[[int], None]
+"""Called with the number of unpacked bytes that were just read."""
 KEY = re.compile(r'[ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+(\[?)', re.DOTALL)
 BETWEEN = re.compile(rb"\}\s*+,\s*+\{")
 SEPARATORS = re.compile(r"[ \t\r\n,]*+")
@@ -40,7 +40,7 @@ class EventStream:
     all_args: bool = False
     copy: Path | None = None
     """A file to write all to that is read."""
-    told: BytesRead | None = None
+    report_bytes: ReportBytes | None = None
     head: dict[str, Any] = field(default_factory=dict)
     """What the document says besides its events."""
     cut: str | None = None
@@ -78,21 +78,27 @@ class EventStream:
             buffer.text = buffer.text.lstrip(SPACE + b"\xef\xbb\xbf")
         start = buffer.text
         if not start:
-            raise InputError(f"{self.path} is empty" if not self.cut else f"{self.path}: {self.cut}, before any event")
+            if self.cut:
+                raise self._cut_before_any()
+            raise InputError(f"{self.path} is empty", code="empty")
         if start.startswith(b"["):
             buffer.text, self.is_list = start[1:], True
             return
         if not start.startswith(b"{"):
-            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT)
+            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT, code="not-json")
         if self._find_events(buffer):
             return
         if self.cut:
-            raise InputError(f"{self.path}: {self.cut}, before any event")
+            raise self._cut_before_any()
         try:
             decode_object(buffer.text)
         except NotJson:
-            raise InputError(f"{self.path} is not whole JSON, and has no traceEvents", hint=HINT) from None
-        raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT)
+            text = f"{self.path} is not whole JSON, and has no traceEvents"
+            raise InputError(text, hint=HINT, code="not-json") from None
+        raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT, code="not-a-trace")
+
+    def _cut_before_any(self) -> InputError:
+        return InputError(f"{self.path}: {self.cut}, before any event", code="cut-off")
 
     def _find_events(self, buffer: _Buffer) -> bool:
         """Read up to the events; False where there are none."""
@@ -131,7 +137,8 @@ class EventStream:
             return []
         events = self._one_by_one(buffer, last=False)
         if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
-            raise InputError(f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of it hold no event", hint=HINT)
+            text = f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of it hold no event"
+            raise InputError(text, hint=HINT, code="not-a-trace")
         return events
 
     def _decoded(self, text: bytes) -> list[Any] | None:
@@ -187,10 +194,9 @@ class EventStream:
         try:
             after = decode_object(b"{" + repaired(rest).lstrip(SPACE + b","))
         except NotJson:
-            self.cut = self.cut or "what follows the events is incomplete"
+            self.cut = "what follows the events is incomplete"
             return
-        if isinstance(after, dict):
-            self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
+        self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
 
     def _end(self, rest: str) -> None:
         """The text ended inside the list of events."""
@@ -223,8 +229,8 @@ class _Buffer:
             self.ended = True
             return False
         self.text += block
-        if self.stream.told is not None:
-            self.stream.told(len(block))
+        if self.stream.report_bytes is not None:
+            self.stream.report_bytes(len(block))
         return True
 
     def double(self) -> bool:

@@ -27,6 +27,7 @@ import numpy as np
 from knee.arrays import Ints
 from knee.errors import InputError
 from knee.files import write_bytes
+from knee.kineto.process_groups import TORCH_DTYPES
 from knee.record.events import COLLECTIVES, DTYPE_BYTES, Events, RankGroup
 
 BASE_NS = 10**12
@@ -56,14 +57,6 @@ _NCCL_KERNEL = {
     "all_to_all": "ncclDevKernel_SendRecv",  # NCCL sends and receives pairwise
 }
 _NCCL_DTYPE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "fp8": "f8e4m3", "uint8": "u8", "int64": "i64"}
-_TORCH_DTYPE = {
-    "fp32": "Float",
-    "bf16": "BFloat16",
-    "fp16": "Half",
-    "fp8": "Float8_e4m3fn",
-    "uint8": "Byte",
-    "int64": "Long",
-}
 _TORCH_COLLECTIVE = {
     "all_gather": "_allgather_base",
     "reduce_scatter": "_reduce_scatter_base",
@@ -86,11 +79,12 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
     beside it. A path that ends in ``.json.gz`` is compressed. Each file appears whole or not at all.
     """
     if not events_per_stage:
-        raise InputError("there are no events to write a trace of")
+        raise InputError("there are no events to write a trace of", code="empty")
     path = Path(path)
     suffix = next((s for s in SUFFIXES if path.name.endswith(s)), None)
     if suffix is None:
-        raise InputError(f"{path}: a trace is a .json or .json.gz file", hint=f"write to {path}.json")
+        text = f"{path}: a trace is a .json or .json.gz file"
+        raise InputError(text, hint=f"write to {path}.json", code="unknown-choice", field="trace")
     if len(events_per_stage) == 1:
         paths = [path]
     else:
@@ -99,15 +93,17 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
         if len(set(paths)) < len(paths):
             raise ValueError("two stages have the same rank, and a rank has one trace")
     for target, events in zip(paths, events_per_stage, strict=True):
-        text = "".join(_lines(events, target.name, device))
-        _write(target, text.encode(), compress=suffix == ".json.gz")
+        if not target.parent.is_dir():
+            text = f"{target}: there is no folder {target.parent}"
+            raise InputError(text, hint=f"mkdir -p {target.parent}", code="not-writable", field="trace")
+        write_bytes(target, packed("".join(_lines(events, target.name, device)), target))
     return paths
 
 
-def _write(path: Path, data: bytes, *, compress: bool) -> None:
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: there is no folder {path.parent}", hint=f"mkdir -p {path.parent}")
-    write_bytes(path, gzip.compress(data, compresslevel=6, mtime=0) if compress else data)
+def packed(text: str, path: Path) -> bytes:
+    """Return the content of a trace file, compressed where its name ends in .gz."""
+    data = text.encode()
+    return gzip.compress(data, compresslevel=6, mtime=0) if path.name.endswith(".gz") else data
 
 
 def _lines(events: Events, name: str, device: str) -> Iterator[str]:
@@ -158,23 +154,23 @@ def _trace_events(events: Events) -> Iterator[str]:
     for correlation, (launch, start, end, (name, stream, args)) in enumerate(rows, FIRST_CORRELATION):
         link = f'"External id": {correlation}, "correlation": {correlation}'
         flow = f'"cat": "ac2g", "name": "ac2g", "id": {correlation}'
-        cpu = f'"pid": {CPU_PID}, "tid": {CPU_PID}, "ts": {_us(launch)}'
-        gpu = f'"pid": {GPU}, "tid": {stream}, "ts": {_us(start)}'
+        cpu = f'"pid": {CPU_PID}, "tid": {CPU_PID}, "ts": {microseconds(launch)}'
+        gpu = f'"pid": {GPU}, "tid": {stream}, "ts": {microseconds(start)}'
         yield (
             f'{{"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {cpu}, '
-            f'"dur": {_us(LAUNCH_NS)}, "args": {{{link}, "cbid": 211}}}}'
+            f'"dur": {microseconds(LAUNCH_NS)}, "args": {{{link}, "cbid": 211}}}}'
         )
         yield (
-            f'{{"ph": "X", "cat": "kernel", "name": {name}, {gpu}, "dur": {_us(end - start)}, "args": '
+            f'{{"ph": "X", "cat": "kernel", "name": {name}, {gpu}, "dur": {microseconds(end - start)}, "args": '
             f'{{{link}, "queued": 0, "device": {GPU}, "context": {CONTEXT}, "stream": {stream}{args}}}}}'
         )
         yield f'{{"ph": "s", {flow}, {cpu}}}'
         yield f'{{"ph": "f", {flow}, {gpu}, "bp": "e"}}'
 
 
-def _us(time_ns: int) -> str:
-    """Microseconds with three decimals, exactly."""
-    return f"{time_ns // 1000}.{time_ns % 1000:03d}"
+def microseconds(time_ns: int) -> str:
+    """Write nanoseconds as microseconds with three decimals, exactly."""
+    return f"{'-' if time_ns < 0 else ''}{abs(time_ns) // 1000}.{abs(time_ns) % 1000:03d}"
 
 
 def _nanoseconds(events: Events, order: Ints) -> tuple[Ints, Ints]:
@@ -230,7 +226,7 @@ def _metadata(events: Events, time_ns: int) -> Iterator[str]:
         tracks.append(("thread_sort_index", GPU, stream, {"sort_index": stream}))
     for name, pid, tid, args in tracks:
         yield (
-            f'{{"ph": "M", "name": "{name}", "pid": {pid}, "tid": {tid}, "ts": {_us(time_ns)}, '
+            f'{{"ph": "M", "name": "{name}", "pid": {pid}, "tid": {tid}, "ts": {microseconds(time_ns)}, '
             f'"args": {json.dumps(args)}}}'
         )
 
@@ -238,7 +234,7 @@ def _metadata(events: Events, time_ns: int) -> Iterator[str]:
 def _profiler_step(number: int, start_ns: int, duration_ns: int) -> str:
     return (
         f'{{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{number}", "pid": {CPU_PID}, '
-        f'"tid": {CPU_PID}, "ts": {_us(start_ns)}, "dur": {_us(duration_ns)}, '
+        f'"tid": {CPU_PID}, "ts": {microseconds(start_ns)}, "dur": {microseconds(duration_ns)}, '
         f'"args": {{"Ev Idx": {number}}}}}'
     )
 
@@ -276,7 +272,7 @@ def _comm_args(
         "In msg nelems": shard if collective == "all_gather" else full,
         "Out msg nelems": shard if collective == "reduce_scatter" else full,
         "Group size": group.size,
-        "dtype": _TORCH_DTYPE[dtype],
+        "dtype": TORCH_DTYPES[dtype],
         "In split size": "[]",
         "Out split size": "[]",
         "Global rank start": group.first_rank,

@@ -12,7 +12,7 @@ from knee.record.events import DTYPE_BYTES, RankGroup
 
 COALESCED = "coalesced"
 """Several calls as one. torch has this word alone where they are sends and receives, and at times for others."""
-WORDS = (
+COLLECTIVE_NAMES = (
     ("reduce_scatter", "reducescatter"),
     ("all_gather", "allgather"),
     ("all_reduce", "allreduce"),
@@ -54,6 +54,8 @@ DTYPES = {
     "Bool": "uint8",
 }
 """torch's word for a type -> ours, by its width."""
+TORCH_DTYPES = {ours: torch for torch, ours in reversed(DTYPES.items())}
+"""Our word for a type -> torch's; of several the first above."""
 BUS_FACTORS = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_to_all": 1.0, "all_reduce": 2.0}
 """Collective -> how often (n - 1) / n of the message crosses a rank's link (nccl-tests' bus bandwidth)."""
 
@@ -77,7 +79,7 @@ class Call(NamedTuple):
 def collective_of(name: str) -> str | None:
     """Our word for a collective, by torch's name for it or by a kernel's."""
     plain = name.lower().replace("_", "")
-    return next((ours for ours, word in WORDS if word in plain), None)
+    return next((ours for ours, word in COLLECTIVE_NAMES if word in plain), None)
 
 
 def bus_bytes(collective: str | None, group_size: int | None, message_bytes: float) -> float | None:
@@ -97,7 +99,7 @@ class ProcessGroups:
         self.renamed = ALIASES | dict(axes or {})
         self.world_size = whole(info.get("world_size"))
         self.known: dict[str, RankGroup] = {}
-        self.told: dict[str, tuple[RankGroup | None, bool, str]] = {}
+        self.described: dict[str, tuple[RankGroup | None, bool, str]] = {}
         entries = info.get("pg_config")
         for entry in entries if isinstance(entries, list) else ():
             if isinstance(entry, dict) and isinstance(entry.get("ranks"), list):
@@ -105,7 +107,7 @@ class ProcessGroups:
                 if ranks and min(ranks) >= 0:
                     name = str(entry.get("pg_name"))
                     self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
-        self.words = {id(group): _in_words(group) for group in self.known.values()}
+        self.rank_texts = {id(group): _rank_text(group) for group in self.known.values()}
         self.widest: dict[str, RankGroup] = {}
         for group in self.known.values():
             if group.name not in self.widest or group.size > self.widest[group.name].size:
@@ -144,7 +146,7 @@ class ProcessGroups:
 
     def call(self, args: Args, kernel: str) -> Call:
         """What a kernel with these arguments does."""
-        group, ranks_known, key = self._told(args)
+        group, ranks_known, key = self._described(args)
         named, of_kernel = collective_of(str(args.collective or "")), collective_of(kernel)
         dtype = DTYPES.get(str(args.dtype))
         elements = max(whole(args.in_elements) or 0, whole(args.out_elements) or 0)
@@ -158,17 +160,17 @@ class ProcessGroups:
             ranks_known=ranks_known,
         )
 
-    def _told(self, args: Args) -> tuple[RankGroup | None, bool, str]:
-        """Group, whether its ranks are known, and key; found once for all calls that say the same: a thousand ranks
-        are 4 kB of text in each."""
-        words = repr(
+    def _described(self, args: Args) -> tuple[RankGroup | None, bool, str]:
+        """Return the group, whether its ranks are known, and its key: once for all calls that describe it alike, since
+        a thousand ranks are 4 kB of text in each."""
+        description = repr(
             (args.group, args.group_description, args.group_ranks, args.group_size, args.rank_start, args.rank_stride)
         )
-        if words not in self.told:
+        if description not in self.described:
             group, ranks_known = self.of_args(args)
             key = self.key_of(args.group, group, ranks_known) if group is not None else ""
-            self.told[words] = group, ranks_known, key
-        return self.told[words]
+            self.described[description] = group, ranks_known, key
+        return self.described[description]
 
     def on_axis(self, axis: str | None) -> RankGroup | None:
         """The group of this rank on an axis; of several, the one that spans another axis too."""
@@ -176,12 +178,12 @@ class ProcessGroups:
 
     def key_of(self, name: Any, group: RankGroup, ranks_known: bool) -> str:
         """What tells a group from others: its ranks, or all that there is."""
-        ranks = (self.words.get(id(group)) or _in_words(group)) if ranks_known else f"{group.size} ranks"
+        ranks = (self.rank_texts.get(id(group)) or _rank_text(group)) if ranks_known else f"{group.size} ranks"
         return f"{name}/{ranks}"
 
 
-def _in_words(group: RankGroup) -> str:
-    """Its ranks; those at equal distances in few words, since a few bytes of a trace may say a million of them."""
+def _rank_text(group: RankGroup) -> str:
+    """List the ranks; those at equal distances as a range, since a few bytes of a trace may say a million of them."""
     if group.members:
         return ",".join(map(str, group.members))
     return f"{group.size} from {group.first_rank} by {group.stride if group.size > 1 else 1}"
@@ -190,11 +192,11 @@ def _in_words(group: RankGroup) -> str:
 def _ranks(text: Any) -> tuple[int, ...]:
     """``"[0, 1]"``; a list that was cut off with dots is not known."""
     try:
-        found = text if isinstance(text, list) else json.loads(str(text))
+        ranks = text if isinstance(text, list) else json.loads(str(text))
     except (ValueError, RecursionError):
         return ()
-    good = isinstance(found, list) and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in found)
-    return tuple(found) if good else ()
+    good = isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < MOST_RANKS for rank in ranks)
+    return tuple(ranks) if good else ()
 
 
 def group_of(name: str, ranks: tuple[int, ...]) -> RankGroup:

@@ -11,6 +11,7 @@ from knee.errors import InputError
 from knee.kineto.blocks import GZIP
 from knee.kineto.event_stream import HINT, SPACE
 from knee.limits import MOST_TRACES
+from knee.specs.notes import Note
 
 IN_FOLDERS = ("*.json", "*.json.gz", "*/*.json", "*/*.json.gz")
 OWN_FOLDER = "traces"
@@ -18,11 +19,11 @@ OWN_FOLDER = "traces"
 STDIN = "-"
 START_BYTES = 1 << 16
 """Of a file, to see what it is."""
-WORDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
+TRACE_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"', b'"ph"')
 """One of them is near the beginning of every trace."""
 SHOWN = 5
 """Files that the audit names for one reason."""
-SAID = ("trace", "rank")
+NAME_PARTS = ("trace", "rank")
 """Words in the names of traces: a file with one that is empty or damaged is a trace that is missing."""
 
 
@@ -38,7 +39,7 @@ class SkippedTrace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFiles:
-    """What was given."""
+    """The traces that were given, and the files beside them that are not read."""
 
     files: tuple[Path, ...]
     left_out: tuple[SkippedTrace, ...]
@@ -51,25 +52,28 @@ def find_files(paths: Iterable[str | Path]) -> TraceFiles:
     left_out: list[SkippedTrace] = []
     names = [str(path) for path in paths]
     if "" in names:
-        raise InputError("a trace path is empty", hint="a shell variable may be unset")
+        hint = "a shell variable may be unset"
+        raise InputError("a trace path is empty", hint=hint, code="missing-argument", field="paths")
     for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
         try:
             is_folder, exists = path.is_dir(), path.exists()
         except OSError as error:
-            raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=HINT) from None
+            text = f"{path} cannot be read: {error.strerror or error}"
+            raise InputError(text, hint=HINT, code="unreadable") from None
         if is_folder:
             inside = _in_folder(path)
             found += inside.files
             left_out += inside.left_out
         elif not exists:
-            raise InputError(f"{path} does not exist", hint=HINT)
+            raise InputError(f"{path} does not exist", hint=HINT, code="no-file")
         else:
             found.append(path)
     given = dict.fromkeys(found)
     files = tuple(given)
     _check_count(len(files), "what was given")
     if not files:
-        raise InputError("no trace was given", hint="give files, or folders that have traces in them")
+        hint = "give files, or folders that have traces in them"
+        raise InputError("no trace was given", hint=hint, code="missing-argument", field="paths")
     return TraceFiles(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
 
 
@@ -79,19 +83,23 @@ def _check_count(count: int, where: str) -> None:
         raise InputError(
             f"{where} has {count:,} files that may be traces, and at most {MOST_TRACES:,} ranks are read together",
             hint="give some of the ranks",
+            code="too-many",
+            field="paths",
         )
 
 
 def _in_folder(folder: Path) -> TraceFiles:
     inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if p.is_file()})
     if not inside:
-        raise InputError(f"{folder} has no .json and no .json.gz in it, nor has a folder right below it", hint=HINT)
+        text = f"{folder} has no .json and no .json.gz in it, nor has a folder right below it"
+        raise InputError(text, hint=HINT, code="nothing-usable", field="paths")
     own = {p for p in inside if p.parent == folder / OWN_FOLDER}
     _check_count(len(own or inside), str(folder))
     files: list[Path] = []
     left_out: list[SkippedTrace] = []
     for path in inside:
-        why = f"only {folder / OWN_FOLDER} is read" if own and path not in own else _no_trace(path)
+        beside = Note("beside-traces", f"only {folder / OWN_FOLDER} is read")
+        why = beside if own and path not in own else _no_trace(path)
         if why is None:
             files.append(path)
         else:
@@ -102,6 +110,8 @@ def _in_folder(folder: Path) -> TraceFiles:
             f"{folder} has no trace in it, nor has a folder right below it: {len(inside):,} files end in "
             f".json or .json.gz, the first is {first.path} ({first.why})",
             hint=HINT,
+            code="nothing-usable",
+            field="paths",
         )
     return TraceFiles(files=tuple(files), left_out=tuple(left_out))
 
@@ -109,17 +119,18 @@ def _in_folder(folder: Path) -> TraceFiles:
 def _no_trace(path: Path) -> str | None:
     """Why a file in a folder is not taken for a trace; None where it is one, or has a trace's name and is damaged."""
     if path.name.startswith("."):
-        return "it is hidden, or not yet written"
+        return Note("hidden", "it is hidden, or not yet written")
     try:
         start = _start(path).lstrip(SPACE + b"\xef\xbb\xbf")
     except (OSError, zlib.error) as error:
-        start, why = b"", f"it cannot be read: {getattr(error, 'strerror', None) or error}"
+        start = b""
+        why = Note("unreadable", f"it cannot be read: {getattr(error, 'strerror', None) or error}")
     else:
-        why = "it is empty"
+        why = Note("empty", "it is empty")
     if not start:
-        return None if any(word in path.name.lower() for word in SAID) else why
-    looks = start[:1] in (b"{", b"[") and any(word in start for word in WORDS)
-    return None if looks else "it does not begin like a trace"
+        return None if any(word in path.name.lower() for word in NAME_PARTS) else why
+    looks = start[:1] in (b"{", b"[") and any(word in start for word in TRACE_KEYS)
+    return None if looks else Note("not-a-trace", "it does not begin like a trace")
 
 
 def _start(path: Path) -> bytes:

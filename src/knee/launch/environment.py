@@ -48,7 +48,7 @@ def write_env(folder: Path, env: Mapping[str, str]) -> None:
         ) from None
 
 
-def site_kept(folder: Path, plain: Mapping[str, Any]) -> Site:
+def stored_site(folder: Path, plain: Mapping[str, Any]) -> Site:
     """The site of a sweep that is there: ``sweep.json`` has the names of variables, the file beside it their values."""
     names = plain.get("env") or []
     if not isinstance(names, (list, dict)) or not all(isinstance(name, str) for name in names):
@@ -64,7 +64,7 @@ def site_kept(folder: Path, plain: Mapping[str, Any]) -> Site:
     return site
 
 
-def hidden(words: Sequence[str]) -> list[str]:
+def redacted(words: Sequence[str]) -> list[str]:
     """A command line to be written down: of variables their names only."""
     found: list[str] = []
     for word in words:
@@ -77,12 +77,12 @@ def hidden(words: Sequence[str]) -> list[str]:
     return found
 
 
-def brings_python(site: Site) -> bool:
+def setup_selects_python(site: Site) -> bool:
     """Whether the interpreter is known only after the set-up."""
     return bool(site.setup and not (site.python or site.container))
 
 
-def around(site: Site, folder: Path, *, failed: str) -> list[str]:
+def environment_lines(site: Site, folder: Path, *, failed: str) -> list[str]:
     """Lines of a shell: the set-up, the site's variables on top of it, and knee's folder before what is on the path.
 
     ``failed`` is what is done once ``$knee_why`` says that the set-up failed; a trap is set, because a set-up may end
@@ -95,25 +95,25 @@ def around(site: Site, folder: Path, *, failed: str) -> list[str]:
                 'if [ "$(command -v python3)" = "$knee_was" ]; '
                 f"then export {SETUP_PYTHON}={shlex.quote(sys.executable)}; else export {SETUP_PYTHON}=python3; fi"
             ]
-            if brings_python(site)
+            if setup_selects_python(site)
             else ()
         ),
         f"source {shlex.quote(str(folder / ENV))} || exit",
         "export PYTHONUNBUFFERED=1",
-        path(folder),
+        path_line(folder),
     ]
 
 
-def path(folder: Path) -> str:
+def path_line(folder: Path) -> str:
     """A line of a shell: the sweep's knee is found first, and the rest as it is."""
     return f"export PYTHONPATH={shlex.quote(str(folder / PYTHON))}${{PYTHONPATH:+:$PYTHONPATH}}"
 
 
 def _set_up(path: str, failed: str) -> list[str]:
-    said = shlex.quote(f"error: the set-up {path} failed with code ")
+    message = shlex.quote(f"error: the set-up {path} failed with code ")
     return [
         "knee_was=$(command -v python3) knee_here=$PWD",
-        f"knee_no_setup() {{ trap - EXIT; set +eu; knee_why={said}$1; {failed}; }}",
+        f"knee_no_setup() {{ trap - EXIT; set +eu; knee_why={message}$1; {failed}; }}",
         "trap 'knee_no_setup $?' EXIT",
         f"source {shlex.quote(path)}",
         "knee_code=$?",
@@ -124,12 +124,12 @@ def _set_up(path: str, failed: str) -> list[str]:
     ]
 
 
-def surrounded(site: Site, folder: Path, line: str, *, more: Mapping[str, str] | None = None) -> list[str]:
+def in_environment(site: Site, folder: Path, line: str, *, more: Mapping[str, str] | None = None) -> list[str]:
     """One command that runs a shell's line in its surroundings; a single line, as shells of all kinds pass it on.
 
     The words of the line are not the shell's arguments: what a set-up sources would take them for its own.
     """
-    lines = around(site, folder, failed='echo "$knee_why" >&2; exit 1')
+    lines = environment_lines(site, folder, failed='echo "$knee_why" >&2; exit 1')
     lines += [f"export {key}={shlex.quote(value)}" for key, value in (more or {}).items()]
     return ["bash", "-c", "; ".join([*lines, f"exec {line}"])]
 

@@ -27,14 +27,13 @@ from knee.launch.log_patterns import (
     failures_of,
     last_words,
     peer_of,
-    refusal,
     signal_words,
 )
 from knee.launch.run_files import Evidence, log_of, rank_of
-from knee.launch.run_status import Cause, State
+from knee.launch.run_status import CANCELLED, Cause, State, Status
 
-Ended = Literal["", "hang", "time", "cancel", "signal"]
-"""Why its supervisor ended a run; empty where it ended by itself."""
+StopReason = Literal["", "hang", "time", "cancel", "signal"]
+"""Why its supervisor stopped a run; empty where it ended by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,83 +49,94 @@ class Diagnosis:
     """Whose memory was too small, where that is the cause and is known."""
 
 
-def verdict(
+def diagnose(
     run: Path,
     codes: Sequence[int | None],
     *,
-    ended: Ended = "",
+    stop_reason: StopReason = "",
     killed_for_memory: bool = False,
-    lost: Iterable[str] = (),
+    unreachable: Iterable[str] = (),
     waited_s: float = 0.0,
 ) -> Diagnosis:
-    """How it ended. ``lost``: nodes that do not answer. ``waited_s``: how long its supervisor saw nothing move."""
+    """How a run ended. ``waited_s``: how long its supervisor saw no progress."""
     found = Evidence.of(run)
     if found.record.get("status") == "done":
         return Diagnosis(state="done")
-    if ended == "cancel":
-        return Diagnosis(state="cancelled", cause="cancelled", words="cancelled by `knee sweep cancel`")
-    if ended == "time":
+    if stop_reason == "cancel":
+        return Diagnosis(state="cancelled", cause="cancelled", words=CANCELLED)
+    if stop_reason == "time":
         return Diagnosis(state="timeout", cause="time_limit", words="its time was over")
-    gone = sorted(set(lost))
-    by_slurm = _by_slurm(found, gone, told=ended == "signal")
+    gone = sorted(set(unreachable))
+    by_slurm = _by_slurm(found, gone, stopped=stop_reason == "signal")
     if by_slurm is not None:
         return by_slurm
-    if ended == "signal":
+    if stop_reason == "signal":
         return Diagnosis(state="pending", cause="interrupted", words="what had started it was told to end")
     if gone:
         # a host that lets nobody in does not answer either
-        return _by_signs(found, (DENIED,), found.logs) or Diagnosis(
+        return _by_patterns(found, (DENIED,), found.logs) or Diagnosis(
             state="failed",
             cause="lost_node",
             node=gone[0],
             words=f"{' and '.join(gone)} "
-            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_heard(found, gone)}",
+            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_step(found, gone)}",
         )
     failures = failures_of(found.logs, codes, found.pids)
     by_fault = _memory(found, failures, killed_for_memory) or _fault(found) or _crash(found, failures)
     if by_fault is not None:
         return by_fault
-    if found.stuck_s is not None or ended == "hang":
-        return _stuck(found, found.stuck_s if found.stuck_s is not None else round(waited_s))
-    return _told(found, failures) or _untold(found, failures, codes)
+    if found.stalled_s or stop_reason == "hang":
+        return _stalled(found, max(found.stalled_s.values(), default=round(waited_s)))
+    return _by_logs(found, failures) or _by_last_line(found, failures, codes)
 
 
-def _by_slurm(found: Evidence, lost: Sequence[str], *, told: bool) -> Diagnosis | None:
+def diagnosed(status: Status, found: Diagnosis) -> Status:
+    """The status of a run that has ended so."""
+    return replace(
+        status,
+        state=found.state,
+        cause=found.cause,
+        words=found.words,
+        node=found.node,
+        rank=found.rank,
+        pids=(),
+    )
+
+
+def _by_slurm(found: Evidence, gone: Sequence[str], *, stopped: bool) -> Diagnosis | None:
     text = "\n".join(log for name, log in found.logs.items() if not name.startswith("rank"))
     for pattern, state, cause, words in SLURM:
         if re.search(pattern, text):
             node = SLURM_NODE.search(text)
-            name = (node[1] or node[2]) if node else next(iter(lost), "")
+            name = (node[1] or node[2]) if node else next(iter(gone), "")
             if cause not in ("lost_node", "bad_node"):
                 name = ""
-            return Diagnosis(
-                state=state, cause=cause, node=name, words=words.replace("a node", name) if name else words
-            )
-    if told and SCANCEL.search(text):
+            return Diagnosis(state=state, cause=cause, node=name, words=words.format(node=name or "a node"))
+    if stopped and SCANCEL.search(text):
         return Diagnosis(state="cancelled", cause="cancelled", words="cancelled by scancel")
     return None
 
 
-def _by_signs(found: Evidence, signs: Sequence[LogPattern], logs: Mapping[str, str]) -> Diagnosis | None:
-    """The first sign that a log has."""
-    for sign in signs:
+def _by_patterns(found: Evidence, patterns: Sequence[LogPattern], logs: Mapping[str, str]) -> Diagnosis | None:
+    """The first pattern that a log has."""
+    for pattern in patterns:
         for name, log in logs.items():
-            line = sign.line(log)
+            line = pattern.line(log)
             if line is not None:
                 rank = rank_of(name)
                 return Diagnosis(
-                    state=STATE_OF.get(sign.cause, "failed"),
-                    cause=sign.cause,
-                    words=sign.says + line,
+                    state=STATE_OF.get(pattern.cause, "failed"),
+                    cause=pattern.cause,
+                    words=pattern.prefix + line,
                     rank=rank,
                     node=_node(found, rank),
-                    memory=sign.memory,
+                    memory=pattern.memory,
                 )
     return None
 
 
 def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagnosis | None:
-    """By the trainer's own word, a log's, or the kernel's."""
+    """By the trainer's record, a log, or the kernel's count."""
     record = found.record
     if record.get("status") == "oom":
         rank = record.get("failed_rank")
@@ -138,12 +148,12 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
             node=_node(found, rank),
             memory="device",
         )
-    # what a rank says itself of its end is believed: what else is in its log was not the end
-    logs = {log_of(rank): error for rank, error in found.errors.items()}
-    told = _by_signs(found, MEMORY, {**found.logs, **logs})
-    if told is not None:
+    # what a rank reports of its end is believed: what else is in its log was not the end
+    by_log = _by_patterns(found, MEMORY, {**found.logs, **_as_logs(found.errors)})
+    if by_log is not None:
         named = next((match for log in found.logs.values() if (match := TASK_NODE.search(log))), None)
-        return replace(told, node=told.node or (named[1] or named[2])) if named and told.memory == "host" else told
+        host = named is not None and by_log.memory == "host"
+        return replace(by_log, node=by_log.node or (named[1] or named[2])) if named and host else by_log
     # another program may share the control group: it counts only where a rank was killed
     dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
     if killed and dead is not None:
@@ -160,36 +170,40 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
 
 def _fault(found: Evidence) -> Diagnosis | None:
     """A device, a driver, a limit; or a rank that failed by itself. What others say then is a consequence."""
-    errors = {log_of(rank): error for rank, error in found.errors.items()}
-    by_sign = (
-        _by_signs(found, FAULTS, errors) or _by_signs(found, FAULTS, found.logs) or _by_signs(found, STARTS, errors)
+    errors = _as_logs(found.errors)
+    by_pattern = (
+        _by_patterns(found, FAULTS, errors)
+        or _by_patterns(found, FAULTS, found.logs)
+        or _by_patterns(found, STARTS, errors)
     )
-    if by_sign is not None:
-        return by_sign
+    if by_pattern is not None:
+        return by_pattern
     if found.errors:
-        told = found.record.get("failed_rank")
-        rank = told if told in found.errors else min(found.errors)
+        first = found.record.get("failed_rank")
+        rank = first if first in found.errors else min(found.errors)
         return Diagnosis(state="failed", cause="error", words=found.errors[rank], rank=rank, node=_node(found, rank))
-    silent = found.logs_of(found.speechless)
-    by_sign = _by_signs(found, STARTS, silent)
-    if by_sign is not None:
-        return by_sign
-    for name, log in silent.items():
-        refused = refusal(log)
-        if refused is not None:
-            rank = rank_of(name)
-            return Diagnosis(state="failed", cause="spec", words=refused, rank=rank, node=_node(found, rank))
+    by_pattern = _by_patterns(found, STARTS, found.logs_of(found.never_started))
+    if by_pattern is not None:
+        return by_pattern
+    if found.refusals:
+        rank = min(found.refusals)
+        return Diagnosis(state="failed", cause="spec", words=found.refusals[rank], rank=rank, node=_node(found, rank))
     return None
+
+
+def _as_logs(errors: Mapping[int, str]) -> dict[str, str]:
+    """What ranks reported, under the names of their logs."""
+    return {log_of(rank): error for rank, error in errors.items()}
 
 
 def _crash(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
     """A rank that ended by a signal that nobody sends; others may have waited for it since."""
     sent = (signal.SIGKILL, signal.SIGABRT)  # torchrun kills what hangs; NCCL's watchdog aborts what waits
     dead = next((failure for failure in failures if failure.signal and failure.signal not in sent), None)
-    return None if dead is None else _dead(found, dead)
+    return None if dead is None else _killed(found, dead)
 
 
-def _dead(found: Evidence, failure: Failure) -> Diagnosis:
+def _killed(found: Evidence, failure: Failure) -> Diagnosis:
     """Of a rank that a signal ended."""
     rank, node = failure.rank, _node(found, failure.rank) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
@@ -203,10 +217,10 @@ def _dead(found: Evidence, failure: Failure) -> Diagnosis:
     )
 
 
-def _stuck(found: Evidence, waited_s: int) -> Diagnosis:
-    """Nothing moved: a rank that hangs, or nodes that no longer hear each other."""
-    waited = found.waited
-    # one that was stopped may beat again once it is told to end, so the word of those that waited goes first
+def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
+    """No progress: a rank that hangs, or nodes that no longer reach each other."""
+    waited = found.stalled_s
+    # a rank that hangs may beat again once it is asked to end, so the report of those that waited goes first
     silent = [rank for rank in found.beats if rank not in waited] if waited else found.silent
     nodes = sorted(set(found.nodes.values()))
     if silent and len(silent) < len(found.beats):
@@ -246,33 +260,32 @@ def _stuck(found: Evidence, waited_s: int) -> Diagnosis:
     )
 
 
-def _told(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
-    """By what logs and those that started the ranks say, the first failure before its consequences."""
-    starts = _by_signs(found, STARTS, found.logs)
+def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
+    """By the logs of ranks, torchrun and srun; the first failure before its consequences."""
+    starts = _by_patterns(found, STARTS, found.logs)
     if starts is not None:
         return starts
     if failures and failures[0].signal == signal.SIGKILL:
-        return _dead(found, failures[0])
-    logs = {**{log_of(rank): error for rank, error in found.complaints.items()}, **found.logs}
-    timeout = _by_signs(found, TIMEOUTS, logs)
+        return _killed(found, failures[0])
+    logs = {**_as_logs(found.lost_peers), **found.logs}
+    timeout = _by_patterns(found, TIMEOUTS, logs)
     if timeout is not None:
         return timeout
     dead = next((failure for failure in failures if failure.signal), None)
     if dead is not None:
-        return _dead(found, dead)
+        return _killed(found, dead)
     error, rank = str(found.record.get("error") or ""), found.record.get("failed_rank")
     if found.record.get("failed_silently"):
         return Diagnosis(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
-    broken = _by_signs(found, BROKEN, logs)
+    broken = _by_patterns(found, BROKEN, logs)
     if broken is not None:  # the node that says it has only noticed
         node = peer_of(broken.words, found.nodes.values())
         where = "" if broken.rank is None else f"rank {broken.rank}{f' on {broken.node}' if broken.node else ''}: "
         broken = replace(broken, node=node, rank=None, words=f"{where}{broken.words}")
-    if (
-        found.record.get("status") == "terminated"
-    ):  # not by its supervisor: by Slurm, a batch system's epilogue, a person
+    # not by its supervisor: by Slurm, a batch system's epilogue, a person
+    if found.record.get("status") == "terminated":
         first = failures[0].rank if failures else None
-        if broken is not None and first in found.complaints:
+        if broken is not None and first in found.lost_peers:
             return broken  # torchrun has ended the rest because of it
         where = _node(found, rank)
         return Diagnosis(
@@ -284,8 +297,8 @@ def _told(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
     return broken
 
 
-def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Diagnosis:
-    """By whatever was said last."""
+def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | None]) -> Diagnosis:
+    """By the last line of a log, or the exit codes."""
     error, rank = found.record.get("error"), found.record.get("failed_rank")
     if error:
         return Diagnosis(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
@@ -305,11 +318,11 @@ def _untold(found: Evidence, failures: Sequence[Failure], codes: Sequence[int | 
             node=_node(found, first.rank) or first.node,
             words=f"rank {first.rank} ended with code {first.code} and said nothing",
         )
-    told = ", ".join("?" if code is None else str(code) for code in codes)
-    return Diagnosis(state="failed", cause="error", words=f"it ended with code {told or '?'} and said nothing")
+    listed = ", ".join("?" if code is None else str(code) for code in codes)
+    return Diagnosis(state="failed", cause="error", words=f"it ended with code {listed or '?'} and said nothing")
 
 
-def _last_heard(found: Evidence, gone: Sequence[str]) -> str:
+def _last_step(found: Evidence, gone: Sequence[str]) -> str:
     steps = [found.beats[rank][0] for rank, node in found.nodes.items() if node in gone and rank in found.beats]
     return f"; last heard of at step {max(steps)}" if steps else ""
 

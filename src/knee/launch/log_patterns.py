@@ -16,12 +16,12 @@ Memory = Literal["", "device", "host", "limit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPattern:
-    """Words of a log, and the cause that they tell."""
+    """A pattern of a log's lines, and the cause that it stands for."""
 
     cause: Cause
     pattern: re.Pattern[str]
-    says: str = ""
-    """What is said before the line that was found."""
+    prefix: str = ""
+    """What is written before the line that was found."""
     memory: Memory = ""
     unless: re.Pattern[str] | None = None
     """What else the line must not have."""
@@ -53,7 +53,7 @@ MEMORY = (
     LogPattern(
         cause="memory",
         memory="device",
-        says="out of memory: ",
+        prefix="out of memory: ",
         pattern=re.compile(
             r"\b(?:CUDA|HIP) out of memory|\b(?:CUDA|HIP)(?: driver)? error:? .{0,20}out of memory|\bOutOfMemoryError|"
             r"[Cc]uda failure.{0,8}'out of memory'|cudaErrorMemoryAllocation|hipErrorOutOfMemory"
@@ -62,19 +62,19 @@ MEMORY = (
     LogPattern(
         cause="memory",
         memory="limit",
-        says="shared memory (/dev/shm) is full: ",
+        prefix="shared memory (/dev/shm) is full: ",
         pattern=re.compile(
             r"</torch_[^\n]{0,300}(?:No space left|Cannot allocate)|insufficient shared memory|"
             r"out of shared memory|failed to extend /dev/shm/|/dev/shm/[^\n]{0,300}No space left|posix_fallocate failed"
         ),
     ),
     LogPattern(
-        cause="memory", says="out of memory: ", pattern=re.compile(r"CU(?:BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")
+        cause="memory", prefix="out of memory: ", pattern=re.compile(r"CU(?:BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")
     ),
     LogPattern(
         cause="memory",
         memory="host",
-        says="out of memory: ",
+        prefix="out of memory: ",
         pattern=re.compile(
             r"[Cc]an(?:'t|not) allocate memory|[Nn]ot enough memory|\bMemoryError\b|std::bad_alloc|oom.kill|OOM Killed|"
             r"Out of memory: Killed process|\btasks? \S+: Out Of Memory|[Ee]xceeded (?:step |job )?memory limit|"
@@ -87,7 +87,7 @@ MEMORY = (
 FAULTS = (
     LogPattern(
         cause="bad_node",
-        says="the limit on locked memory (ulimit -l) is too low for the network: ",
+        prefix="the limit on locked memory (ulimit -l) is too low for the network: ",
         pattern=re.compile(r"\bibv_\w+ failed[^\n]{0,300}Cannot allocate memory"),
     ),
     LogPattern(
@@ -147,12 +147,12 @@ PEER = re.compile(r"(?:remote peer|from peer|by peer|Connect to) \[?([^\s<>\[\],
 ADDRESS = re.compile(r"[\d.]++|[^:\n]*+:.*")
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
 SLURM: tuple[tuple[str, State, Cause, str], ...] = (
-    (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "a node failed, says Slurm"),
+    (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "{node} failed, says Slurm"),
     (
         r"Task launch for \S+ failed on node \S+: (?:Communication|Socket|Connection|Zero Bytes|Unable to contact)",
         "failed",
         "lost_node",
-        "a node cannot be reached, says Slurm",
+        "{node} cannot be reached, says Slurm",
     ),
     (
         r"Task launch for \S+ failed on node \S+: Job(?: credential revoked|/step already completing)",
@@ -160,17 +160,16 @@ SLURM: tuple[tuple[str, State, Cause, str], ...] = (
         "interrupted",
         "Slurm ended its job while it was started",
     ),
-    (r"Task launch for \S+ failed on node \S+:", "failed", "bad_node", "a node starts nothing, says Slurm"),
+    (r"Task launch for \S+ failed on node \S+:", "failed", "bad_node", "{node} starts nothing, says Slurm"),
     (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
     (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),
     (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "timeout", "time_limit", "Slurm's time limit was over"),
 )
-"""What Slurm says of a job that it ended or could not start -> state, cause, words."""
+"""What Slurm says of a job that it ended or could not start -> state, cause, and a sentence with the node's name."""
 SLURM_NODE = re.compile(r"[Nn]ode failure on (\S+)|Task launch for \S+ failed on node ([^\s:]+)")
 SCANCEL = re.compile(r"(JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 """It says so too of a step that srun ends because one of its tasks failed."""
 TASK_NODE = re.compile(r"srun: error: (\S+): tasks? \S+: Out Of Memory|slurmstepd-([^\s:]{1,255}): error: ")
-REFUSED = re.compile(r"^error: (.++(?:\n[ \t].*+)*+)(?:\nhint: .*+(?:\n[ \t].*+)*+)?+\s*+\Z", re.MULTILINE)
 ERROR_LINE = re.compile(
     r"^(?:\[rank\d+\]: )?((?!torch\.distributed\.elastic)[A-Za-z_.]*(?:Error|Exception|Interrupt)\b"
     r".*)$",
@@ -200,7 +199,7 @@ FATAL = (signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A rank that did not end well, as told by what had started it."""
+    """A rank that did not end well, as reported by what started it."""
 
     code: int
     """As the operating system has it: a signal's number is negative."""
@@ -215,10 +214,10 @@ class Failure:
 
 def failures_of(logs: Mapping[str, str], codes: Sequence[int | None], pids: Mapping[int, int]) -> list[Failure]:
     """Ranks that failed, the first one first: by torchrun, srun, or the exit codes of what was started."""
-    voices = [text for log in logs.values() for text in _voices(log)]
+    texts = [text for log in logs.values() for text in _by_task(log)]
     blocks = [
         (match[2], match[1] is None, Failure(rank=int(match[4]), code=int(match[5]), node=_short(match[3])))
-        for text in voices
+        for text in texts
         for match in FAILURE.finditer(text)
     ]
     if blocks:
@@ -226,15 +225,15 @@ def failures_of(logs: Mapping[str, str], codes: Sequence[int | None], pids: Mapp
     ranks = {pid: rank for rank, pid in pids.items()}
     received = [
         Failure(code=-int(match[1]), rank=ranks.get(int(match[2])))
-        for text in voices
+        for text in texts
         for match in RECEIVED.finditer(text)
     ]
     if received:
         return received
-    if not any("Exited with exit code" in text for text in voices):  # else srun itself has killed the others
+    if not any("Exited with exit code" in text for text in texts):  # else srun itself has killed the others
         tasks = [
             Failure(code=-SRUN_SIGNALS[match[2]], node=match[1])
-            for text in voices
+            for text in texts
             for match in TASK_ENDED.finditer(text)
         ]
         if tasks:
@@ -243,15 +242,15 @@ def failures_of(logs: Mapping[str, str], codes: Sequence[int | None], pids: Mapp
     return [Failure(code=code) for code in sorted(own, reverse=True)]  # what ended by itself was first
 
 
-def _voices(log: str) -> Iterator[str]:
-    """The lines of a log by who says them: srun mixes those of its tasks."""
+def _by_task(log: str) -> Iterator[str]:
+    """The lines of a log by the task that wrote them: srun mixes them."""
     if "exitcode" not in log and "SIG" not in log and "srun: error" not in log:
         return
     lines: dict[str, list[str]] = {}
     for line in log.splitlines():
         label = LABEL.match(line)
         lines.setdefault(label[0] if label else "", []).append(line[label.end() :] if label else line)
-    yield from ("\n".join(said) for said in lines.values())
+    yield from ("\n".join(some) for some in lines.values())
 
 
 def _short(host: str) -> str:
@@ -276,12 +275,6 @@ def peer_of(line: str, known: Iterable[str]) -> str:
     name = found[1]
     same = [node for node in known if node == name or (_short(node) == _short(name) and not ADDRESS.fullmatch(name))]
     return same[0] if same else "" if ADDRESS.fullmatch(name) else name
-
-
-def refusal(log: str) -> str | None:
-    """What knee's own worker refused: its last word is an error, perhaps with a hint, and no stack."""
-    found = REFUSED.search(LABEL.sub("", log))
-    return None if found is None else " ".join(found[1].split())[:300]
 
 
 def last_words(log: str) -> str:

@@ -7,11 +7,11 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-Known = tuple[int, int]
+ProcessKey = tuple[int, int]
 """Id and start, in the kernel's ticks since it booted."""
 
 
-def known(pid: int) -> Known | None:
+def process_key(pid: int) -> ProcessKey | None:
     """A process that lives now."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -20,19 +20,19 @@ def known(pid: int) -> Known | None:
     return None if stat[0] in ("Z", "X") else (pid, int(stat[19]))
 
 
-def alive(process: Known) -> bool:
+def alive(process: ProcessKey) -> bool:
     """Whether it is still that process."""
-    return known(process[0]) == tuple(process)
+    return process_key(process[0]) == tuple(process)
 
 
-def works_in(process: Known, folder: Path) -> bool:
+def works_in(process: ProcessKey, folder: Path) -> bool:
     """Whether its working directory is that folder, wherever the folder was moved since."""
     with suppress(OSError):
         return Path(f"/proc/{process[0]}/cwd").samefile(folder)
     return False
 
 
-def send(process: Known, number: int) -> None:
+def send(process: ProcessKey, number: int) -> None:
     """A signal to the process and those it leads, if it is still there."""
     if not alive(process):
         return

@@ -52,14 +52,22 @@ def main(arguments: list[str] | None = None) -> int:
     rank = os.environ.get("RANK", "0")
     redirect(run / "logs" / f"rank{rank}.log")
     choose_interface()
-    write_environment(run / "environment" / f"rank{rank}.json")
-    from knee.train.worker import main as work
+    environment = run / "environment" / f"rank{rank}.json"
+    write_environment(environment)
+    from knee.errors import KneeError
+    from knee.train.rank_state import Place
+    from knee.train.worker import read_job, work
 
-    return work([str(run / "job.json")])
+    try:
+        return work(read_job(run / "job.json"), Place.of_environment())
+    except KneeError as error:
+        print(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
+        write_environment(environment, refused=" ".join(error.message.split())[:300])
+        return error.exit_code
 
 
 def redirect(path: Path) -> None:
-    """What this rank says goes to its own log, also what libraries and the interpreter itself say."""
+    """Write standard output and error of this rank to its log, also those of libraries and the interpreter."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -82,7 +90,7 @@ def choose_interface() -> None:
 
 
 def interface_towards(host: str) -> str | None:
-    """The network interface whose address packets to a host are sent from; None where that cannot be told."""
+    """The network interface whose address packets to a host are sent from; None where it is not known."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # nothing is sent: the kernel only looks up the way
@@ -108,8 +116,11 @@ def began() -> int:
     return int(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])
 
 
-def write_environment(path: Path) -> None:
-    """Where this rank is, and every setting that may matter. Best effort: a full disk must not end the run."""
+def write_environment(path: Path, *, refused: str = "") -> None:
+    """Where this rank is, every setting that may matter, and why it refused its job, where it did.
+
+    Best effort: a full disk must not end the run.
+    """
     kept = {
         name: value
         for name, value in sorted(os.environ.items())
@@ -124,6 +135,7 @@ def write_environment(path: Path) -> None:
         "python": sys.executable,
         "started_s": time.time(),
         "environment": kept,
+        **({"refused": refused} if refused else {}),
     }
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

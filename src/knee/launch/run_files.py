@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ TAIL_BYTES = 65_536
 ALL_TAILS_BYTES = 32 << 20
 SILENT_S = 5.0
 """A rank whose last heartbeat is so much older than the newest has stopped before the others."""
-STUCK = re.compile(r"no step has ended for (\d{1,9}) s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +28,10 @@ class Evidence:
     """Rank -> step and time of its last heartbeat."""
     nodes: dict[int, str]
     """Rank -> node."""
+    stalled_s: dict[int, int]
+    """Rank -> how long it waited for a step to end, of those that gave up: they are not the ones at fault."""
+    refusals: dict[int, str]
+    """Rank -> why it refused its job before it began."""
     pids: dict[int, int]
     """Rank -> its process on its node."""
     logs: dict[str, str]
@@ -37,19 +40,24 @@ class Evidence:
     @classmethod
     def of(cls, run: Path) -> Evidence:
         """Read the run's folder."""
-        told = dict(files_of_ranks(run / ENVIRONMENT))
+        places = dict(files_of_ranks(run / ENVIRONMENT))
+        beats = dict(files_of_ranks(run / HEARTBEATS))
         return cls(
             record=read_record(run),
             pieces=read_pieces(run),
-            beats=_beats(run),
+            beats={rank: beat for rank, plain in beats.items() if (beat := _beat(plain)) is not None},
+            stalled_s={
+                rank: waited for rank, plain in beats.items() if isinstance(waited := plain.get("stalled_s"), int)
+            },
+            refusals={rank: str(plain["refused"]) for rank, plain in places.items() if "refused" in plain},
             logs=_tails(run / LOGS),
-            nodes={rank: str(plain.get("node", "")) for rank, plain in told.items()},
-            pids={rank: pid for rank, plain in told.items() if isinstance(pid := plain.get("pid"), int)},
+            nodes={rank: str(plain.get("node", "")) for rank, plain in places.items()},
+            pids={rank: pid for rank, plain in places.items() if isinstance(pid := plain.get("pid"), int)},
         )
 
     @property
     def errors(self) -> dict[int, str]:
-        """Rank -> why it failed by its own word; not of those that only lost another rank."""
+        """Rank -> its error; without those that only lost another rank."""
         return {
             int(piece["rank"]): str(piece.get("error") or "")
             for piece in self.pieces
@@ -57,8 +65,8 @@ class Evidence:
         }
 
     @property
-    def complaints(self) -> dict[int, str]:
-        """Rank -> what it says of the ranks that it lost."""
+    def lost_peers(self) -> dict[int, str]:
+        """Rank -> its error, of those that failed because they lost another rank."""
         return {int(piece["rank"]): str(piece.get("error") or "") for piece in self.pieces if piece.get("lost_peer")}
 
     def logs_of(self, ranks: Iterable[int]) -> dict[str, str]:
@@ -66,7 +74,7 @@ class Evidence:
         return {name: self.logs[name] for name in map(log_of, sorted(ranks)) if name in self.logs}
 
     @property
-    def speechless(self) -> set[int]:
+    def never_started(self) -> set[int]:
         """Ranks that have a log, and neither began to beat nor left a piece."""
         ranks = {rank for name in self.logs if (rank := rank_of(name)) is not None}
         return ranks - set(self.beats) - {int(piece["rank"]) for piece in self.pieces}
@@ -78,20 +86,6 @@ class Evidence:
             return []
         newest = max(time_s for _, time_s in self.beats.values())
         return sorted(rank for rank, (_, time_s) in self.beats.items() if newest - time_s > SILENT_S)
-
-    @property
-    def waited(self) -> set[int]:
-        """Ranks that said themselves that they waited for others: they are not the ones at fault."""
-        found = {int(piece["rank"]) for piece in self.pieces if STUCK.search(str(piece.get("error") or ""))}
-        named = ((rank_of(name), text) for name, text in self.logs.items())
-        return found | {rank for rank, text in named if rank is not None and STUCK.search(text)}
-
-    @property
-    def stuck_s(self) -> int | None:
-        """How long ranks have waited for a step, where they say that they did."""
-        said = [str(piece.get("error") or "") for piece in self.pieces] + list(self.logs.values())
-        waits = [int(found[1]) for text in said for found in STUCK.finditer(text)]
-        return max(waits, default=None)
 
 
 def rank_of(log: str) -> int | None:
@@ -105,14 +99,11 @@ def log_of(rank: int) -> str:
     return f"rank{rank}.log"
 
 
-def _beats(run: Path) -> dict[int, tuple[int, float]]:
-    found = {}
-    for rank, plain in files_of_ranks(run / HEARTBEATS):
-        try:
-            found[rank] = int(plain["step"]), float(plain["time_s"])
-        except (KeyError, TypeError, ValueError, OverflowError):
-            continue
-    return found
+def _beat(plain: Mapping[str, Any]) -> tuple[int, float] | None:
+    try:
+        return int(plain["step"]), float(plain["time_s"])
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def files_of_ranks(folder: Path) -> Iterable[tuple[int, dict[str, Any]]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -92,7 +92,7 @@ class Status:
 
 
 def read_status(folder: Path) -> Status:
-    """The run's status; a new one's where there is none. One that cannot be read is told by what the run left."""
+    """The run's status; a new one's where there is none. Where it cannot be read, it is made from what the run left."""
     try:
         return _status(json.loads(read_text(folder / STATUS)))
     except FileNotFoundError:
@@ -115,6 +115,16 @@ def _by_record(folder: Path) -> Status:
         return Status(words=words, attempts=attempts)
     cause: Cause = {"oom": "memory", "failed": "error"}.get(state, "")  # type: ignore[assignment]
     return Status(state=state, cause=cause, attempts=max(1, attempts), words=f"{words}; by its record it is {state}")
+
+
+def cancelled(status: Status) -> Status:
+    """The status of a run that `knee sweep cancel` has ended before it was started."""
+    return replace(status, state="cancelled", cause="cancelled", words=CANCELLED)
+
+
+def left_out(status: Status, why: str) -> Status:
+    """The status of a run that is not started, because more GPUs do not pay."""
+    return replace(status, state="cancelled", cause="knee", words=f"not started: {why}")
 
 
 def write_status(folder: Path, status: Status) -> Status:

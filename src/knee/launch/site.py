@@ -23,7 +23,7 @@ TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
 """As Slurm takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours ..."""
 SSH = "ssh {host}"
 PLAIN = re.compile(r"[^\s\x00-\x1f\x7f'\"\\`$]+")
-"""What stands in a script's #SBATCH line, which has no quotes of its own."""
+"""What stands in a script's #SBATCH line, where quotes are not understood."""
 HOST = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.-]*")
 """A name, or an address of the old kind; what could be an option or a shell's is none."""
 TYPES = {
@@ -127,11 +127,11 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     if path is not None:
         site = site_of(read_toml(path), path.name)
         site = replace(site, **_found({name: getattr(site, name) for name in FILES}, path.parent))
-    said = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
-    said |= _found({name: said[name] for name in FILES if name in said}, Path())
-    if said.get("env"):
-        said["env"] = {**site.env, **said["env"]}
-    site = replace(site, **said)
+    changes = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
+    changes |= _found({name: changes[name] for name in FILES if name in changes}, Path())
+    if changes.get("env"):
+        changes["env"] = {**site.env, **changes["env"]}
+    site = replace(site, **changes)
     if site.setup and not os.path.isfile(site.setup):
         raise InputError(f"setup {site.setup} is no file")
     return site
@@ -177,8 +177,8 @@ def _mistake(mistake: Any, known: list[str]) -> str:
     if mistake["loc"] and mistake["loc"][0] not in known:
         close = did_you_mean(name, known)
         return f"{name} is not known" + (f" (did you mean {close}?)" if close else "")
-    said = TYPES.get(mistake["type"])
-    return f"{name} {said}" if said else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}"
+    rule = TYPES.get(mistake["type"])
+    return f"{name} {rule}" if rule else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}"
 
 
 def _is_address(text: str) -> bool:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.run_status import CANCELLED, read_status, write_status
+from knee.launch.run_status import cancelled, read_status, write_status
 from knee.launch.supervisor import SupervisedRun
-from knee.launch.sweep_folder import CANCEL, read_sweep
+from knee.launch.sweep_folder import is_cancel_requested, read_sweep
 from knee.launch.torchrun import HEAD, PORT, free_port
 
 ASK_S = 30.0
@@ -19,16 +18,17 @@ DOWN = ("down", "drain", "fail", "unknown", "unk", "no_respond", "reboot", "powe
 
 
 def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
-    """What is to be kept; None where the run has ended, was cancelled, or is another job's."""
+    """What is to be supervised; None where the run has ended, was cancelled, or is another job's."""
     sweep = read_sweep(run.parents[1])
     entry = next((entry for entry in sweep.entries if entry.id == run.name), None)
     if entry is None:
         raise InputError(f"the sweep of {run.parents[1]} has no run {run.name}")
     status, job = read_status(run), job_id()
-    if (run / CANCEL).exists() and not status.over:
-        write_status(run, replace(status, state="cancelled", cause="cancelled", words=CANCELLED))
+    cancel = is_cancel_requested(run)
+    if cancel and not status.over:
+        write_status(run, cancelled(status))
         return None
-    if (run / CANCEL).exists() or (status.over and not status.missing):
+    if cancel or (status.over and not status.missing):
         return None
     if status.state == "running" and status.job not in ("", job) and is_queued(status.job):
         return None
@@ -42,8 +42,10 @@ def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
         nodes=nodes[: entry.nodes],
         environment={HEAD: address_of(nodes[0]) if nodes else "127.0.0.1", PORT: str(free_port())},
     )
-    found.ask = lambda number: _tell("scancel", f"--signal={number.name[3:]}", os.environ.get("SLURM_JOB_ID", ""))
-    found.lost = lambda: unanswering(found.nodes)
+    found.signal_ranks = lambda number: slurm_output(
+        "scancel", f"--signal={number.name[3:]}", os.environ.get("SLURM_JOB_ID", "")
+    )
+    found.unreachable = lambda: unreachable_nodes(found.nodes)
     return found
 
 
@@ -56,18 +58,20 @@ def job_id() -> str:
 def node_names() -> tuple[str, ...]:
     """Of the allocation."""
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    return tuple(asked("scontrol", "show", "hostnames", listed).split()) if listed else ()
+    return tuple(slurm_output("scontrol", "show", "hostnames", listed).split()) if listed else ()
 
 
 def address_of(node: str) -> str:
     """Where Slurm reaches a node: its name, unless the site's configuration says otherwise."""
-    words = asked("scontrol", "--oneliner", "show", "node", node).split()
+    words = slurm_output("scontrol", "--oneliner", "show", "node", node).split()
     return next((word.partition("=")[2] for word in words if word.startswith("NodeAddr=")), node)
 
 
-def unanswering(nodes: Sequence[str]) -> list[str]:
+def unreachable_nodes(nodes: Sequence[str]) -> list[str]:
     """Nodes that Slurm takes for lost, or that do not answer it now."""
-    text = asked("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(nodes)}") if nodes else ""
+    text = (
+        slurm_output("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(nodes)}") if nodes else ""
+    )
     pairs = (line.split() for line in text.splitlines())
     return sorted(
         {pair[0] for pair in pairs if len(pair) == 2 and (pair[1].endswith("*") or pair[1].lower().startswith(DOWN))}
@@ -76,21 +80,17 @@ def unanswering(nodes: Sequence[str]) -> list[str]:
 
 def is_queued(job: str) -> bool:
     """Whether a job waits, runs or is about to end."""
-    return bool(asked("squeue", "--noheader", f"--jobs={job}", "--format=%i").strip())
+    return bool(slurm_output("squeue", "--noheader", f"--jobs={job}", "--format=%i").strip())
 
 
-def asked(*words: str) -> str:
-    """What one of Slurm's commands says; empty where it fails."""
-    return heard(*words) or ""
+def slurm_output(*words: str) -> str:
+    """What one of Slurm's commands prints; empty where it fails."""
+    return query_slurm(*words) or ""
 
 
-def heard(*words: str) -> str | None:
-    """What one of Slurm's commands says; None where it fails."""
+def query_slurm(*words: str) -> str | None:
+    """What one of Slurm's commands prints; None where it fails."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=ASK_S, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _tell(*words: str) -> None:
-    asked(*words)

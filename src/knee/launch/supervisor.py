@@ -1,6 +1,6 @@
 """Sees one run through: starts it, watches it, ends it when it hangs, reads why it ended, and writes that down.
 
-In a Slurm job it is a process of its own, ``python -m knee.launch.supervisor RUN -- srun ... torchrun ...``. What it
+In a Slurm job it is a separate process, ``python -m knee.launch.supervisor RUN -- srun ... torchrun ...``. What it
 knows is in the run's folder, so nothing is lost when whoever submitted the job is gone.
 """
 
@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import KneeError
-from knee.launch.failures import Diagnosis, Ended, verdict
-from knee.launch.processes import Known, alive, kill_group, known, send
+from knee.launch.failures import Diagnosis, StopReason, diagnose, diagnosed
+from knee.launch.processes import ProcessKey, alive, kill_group, process_key, send
+from knee.launch.run_files import files_of_ranks
 from knee.launch.run_status import Status, read_status, write_status
-from knee.launch.sweep_folder import ENVIRONMENT, SweepRun, new_attempt, read_record, wants_cancel
+from knee.launch.sweep_folder import ENVIRONMENT, SweepRun, is_cancel_requested, new_attempt, read_record
 from knee.launch.terminate import end_ranks
-from knee.launch.usage import accounted
+from knee.launch.usage import with_usage
 from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 POLL_S = 0.1
@@ -36,33 +37,33 @@ ALONE_S = 15.0
 ASKED_S = 25.0
 """How long what is asked to end may take; Slurm itself waits for 30 s by default."""
 ASK_AGAIN_S = 5.0
-HEAR_S = 3.0
-"""How much later than a job's steps its supervisor may hear that Slurm ends them all."""
+LATE_SIGNAL_S = 3.0
+"""How much later than a job's steps its supervisor may receive Slurm's signal to end."""
 BEYOND_S = 15.0
 """Beyond the timeout after which ranks end themselves."""
 
 
 @dataclass(slots=True)
 class StopSignal:
-    """Whether this process was told to end; signals end the run, and not its supervisor."""
+    """The signal that this process received; it ends the run, and not its supervisor."""
 
     signal: int | None = None
 
 
 @contextmanager
-def hearing() -> Iterator[StopSignal]:
-    """Hear signals, as long as it lasts."""
-    told = StopSignal()
+def catch_signals() -> Iterator[StopSignal]:
+    """Note the first signal to end instead of being ended by it, while the block runs."""
+    stop = StopSignal()
 
-    def hear(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
-        told.signal = told.signal or number
+    def note(number: int, frame: Any) -> None:  # noqa: ARG001 - the form that signal calls
+        stop.signal = stop.signal or number
 
     if threading.current_thread() is not threading.main_thread():
-        yield told
+        yield stop
         return
-    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
-        yield told
+        yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -70,7 +71,7 @@ def hearing() -> Iterator[StopSignal]:
 
 @dataclass(slots=True, kw_only=True)
 class SupervisedRun:
-    """What is to be kept, and how."""
+    """A run that is to be supervised, and how."""
 
     run: Path
     entry: SweepRun
@@ -82,13 +83,13 @@ class SupervisedRun:
     """A run that takes longer is ended."""
     nodes: tuple[str, ...] = ()
     job: str = ""
-    ask: Callable[[signal.Signals], None] | None = None
+    signal_ranks: Callable[[signal.Signals], object] | None = None
     """Sends the ranks a signal, where one to what was started would not reach them, or kill them at once."""
-    lost: Callable[[], list[str]] = list
+    unreachable: Callable[[], list[str]] = list
     """Nodes that do not answer."""
-    adopted: tuple[Known, ...] = ()
+    adopted: tuple[ProcessKey, ...] = ()
     """Processes of a run that somebody else has started."""
-    told: StopSignal = field(default_factory=StopSignal)
+    stop: StopSignal = field(default_factory=StopSignal)
 
 
 def supervise(what: SupervisedRun) -> Status:
@@ -101,8 +102,8 @@ class _Supervisor:
         self.what = what
         self.before = read_status(what.run)
         self.children: list[subprocess.Popen[bytes]] = []
-        self.pids: list[Known] = list(what.adopted)
-        self.ended: Ended = ""
+        self.pids: list[ProcessKey] = list(what.adopted)
+        self.stop_reason: StopReason = ""
         self.moved_s = self.began_s = time.monotonic()
         self.seen: object = None
         self.waited_s = 0.0
@@ -115,7 +116,7 @@ class _Supervisor:
         else:
             before = self.before
             if before.state == "running":  # its supervisor was killed, with its node or by hand
-                before = accounted(before, what.entry, what.run)
+                before = with_usage(before, what.entry, what.run)
             new_attempt(what.run, before.attempts)
             status = replace(
                 Status(),
@@ -134,7 +135,7 @@ class _Supervisor:
         status = write_status(what.run, replace(status, pids=tuple(self.pids)))
         if trouble is None:
             self._wait()
-            self._hear_out()
+            self._await_late_signal()
         return self._over(status, trouble)
 
     def _start(self) -> str | None:
@@ -156,7 +157,7 @@ class _Supervisor:
                     self._end("")
                     return f"{words[0]} could not be started: {error.strerror}"
             self.children.append(child)
-            process = known(child.pid)
+            process = process_key(child.pid)
             if process is not None:
                 self.pids.append(process)
         return None
@@ -177,28 +178,28 @@ class _Supervisor:
                 failed_s = now
             if looked_s is None or now - looked_s > LOOK_S * (1 + self.what.entry.gpus / 200):
                 looked_s = now
-                why = self._why_end(now)
+                why = self._reason_to_stop(now)
                 if why or (failed_s is not None and now - failed_s > ALONE_S):
                     self._end(why)
                     return
-            if self.what.told.signal is not None:
+            if self.what.stop.signal is not None:
                 self._end("signal")
                 return
             time.sleep(POLL_S)
 
-    def _hear_out(self) -> None:
+    def _await_late_signal(self) -> None:
         """Whether a run that ended by itself did so: a signal to all may have reached it before its supervisor."""
-        if self.ended or read_record(self.what.run).get("status") == "done":
+        if self.stop_reason or read_record(self.what.run).get("status") == "done":
             return
         began_s = time.monotonic()
-        while self.what.job and self.what.told.signal is None and time.monotonic() - began_s < HEAR_S:
+        while self.what.job and self.what.stop.signal is None and time.monotonic() - began_s < LATE_SIGNAL_S:
             time.sleep(POLL_S)
-        if self.what.told.signal is not None:
-            self.ended = "signal"
+        if self.what.stop.signal is not None:
+            self.stop_reason = "signal"
 
-    def _why_end(self, now: float) -> Ended:
+    def _reason_to_stop(self, now: float) -> StopReason:
         what = self.what
-        if wants_cancel(what.run):
+        if is_cancel_requested(what.run):
             return "cancel"
         if what.time_s is not None and now - self.began_s > what.time_s:
             return "time"
@@ -207,23 +208,23 @@ class _Supervisor:
             self.seen, self.moved_s = state, now
         return "hang" if now - self.moved_s > what.timeout_s + BEYOND_S else ""
 
-    def _end(self, why: Ended) -> None:
+    def _end(self, why: StopReason) -> None:
         """Ask, wait, kill."""
-        self.ended, self.waited_s = why, time.monotonic() - self.moved_s
-        ask = self.what.ask
-        if ask is None:
+        self.stop_reason, self.waited_s = why, time.monotonic() - self.moved_s
+        signal_ranks = self.what.signal_ranks
+        if signal_ranks is None:
             for process in self.pids:
                 send(process, signal.SIGTERM)
         asked_s, began_s = None, time.monotonic()
         while self._running() and (now := time.monotonic()) - began_s < ASKED_S:
             # a signal from Slurm has reached the ranks as well; and it may be too busy to pass one on
             by_slurm = why == "signal" and self.what.job
-            if ask is not None and not by_slurm and (asked_s is None or now - asked_s > ASK_AGAIN_S):
+            if signal_ranks is not None and not by_slurm and (asked_s is None or now - asked_s > ASK_AGAIN_S):
                 asked_s = now
-                ask(signal.SIGTERM)
+                signal_ranks(signal.SIGTERM)
             time.sleep(POLL_S)
-        if ask is not None and self._running():
-            ask(signal.SIGKILL)
+        if signal_ranks is not None and self._running():
+            signal_ranks(signal.SIGKILL)
         for process in self.pids:
             send(process, signal.SIGKILL)
         for child in self.children:
@@ -234,60 +235,48 @@ class _Supervisor:
         what = self.what
         for child in self.children:
             kill_group(child.pid)
-        end_ranks(what.run, signal.SIGKILL)  # torchrun gives each a session of its own: they may outlive it
+        end_ranks(what.run, signal.SIGKILL)  # torchrun starts each in a new session: they may outlive it
         codes = self._codes()
         if trouble is not None:
             found = Diagnosis(state="failed", cause="software", words=trouble)
         else:
             # nodes are asked only where something went wrong: it takes a while
-            lost = what.lost() if read_record(what.run).get("status") != "done" and not self.ended else []
-            found = verdict(
+            asks = read_record(what.run).get("status") != "done" and not self.stop_reason
+            unreachable = what.unreachable() if asks else []
+            found = diagnose(
                 what.run,
                 codes,
-                ended=self.ended,
-                lost=lost,
+                stop_reason=self.stop_reason,
+                unreachable=unreachable,
                 killed_for_memory=_memory_kills() > self.killed_before,
                 waited_s=self.waited_s,
             )
         if found.state == "oom":
             _record_memory(what.run, found)
-        status = accounted(status, what.entry, what.run, ended_s=time.time())
-        return write_status(
-            what.run,
-            replace(
-                status,
-                state=found.state,
-                cause=found.cause,
-                words=found.words,
-                node=found.node,
-                rank=found.rank,
-                codes=tuple(codes),
-                pids=(),
-            ),
-        )
+        status = with_usage(status, what.entry, what.run, ended_s=time.time())
+        return write_status(what.run, replace(diagnosed(status, found), codes=tuple(codes)))
 
 
 def _progress(run: Path) -> object:
-    """Anything that changes while a run moves: what its ranks tell, less the time.
+    """Anything that changes while a run makes progress: heartbeats of its ranks, but for their time.
 
-    Where no rank beats yet, or the program has no heartbeats, it is what is said in its logs; a library that chatters
-    into them says nothing of the run.
+    Where no rank beats yet, or the program has no heartbeats, it is the size of its logs; where there are heartbeats,
+    logs do not count, because libraries write into them whether the run moves or not.
     """
-    beats = []
-    for path in sorted((run / HEARTBEATS).glob("rank*.json")):
-        with suppress(OSError, ValueError):
-            text = path.read_text(encoding="utf-8")
-            beats.append(text.partition('"time_s"')[0])
+    beats = {
+        rank: {key: value for key, value in plain.items() if key != "time_s"}
+        for rank, plain in files_of_ranks(run / HEARTBEATS)
+    }
     sizes = []
     for folder in (PIECES, TRACES) if beats else (LOGS, ENVIRONMENT):
         for path in (run / folder).glob("*"):
             with suppress(OSError):
                 sizes.append(path.stat().st_size)
-    return tuple(beats), len(sizes), sum(sizes), (run / RECORD).exists()
+    return beats, len(sizes), sum(sizes), (run / RECORD).exists()
 
 
 def _record_memory(run: Path, found: Diagnosis) -> None:
-    """A run that was killed for want of memory is evidence, also where the trainer could not say so itself.
+    """A run that was killed for want of memory is evidence, also where the trainer could not record it.
 
     Evidence is what the job's own device had too little of: a host, a limit on it, or /dev/shm say nothing of what a
     GPU holds. Such a run has failed, and its record does not say whether the plan fits.
@@ -319,7 +308,7 @@ def _record_memory(run: Path, found: Diagnosis) -> None:
 def _memory_kills() -> int:
     """Processes of this one's control group that the kernel has killed for want of memory, so far.
 
-    Others may be in that group too: it says something of a run only where a rank of it was killed.
+    Others may be in that group too: the count is evidence on a run only where a rank of it was killed.
     """
     with suppress(OSError, ValueError, IndexError):
         own = Path("/proc/self/cgroup").read_text(encoding="utf-8").strip().rpartition("::")[2]
@@ -329,7 +318,7 @@ def _memory_kills() -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Keep a run of a Slurm job; 0 where it is done."""
+    """Supervise a run of a Slurm job; 0 where it is done."""
     from knee.launch.slurm_job import supervised_run
 
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -337,11 +326,11 @@ def main(arguments: list[str] | None = None) -> int:
         print("usage: python -m knee.launch.supervisor RUN -- COMMAND...", file=sys.stderr)
         return 2
     try:
-        with hearing() as told:
+        with catch_signals() as stop:
             what = supervised_run(Path(arguments[0]), arguments[2:])
             if what is None:
                 return 0
-            what.told = told
+            what.stop = stop
             return 0 if supervise(what).state == "done" else 1
     except KneeError as error:
         print(f"error: {error.message}", file=sys.stderr)

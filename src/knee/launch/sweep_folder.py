@@ -136,7 +136,7 @@ def _is_folder_name(name: str) -> bool:
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """This process alone starts runs of the folder; the lock goes with the process, however it ends."""
     make_folder(folder)
     path = folder / LOCK
@@ -162,6 +162,18 @@ def held(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether some process holds the folder's lock."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+
+
 def new_attempt(run: Path, attempts: int) -> None:
     """Move aside what an earlier attempt left."""
     left = [name for name in (RECORD, LOGS, PIECES, HEARTBEATS, TRACES, ENVIRONMENT) if (run / name).exists()]
@@ -174,15 +186,20 @@ def new_attempt(run: Path, attempts: int) -> None:
     (run / LOGS).mkdir(parents=True, exist_ok=True)
 
 
-def wants_cancel(run: Path) -> bool:
+def is_cancel_requested(run: Path) -> bool:
     """Whether `knee sweep cancel` has been here."""
     return (run / CANCEL).exists()
 
 
 def read_record(run: Path) -> dict[str, Any]:
     """What the trainer left; empty where it left nothing that can be read."""
+    return read_object(run / RECORD)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; empty where there is none."""
     try:
-        record = json.loads(read_text(run / RECORD))
+        plain = json.loads(read_text(path))
     except (OSError, ValueError, RecursionError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return plain if isinstance(plain, dict) else {}

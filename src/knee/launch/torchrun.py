@@ -1,4 +1,4 @@
-"""What is started for a run: torchrun on each of its nodes. Every word is an argument of its own, or quoted."""
+"""What is started for a run: torchrun on each of its nodes. Every word is a separate argument, or quoted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.environment import PACKAGE, SETUP_PYTHON, brings_python, path, surrounded
+from knee.launch.environment import PACKAGE, SETUP_PYTHON, in_environment, path_line, setup_selects_python
 from knee.launch.site import SSH, Site
 from knee.launch.sweep_folder import SweepRun
 
@@ -44,7 +44,7 @@ def on_this_machine(site: Site, entry: SweepRun, run: Path, *, timeout_s: float,
     before, after = torchrun(entry, run, python=interpreter(site), timeout_s=timeout_s)
     meet = f"--node-rank=0 --master-addr=127.0.0.1 --master-port={free_port()}"
     line = _line(site, run, before, meet, after, program)
-    return surrounded(site, run.parents[1], line)
+    return in_environment(site, run.parents[1], line)
 
 
 def on_hosts(
@@ -57,13 +57,13 @@ def on_hosts(
     for rank, host in enumerate(hosts):
         meet = f"--node-rank={rank} --master-addr={shlex.quote(head)} --master-port={port}"
         line = _line(site, run, before, meet, after, program)
-        found.append(_reached(site, host, surrounded(site, run.parents[1], line, more={NODE: host})))
+        found.append(_reached(site, host, in_environment(site, run.parents[1], line, more={NODE: host})))
     return found
 
 
 def on_host(site: Site, host: str, words: Sequence[str], run: Path) -> list[str]:
     """A command of knee's own on a host, which needs neither the set-up nor the variables of runs."""
-    return _reached(site, host, ["bash", "-c", f"{path(run.parents[1])}; exec {shlex.join(words)}"])
+    return _reached(site, host, ["bash", "-c", f"{path_line(run.parents[1])}; exec {shlex.join(words)}"])
 
 
 def _reached(site: Site, host: str, words: list[str]) -> list[str]:
@@ -101,7 +101,7 @@ def _line(site: Site, run: Path, before: Sequence[str], meet: str, after: Sequen
         return shlex.join(contained(site, [*program, str(run)], run))
     first = (
         f'"${SETUP_PYTHON}" {shlex.join(before[1:])}'
-        if brings_python(site)
+        if setup_selects_python(site)
         else shlex.join(contained(site, before, run))
     )
     return f"{first} {meet} {shlex.join(after)}"

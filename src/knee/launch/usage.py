@@ -1,4 +1,4 @@
-"""What an attempt took, also where whoever kept it was killed before it could say."""
+"""What an attempt took, also where its supervisor was killed before it could write that."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from knee.launch.sweep_folder import SweepRun, read_record
 from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD
 
 
-def accounted(status: Status, entry: SweepRun, run: Path, *, ended_s: float | None = None) -> Status:
+def with_usage(status: Status, entry: SweepRun, run: Path, *, ended_s: float | None = None) -> Status:
     """The status with the GPU-hours and the energy of its last attempt added.
 
     Energy is the draw of the measured window over the whole attempt, of all GPUs. Without a moment of its end, the

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from knee.parallelism.torch_internals import FakeGroup, all_gather, flash_lower_right, reduce_scatter
+from knee.parallelism.torch_internals import NamedGroup, all_gather, flash_lower_right, reduce_scatter
 
 
 def blocks_of(rank: int, ranks: int) -> tuple[int, int]:
@@ -20,7 +20,7 @@ def blocks_of(rank: int, ranks: int) -> tuple[int, int]:
     return rank, 2 * ranks - 1 - rank
 
 
-def positions(seq_len: int, group: FakeGroup | None) -> Any:
+def positions(seq_len: int, group: NamedGroup | None) -> Any:
     """Positions of this rank's tokens in the sequence."""
     if group is None:
         return torch.arange(seq_len)
@@ -38,7 +38,7 @@ def causal_attention(q: Any, k: Any, v: Any) -> Any:
 class GatheredAttention:
     """Attention of this rank's blocks to the whole sequence before them."""
 
-    def __init__(self, group: FakeGroup) -> None:
+    def __init__(self, group: NamedGroup) -> None:
         self.group = group
 
     def __call__(self, q: Any, k: Any, v: Any) -> Any:
@@ -73,7 +73,7 @@ def _in_order(gathered: Any, ranks: int) -> Any:
 
 class _GatherBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, group: FakeGroup) -> Any:
+    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
         ctx.group = group
         return all_gather(x, group).view(group.size, *x.shape)
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from knee.parallelism.torch_internals import FakeGroup, all_reduce
+from knee.parallelism.torch_internals import NamedGroup, all_reduce
 
 ROWS = 1024
 """Tokens whose logits are in fp32 at once; compiled code fuses the cast and takes all of them."""
 
 
-def cross_entropy(logits: Any, target: Any, vocabulary: FakeGroup | None) -> Any:
+def cross_entropy(logits: Any, target: Any, vocabulary: NamedGroup | None) -> Any:
     """Mean over tokens, in fp32. With a group, each rank has the logits of its part of the vocabulary."""
     return _CrossEntropy.apply(logits.flatten(0, 1), target.flatten(), vocabulary)
 
@@ -21,7 +21,7 @@ def _rows(tokens: int) -> int:
     return tokens if torch.compiler.is_compiling() else ROWS
 
 
-def _own(target: Any, width: int, vocabulary: FakeGroup | None) -> tuple[Any, Any]:
+def _own(target: Any, width: int, vocabulary: NamedGroup | None) -> tuple[Any, Any]:
     """Targets as columns of this rank's logits, and which of them it has."""
     local = target - (vocabulary.rank * width if vocabulary else 0)
     here = (local >= 0) & (local < width)
@@ -30,7 +30,7 @@ def _own(target: Any, width: int, vocabulary: FakeGroup | None) -> tuple[Any, An
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Any, target: Any, vocabulary: FakeGroup | None) -> Any:
+    def forward(ctx: Any, logits: Any, target: Any, vocabulary: NamedGroup | None) -> Any:
         tokens, width = logits.shape
         column, here = _own(target, width, vocabulary)
         top = logits.amax(-1).float()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass
-from datetime import timedelta
 from itertools import accumulate
 from math import prod
 from typing import Any
@@ -15,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from knee.errors import SpecError
-from knee.parallelism.torch_internals import FakeGroup
+from knee.parallelism.torch_internals import NamedGroup
 from knee.specs.plan import Plan
 from knee.specs.trainer_job import TrainJob
 from knee.workload.layers_per_stage import chunk_layers
@@ -39,7 +38,7 @@ class Mesh:
     """Fake ranks: no values, no weights to be set."""
 
     def size(self, axis: str) -> int:
-        """The axis's degree."""
+        """Return the degree of an axis."""
         return int(getattr(self.plan, axis))
 
     def index(self, axis: str) -> int:
@@ -50,48 +49,13 @@ class Mesh:
         """torch's process group of the axis; None for degree 1."""
         return self.root.get_group(axis) if self.size(axis) > 1 else None
 
-    def group(self, axis: str) -> FakeGroup | None:
+    def group(self, axis: str) -> NamedGroup | None:
         """The axis's group for functional collectives; None for degree 1."""
-        return FakeGroup.of(self.process_group(axis)) if self.size(axis) > 1 else None
-
-    @property
-    def dp_rank(self) -> int:
-        """Which share of the global batch this rank reads."""
-        return self.index("dp_replicate") * self.plan.dp_shard + self.index("dp_shard")
-
-    @property
-    def is_last_stage(self) -> bool:
-        """Whether the loss is computed here."""
-        return self.index("pp") == self.plan.pp - 1
-
-
-def start(job: TrainJob) -> None:
-    """Start the process group that torchrun's environment describes; nothing for one process."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != job.gpus:
-        raise SpecError(
-            f"the job fills {job.gpus} processes, but {world} were started",
-            hint=f"start {job.gpus}, for example with torchrun --nproc-per-node",
-        )
-    device = local_device(job.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if world > 1:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=job.timeout_s),
-            device_id=device if device.type == "cuda" else None,
-        )
-
-
-def stop() -> None:
-    """Leave the process group."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
+        return NamedGroup.of(self.process_group(axis)) if self.size(axis) > 1 else None
 
 
 def local_device(kind: str) -> Any:
-    """This process's device."""
+    """Return this process's device."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
 
 
@@ -145,7 +109,7 @@ def _copies(plan: Plan, root: Any, axes: list[str]) -> Any:
 
 
 def chunks_here(job: TrainJob, mesh: Mesh) -> list[tuple[int, range]]:
-    """(number, layers) of the chunks of this rank, dealt as the simulator deals them."""
+    """Return (number, layers) of each chunk of this rank, assigned as the simulator assigns them."""
     plan = job.plan
     counts = chunk_layers(job.model.layers, plan.pp * plan.virtual_stages)
     ends = list(accumulate(counts))

@@ -87,7 +87,7 @@ class Optimizer:
 
 
 class FusedAdamW:
-    """torch's fused kernels."""
+    """AdamW by torch's fused kernels."""
 
     def __init__(self, tensors: list[Any], lr: float) -> None:
         self.torch = torch.optim.AdamW(tensors, lr=lr, betas=BETAS, eps=EPS, weight_decay=WEIGHT_DECAY, fused=True)
@@ -140,5 +140,5 @@ def adamw_update(
 
 
 def sum_of_squares(x: Any) -> Any:
-    """In fp32."""
+    """Return the sum of squares, in fp32."""
     return x.float().square().sum()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from knee.parallelism.torch_internals import FakeGroup, all_gather, all_reduce, reduce_scatter
+from knee.parallelism.torch_internals import NamedGroup, all_gather, all_reduce, reduce_scatter
 
 CUT_DIM = {"wq": 0, "wk": 0, "wv": 0, "wo": 1, "w1": 0, "w3": 0, "w2": 1, "embedding": 0, "output": 0}
 """Which dim of a weight the group cuts, by its name; the others (norms) are whole on every rank."""
@@ -25,19 +25,19 @@ class Whole:
     size, rank, splits_sequence = 1, 0, False
 
     def enter(self, x: Any) -> Any:
-        """Into a block's inner part."""
+        """Bring activations into a block's inner part."""
         return x
 
     def leave(self, x: Any) -> Any:
-        """Out of it."""
+        """Bring activations out of a block's inner part."""
         return x
 
     def lookup(self, tokens: Any, table: Any) -> Any:
-        """Rows of the embedding."""
+        """Return the tokens' rows of the embedding."""
         return functional.embedding(tokens, table)
 
     @property
-    def vocabulary(self) -> FakeGroup | None:
+    def vocabulary(self) -> NamedGroup | None:
         """The group that shares the vocabulary of the loss."""
         return None
 
@@ -45,7 +45,7 @@ class Whole:
 class Split(Whole):
     """A tensor-parallel group."""
 
-    def __init__(self, group: FakeGroup, *, sequence_parallel: bool) -> None:
+    def __init__(self, group: NamedGroup, *, sequence_parallel: bool) -> None:
         self.group, self.size, self.rank = group, group.size, group.rank
         self.splits_sequence = sequence_parallel
 
@@ -65,18 +65,18 @@ class Split(Whole):
         return rows.masked_fill(absent.unsqueeze(-1), 0)
 
     @property
-    def vocabulary(self) -> FakeGroup | None:
+    def vocabulary(self) -> NamedGroup | None:
         """The loss is computed on parts of the vocabulary (loss parallel)."""
         return self.group
 
 
-def gather_sequence(x: Any, group: FakeGroup) -> Any:
+def gather_sequence(x: Any, group: NamedGroup) -> Any:
     """Parts (batch, sequence, ...) of all ranks as one, along the sequence."""
     whole = all_gather(x, group).view(group.size, *x.shape)
     return whole.movedim(0, 1).reshape(x.shape[0], group.size * x.shape[1], *x.shape[2:])
 
 
-def scatter_sequence(x: Any, group: FakeGroup) -> Any:
+def scatter_sequence(x: Any, group: NamedGroup) -> Any:
     """This rank's part, along the sequence, of the sum over ranks."""
     parts = x.view(x.shape[0], group.size, x.shape[1] // group.size, *x.shape[2:]).movedim(1, 0)
     return reduce_scatter(parts, group).view(x.shape[0], x.shape[1] // group.size, *x.shape[2:])
@@ -84,7 +84,7 @@ def scatter_sequence(x: Any, group: FakeGroup) -> Any:
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, group: FakeGroup) -> Any:
+    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
         ctx.group = group
         return gather_sequence(x, group)
 
@@ -95,7 +95,7 @@ class _Gather(torch.autograd.Function):
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, group: FakeGroup) -> Any:
+    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
         ctx.group = group
         return scatter_sequence(x, group)
 
@@ -106,7 +106,7 @@ class _Scatter(torch.autograd.Function):
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, group: FakeGroup) -> Any:
+    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
         ctx.group = group
         return x.view_as(x)
 
@@ -117,7 +117,7 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Any, group: FakeGroup) -> Any:
+    def forward(ctx: Any, x: Any, group: NamedGroup) -> Any:
         del ctx
         return all_reduce(x, group)
 

@@ -1,11 +1,11 @@
 """Every private part of torch that the trainer uses, in one place. Held against torch 2.11 and 2.13.
 
-Those of pipelines are in ``compat_pipeline``, because importing torch's takes a rank most of a second."""
+Those of pipelines are in ``torch_pipeline_internals``, because importing torch's takes a rank most of a second."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeGroup:
+class NamedGroup:
     """A process group as the functional collectives want it: by name, so that it is a constant of compiled code."""
 
     name: str
@@ -22,26 +22,26 @@ class FakeGroup:
     rank: int
 
     @classmethod
-    def of(cls, group: Any) -> FakeGroup:
+    def of(cls, group: Any) -> NamedGroup:
         """The same group by its name."""
         return cls(name=group.group_name, size=group.size(), rank=dist.get_rank(group))
 
 
 # torch.ops._c10d_functional is what torch.distributed._functional_collectives calls. Its Python functions were renamed
 # between 2.11 and 2.13, the operators were not; they run eagerly, compiled and on fake tensors alike.
-def all_gather(x: Any, group: FakeGroup) -> Any:
+def all_gather(x: Any, group: NamedGroup) -> Any:
     """Parts of all ranks, one after the other along dim 0."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_gather_into_tensor(x.contiguous(), group.size, group.name))
 
 
-def reduce_scatter(x: Any, group: FakeGroup) -> Any:
+def reduce_scatter(x: Any, group: NamedGroup) -> Any:
     """This rank's part, along dim 0, of the sum over ranks."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name))
 
 
-def all_reduce(x: Any, group: FakeGroup, op: str = "sum") -> Any:
+def all_reduce(x: Any, group: NamedGroup, op: str = "sum") -> Any:
     """The sum (or ``max``) over ranks."""
     ops = torch.ops._c10d_functional
     return ops.wait_tensor(ops.all_reduce(x.contiguous(), op, group.name))
@@ -89,20 +89,16 @@ def fake_world(rank: int, world: int) -> Iterator[None]:
         for stage in stages:
             stage._inference_mode = schedules.InferenceMode.STATIC
 
-    old: list[tuple[Any, str, Any]] = [(DeviceMesh, "__init__", made)]
-    old.append((fsdp_param, "_chunk_with_empty", fsdp_param._chunk_with_empty))
-    DeviceMesh.__init__ = init
-    fsdp_param._chunk_with_empty = _Chunks
+    replaced = [(DeviceMesh, "__init__", init), (fsdp_param, "_chunk_with_empty", _Chunks)]
     if hasattr(schedules._PipelineSchedule, "_warmup_p2p"):  # 2.13
-        old.append((schedules._PipelineSchedule, "_warmup_p2p", schedules._PipelineSchedule._warmup_p2p))
-        schedules._PipelineSchedule._warmup_p2p = static
-    dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-        for where, name, value in old:
+        replaced.append((schedules._PipelineSchedule, "_warmup_p2p", static))
+    with ExitStack() as stack:
+        for where, name, value in replaced:
+            stack.callback(setattr, where, name, getattr(where, name))
             setattr(where, name, value)
+        dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        stack.callback(dist.destroy_process_group)
+        yield
 
 
 def fake_tensors() -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from knee.datasets.token_batches import Share, Synthetic
 from knee.parallelism.compile_blocks import compiled
 from knee.parallelism.context_parallel import GatheredAttention, causal_attention, positions
 from knee.parallelism.ddp import Replicas
@@ -34,20 +33,12 @@ KERNELS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step says of itself, equal on every rank. Reading a number waits for the device."""
+    """A step's loss and gradient norm, equal on every rank. To read a number waits for the device."""
 
     loss_tensor: Any
+    """Mean over the tokens of the global batch."""
     norm_tensor: Any
-
-    @property
-    def loss(self) -> float:
-        """Mean over the tokens of the global batch."""
-        return float(self.loss_tensor)
-
-    @property
-    def grad_norm(self) -> float:
-        """Norm of the whole gradient before clipping."""
-        return float(self.norm_tensor)
+    """Norm of the whole gradient before clipping."""
 
 
 class Trainer:
@@ -109,17 +100,6 @@ class Trainer:
     def _cut(self, rows: Any) -> Any:
         """This context-parallel rank's part of each sequence."""
         return rows.contiguous() if self._here is None else rows.index_select(1, self._here)
-
-
-def synthetic_tokens(job: TrainJob, step: int) -> Any:
-    """The global batch of a step, (global_batch, seq_len + 1): the same whatever the plan."""
-    share = Share(seq_len=job.seq_len, global_batch=job.global_batch, seed=job.seed)
-    return torch.from_numpy(Synthetic(share, vocab_size=job.model.vocab).batch(step))
-
-
-def local_rows(job: TrainJob, mesh: Mesh, tokens: Any) -> Any:
-    """A data-parallel rank's rows of the global batch."""
-    return tokens.split(job.local_sequences)[mesh.dp_rank]
 
 
 def _attention(job: TrainJob) -> AbstractContextManager[Any]:

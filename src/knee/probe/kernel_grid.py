@@ -81,6 +81,14 @@ CPU = Scale(
 """What a processor does in seconds; compiling for it needs a compiler that may not be there."""
 
 
+ATTENTION = {"cuda": ("flash2", "cudnn", "cutlass"), "cpu": ("flash2",)}
+
+
+def device_points(device: str, dtypes: Sequence[str], *, quick: bool = False) -> list[Point]:
+    """The grid of a GPU or of a processor."""
+    return kernel_points(GPU if device == "cuda" else CPU, dtypes, ATTENTION[device], quick=quick)
+
+
 def kernel_points(scale: Scale, dtypes: Sequence[str], attention: Sequence[str], *, quick: bool = False) -> list[Point]:
     """The whole grid, in a fixed random order: an interrupted probe has a fair sample, and clocks do not drift with
     size."""

@@ -11,6 +11,19 @@ from knee.record.probe_points import AttentionPoint, GemmPoint, StreamPoint
 CACHE_BYTES = 200e6
 """Data is rotated over more than this, so that no kernel finds it in the last-level cache."""
 MOST_COPIES = 16
+TYPES = {"cuda": ("bf16", "fp16", "fp8"), "cpu": ("fp32",)}
+OLDEST = {"bf16": (8, 0), "fp8": (8, 9)}
+"""Compute capability from which a chip has the type."""
+
+
+def types_of(device: str) -> tuple[str, ...]:
+    """The types that a device has; the first is the one that the grid is measured in."""
+    if device == "cpu":
+        return TYPES["cpu"]
+    import torch
+
+    chip = torch.cuda.get_device_capability(0)
+    return tuple(name for name in TYPES["cuda"] if chip >= OLDEST.get(name, (0, 0)))
 
 
 def measure(point: GemmPoint | AttentionPoint | StreamPoint, device: str) -> Timing:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 
 import knee
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import InputError, KneeError, MissingExtra, argument
+from knee.probe.listener import SILENT, ProbeListener
 from knee.probe.nvml import Nvml, refuse_if_shared
 from knee.record.readings import Machine, Probe
 
@@ -23,36 +23,36 @@ def need_torch(what: str) -> None:
         raise MissingExtra(f"{what} needs torch", hint=TRAIN)
 
 
-def ready(probe: Probe, wanted: str | None, *, anyway: bool = False) -> Machine:
+def ready(probe: Probe, wanted: str | None, *, anyway: bool = False, listener: ProbeListener = SILENT) -> Machine:
     """The device that will be measured, once it is there and nobody else uses it."""
     need_torch(f"knee probe {probe}")
     # before a context exists: in a container one's own process cannot be told from others
     nvml, why = open_nvml()
     device = choose_device(wanted)
     if device == "cuda" and nvml is None:
-        print(f"NVML: {why}; whether someone else uses the GPU cannot be seen", file=sys.stderr)
+        listener.sharing_unknown(why)
     if device == "cuda" and nvml is not None and not anyway:
         refuse_if_shared(nvml)
     return describe(probe, device, nvml=nvml)
 
 
-def choose_device(wanted: str | None, *, option: str = "--device cuda", instead: str = "--device cpu") -> str:
-    """The device that was asked for, by ``option``, or the GPU where there is one."""
+def choose_device(wanted: str | None) -> str:
+    """The device that was asked for, or the GPU where there is one."""
     import torch
 
     there = torch.cuda.is_available()
     if wanted == "cuda" and not there:
         built = torch.version.cuda or torch.version.hip
         why = "torch finds no GPU" if built else f"torch {torch.__version__} was built without CUDA"
-        hint = f"`knee doctor` says what is there; {instead} measures the processor"
-        raise InputError(f"{option}: {why}", hint=hint)
+        hint = f"`knee doctor` says what is there; {argument('device')} cpu measures the processor"
+        raise InputError(f"{argument('device')} cuda: {why}", hint=hint, code="no-gpu", field="device")
     return wanted or ("cuda" if there else "cpu")
 
 
-def open_nvml() -> tuple[Nvml | None, str | None]:
+def open_nvml() -> tuple[Nvml | None, str]:
     """NVML of the GPU that CUDA will take for its first, or why there is none; no CUDA context is made."""
     try:
-        return Nvml(), None
+        return Nvml(), ""
     except KneeError as error:
         return None, error.message
 

@@ -4,55 +4,50 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from knee.errors import RunFailed
+from knee.probe.listener import SILENT, ProbeListener, ProbeStopped
 from knee.record.probe_points import Point, Record, key_of
 from knee.record.readings import ReadingsFile
 
 FULL_FRAC = 0.3
 """Share of the device's memory that may stay cached between points."""
 
-Measure = Callable[[Point], Record]
-Tell = Callable[[Point, Record], None]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
-    """How a probe went."""
-
-    measured: int
-    kept: int
-    """Readings that were in the file before."""
-    failed: int
-    left: int
-    """Points that an interruption left unmeasured."""
-
-
-def collect(file: ReadingsFile, points: Iterable[Point], measure: Measure, tell: Tell) -> Collected:
-    """Measure what the file does not have yet. An error ends a point, not the probe; an interruption ends it softly."""
-    points = list(points)
+def collect(
+    file: ReadingsFile,
+    points: Sequence[Point],
+    measure: Callable[[Any], Record],
+    listener: ProbeListener = SILENT,
+) -> None:
+    """Measure what the file does not have yet. An error ends a point, not the probe; an interruption raises
+    ``ProbeStopped``."""
     todo = [point for point in points if key_of(point) not in file.done]
     todo.sort(key=lambda point: key_of(point) in file.failed)
-    measured = failed = 0
-    for point in todo:
-        try:
-            record = measure(point)
-        except KeyboardInterrupt:
-            return Collected(
-                measured=measured, kept=len(points) - len(todo), failed=failed, left=len(todo) - measured - failed
-            )
-        except RuntimeError as error:  # out of memory, no such kernel: torch has no finer ones
-            record = {"error": in_words(error)}
-        file.add(key_of(point), asdict(point) | record)
-        if "error" in record:
-            refuse_if_broken(point, record["error"])
-        failed += "error" in record
-        measured += "error" not in record
-        tell(point, record)
-        free_memory()
-    return Collected(measured=measured, kept=len(points) - len(todo), failed=failed, left=0)
+    kept, left = len(points) - len(todo), len(todo)
+    if kept:
+        listener.resumed(file.path, kept, len(points))
+    listener.started(left, "points")
+    try:
+        for point in todo:
+            try:
+                record = measure(point)
+            except KeyboardInterrupt:
+                raise ProbeStopped(file.path, kept=kept, left=left) from None
+            except RuntimeError as error:  # out of memory, no such kernel: torch has no finer ones
+                record = {"error": in_words(error)}
+            file.add(key_of(point), asdict(point) | record)
+            if "error" in record:
+                refuse_if_broken(point, record["error"])
+            kept += "error" not in record
+            left -= 1
+            listener.advanced(point)
+            free_memory()
+    finally:
+        listener.ended()
 
 
 def refuse_if_broken(point: Point, why: str) -> None:
@@ -67,6 +62,7 @@ def refuse_if_broken(point: Point, why: str) -> None:
         raise RunFailed(
             f"the GPU cannot be used any more after {key_of(point)}: {why}",
             hint="what was measured is kept; the same command goes on, and tries this point last",
+            code="device-broken",
         ) from None
 
 

@@ -150,7 +150,7 @@ class EventLog:
         return len(self._rows)
 
     def compute(self, name: str, start_s: float, duration_s: float) -> None:
-        """One compute kernel."""
+        """Add one compute kernel."""
         name_id = self._names.setdefault(name, len(self._names))
         self._rows.append((start_s, duration_s, COMPUTE_STREAM, name_id, False, -1, -1, 0.0, -1))
 
@@ -164,7 +164,7 @@ class EventLog:
         dtype: str = "bf16",
         stream: int = COMM_STREAM,
     ) -> None:
-        """One communication kernel, named for its collective."""
+        """Add one communication kernel, named for its collective."""
         if collective not in COLLECTIVES:
             raise ValueError(f"{collective!r} is not a collective (known: {', '.join(COLLECTIVES)})")
         if dtype not in DTYPE_BYTES:

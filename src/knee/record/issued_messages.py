@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 
@@ -33,11 +33,6 @@ class StageWork:
     """Calls of each, in the order of their first."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "stage": self.stage,
-            "rank": self.rank,
-            "product_flop": self.product_flop,
-            "attention_flop": self.attention_flop,
-            "collectives": [{**c._asdict(), "calls": n} for c, n in self.collectives.items()],
-        }
+        """Return plain data."""
+        collectives = [{**c._asdict(), "calls": n} for c, n in self.collectives.items()]
+        return asdict(self) | {"collectives": collectives}

@@ -61,7 +61,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """A file's content."""
+    """The content of a file of readings."""
 
     machine: Machine
     records: tuple[Record, ...]
@@ -81,28 +81,35 @@ def read_readings(path: Path) -> Readings:
     try:
         lines = read_text(path).rstrip("\n").split("\n")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}", code="unreadable") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} cannot be read: it is not UTF-8 text") from None
+        raise InputError(f"{path} cannot be read: it is not UTF-8 text", code="not-utf8") from None
     parsed = list(_parsed(path, lines))
     if not parsed or "probe" not in parsed[0]:
-        raise InputError(f"{path} has no readings", hint="its first line should say what was measured, and where")
+        hint = "its first line should say what was measured, and where"
+        raise InputError(f"{path} has no readings", hint=hint, code="empty")
     try:
         machine = Machine(**parsed[0])
     except TypeError:
-        raise InputError(f"{path}, line 1: it does not describe a machine as `knee probe` does") from None
+        raise _not_a_reading(path, 1, "it does not describe a machine as `knee probe` does", hint=None) from None
     if trouble := _odd_field(Machine, parsed[0]):
-        raise InputError(f"{path}, line 1: {trouble} of the machine is {parsed[0].get(trouble)!r}", hint=WRITTEN)
+        raise _not_a_reading(path, 1, f"{trouble} of the machine is {parsed[0].get(trouble)!r}")
     for name in ("memory_bytes", "power_limit_w"):
         if getattr(machine, name) == 0:
-            raise InputError(f"{path}, line 1: {name} of the machine is 0", hint=WRITTEN)
+            raise _not_a_reading(path, 1, f"{name} of the machine is 0")
     for number, record in enumerate(parsed[1:], start=2):
         if trouble := _wrong(record):
-            raise InputError(f"{path}, line {number}: {trouble}", hint=WRITTEN)
+            raise _not_a_reading(path, number, trouble)
     return Readings(machine, tuple(parsed[1:]))
 
 
 WRITTEN = "files of readings are written by `knee probe`, and are not meant to be edited"
+
+
+def _not_a_reading(path: Path, line: int, why: str, hint: str | None = WRITTEN) -> InputError:
+    return InputError(f"{path}, line {line}: {why}", hint=hint, code="not-a-reading", field=f"line {line}")
+
+
 NUMBERS = {
     "gemm": ("median_s", "spread_frac"),
     "attention": ("median_s", "spread_frac"),
@@ -189,11 +196,11 @@ def _parsed(path: Path, lines: list[str]) -> Iterator[Record]:
         except (ValueError, RecursionError):
             if number == len(lines):  # cut off while it was written
                 return
-            raise InputError(f"{path}, line {number}: it is not JSON") from None
+            raise _not_a_reading(path, number, "it is not JSON", hint=None) from None
         except OverflowError as error:
-            raise InputError(f"{path}, line {number}: {error} is not a number that was measured") from None
+            raise _not_a_reading(path, number, f"{error} is not a number that was measured", hint=None) from None
         if not isinstance(value, dict):
-            raise InputError(f"{path}, line {number}: it is not a JSON object")
+            raise _not_a_reading(path, number, "it is not a JSON object", hint=None)
         yield value
 
 
@@ -231,6 +238,8 @@ class ReadingsFile:
                     f"{path} has readings with {name} {getattr(before.machine, name)}, and here it is "
                     f"{getattr(machine, name)}",
                     hint="give another --out, or --fresh to measure anew",
+                    code="other-machine",
+                    field=name,
                 )
             # drops a line that was cut off, and what failed: it is tried again
             kept = [r for r in before.records if "error" not in r]

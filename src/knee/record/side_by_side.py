@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from knee.errors import InputError, argument
 from knee.record.measurement import Kind
+from knee.specs.notes import Note
 from knee.text_files import read_text
 from knee.units import show
 
@@ -25,7 +26,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRow:
-    """One quantity."""
+    """One quantity that records are compared in."""
 
     title: str
     key: str
@@ -131,21 +132,21 @@ def _ratio(value: float | None, whole: float | None) -> float | None:
 
 def differences(records: Sequence[Record]) -> list[str]:
     """What of the job is not the same in all, and runs that did not end well."""
-    notes = []
+    notes: list[str] = []
     for key in JOB:
         values = [record.get(key) for record in records]
         if key == "plan":
             notes += _plans(values)
         elif len({str(value) for value in values if value is not None}) > 1:
-            notes.append(f"{key} differs: {', '.join(str(value) for value in values)}")
+            notes.append(Note("differs", f"{key} differs: {', '.join(str(value) for value in values)}"))
     types = [record.get("dtype") or _of_plan(record, "precision") for record in records]
     if len({str(name) for name in types if name}) > 1:
-        notes.append(f"the products' type differs: {', '.join(str(name) for name in types)}")
+        notes.append(Note("differs", f"the products' type differs: {', '.join(str(name) for name in types)}"))
     for number, record in enumerate(records, start=1):
         if record.get("status") not in (None, "done"):
-            notes.append(f"record {number} {record['status']}: {record.get('error')}")
+            notes.append(Note("not-done", f"record {number} {record['status']}: {record.get('error')}"))
         if record.get("fits") is False and record.get("kind") == "simulated":
-            notes.append(f"record {number} does not fit in memory")
+            notes.append(Note("does-not-fit", f"record {number} does not fit in memory"))
     return notes
 
 
@@ -158,7 +159,7 @@ def _plans(plans: Sequence[Any]) -> list[str]:
     known = [plan for plan in plans if isinstance(plan, dict)]
     names = dict.fromkeys(name for plan in known for name in plan if name != "precision")  # the note on types has it
     return [
-        f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}"
+        Note("differs", f"plan.{name} differs: {', '.join(str(plan.get(name)) for plan in known)}")
         for name in names
         if len({str(plan.get(name)) for plan in known}) > 1
     ]

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import knee
-from knee.figures.budget_charts import BudgetFigure, budget_figures
-from knee.figures.svg import squeezed
-from knee.figures.vega import to_svg
-from knee.report.html import Markup, table
-from knee.report.page import Chart, Key, Page, Section, render
+from knee.figures.budget_charts import budget_figures
+from knee.figures.figure import Figure
+from knee.report.page import Chart, Key, Page, Section, chart_of, render_page
+from knee.report.tables import Table, record_table
 from knee.units import amount, counted, short
 
 Data = Mapping[str, Any]
@@ -65,8 +63,7 @@ def budget_page(data: Data, *, command: str = "") -> str:
         Section(
             id="sure",
             title="How sure",
-            charts=(),
-            tables=(_bands(data), _marginal(data)),
+            blocks=(_bands(data), _marginal(data)),
             says="Bands of the law's coefficients and of the simulator's throughput, and what one more "
             "unit of each limit is worth.",
         )
@@ -90,9 +87,8 @@ def budget_page(data: Data, *, command: str = "") -> str:
                 "https://arxiv.org/abs/2411.13055",
             ),
         ),
-        version=knee.__version__,
     )
-    return render(page)
+    return render_page(page)
 
 
 def _question(data: Data) -> str:
@@ -109,21 +105,11 @@ def _question(data: Data) -> str:
     )
 
 
-def _charts(figures: Mapping[str, BudgetFigure], *names: str) -> tuple[Chart, ...]:
-    return tuple(
-        Chart(
-            id=one.id,
-            title=one.title,
-            caption=one.caption,
-            svg=squeezed(to_svg(one.spec)),
-            tables=(table(one.title, one.columns, one.rows),),
-        )
-        for name in names
-        if (one := figures.get(name)) is not None
-    )
+def _charts(figures: Mapping[str, Figure], *names: str) -> tuple[Chart, ...]:
+    return tuple(chart_of(figures[name]) for name in names if name in figures)
 
 
-def _sides(data: Data) -> Markup:
+def _sides(data: Data) -> Table:
     best, flop, really = data["best"], data["flop_counting"], data["flop_counting"]["really"]
     rows = []
     for name, key in (
@@ -140,20 +126,20 @@ def _sides(data: Data) -> Markup:
     ):
         values = (best[key], flop["all_params" if key == "params" else key], really[key] if really else None)
         rows.append(dict(zip(SIDES, (name, *(_cell(key, value) for value in values)), strict=True)))
-    return table("The best run, and what counting FLOP would have chosen", SIDES, rows)
+    return record_table("The best run, and what counting FLOP would have chosen", SIDES, rows)
 
 
-def _shape(best: Data) -> Markup:
+def _shape(best: Data) -> Table:
     columns = ("model", "layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "batch", "plan")
     row = {name: best[name] for name in columns[:7]}
     row |= {
         "batch": f"{short(best['batch_tokens'])} tokens; critical: {short(best['critical_batch_tokens'])}",
         "plan": best["plan_words"],
     }
-    return table("The shape and its plan", columns, [row])
+    return record_table("The shape and its plan", columns, [row])
 
 
-def _bands(data: Data) -> Markup:
+def _bands(data: Data) -> Table:
     bands, rows = data["best"]["bands"], []
     law, engine = (f"{bands[name]:.0%}" for name in ("law_covers_frac", "engine_covers_frac"))
     for name, words, holds in (
@@ -164,15 +150,15 @@ def _bands(data: Data) -> Markup:
         ends = bands[name]
         low, high = (f"{end:.4f}" for end in ends) if ends else (None, None)
         rows.append({"loss by": words, "from": low, "to": high, "holds": holds if ends else None})
-    return table("Bands of the loss", ("loss by", "from", "to", "holds"), rows)
+    return record_table("Bands of the loss", ("loss by", "from", "to", "holds"), rows)
 
 
-def _marginal(data: Data) -> Markup:
+def _marginal(data: Data) -> Table:
     rows = [
         {"one more": one["what"], "loss": f"{one['loss']:+.2e}", "ends this run": one["binds"], "how": one["how"]}
         for one in data["marginal"]
     ]
-    return table("What one more unit buys", ("one more", "loss", "ends this run", "how"), rows)
+    return record_table("What one more unit buys", ("one more", "loss", "ends this run", "how"), rows)
 
 
 def _cell(key: str, value: float | None) -> str | None:

@@ -6,10 +6,9 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from knee.report.cells import cells, clipped_name, folded
-from knee.report.html import UNKNOWN, Markup, join
-from knee.report.lanes import Lanes, LaneSpan, LaneStyle, draw_lanes, script
-from knee.report.lanes import json_in_html as json_in_html
+from knee.report.lanes import Lanes, LaneSpan, LaneStyle
+from knee.report.page import Fold
+from knee.report.tables import UNKNOWN, Table, clipped_name, kind_table
 from knee.trace.analyse import RankAnalysis
 from knee.trace.exposed import Exposed, exposed_intervals
 from knee.units import show
@@ -18,7 +17,7 @@ MOST_SPANS = 2_000
 """Stretches that are drawn, the longest of all ranks together."""
 IN_TABLE = 50
 POINT = "Point at a stretch, or press Next longest stretch, to read what ran in it."
-LOOKS = (LaneStyle(name="window", inset=1), LaneStyle(name="span", inset=3), LaneStyle(name="step", inset=1))
+STYLES = (LaneStyle(name="window", inset=1), LaneStyle(name="span", inset=3), LaneStyle(name="step", inset=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,31 +107,29 @@ def _percent(share: float) -> str:
     return f"{min(share, 0.999) if share < 1 else share:.1%}"
 
 
-def draw(drawn: Timeline) -> Markup:
-    """The drawing, its script and the table of its longest stretches."""
+def timeline_blocks(drawn: Timeline) -> tuple[Lanes | Fold, ...]:
+    """The drawing and the table of its longest stretches; nothing where there are none."""
     if not drawn.spans:
-        return Markup("")
+        return ()
     shown = min(IN_TABLE, len(drawn.spans))
-    return join(
-        [draw_lanes(lanes_of(drawn)), folded(f"Table of the {shown} longest stretches", _table(drawn)), script()]
-    )
+    return lanes_of(drawn), Fold(summary=f"Table of the {shown} longest stretches", blocks=(_table(drawn),))
 
 
 def lanes_of(drawn: Timeline) -> Lanes:
     """A lane for each rank: its window, the stretches on it, and where its steps begin."""
     kinds, numbers = _kinds(drawn)
     spans = [
-        LaneSpan(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, look=0)
+        LaneSpan(row=row, start=rank.window.start_ns - zero, length=rank.window.end_ns - rank.window.start_ns, style=0)
         for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
     ]
     first = len(spans)
     spans += [
-        LaneSpan(row=span.row, start=span.start_ns, length=span.length_ns, look=1, kind=kind)
+        LaneSpan(row=span.row, start=span.start_ns, length=span.length_ns, style=1, kind=kind)
         for span, kind in zip(drawn.spans, numbers, strict=True)
     ]
     order = tuple(range(first, len(spans)))
     spans += [
-        LaneSpan(row=row, start=part.window.start_ns - zero, length=0, look=2)
+        LaneSpan(row=row, start=part.window.start_ns - zero, length=0, style=2)
         for row, (rank, zero) in enumerate(zip(drawn.ranks, drawn.zero_ns, strict=True))
         for part in rank.steps
         if part.step is not None
@@ -141,12 +138,12 @@ def lanes_of(drawn: Timeline) -> Lanes:
         rows=tuple(f"rank {rank.rank}" for rank in drawn.ranks),
         total=drawn.total_ns,
         tick_ns=1,
-        looks=LOOKS,
+        styles=STYLES,
         spans=tuple(spans),
         words=tuple(kinds),
         order=order,
         verb=" exposed",
-        high=22 if len(drawn.ranks) <= 16 else 14,
+        row_height=22 if len(drawn.ranks) <= 16 else 14,
         label=f"Exposed communication over time. {sentence(drawn)} The longest are in the table below.",
         hint=POINT,
     )
@@ -180,7 +177,7 @@ def _kinds(drawn: Timeline) -> tuple[list[str], list[int]]:
     return list(known), numbers
 
 
-def _table(drawn: Timeline) -> Markup:
+def _table(drawn: Timeline) -> Table:
     kinds = {
         "rank": "words",
         "at": "ms",
@@ -200,4 +197,5 @@ def _table(drawn: Timeline) -> Markup:
         )
         for span in drawn.spans[:IN_TABLE]
     ]
-    return cells("The longest stretches of exposed communication, with the kernel that fills most of each", kinds, rows)
+    caption = "The longest stretches of exposed communication, with the kernel that fills most of each"
+    return kind_table(caption, kinds, rows)

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import knee
 from knee.errors import InputError
 from knee.figures.axes import is_number
 from knee.figures.bars import PART_COLUMNS
-from knee.figures.labels import name_of, said
-from knee.figures.study_charts import Figure, drawn
-from knee.figures.svg import squeezed
-from knee.figures.vega import to_svg
+from knee.figures.figure import Figure
+from knee.figures.labels import name_of, value_with_name
+from knee.figures.study_charts import figures_of_rows
 from knee.record.side_by_side import refuse_mixed
-from knee.report.html import Markup, bullets, table, tag
-from knee.report.own_records import stack_of
-from knee.report.page import Chart, Key, Page, Section, render
+from knee.report.page import Bullets, Key, Page, Section, chart_of, render_page
+from knee.report.record_files import stack_of
+from knee.report.tables import Table, record_table
 from knee.studies.quantities import Row
 from knee.studies.rows import identity
 from knee.studies.study_file import Draw
@@ -109,7 +107,7 @@ def runs_page(rows: Sequence[Row], *, title: str, command: str, notes: Sequence[
     mixed = _mixed(rows)
     sections = [_section(name, rows, with_mfu=mixed is None) for name in CHARTS]
     first = [*sentences(rows, pairs), *([f"{mixed[:1].upper()}{mixed[1:]}; it is not drawn."] if mixed else [])]
-    return render(
+    return render_page(
         Page(
             title=title,
             question=_question(rows),
@@ -119,7 +117,6 @@ def runs_page(rows: Sequence[Row], *, title: str, command: str, notes: Sequence[
             tables=(_pair_table(pairs),) if pairs else (),
             sections=(*(s for s in sections if s.charts), _all(rows, notes)),
             assumptions=ASSUMPTIONS,
-            version=knee.__version__,
         )
     )
 
@@ -132,7 +129,7 @@ def sentences(rows: Sequence[Row], pairs: Sequence[Pair]) -> list[str]:
         best = max(fastest, key=lambda row: float(row["tokens_per_s_per_gpu"]))
         found.append(
             f"The most of a GPU: {best['series']} on {best['gpus']:,}, "
-            f"{said('tokens_per_s_per_gpu', best['tokens_per_s_per_gpu'])} ({best['kind']})."
+            f"{value_with_name('tokens_per_s_per_gpu', best['tokens_per_s_per_gpu'])} ({best['kind']})."
         )
     for metric in ("tokens_per_s_per_gpu", "memory_bytes", "power_w_per_gpu"):
         errors = [error for pair in pairs if (error := pair.error(metric)) is not None]
@@ -169,7 +166,7 @@ def _keys(rows: Sequence[Row], pairs: Sequence[Pair]) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def _pair_table(pairs: Sequence[Pair]) -> Markup:
+def _pair_table(pairs: Sequence[Pair]) -> Table:
     """Measured beside simulated, with the error."""
     metric = "tokens_per_s_per_gpu"
     rows = [
@@ -185,7 +182,7 @@ def _pair_table(pairs: Sequence[Pair]) -> Markup:
         }
         for pair in pairs
     ]
-    return table("Measured beside simulated; off by: simulated over measured, less one", tuple(rows[0]), rows)
+    return record_table("Measured beside simulated; off by: simulated over measured, less one", tuple(rows[0]), rows)
 
 
 def _mixed(rows: Sequence[Row]) -> str | None:
@@ -208,7 +205,7 @@ def charts_of(name: str, rows: Sequence[Row], *, with_mfu: bool = True) -> list[
             draws.append(Draw(title=title, mark="parts", x=x, color="who", caption=caption))
         elif (with_mfu or metric != "mfu_frac") and any(is_number(row.get(metric)) for row in rows):
             draws.append(_draw(metric, title, caption, several=several))
-    return drawn(name, draws, named)
+    return figures_of_rows(name, draws, named)
 
 
 def _named(rows: Sequence[Row]) -> Iterator[Row]:
@@ -237,13 +234,7 @@ def _has_parts(row: Row) -> bool:
 
 def _section(name: str, rows: Sequence[Row], *, with_mfu: bool) -> Section:
     charts = tuple(
-        Chart(
-            id=f.id,
-            title=f.title,
-            caption=f.caption,
-            svg=squeezed(to_svg(f.spec)),
-            tables=(table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows),),
-        )
+        chart_of(f, [record_table(f.title, (*(c for c in f.columns if c != "trust"), "record"), f.rows)])
         for f in charts_of(name, rows, with_mfu=with_mfu)
         if f.spec is not None
     )
@@ -254,11 +245,10 @@ def _all(rows: Sequence[Row], notes: Sequence[str]) -> Section:
     labels = ("record", "kind", "series", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "plan")
     columns = [*labels, "flop_convention", *MEMBERS, "fits", "trust"]
     kept = [name for name in columns if name in labels or any(row.get(name) is not None for row in rows)]
-    left = (tag("h3", "Left out"), bullets(notes)) if notes else ()
+    left = [Bullets(title="Left out", sentences=tuple(notes))] if notes else []
     return Section(
         id="records",
         title="All records",
         says="Every record as it was read.",
-        charts=(),
-        tables=(table("All records", tuple(kept), rows), *left),
+        blocks=(record_table("All records", tuple(kept), rows), *left),
     )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import knee
 from knee.kineto.trace_files import left_out_sentences
 from knee.report import trace_sections as sections
-from knee.report.page import Key, Page, render
+from knee.report.page import Key, Page, render_page
 from knee.report.trace_sections import ACROSS, remarks_of
 from knee.trace.analyse import Analysis
 from knee.trace.device_time import Times
@@ -38,7 +37,7 @@ def trace_page(analysis: Analysis, *, title: str | None = None, command: str = "
         sections.timeline(analysis),
         sections.audit(analysis),
     )
-    page = render(
+    page = render_page(
         Page(
             title=title or f"Where the time went, by {_files(analysis)}",
             question=_question(analysis),
@@ -47,7 +46,6 @@ def trace_page(analysis: Analysis, *, title: str | None = None, command: str = "
             found=tuple(sentences(analysis)),
             sections=parts,
             assumptions=(*ASSUMPTIONS, ACROSS) if several else ASSUMPTIONS,
-            version=knee.__version__,
         )
     )
     # a name in a trace may hold half of a character, which no file can

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from knee.figures import trace_charts as drawn
-from knee.figures.svg import squeezed
 from knee.figures.vega import to_svg
 from knee.kineto.trace_files import left_out_sentences
-from knee.report.cells import cells, folded
-from knee.report.exposed_timeline import draw, sentence, timeline_of
-from knee.report.html import Markup, tag
-from knee.report.page import Chart, Section
+from knee.report.exposed_timeline import sentence, timeline_blocks, timeline_of
+from knee.report.page import Block, Bullets, Chart, Fold, Section
+from knee.report.tables import Table, kind_table
 from knee.trace.analyse import Analysis, RankAnalysis
 from knee.trace.audit import Audit
 from knee.trace.device_time import Times, mean_times
@@ -97,7 +96,7 @@ def _by_rank(ranks: Sequence[RankAnalysis], some: Sequence[RankAnalysis]) -> Cha
         id="by-rank",
         title="By rank",
         caption="The whole window of each rank." + _drawn(len(some), len(ranks), "ranks, the most exposed"),
-        svg=squeezed(to_svg(spec)),
+        svg=to_svg(spec),
         tables=(_capped("Times of each rank's window", {"rank": "words"} | TIMES, rows),),
     )
 
@@ -123,7 +122,7 @@ def _by_step(analysis: Analysis) -> Chart:
         id="by-step",
         title="By step",
         caption=mean + before + _drawn(len(some), len(means), "steps, the first"),
-        svg=squeezed(to_svg(drawn.breakdown(some, title="step"))),
+        svg=to_svg(drawn.breakdown(some, title="step")),
         tables=(_capped("Times of each rank's steps", {"rank": "words", "step": "words"} | TIMES, rows),),
     )
 
@@ -143,33 +142,31 @@ def _times(t: Times) -> tuple[float | None, ...]:
     )
 
 
-def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Markup:
+def _capped(caption: str, kinds: dict[str, str], rows: Sequence[Sequence[Any]], most: int = MOST_ROWS) -> Table:
     """A table that says where it ends."""
     more = "" if len(rows) <= most else f"; the first {most:,} of {len(rows):,} rows, --json has all"
-    return cells(caption + more, kinds, rows[:most])
+    return kind_table(caption + more, kinds, rows[:most])
 
 
 def collectives(analysis: Analysis) -> Section:
     """Communication by collective, group and size."""
     ranks = analysis.ranks
-    tables: tuple[Markup, ...] = ()
+    blocks: tuple[Block, ...] = ()
     says = "No communication was found in the window."
     if any(rank.collectives for rank in ranks):
         each = [(rank.rank, *_collective(load)) for rank in ranks for load in rank.collectives]
         if len(ranks) > 1:
             says = "Calls, load and exposed time are means over ranks; times and bandwidths are medians of the ranks'."
-            tables = (
+            every = _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each)
+            blocks = (
                 _capped("Communication, mean over ranks, largest load first", COLLECTIVES, _mean_collectives(ranks)),
-                folded(
-                    "Table of each rank's communication",
-                    _capped("Communication of each rank", {"rank": "words"} | COLLECTIVES, each),
-                ),
+                Fold(summary="Table of each rank's communication", blocks=(every,)),
             )
         else:
             says = "By collective, group and size of message."
             rows = [row[1:] for row in each]
-            tables = (_capped("Communication, largest load first", COLLECTIVES, rows),)
-    return Section(id="collectives", title="Collectives", says=says, charts=(), tables=tables)
+            blocks = (_capped("Communication, largest load first", COLLECTIVES, rows),)
+    return Section(id="collectives", title="Collectives", says=says, blocks=blocks)
 
 
 def _collective(load: CollectiveLoad) -> tuple[Any, ...]:
@@ -227,7 +224,7 @@ def waiting(analysis: Analysis) -> Section:
         id="waiting-by-rank",
         title="Transfer and waiting by rank",
         caption="Of calls that were found on more than one rank." + _drawn(len(some), len(ranks), "ranks"),
-        svg=squeezed(to_svg(drawn.waiting(some))),
+        svg=to_svg(drawn.waiting(some)),
         tables=(),
     )
     return Section(
@@ -235,7 +232,7 @@ def waiting(analysis: Analysis) -> Section:
         title="Transfer and waiting",
         says=ACROSS + (f" The others waited most for rank {slow.rank}." if slow is not None else ""),
         charts=(chart,),
-        tables=(_capped("Transfer, waiting, and who was waited for", kinds, rows),),
+        blocks=(_capped("Transfer, waiting, and who was waited for", kinds, rows),),
     )
 
 
@@ -255,8 +252,8 @@ def kernels(analysis: Analysis) -> Section:
         id="by-class",
         title="Kernel time by class",
         caption=f"Summed kernel time{mean}, with its share of all kernel time.",
-        svg=squeezed(to_svg(drawn.classes([_over(load, count) for load in by_class[:MOST_BARS]]))),
-        tables=(cells(f"Kernel time by class{mean}", kinds, rows),),
+        svg=to_svg(drawn.classes([replace(load, load_s=load.load_s / count) for load in by_class[:MOST_BARS]])),
+        tables=(kind_table(f"Kernel time by class{mean}", kinds, rows),),
     )
     named = {"kernel": "name", "class": "words", "calls": "count", "load": "ms", "share": "share", "mean time": "us"}
     longest = [
@@ -272,15 +269,16 @@ def kernels(analysis: Analysis) -> Section:
     ]
     open_to = min(IN_THE_OPEN, len(longest))
     which = f"The {open_to} of {len(kernels):,} kernels that took most" if len(kernels) > open_to else "All kernels"
-    tables = [cells(which + mean, named, longest[:open_to])]
+    blocks: list[Block] = [kind_table(which + mean, named, longest[:open_to])]
     if rest := longest[open_to:]:
-        tables.append(folded(f"Table of the next {len(rest)}", cells("Kernels that took less", named, rest)))
+        table = kind_table("Kernels that took less", named, rest)
+        blocks.append(Fold(summary=f"Table of the next {len(rest)}", blocks=(table,)))
     return Section(
         id="kernels",
         title="Kernels",
         says=f"What the time was spent on, by class and by name{mean}.",
         charts=(chart,),
-        tables=tuple(tables),
+        blocks=tuple(blocks),
     )
 
 
@@ -290,16 +288,6 @@ def _kind(load: KernelLoad) -> str:
 
 def _share(load: KernelLoad, total: float) -> float | None:
     return load.load_s / total if total else None
-
-
-def _over(load: KernelLoad, count: int) -> KernelLoad:
-    return KernelLoad(
-        name=load.name,
-        kernel_class=load.kernel_class,
-        communication=load.communication,
-        calls=load.calls,
-        load_s=load.load_s / count,
-    )
 
 
 def _mean_kernels(ranks: Sequence[RankAnalysis]) -> list[KernelLoad]:
@@ -325,24 +313,25 @@ def timeline(analysis: Analysis) -> Section:
         id="timeline",
         title="When communication was exposed",
         says=sentence(line) + missing,
-        charts=(),
-        tables=(draw(line),),
+        blocks=timeline_blocks(line),
     )
 
 
 def audit(analysis: Analysis) -> Section:
     """What was read, and what looks odd."""
     remarks = remarks_of(analysis.ranks)
-    said = [tag("li", f"{_who(ranks, len(analysis.ranks))}{remark}") for remark, ranks in remarks.items()]
-    said += [tag("li", f"{remark[:1].upper()}{remark[1:]}") for remark in left_out_sentences(analysis.left_out)]
+    said = [f"{_who(ranks, len(analysis.ranks))}{remark}" for remark, ranks in remarks.items()]
+    said += [f"{remark[:1].upper()}{remark[1:]}" for remark in left_out_sentences(analysis.left_out)]
     rows = [_counts(rank, rank.audit) for rank in analysis.ranks]
     return Section(
         id="audit",
         title="Audit",
         says="What the answer stands on: what was read, what was left out, and what looks odd."
         + ("" if said else " Nothing looked odd."),
-        charts=(),
-        tables=(*([tag("ul", *said, raw=True)] if said else []), _capped("What was read of each rank", COUNTS, rows)),
+        blocks=(
+            *([Bullets(sentences=tuple(said))] if said else []),
+            _capped("What was read of each rank", COUNTS, rows),
+        ),
     )
 
 

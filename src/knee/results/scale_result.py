@@ -118,11 +118,12 @@ class Scaling(Result):
 
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw it into a file .svg, .png, .html or .json; without one, the Vega-Lite chart, which a notebook shows."""
-        from knee.figures.scale_chart import chart_of, write
+        from knee.figures.scale_chart import chart_of
+        from knee.report.plot_file import write_scale_plot
 
         if path is None:
             return chart_of(self.series())
-        write(self.series(), str(path))
+        write_scale_plot(self.series(), str(path))
         return None
 
     def series(self) -> list[ScaleSeries]:

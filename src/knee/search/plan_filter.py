@@ -57,16 +57,16 @@ def matching(table: PlanTable, condition: str) -> Bools:
     try:
         tree = ast.parse(condition.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise InputError(f"--only {condition!r} is no condition", hint=HINT) from None
+        raise _refused(condition, " is no condition") from None
     try:
         with np.errstate(all="raise"):
             found = np.asarray(_value(tree.body, table, condition))
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"--only {condition!r} cannot be calculated", hint=HINT) from None
+        raise _refused(condition, " cannot be calculated") from None
     if found.dtype != np.bool_:
-        raise InputError(f"--only {condition!r} is a number, not a condition", hint=HINT)
+        raise _refused(condition, " is a number, not a condition")
     return np.broadcast_to(found, len(table))
 
 
@@ -98,7 +98,7 @@ def _value(node: ast.expr, table: PlanTable, condition: str) -> Any:
         case ast.Name(id=name) if name in WORDS:
             return np.array(WORDS[name])[getattr(table, name)]
         case ast.Name(id=name):
-            raise InputError(f"--only {condition!r}: plans have no {name!r}", hint=HINT)
+            raise _refused(condition, f": plans have no {name!r}", "unknown-field")
         case ast.Constant(value=int() | float() | str() | bool() as value):
             return value
     raise _unread(node, condition)
@@ -110,27 +110,33 @@ def _compared(
     a, b = of(before), of(after)
     words = [isinstance(x, str) or (isinstance(x, np.ndarray) and x.dtype.kind == "U") for x in (a, b)]
     if words[0] != words[1] or (words[0] and how not in (operator.eq, operator.ne)):
-        raise InputError(f"--only {condition!r} compares a word with a number, or by size", hint=HINT)
+        raise _refused(condition, " compares a word with a number, or by size")
     for one, other in ((before, b), (after, a)):
         if isinstance(one, ast.Name) and one.id in WORDS and isinstance(other, str) and other not in WORDS[one.id]:
             raise InputError(
                 f"--only {condition!r}: {one.id} is never {other!r}",
                 hint=f"{one.id} is one of {', '.join(WORDS[one.id])}",
+                code="unknown-choice",
+                field="only",
             )
     return how(a, b)
 
 
 def _truth(value: Any, condition: str) -> Any:
     if np.asarray(value).dtype != np.bool_:
-        raise InputError(f"--only {condition!r} has a number where a condition should be", hint=HINT)
+        raise _refused(condition, " has a number where a condition should be")
     return value
 
 
 def _number(value: Any, condition: str) -> Any:
     if np.asarray(value).dtype.kind not in "biuf":
-        raise InputError(f"--only {condition!r} calculates with a word", hint=HINT)
+        raise _refused(condition, " calculates with a word")
     return value
 
 
 def _unread(node: ast.AST, condition: str) -> InputError:
-    return InputError(f"--only {condition!r}: {type(node).__name__} is not read", hint=HINT)
+    return _refused(condition, f": {type(node).__name__} is not read")
+
+
+def _refused(condition: str, why: str, code: str = "not-a-condition") -> InputError:
+    return InputError(f"--only {condition!r}{why}", hint=HINT, code=code, field="only")

@@ -113,9 +113,11 @@ def search(
     """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = "give --set cluster.usd_per_gpu_h='2.5 USD/h'"
-        raise InputError(f"the price of {cluster.name} is not known", hint=hint)
+        text = f"the price of {cluster.name} is not known"
+        raise InputError(text, hint=hint, code="no-rate", field="cluster.usd_per_gpu_h")
     if space.gpus > cluster.max_gpus:
-        raise InputError(f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
+        text = f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}"
+        raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
     progress("listing plans", 0.0)
     table = whole_table(space)

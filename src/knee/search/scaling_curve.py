@@ -199,6 +199,7 @@ def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
         raise InputError(
             "a size or rate is so far from any real one that the step has no finite answer",
             hint="look at the values given by --set, in files and as sizes",
+            code="not-finite",
         )
     if measured.fits:
         return ScalePoint(gpus=job.gpus, job=job, measured=measured)

@@ -21,6 +21,7 @@ from knee.specs.plan import (
     PRECISIONS,
     RECOMPUTES,
     REDUCE_DTYPES,
+    RESHARDING,
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
@@ -28,6 +29,7 @@ from knee.specs.plan import (
     Sharding,
 )
 from knee.specs.plan_table import PlanTable
+from knee.specs.split_rules import OWN_STAGES, splits_heads, splits_sequence, splits_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +57,16 @@ class Space:
     def __post_init__(self) -> None:
         for name in ("gpus", "global_batch", "seq_len", "sync_every"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise _too_small(name, getattr(self, name))
         limits = {"max_tp": self.max_tp, "max_pp": self.max_pp, "max_cp": self.max_cp}
         limits |= {"micro_batch": min(self.micro_batches, default=1)}
         for name, value in limits.items():
             if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+                raise _too_small(name, value)
+
+
+def _too_small(name: str, value: int) -> InputError:
+    return InputError(f"{name} is {value}; it must be at least 1", code="out-of-range", field=name)
 
 
 @cache
@@ -74,14 +80,14 @@ def degrees(space: Space) -> Iterator[tuple[int, int, int, int]]:
     """(tp, pp, cp, dp) of every factorisation that the model, the sequence and the batch allow."""
     model = space.model
     for tp in divisors(space.gpus):
-        if tp > (space.max_tp or tp) or model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
+        if tp > (space.max_tp or tp) or not splits_heads(model, tp):
             continue
         for pp in divisors(space.gpus // tp):
-            if pp > min(space.max_pp or pp, model.layers + 2):
+            if pp > min(space.max_pp or pp, model.layers + OWN_STAGES):
                 continue
             for cp in divisors(space.gpus // tp // pp):
                 dp = space.gpus // (tp * pp * cp)
-                if cp > (space.max_cp or cp) or space.global_batch % dp or (cp > 1 and space.seq_len % (2 * cp)):
+                if cp > (space.max_cp or cp) or space.global_batch % dp or not splits_sequence(space.seq_len, cp):
                     continue
                 yield tp, pp, cp, dp
 
@@ -107,7 +113,7 @@ def schedules(space: Space, pp: int) -> list[tuple[str, int]]:
     if pp == 1:
         return [("1f1b", 1)]
     found = [("gpipe", 1), ("1f1b", 1), ("zero_bubble", 1)]
-    most = (space.model.layers + 2) // pp
+    most = (space.model.layers + OWN_STAGES) // pp
     found += [("interleaved", v) for v in range(2, most + 1) if _sensible(space.model.layers, pp, v)]
     return [one for one in found if not space.schedules or one[0] in space.schedules]
 
@@ -117,7 +123,7 @@ def _sensible(layers: int, pp: int, virtual: int) -> bool:
     short (Llama-3 405B: 126 layers on 16 stages of 8 chunks), or two parts."""
     if layers % pp == 0:
         return layers % (pp * virtual) == 0
-    return (layers + 2) % (pp * virtual) == 0 or virtual == 2
+    return (layers + OWN_STAGES) % (pp * virtual) == 0 or virtual == 2
 
 
 def tables(space: Space) -> Iterator[PlanTable]:
@@ -143,7 +149,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     """Every combination of what a factorisation leaves open, less those that cannot be. No rows for ``dp`` 0."""
     per_rank = space.global_batch // dp if dp else 1
     sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
-    splits = [True, False] if tp > 1 and (space.seq_len // cp) % tp == 0 else [False] if tp > 1 else [True]
+    splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
     again = [name for name in RECOMPUTES if name != "selective" or space.selective]
     again = [name for name in again if not space.recomputes or name in space.recomputes]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
@@ -153,7 +159,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
     schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
     micro = np.array(sizes, dtype=np.int64)[size]
-    reshards = np.isin(mode, [SHARDINGS.index(name) for name in ("fsdp", "hsdp")])
+    reshards = np.isin(mode, [SHARDINGS.index(name) for name in RESHARDING])
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
     good = ~(reshards & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1))
     good &= ~(interleaved & ((per_rank // micro) % pp > 0))

@@ -82,10 +82,10 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise RecursionError
         return tree
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}") from None
+        raise InputError(f"{path} is not valid TOML: {error}", code="not-toml") from None
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
         why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
-        raise InputError(f"{path} is not valid TOML: {why}") from None
+        raise InputError(f"{path} is not valid TOML: {why}", code="not-toml") from None
 
 
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
@@ -93,11 +93,11 @@ def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
     try:
         return text_files.read_text(path, most=most)
     except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}") from None
+        raise InputError(f"there is no file {str(path)!r}", code="no-file") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}", code="unreadable") from None
     except UnicodeDecodeError:
-        raise InputError(f"{path} cannot be read: it is not UTF-8 text") from None
+        raise InputError(f"{path} cannot be read: it is not UTF-8 text", code="not-utf8") from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -143,12 +143,13 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
     if not name.strip():
-        raise InputError(f"no {kind} was named", hint="`knee catalog` lists all")
+        hint = "`knee catalog` lists all"
+        raise InputError(f"no {kind} was named", hint=hint, code="missing-argument", field=kind)
     path = _index(kind).get(name)
     if path is None:
         close = did_you_mean(name, _index(kind))
-        guess = f"did you mean {close}? " if close else ""
-        raise InputError(f"no {kind} named {name!r}", hint=f"{guess}`knee catalog` lists all")
+        hint = (f"did you mean {close}? " if close else "") + "`knee catalog` lists all"
+        raise InputError(f"no {kind} named {name!r}", hint=hint, code="unknown-name", field=kind)
     return {"name": name, **_parsed(path)[name]}
 
 
@@ -161,7 +162,8 @@ def _as_kind(word: str) -> SourceKind:
     for kind in SOURCE_KINDS:
         if kind == word:
             return kind
-    raise InputError(f"{word!r} is not a kind of source", hint=f"use one of {', '.join(SOURCE_KINDS)}")
+    hint = f"use one of {', '.join(SOURCE_KINDS)}"
+    raise InputError(f"{word!r} is not a kind of source", hint=hint, code="unknown-choice", field="kind")
 
 
 def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within: tuple[str, ...]) -> Tree:
@@ -186,9 +188,10 @@ def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within:
 
 def _base(kind: Kind, name: object, within: tuple[str, ...]) -> Tree:
     if not isinstance(name, str):
-        raise InputError(f"base is {name!r}; it must be the name of a {kind}")
+        raise InputError(f"base is {name!r}; it must be the name of a {kind}", code="wrong-type", field="base")
     if name in within:
-        raise InputError(f"{kind} {name!r} inherits from itself: {' -> '.join((*within, name))}")
+        text = f"{kind} {name!r} inherits from itself: {' -> '.join((*within, name))}"
+        raise InputError(text, code="contradiction", field="base")
     return _resolve(kind, _raw_entry(kind, name), default=None, within=(*within, name))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_origin
 
 from knee import units
-from knee.errors import SpecError
+from knee.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
 from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, unit_of
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 SET = "--set"
 SMALLEST, LARGEST = 1e-30, 1e30
 """Of a quantity with a unit, in base SI: products of what lies between are finite."""
+UNKNOWN_FIELD, MISSING_FIELD, UNKNOWN_CHOICE = "unknown-field", "missing-field", "unknown-choice"
+NO_NUMBER, OUT_OF_RANGE, WRONG_TYPE = "not-a-number", "out-of-range", "wrong-type"
+"""Codes of mistakes in files."""
 _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 
 
@@ -25,9 +29,34 @@ _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 class Mistake:
     """One thing wrong with a file, and where."""
 
+    code: str
     place: str
     text: str
     hint: str | None = None
+    predicate: bool = False
+    """Whether the place is the subject of the text, as in ``is 0; it must be at least 1``."""
+    field: str | None = None
+    """Field that the text names, where it is not the place."""
+
+
+class SeveralMistakes(SpecError):
+    """More than one thing wrong with a file; ``mistakes`` are all of them."""
+
+    code = "several-mistakes"
+
+    def __init__(self, message: str, mistakes: Sequence[Mistake], *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.mistakes = tuple(mistakes)
+
+
+def missing_field(place: str) -> Mistake:
+    """What a file should say, and does not."""
+    return Mistake(code=MISSING_FIELD, place=place, text="is missing", predicate=True)
+
+
+def below(place: str, value: object, rule: str) -> Mistake:
+    """A number below any that its field takes."""
+    return Mistake(code=OUT_OF_RANGE, place=place, text=f"is {value}; {rule}", predicate=True)
 
 
 def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
@@ -37,17 +66,19 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
     if len(mistakes) == 1:
         only = mistakes[0]
         label = "" if only.place.startswith((SET, label)) else label
-        raise SpecError(f"{label}: {_sentence(only)}".removeprefix(": "), hint=only.hint)
+        text = f"{label}: {_sentence(only)}".removeprefix(": ")
+        field = only.field or only.place.removeprefix(f"{SET} ") or None
+        raise SpecError(text, hint=only.hint, code=only.code, field=field)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
-    raise SpecError("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]))
+    raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes)
 
 
 def _sentence(mistake: Mistake) -> str:
     """ "plan.tp is 0; ...": the place is the subject, unless the text names it or has another."""
     place, text = mistake.place, mistake.text
-    if not place or text.startswith(f"{place}."):
+    if not place or (mistake.field or "").startswith(f"{place}."):
         return text
-    return f"{place} {text}" if text.startswith("is ") else f"{place}: {text}"
+    return f"{place} {text}" if mistake.predicate else f"{place}: {text}"
 
 
 def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> Any:
@@ -62,7 +93,8 @@ def build(kind: str, tree: Tree, mistakes: list[Mistake], prefix: str = "") -> A
     try:
         spec = _adapter(kind).validate_python(plain)
     except UnicodeEncodeError:  # bytes of an argument or of a file that are half of a letter
-        mistakes.append(Mistake(place=prefix.rstrip("."), text="contains text that is not valid UTF-8"))
+        text = "contains text that is not valid UTF-8"
+        mistakes.append(Mistake(code="not-utf8", place=prefix.rstrip("."), text=text))
         return None
     except ValidationError as error:
         for mistake in (*(_worded(kind, item) for item in error.errors(include_url=False)), *_negatives(kind, tree)):
@@ -116,17 +148,18 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         # only a quantity can be left unset this way: among words, "none" is a choice (recompute)
         return None
     if word.lstrip("+-") in ("inf", "nan", "infinity"):
-        bad[path] = Mistake(place=path, text=f"{word} is not a finite number")
+        bad[path] = Mistake(code="not-finite", place=path, text=f"{word} is not a finite number")
         return value
     if unit is None:
         return value
     try:
         number = units.parse(value, unit) if isinstance(value, str) else value
     except ValueError as error:
-        bad[path] = Mistake(place=path, text=str(error))
+        bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
         return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
-        bad[path] = Mistake(place=path, text=f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}")
+        text = f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}"
+        bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
         return value
     return number
 
@@ -134,7 +167,7 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:
     """true and false where a number belongs: Python would take them for 1 and 0."""
     return {
-        path: Mistake(place=path, text=f"should not be {str(leaf.value).lower()}")
+        path: Mistake(code=WRONG_TYPE, place=path, text=f"should not be {str(leaf.value).lower()}")
         for path, leaf in walk(tree)
         if isinstance(leaf.value, bool) and (field := field_at(kind, path)) and not _takes_flags(field)
     }
@@ -155,9 +188,9 @@ def _negatives(kind: str, tree: Tree) -> list[Mistake]:
             continue
         with suppress(TypeError, ValueError, OverflowError):
             if field.type is int and path not in _MAY_BE_ZERO and float(value) < 1:
-                found.append(Mistake(place=path, text=f"is {value}; it must be at least 1"))
+                found.append(below(path, value, "it must be at least 1"))
             elif float(value) < 0:
-                found.append(Mistake(place=path, text=f"is {value}; it cannot be negative"))
+                found.append(below(path, value, "it cannot be negative"))
     return found
 
 
@@ -167,7 +200,7 @@ def _moved(mistake: Mistake, tree: Tree, prefix: str) -> Mistake:
     place = prefix + mistake.place
     if leaf is not None and leaf.source.text == SET:
         place = f"{SET} {place}"
-    return Mistake(place=place.rstrip("."), text=mistake.text, hint=mistake.hint)
+    return replace(mistake, place=place.rstrip("."))
 
 
 def _worded(kind: str, item: Any) -> Mistake:
@@ -178,27 +211,27 @@ def _worded(kind: str, item: Any) -> Mistake:
     if isinstance(error, SpecError):
         return _in_place(place, error)
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return Mistake(place=place, text="is missing")
+        return missing_field(place)
     if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return Mistake(place=place, text=_unknown_key(kind, table, key))
+        return Mistake(code=UNKNOWN_FIELD, place=place, text=_unknown_key(kind, table, key), predicate=True)
     if item["type"] == "literal_error":
         words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         place = place.removesuffix(".[key]")
-        return Mistake(place=place, text=f"{item['input']!r} is not one of {words}")
+        return Mistake(code=UNKNOWN_CHOICE, place=place, text=f"{item['input']!r} is not one of {words}")
     if item["type"].startswith(("dataclass", "dict", "tuple")):
-        return Mistake(place=place, text=f"should be a table or a list, not {item['input']!r}")
+        return Mistake(code=WRONG_TYPE, place=place, text=f"should be a table or a list, not {item['input']!r}")
     expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a word"}
-    wanted = expected.get(item["type"].partition("_")[0], item["msg"])
-    return Mistake(place=place, text=f"should be {wanted}, not {item['input']!r}")
+    type_ = item["type"].partition("_")[0]
+    text = f"should be {expected.get(type_, item['msg'])}, not {item['input']!r}"
+    return Mistake(code=NO_NUMBER if type_ in ("int", "float") else WRONG_TYPE, place=place, text=text)
 
 
 def _in_place(table: str, error: SpecError) -> Mistake:
     """A spec's own complaint; one about a single field ("gpu.sms is 0; ...") moves to that field's place."""
-    if error.field is None:
-        return Mistake(place=table, text=error.message, hint=error.hint)
-    name = error.field.rpartition(".")[2]
-    text = error.message.removeprefix(f"{error.field} ")
-    return Mistake(place=f"{table}.{name}".lstrip("."), text=text, hint=error.hint)
+    if not isinstance(error, FieldError):
+        return Mistake(code=error.code, place=table, text=error.message, hint=error.hint, field=error.field)
+    name = str(error.field).rpartition(".")[2]
+    return Mistake(code=error.code, place=f"{table}.{name}".lstrip("."), text=error.predicate, predicate=True)
 
 
 def _unknown_key(kind: str, table: str, key: str) -> str:

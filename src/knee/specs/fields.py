@@ -131,14 +131,23 @@ def resolve_key(kind: Kind | str, key: str) -> str:
     raise _unknown(key, list(_all_fields(kind)))
 
 
-def _ambiguous(key: str, paths: list[str]) -> InputError:
-    return InputError(f"--set {key} could mean {', '.join(paths)}", hint="write more of the dotted path")
+class WrongKey(InputError):
+    """A key that names no field, or several; ``trouble`` follows the key in the sentence."""
+
+    def __init__(self, key: str, trouble: str, *, hint: str, code: str) -> None:
+        super().__init__(f"--set {key}{trouble}", hint=hint, code=code, field=key)
+        self.trouble = trouble
 
 
-def _unknown(key: str, paths: list[str]) -> InputError:
+def _ambiguous(key: str, paths: list[str]) -> WrongKey:
+    hint = "write more of the dotted path"
+    return WrongKey(key, f" could mean {', '.join(paths)}", hint=hint, code="ambiguous-field")
+
+
+def _unknown(key: str, paths: list[str]) -> WrongKey:
     paths = [path.replace("*", "0") for path in paths]
     # Compare with full paths and with bare names, since either is what people write.
     names = {path: path for path in paths} | {path.rpartition(".")[2]: path for path in paths}
     close = did_you_mean(key, names) or did_you_mean(key.rpartition(".")[2], names)
     hint = f"did you mean {names[close]}?" if close else "`knee catalog NAME` lists the fields of an entry"
-    return InputError(f"--set {key}: there is no such field", hint=hint)
+    return WrongKey(key, ": there is no such field", hint=hint, code="unknown-field")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from knee.errors import SpecError
+from knee.errors import FieldError, SpecError, out_of_range
 
 SLOWEST_FLOP_PER_S = 1e9
 
@@ -17,21 +17,21 @@ def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if not value > 0:
-            raise SpecError(f"{where}.{name} is {value}; it must be positive", field=f"{where}.{name}")
+            raise out_of_range(f"{where}.{name}", value, "it must be positive")
 
 
 def _not_negative(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if value is not None and value < 0:
-            raise SpecError(f"{where}.{name} is {value}; it cannot be negative", field=f"{where}.{name}")
+            raise out_of_range(f"{where}.{name}", value, "it cannot be negative")
 
 
 def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
     for name in fields:
         value = getattr(spec, name)
         if not 0 < value <= 1:
-            raise SpecError(f"{where}.{name} is {value}; it must be above 0 and at most 1", field=f"{where}.{name}")
+            raise out_of_range(f"{where}.{name}", value, "it must be above 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +132,13 @@ class Gpu:
             _fraction("gpu", self, ("fp8_gemm_frac",))
         _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s"))
         if self.idle_w >= self.tdp_w:
-            raise SpecError(
-                f"gpu.idle_w is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit",
-                field="gpu.idle_w",
-            )
+            predicate = f"is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit"
+            raise FieldError("gpu.idle_w", predicate, code="contradiction")
         for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
             value = getattr(self, name)
             if value is not None and not value >= SLOWEST_FLOP_PER_S:
-                raise SpecError(
-                    f"gpu.{name} is {value}; it must be at least 1 GFLOP/s, or left out where the chip has none",
-                    field=f"gpu.{name}",
-                )
+                rule = "it must be at least 1 GFLOP/s, or left out where the chip has none"
+                raise out_of_range(f"gpu.{name}", value, rule)
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Dense peak at a precision; refused where the chip has none."""
@@ -150,7 +146,12 @@ class Gpu:
         rate = rates[precision]
         if rate is None:
             others = " or ".join(name for name, value in rates.items() if value is not None)
-            raise SpecError(f"{self.name} has no {precision} tensor cores", hint=f"use --precision {others}")
+            raise SpecError(
+                f"{self.name} has no {precision} tensor cores",
+                hint=f"use --precision {others}",
+                code="no-rate",
+                field="plan.precision",
+            )
         return rate
 
 
@@ -199,10 +200,7 @@ class Tier:
     def __post_init__(self) -> None:
         _positive("tier", self, ("nodes",))
         if self.oversubscription < 1:
-            raise SpecError(
-                f"tier.oversubscription is {self.oversubscription}; 1 is non-blocking, more is slower",
-                field="tier.oversubscription",
-            )
+            raise out_of_range("tier.oversubscription", self.oversubscription, "1 is non-blocking, more is slower")
         _not_negative("tier", self, ("hop_s",))
 
 

@@ -24,13 +24,17 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path}: model_type {kind!r} is not one that knee can read ({', '.join(_READERS)})",
             hint="describe the model in a TOML file: layers, hidden, ffn, heads, kv_heads, vocab",
+            code="not-modelled",
+            field="model_type",
         )
     try:
         shape = reader(path, config)
     except KeyError as error:
-        raise InputError(f"{path}: {error.args[0]} is missing, which a {kind} config needs") from None
+        text = f"{path}: {error.args[0]} is missing, which a {kind} config needs"
+        raise InputError(text, code="missing-field", field=str(error.args[0])) from None
     except (TypeError, ValueError, AttributeError, ArithmeticError):
-        raise InputError(f"{path}: a value is not of the type that a {kind} config has there") from None
+        text = f"{path}: a value is not of the type that a {kind} config has there"
+        raise InputError(text, code="wrong-type") from None
     return {"name": _name(path, config), **shape}
 
 
@@ -40,11 +44,12 @@ def _read_json(path: Path) -> dict[str, Any]:
         if is_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not valid JSON: {error}") from None
+        raise InputError(f"{path} is not valid JSON: {error}", code="not-json") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not a model's config: it is nested too deep, or a number has no end") from None
+        text = f"{path} is not a model's config: it is nested too deep, or a number has no end"
+        raise InputError(text, code="not-json") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path} is not a model's config: it holds no table")
+        raise InputError(f"{path} is not a model's config: it holds no table", code="wrong-type")
     return config
 
 
@@ -60,6 +65,8 @@ def _refuse_experts(path: Path, config: dict[str, Any]) -> None:
             raise InputError(
                 f"{path}: {config[key]} experts ({key}): mixture-of-experts models are not modelled",
                 hint="knee answers for dense decoders",
+                code="not-modelled",
+                field=key,
             )
 
 
@@ -70,7 +77,13 @@ def _refuse_sliding_window(path: Path, config: dict[str, Any]) -> None:
         raise InputError(
             f"{path}: sliding_window {window}: sliding windows are not modelled",
             hint="set sliding_window to null to price full attention",
+            code="not-modelled",
+            field="sliding_window",
         )
+
+
+def _not_modelled(path: Path, key: str, value: object, kind: str) -> InputError:
+    return InputError(f"{path}: {key} {value!r} is not modelled for {kind}", code="not-modelled", field=key)
 
 
 def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -81,9 +94,11 @@ def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
             f"{path}: attention_bias {attention} with mlp_bias {mlp} is not modelled: all linear layers have "
             "biases or none",
             hint="describe the model in a TOML file, with biases = false",
+            code="not-modelled",
+            field="attention_bias",
         )
     if config.get("hidden_act", "silu") != "silu":
-        raise InputError(f"{path}: hidden_act {config['hidden_act']!r} is not modelled for this model_type")
+        raise _not_modelled(path, "hidden_act", config["hidden_act"], "this model_type")
     return {
         "layers": config["num_hidden_layers"],
         "hidden": config["hidden_size"],
@@ -105,7 +120,7 @@ def _llama(path: Path, config: dict[str, Any]) -> dict[str, Any]:
 def _gpt2(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     activation = str(config.get("activation_function", "gelu_new"))
     if "gelu" not in activation:
-        raise InputError(f"{path}: activation_function {activation!r} is not modelled for GPT-2")
+        raise _not_modelled(path, "activation_function", activation, "GPT-2")
     return {
         "layers": config["n_layer"],
         "hidden": config["n_embd"],
@@ -133,7 +148,7 @@ def _mpt(path: Path, config: dict[str, Any]) -> dict[str, Any]:
     attention = config.get("attn_config") or {}
     ffn_type = (config.get("ffn_config") or {}).get("ffn_type", "mptmlp")
     if ffn_type != "mptmlp":
-        raise InputError(f"{path}: ffn_type {ffn_type!r} is not modelled for MPT")
+        raise _not_modelled(path, "ffn_type", ffn_type, "MPT")
     kv_heads = {"multiquery_attention": 1, "grouped_query_attention": attention.get("kv_n_heads")}
     return {
         "layers": config["n_layers"],

@@ -7,20 +7,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError, SpecError
+from knee.errors import InputError, SpecError, out_of_range
 from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, read_table, read_toml
-from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
+from knee.specs.check import (
+    NO_NUMBER,
+    SET,
+    UNKNOWN_FIELD,
+    WRONG_TYPE,
+    Mistake,
+    below,
+    build,
+    missing_field,
+    raise_mistakes,
+    sources_of,
+)
+from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
-from knee.specs.job import Job
+from knee.specs.job import Job, check_described
 from knee.specs.model import Model
 from knee.specs.named_specs import Loaded, apply_overrides, read_tree
 from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
 
-DEFAULT_PROFILE = "eager"
-DEFAULT_SEQ_LEN = 4096
 NOT_WHOLE = "batch-not-whole"
 """Code of a local batch that makes no whole number of sequences on so many GPUs."""
 _COUNTS = ("gpus", "global_batch", "seq_len")
@@ -41,10 +51,7 @@ def make_job(
 ) -> tuple[Job, tuple[str, ...]]:
     """A job, and sentences about the defaults that completed it. A plan option of None was not given."""
     notes: list[str] = []
-    if gpus < 1:
-        raise SpecError(f"gpus is {gpus}; it must be at least 1")
-    if gpus > cluster.max_gpus:
-        raise SpecError(f"gpus is {gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}")
+    check_described(gpus, cluster)
     if seq_len is None:
         seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
         text = f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest"
@@ -77,19 +84,28 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
         raise SpecError(
             f"global_batch {global_batch} and local_batch {local_batch} are both given",
             hint="give one of them: global = local * gpus",
+            code="contradiction",
+            field="global_batch",
         )
     if global_batch is not None:
         if global_batch > MOST:
-            raise SpecError(f"global_batch is {global_batch}; more than {MOST:,} is not answered")
+            raise out_of_range("global_batch", global_batch, f"more than {MOST:,} is not answered")
         return global_batch
     if local_batch is None:
-        raise SpecError("the batch is missing", hint="give global_batch (sequences a step) or local_batch")
+        raise SpecError(
+            "the batch is missing",
+            hint="give global_batch (sequences a step) or local_batch",
+            code="missing-argument",
+            field="global_batch",
+        )
     if not 0 < local_batch <= MOST:
-        raise SpecError(f"local_batch is {local_batch}; it must be above 0 and at most {MOST:,}")
+        raise out_of_range("local_batch", local_batch, f"it must be above 0 and at most {MOST:,}")
     total = local_batch * gpus
     if total > MOST:
         raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not answered"
+            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not answered",
+            code="out-of-range",
+            field="local_batch",
         )
     if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
         raise SpecError(
@@ -114,7 +130,12 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
     used = math.prod(factors.values())
     if gpus % used:
         shown = " * ".join(f"{axis}({size})" for axis, size in factors.items())
-        raise SpecError(f"{shown} does not divide gpus({gpus})", hint=f"make the product a divisor of {gpus}")
+        raise SpecError(
+            f"{shown} does not divide gpus({gpus})",
+            hint=f"make the product a divisor of {gpus}",
+            code="does-not-divide",
+            field="gpus",
+        )
     options[open_axis] = gpus // used
     notes.append(Note("default-degree", f"{open_axis} {gpus // used:,} was not given: it fills the {gpus:,} GPUs"))
 
@@ -124,9 +145,10 @@ def _degree(options: Mapping[str, Any], axis: str) -> int:
     try:
         size = int(value)
     except (TypeError, ValueError):
-        raise SpecError(f"plan.{axis}: should be a whole number, not {value!r}") from None
+        text = f"plan.{axis}: should be a whole number, not {value!r}"
+        raise SpecError(text, code=NO_NUMBER, field=f"plan.{axis}") from None
     if size < 1:
-        raise SpecError(f"plan.{axis} is {size}; it must be at least 1")
+        raise out_of_range(f"plan.{axis}", size, "it must be at least 1")
     return size
 
 
@@ -192,7 +214,7 @@ def load_job(
     try:
         job, more = make_job(**parts, **sizes, plan_options=options)
     except SpecError as error:
-        raise SpecError(f"{label}: {error.message}", hint=error.hint) from None
+        raise SpecError(f"{label}: {error.message}", hint=error.hint, code=error.code, field=error.field) from None
     said = {key: raw[key] for key in raw if key in sizes} | {f"plan.{key}": options[key] for key in options}
     changed = {f"plan.{key}" for key, _ in plan}
     sources |= {
@@ -218,8 +240,9 @@ def _unknown_keys(raw: Mapping[str, Any]) -> list[Mistake]:
     for key in raw:
         if key not in _JOB_KEYS:
             close = did_you_mean(key, _JOB_KEYS) or did_you_mean(key, fields_of("plan"))
-            guess = f"did you mean {'plan.' if close not in _JOB_KEYS else ''}{close}?" if close else ""
-            mistakes.append(Mistake(place=key, text=f"is not a key of a job; {guess}".removesuffix("; ")))
+            guess = f"; did you mean {'plan.' if close not in _JOB_KEYS else ''}{close}?" if close else ""
+            text = f"is not a key of a job{guess}"
+            mistakes.append(Mistake(code=UNKNOWN_FIELD, place=key, text=text, predicate=True))
     return mistakes
 
 
@@ -241,12 +264,12 @@ def _part(
         elif isinstance(given, dict):
             tree = read_table(name, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
         else:
-            text = "is missing" if given is None else f"should be a name, a path or a table, not {given!r}"
-            mistakes.append(Mistake(place=kind, text=text))
+            text = f"should be a name, a path or a table, not {given!r}"
+            mistakes.append(missing_field(kind) if given is None else Mistake(code=WRONG_TYPE, place=kind, text=text))
             return None
         apply_overrides(kind, tree, changes)
     except InputError as error:
-        mistakes.append(Mistake(place=kind, text=error.message, hint=error.hint))
+        mistakes.append(Mistake(code=error.code, place=kind, text=error.message, hint=error.hint))
         return None
     sources |= {f"{kind}.{field}": source for field, source in sources_of(kind, tree).items()}
     return build(kind, tree, mistakes, f"{kind}.")
@@ -260,14 +283,14 @@ def _sizes(raw: Mapping[str, Any], mistakes: list[Mistake]) -> dict[str, Any]:
     for key in _COUNTS:
         value = raw.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool):
-            mistakes.append(Mistake(place=key, text=f"should be a whole number, not {value!r}"))
+            mistakes.append(Mistake(code=NO_NUMBER, place=key, text=f"should be a whole number, not {value!r}"))
         elif value < 1:
-            mistakes.append(Mistake(place=key, text=f"is {value}; it must be at least 1"))
+            mistakes.append(below(key, value, "it must be at least 1"))
     local = raw.get("local_batch", 1.0)
     if not isinstance(local, (int, float)) or isinstance(local, bool):
-        mistakes.append(Mistake(place="local_batch", text=f"should be a number, not {local!r}"))
+        mistakes.append(Mistake(code=NO_NUMBER, place="local_batch", text=f"should be a number, not {local!r}"))
     if "gpus" not in raw:
-        mistakes.append(Mistake(place="gpus", text="is missing"))
+        mistakes.append(missing_field("gpus"))
     return {key: raw.get(key) for key in (*_COUNTS, "local_batch")}
 
 
@@ -275,7 +298,7 @@ def _options(raw: Mapping[str, Any], changes: Sequence[tuple[str, str]], mistake
     """Options of the plan as given; only their shape is checked here, as the degrees are not complete yet."""
     given = raw.get("plan", {})
     if not isinstance(given, dict):
-        mistakes.append(Mistake(place="plan", text=f"should be a table, not {given!r}"))
+        mistakes.append(Mistake(code=WRONG_TYPE, place="plan", text=f"should be a table, not {given!r}"))
         return {}
     options = {**given, **dict(changes)}
     found: list[Mistake] = []

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from knee.errors import SpecError
+from knee.errors import SpecError, out_of_range
 
 MOST = 10_000_000
 """Beyond any model anyone trains; larger sizes are typing mistakes."""
@@ -53,29 +53,25 @@ class Model:
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):
             if getattr(self, field) < 1:
-                raise SpecError(
-                    f"model.{field} is {getattr(self, field)}; it must be at least 1", field=f"model.{field}"
-                )
+                raise out_of_range(f"model.{field}", getattr(self, field), "it must be at least 1")
             most = MOST_LAYERS if field == "layers" else MOST
             if getattr(self, field) > most:
-                raise SpecError(
-                    f"model.{field} is {getattr(self, field)}; more than {most:,} is not answered",
-                    field=f"model.{field}",
-                )
+                raise out_of_range(f"model.{field}", getattr(self, field), f"more than {most:,} is not answered")
         if not 1 < self.rope_base < math.inf:
-            raise SpecError(f"model.rope_base is {self.rope_base:g}; it must be more than 1", field="model.rope_base")
+            raise out_of_range("model.rope_base", f"{self.rope_base:g}", "it must be more than 1")
         if not 0 <= self.head_size <= MOST:
-            raise SpecError(
-                f"model.head_size is {self.head_size}; it must be between 0 (hidden / heads) and {MOST:,}",
-                field="model.head_size",
-            )
+            rule = f"it must be between 0 (hidden / heads) and {MOST:,}"
+            raise out_of_range("model.head_size", self.head_size, rule)
         if self.head_size == 0 and self.hidden % self.heads:
             raise SpecError(
                 f"model.hidden {self.hidden} is not divisible by model.heads {self.heads}",
                 hint="give head_size explicitly, or correct one of them",
+                code="does-not-divide",
+                field="model.hidden",
             )
         if self.heads % self.kv_heads:
-            raise SpecError(f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}")
+            text = f"model.heads {self.heads} is not a multiple of model.kv_heads {self.kv_heads}"
+            raise SpecError(text, code="does-not-divide", field="model.heads")
 
     @property
     def head_dim(self) -> int:

@@ -104,11 +104,14 @@ def _inside(node: Any, table: str, path: str) -> Any:
             raise InputError(
                 f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
                 hint="`knee catalog NAME` lists them; more are added in a file",
+                code="out-of-range",
+                field=path,
             )
         return items[int(table)]
     below = node.setdefault(table, {})
     if isinstance(below, Leaf) and not isinstance(below.value, list):
-        raise InputError(f"{SET} {path}: {table} should be a table, not {below.value!r}")
+        text = f"{SET} {path}: {table} should be a table, not {below.value!r}"
+        raise InputError(text, code="wrong-type", field=path)
     return below
 
 
@@ -147,6 +150,8 @@ def _worded_value(kind: str, path: str, text: str) -> Any:
             raise InputError(
                 f"{SET} {path}: a list of tables does not fit an option",
                 hint=f"change one value, such as {path}.0.NAME, or use a file",
+                code="not-an-override",
+                field=path,
             )
         return [part.strip() for part in text.replace("-", ",").split(",")]
     return text.strip()

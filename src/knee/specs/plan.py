@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from knee.errors import SpecError
+from knee.errors import SpecError, out_of_range
 from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
@@ -17,6 +17,8 @@ StateDtype = Literal["fp32", "bf16"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
+"""Modes that drop a layer's parameters after its forward and gather them again for its backward."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
@@ -69,33 +71,28 @@ class Plan:
     def __post_init__(self) -> None:
         for name in ("dp_shard", "dp_replicate", "tp", "pp", "cp", "virtual_stages", "micro_batch", "sync_every"):
             if getattr(self, name) < 1:
-                raise SpecError(f"plan.{name} is {getattr(self, name)}; it must be at least 1", field=f"plan.{name}")
+                raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:
-                raise SpecError(
-                    f"plan.{name} is {getattr(self, name)}; more than {MOST:,} is not answered", field=f"plan.{name}"
-                )
+                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not answered")
         if self.prefetch < 0:
-            raise SpecError(f"plan.prefetch is {self.prefetch}; it cannot be negative", field="plan.prefetch")
+            raise out_of_range("plan.prefetch", self.prefetch, "it cannot be negative")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
-            raise SpecError(
-                f"plan.tp_overlap_frac is {self.tp_overlap_frac}; it must be between 0 and 1",
-                field="plan.tp_overlap_frac",
-            )
+            raise out_of_range("plan.tp_overlap_frac", self.tp_overlap_frac, "it must be between 0 and 1")
         if not 0 < self.recompute_frac <= 1:
-            raise SpecError(
-                f"plan.recompute_frac is {self.recompute_frac}; it must be above 0 and at most 1",
-                field="plan.recompute_frac",
-            )
+            raise out_of_range("plan.recompute_frac", self.recompute_frac, "it must be above 0 and at most 1")
         if self.recompute_frac < 1 and self.recompute != "full":
             raise SpecError(
                 f"recompute_frac {self.recompute_frac:g} is a share of full recomputation, but recompute is "
                 f"{self.recompute}",
                 hint="add --recompute full",
+                code="contradiction",
             )
         if sorted(self.placement) != sorted(AXES):
             raise SpecError(
                 f"plan.placement {'-'.join(self.placement)} must name each axis once",
                 hint=f"for example {'-'.join(AXES)} (innermost first)",
+                code="not-each-once",
+                field="plan.placement",
             )
         self._check_sharding()
         self._check_schedule()
@@ -106,16 +103,19 @@ class Plan:
                 f"hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {self.dp_replicate}, "
                 f"dp_shard {self.dp_shard}",
                 hint="give --dp-replicate, or use --sharding fsdp",
+                code="contradiction",
             )
         if self.sharding == "fsdp" and self.dp_replicate > 1:
             raise SpecError(
                 f"fsdp shards over every data-parallel rank, but dp_replicate is {self.dp_replicate}",
                 hint="use --sharding hsdp (reshard) or fsdp_no_reshard with --dp-replicate",
+                code="contradiction",
             )
         if self.sharding == "ddp" and self.dp_shard > 1:
             raise SpecError(
                 f"ddp shards nothing, but dp_shard is {self.dp_shard}",
                 hint="put the data-parallel ranks into dp_replicate, or use --sharding zero1",
+                code="contradiction",
             )
 
         if self.sync_every > 1 and self.dp_replicate == 1:
@@ -123,6 +123,7 @@ class Plan:
                 f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "
                 "each other",
                 hint="give --dp-replicate, for example with --sharding hsdp, or leave --sync-every out",
+                code="contradiction",
             )
 
     def _check_schedule(self) -> None:
@@ -130,19 +131,23 @@ class Plan:
             raise SpecError(
                 f"{self.virtual_stages} virtual stages need the interleaved schedule, not {self.schedule}",
                 hint="add --schedule interleaved, or drop --virtual-stages",
+                code="contradiction",
             )
         if self.virtual_stages > 1 and self.pp == 1:
-            raise SpecError("virtual stages need a pipeline", hint="give --pp, or drop --virtual-stages")
+            hint = "give --pp, or drop --virtual-stages"
+            raise SpecError("virtual stages need a pipeline", hint=hint, code="contradiction")
         if self.schedule == "interleaved" and self.pp > 1 and self.virtual_stages == 1:
             raise SpecError(
                 "the interleaved schedule with one virtual stage is 1f1b",
                 hint="give --virtual-stages 2 or more, or use --schedule 1f1b",
+                code="contradiction",
             )
-        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in ("fsdp", "hsdp"):
+        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in RESHARDING:
             raise SpecError(
                 f"zero_bubble with {self.sharding} is not modelled: resharding would gather again between "
                 "the two halves of backward",
                 hint="use --sharding fsdp_no_reshard, zero1 or ddp",
+                code="not-modelled",
             )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from knee.errors import SpecError
+from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
 Kernels = Literal["eager", "compiled", "fused"]
@@ -108,35 +108,20 @@ class Profile:
             "reduces_in_flight",
         ):
             if getattr(self, name) < 0:
-                raise SpecError(
-                    f"profile.{name} is {getattr(self, name)}; it cannot be negative", field=f"profile.{name}"
-                )
+                raise out_of_range(f"profile.{name}", getattr(self, name), "it cannot be negative")
         for name in ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac"):
             if not 0 <= getattr(self, name) <= 1:
-                raise SpecError(
-                    f"profile.{name} is {getattr(self, name)}; it must be between 0 and 1", field=f"profile.{name}"
-                )
+                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be between 0 and 1")
         for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):
             if not 0 < getattr(self, name) <= 1:
-                raise SpecError(
-                    f"profile.{name} is {getattr(self, name)}; it must be above 0 and at most 1",
-                    field=f"profile.{name}",
-                )
+                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be above 0 and at most 1")
         for name in ("hop_scale", "gemm_scale", "stream_scale", "ddp_bucket_bytes"):
             if not getattr(self, name) > 0:
-                raise SpecError(
-                    f"profile.{name} is {getattr(self, name)}; it must be positive", field=f"profile.{name}"
-                )
+                raise out_of_range(f"profile.{name}", getattr(self, name), "it must be positive")
         for name in ("rmsnorm_bytes", "logit_bytes"):
             value = getattr(self, name)
             if value is not None and not LEAST_KEPT_BYTES <= value <= MOST_KEPT_BYTES:
-                raise SpecError(
-                    f"profile.{name} is {value}; it must be between {LEAST_KEPT_BYTES:g} (one 16-bit tensor) "
-                    f"and {MOST_KEPT_BYTES:g} (five in fp32)",
-                    field=f"profile.{name}",
-                )
+                rule = f"between {LEAST_KEPT_BYTES:g} (one 16-bit tensor) and {MOST_KEPT_BYTES:g} (five in fp32)"
+                raise out_of_range(f"profile.{name}", value, f"it must be {rule}")
         if self.comm_slowdown < 1:
-            raise SpecError(
-                f"profile.comm_slowdown is {self.comm_slowdown}; 1 is no slowdown, more is slower",
-                field="profile.comm_slowdown",
-            )
+            raise out_of_range("profile.comm_slowdown", self.comm_slowdown, "1 is no slowdown, more is slower")

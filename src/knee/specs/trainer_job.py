@@ -7,9 +7,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from knee.errors import SpecError
+from knee.errors import SpecError, out_of_range
 from knee.specs.model import Model
 from knee.specs.plan import Plan
+from knee.specs.split_rules import (
+    check_divided,
+    check_fills,
+    check_interleaved,
+    check_reduce_dtype,
+    check_sequence,
+    check_stages,
+    splits_tokens,
+)
 
 Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -60,7 +69,7 @@ class TrainJob:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_trainable()
-        self._check_plan_fills_processes()
+        check_fills(self.plan, self.gpus, unit="processes", shown=str(self.gpus))
         self._check_split_of_model()
         self._check_batch()
 
@@ -99,82 +108,82 @@ class TrainJob:
     def _check_numbers(self) -> None:
         for name, least in (("gpus", 1), ("global_batch", 1), ("seq_len", 1), ("steps", 1), ("warmup", 0)):
             if getattr(self, name) < least:
-                raise SpecError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+                raise out_of_range(name, getattr(self, name), f"it must be at least {least}")
         for name in ("steps", "trace_steps"):
             if getattr(self, name) > MOST_STEPS:
-                raise SpecError(f"{name} is {getattr(self, name)}; it must be at most {MOST_STEPS:,}")
+                raise out_of_range(name, getattr(self, name), f"it must be at most {MOST_STEPS:,}")
         for name in ("lr", "clip_norm", "trace_steps", "seed"):
             if getattr(self, name) < 0:
-                raise SpecError(f"{name} is {getattr(self, name)}; it cannot be negative")
+                raise out_of_range(name, getattr(self, name), "it cannot be negative")
         for name in ("lr", "clip_norm"):
             if not math.isfinite(getattr(self, name)):
-                raise SpecError(f"{name} is {getattr(self, name)}; it must be a finite number")
+                raise out_of_range(name, getattr(self, name), "it must be a finite number")
         if self.seed >= 1 << 31:
-            raise SpecError(f"seed is {self.seed}; it must be less than {1 << 31:,}")
+            raise out_of_range("seed", self.seed, f"it must be less than {1 << 31:,}")
         if not 0 < self.timeout_s <= LONGEST_TIMEOUT_S:
-            most = f"{LONGEST_TIMEOUT_S:,.0f}"
-            raise SpecError(f"timeout_s is {self.timeout_s:g}; it must be positive and at most {most}")
+            rule = f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}"
+            raise out_of_range("timeout_s", f"{self.timeout_s:g}", rule)
         if self.warmup >= self.steps:
             raise SpecError(
                 f"warmup {self.warmup} leaves none of {self.steps} steps to report",
                 hint="give --steps more than --warmup",
+                code="contradiction",
+                field="warmup",
             )
         for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice)):
             if getattr(self, name) not in get_args(known):
-                raise SpecError(f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(known))}")
+                text = f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(known))}"
+                raise SpecError(text, code="unknown-choice", field=name)
 
     def _check_trainable(self) -> None:
         model, plan = self.model, self.plan
         llama = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
         other = [f"{name} {getattr(model, name)}" for name, value in llama.items() if getattr(model, name) != value]
         if other:
-            raise SpecError(
+            raise _not_trained(
+                "model",
                 f"{model.name} has {', '.join(other)}: the trainer trains Llama decoders (swiglu, rmsnorm, rope, no "
                 "biases)",
-                hint="simulate it, or train a Llama model of its size",
+                "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
-            raise SpecError(f"attention {self.attention} is a GPU's kernel", hint="use --attention auto on a processor")
+            text, hint = f"attention {self.attention} is a GPU's kernel", "use --attention auto on a processor"
+            raise _not_trained("attention", text, hint)
         if plan.precision == "fp8":
-            raise SpecError("fp8 products are simulated but not trained", hint="use --precision bf16")
+            raise _not_trained("plan.precision", "fp8 products are simulated but not trained", "use --precision bf16")
         if plan.sharding == "zero1":
-            raise SpecError(
+            raise _not_trained(
+                "plan.sharding",
                 "zero1 is simulated but not trained: FSDP2 has no mode that shards optimizer states alone",
-                hint="use --sharding fsdp_no_reshard, which shards gradients too, or ddp",
+                "use --sharding fsdp_no_reshard, which shards gradients too, or ddp",
             )
         if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
-            raise SpecError("nothing is sharded: dp_shard and cp are 1", hint="use --sharding ddp")
+            raise _not_trained("plan.sharding", "nothing is sharded: dp_shard and cp are 1", "use --sharding ddp")
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute == "full":
-            raise SpecError(
+            raise _not_trained(
+                "plan.schedule",
                 "zero_bubble with --recompute full is simulated but not trained: torch's split backward "
                 "would recompute a block once for every weight",
-                hint="use --schedule 1f1b, or --recompute selective or none",
+                "use --schedule 1f1b, or --recompute selective or none",
             )
         if plan.sync_every > 1:
-            raise SpecError(
+            raise _not_trained(
+                "plan.sync_every",
                 f"replicas that exchange every {plan.sync_every:,} steps are simulated but not trained",
-                hint="leave --sync-every out: they then reduce gradients in every step",
+                "leave --sync-every out: they then reduce gradients in every step",
             )
         if plan.cp > 1 and plan.cp_method == "ring":
-            raise SpecError("ring attention is simulated but not trained", hint="use --cp-method allgather")
+            text, hint = "ring attention is simulated but not trained", "use --cp-method allgather"
+            raise _not_trained("plan.cp_method", text, hint)
         if model.tied_embeddings and plan.pp > 1:
-            raise SpecError(
+            raise _not_trained(
+                "plan.pp",
                 f"{model.name} ties its output projection to its embedding, which a pipeline puts on different ranks",
-                hint="use pp 1, or an untied model",
+                "use pp 1, or an untied model",
             )
-        if self.dtype == "fp16" and plan.reduce_dtype == "bf16":
-            raise SpecError("fp16 training cannot reduce gradients in bf16", hint="use --reduce-dtype fp32")
+        check_reduce_dtype(plan, self.dtype)
         if self.dtype == "fp16" and plan.state_dtype == "bf16":
-            raise SpecError("fp16 training keeps fp32 parameters", hint="use --state-dtype fp32")
-
-    def _check_plan_fills_processes(self) -> None:
-        plan = self.plan
-        if plan.gpus != self.gpus:
-            raise SpecError(
-                f"the plan fills {plan.gpus} processes, not {self.gpus}: dp_replicate({plan.dp_replicate}) * "
-                f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {self.gpus}",
-                hint=f"make the product {self.gpus}, for example by leaving --dp-shard out",
-            )
+            raise _not_trained("plan.state_dtype", "fp16 training keeps fp32 parameters", "use --state-dtype fp32")
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
@@ -184,27 +193,15 @@ class TrainJob:
             ("MLP columns", model.ffn),
             ("tokens in its vocabulary", model.vocab),
         ):
-            if size % plan.tp:
-                raise SpecError(
-                    f"{model.name} has {size} {what}, which tp {plan.tp} does not divide",
-                    hint=f"use a tp that divides {size}",
-                )
-        chunks = plan.pp * plan.virtual_stages
-        if chunks > model.layers:
-            raise SpecError(
-                f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {chunks} stages, but {model.name} has "
-                f"{model.layers} layers",
-                hint=f"use at most {model.layers} stages in all",
-            )
-        if self.seq_len % (2 * plan.cp) and plan.cp > 1:
-            raise SpecError(
-                f"cp {plan.cp} cuts a sequence into {2 * plan.cp} equal blocks, but seq_len is {self.seq_len}",
-                hint=f"use a seq_len that is a multiple of {2 * plan.cp}",
-            )
-        if plan.tp > 1 and (self.seq_len // plan.cp) % plan.tp:
+            check_divided(model, size, what, plan.tp)
+        check_stages(model, plan, own_stages=0)
+        check_sequence(self.seq_len, plan.cp)
+        if not splits_tokens(self.seq_len, plan.cp, plan.tp):
             raise SpecError(
                 f"a sequence of {self.seq_len // plan.cp} tokens is not divisible by tp {plan.tp}",
                 hint="use a sequence length that tp x cp divides",
+                code="does-not-divide",
+                field="plan.tp",
             )
 
     def _check_batch(self) -> None:
@@ -214,20 +211,22 @@ class TrainJob:
                 f"global_batch {self.global_batch} is no multiple of dp_replicate({plan.dp_replicate}) * "
                 f"dp_shard({plan.dp_shard}) * micro_batch({plan.micro_batch})",
                 hint="change --micro-batch or the batch, or raise tp, pp or cp",
+                code="does-not-divide",
+                field="global_batch",
             )
-        if plan.schedule == "interleaved" and plan.pp > 1 and self.microbatches % plan.pp:
-            raise SpecError(
-                f"the interleaved schedule runs microbatches in groups of pp; {self.microbatches} is not a multiple "
-                f"of {plan.pp}",
-                hint="change --micro-batch or the batch, or use --schedule 1f1b",
-            )
+        check_interleaved(plan, self.microbatches)
+
+
+def _not_trained(field: str, text: str, hint: str) -> SpecError:
+    """What the simulator takes and the trainer does not."""
+    return SpecError(text, hint=hint, code="not-trained", field=field)
 
 
 def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
     unknown = sorted(set(plain) - {f.name for f in fields(cls)})
     if unknown:
-        raise SpecError(f"{where} has no field {', '.join(unknown)}")
+        raise SpecError(f"{where} has no field {', '.join(unknown)}", code="unknown-field", field=unknown[0])
     try:
         return cls(**plain)
     except TypeError as e:
-        raise SpecError(f"{where} is not whole: {e}") from None
+        raise SpecError(f"{where} is not whole: {e}", code="missing-field", field=where) from None

@@ -31,6 +31,7 @@ def profile_toml(base: str | None, values: Mapping[str, Value], *, comments: tup
 
 
 def _toml(base: str | None, values: Mapping[str, Value], comments: tuple[str, ...]) -> str:
+    # tomli-w would give every value a table of its own; here it stands on one line with its kind and its source
     tables: dict[str, list[str]] = {"": [] if base is None else [f"base = {_scalar(base)}"]}
     for path, value in values.items():
         table, _, name = path.rpartition(".")

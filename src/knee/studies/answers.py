@@ -47,7 +47,7 @@ def job_of(question: Question) -> Job:
     if question.pick == "beyond":
         every = [i for i in every if _degree(jobs[i]) > _degree(jobs[least])]
         if not every:
-            raise SpecError("no plan has more model parallelism than the least that fits")
+            raise SpecError("no plan has more model parallelism than the least that fits", code="no-valid-plan")
     return jobs[min(every, key=order)]
 
 
@@ -61,7 +61,9 @@ def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loade
     model, cluster, profile = question_specs
     for_model, for_cluster, for_profile, for_plan = split_overrides(sets)
     if for_plan:
-        raise SpecError(f"set {for_plan[0][0]} is an option of the plan", hint="give it under plan")
+        raise SpecError(
+            f"set {for_plan[0][0]} is an option of the plan", hint="give it under plan", code="not-an-override"
+        )
     return (
         load_model(model, for_model),
         load_cluster(cluster, for_cluster),
@@ -101,7 +103,7 @@ def _jobs(question: Question) -> Iterator[Job]:
             except SpecError as error:
                 reason = reason or error
     if not found:
-        raise reason or SpecError("no plan was named")
+        raise reason or SpecError("no plan was named", code="missing-field", field="plan")
 
 
 def _tuned(question: Question, options: dict[str, Any], layers: int) -> Iterator[dict[str, Any]]:

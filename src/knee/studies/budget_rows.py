@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
@@ -23,12 +21,13 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.specs.model import Model
 from knee.studies.quantities import Row
-from knee.studies.record_store import engine, kept_or_made
+from knee.studies.record_store import digest, engine, kept_or_made
 from knee.studies.study_file import Budgets
 from knee.trust.trust import trust_of
 from knee.units import short
 
-SEARCH = Path(knee.__file__).parent / "search"
+ROOMS = ("budgets", "search")
+"""Rooms whose text decides what a budget buys, beside those of every answer."""
 EVERY, AROUND = 4, 2
 """Rungs between the sizes that a study tries, and from the best of them to its neighbours: factors of 2 and of 1.4."""
 
@@ -115,6 +114,6 @@ def key_of(grid: Budgets) -> str:
     """A digest of the question, of every value behind its names, and of the text that answers it."""
     specs = [asdict(spec) for spec in _parts(grid.cluster, grid.profile, tuple(grid.set.items()))]
     members = [asdict(member) for member in family_of(grid.family).members]
-    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__), *sorted(SEARCH.glob("*.py")))]
-    whole = json.dumps([asdict(grid), specs, members, texts, engine()], sort_keys=True, default=str)
-    return hashlib.sha256(whole.encode()).hexdigest()[:24]
+    files = sorted(path for room in ROOMS for path in (Path(knee.__file__).parent / room).glob("*.py"))
+    texts = [path.read_text(encoding="utf-8") for path in (Path(__file__), *files)]
+    return digest([asdict(grid), specs, members, texts, engine()])[:24]

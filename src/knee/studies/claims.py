@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 from knee.errors import SpecError
 from knee.studies.quantities import Finding, NotTestable, Rows
@@ -16,8 +16,6 @@ Outcome = Literal["reproduced", "off", "contradicted", "not testable"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """One statement of the paper."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     id: str
     says: str
@@ -32,7 +30,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if not self.test:
-            raise SpecError("test is empty: nothing would be tested")
+            raise SpecError("test is empty: nothing would be tested", code="missing-field", field="test")
 
     @property
     def bar(self) -> str:
@@ -62,12 +60,12 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Tested, and not reproduced."""
+        """Whether it was tested and not reproduced."""
         return self.verdict in ("off", "contradicted")
 
 
 def judge(claims: Sequence[Claim], rows: Rows, study: str, kind: str = "simulated") -> list[Verdict]:
-    """Test claim by claim."""
+    """Test each claim against the rows."""
     return [_judged(claim, rows, study, kind) for claim in claims]
 
 
@@ -116,7 +114,7 @@ class Tally:
 
     @classmethod
     def of(cls, verdicts: Sequence[Verdict]) -> Tally:
-        """Count them."""
+        """Count the verdicts by their outcome."""
         return cls(
             reproduced=sum(v.verdict == "reproduced" for v in verdicts),
             failed=sum(v.failed for v in verdicts),

@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from knee.errors import SpecError
-from knee.studies.quantities import (
-    FORBID,
-    NOISE,
-    Finding,
-    NotTestable,
-    Row,
-    Rows,
-    Where,
-    change,
-    chosen,
-    metric_of,
-    only,
-)
+from knee.studies.quantities import NOISE, Finding, NotTestable, Row, Rows, Where, change, chosen, metric_of, only
+
+METRIC_NAMES = {
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_gpu": "tokens/s per GPU",
+    "tokens_per_j": "tokens per joule",
+    "exposed_s": "exposed time",
+    "exposed_frac": "exposed share",
+    "bus_bytes_per_s": "bus bandwidth",
+    "mfu_frac": "MFU",
+}
+"""Metrics that a sentence calls by another name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
     """One metric of a comparison."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     metric: str
     than: Literal["more", "less", "no less", "no more"]
@@ -46,8 +43,6 @@ class MetricComparison:
 class RunComparison:
     """Runs against a base run: each or any of them has more, or less, of something."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["compares"]
     at: Where
     base: Where
@@ -62,41 +57,38 @@ class RunComparison:
 
     def __post_init__(self) -> None:
         if not self.has:
-            raise SpecError("has is empty: nothing would be compared")
+            raise SpecError("has is empty: nothing would be compared", code="missing-field", field="has")
 
     @property
     def bar(self) -> str:
-        """What counts."""
-        words = " and ".join(f"{t.than} {words_of(t.metric)}" for t in self.has)
-        return f"{'each' if self.which == 'all' else 'one'}: {words}, beyond {self.margin_frac:.0%}"
+        tests = " and ".join(f"{t.than} {METRIC_NAMES.get(t.metric, t.metric)}" for t in self.has)
+        return f"{'each' if self.which == 'all' else 'one'}: {tests}, beyond {self.margin_frac:.0%}"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Group by group."""
-        outcomes, words = [], []
+        outcomes, changes = [], []
         for group, runs, base in self._groups(rows, study):
             passed = []
             for row in runs:
                 apart = [change(metric_of(row, t.metric), metric_of(base, t.metric)) for t in self.has]
                 passed.append(all(t.holds(a, self.margin_frac) for t, a in zip(self.has, apart, strict=True)))
                 label = " ".join(str(x) for x in (*group, row.get(self.name, "")) if x != "")
-                words.append(f"{label} " + " and ".join(f"{a:+.1%}" for a in apart))
+                changes.append(f"{label} " + " and ".join(f"{a:+.1%}" for a in apart))
             outcomes.append(all(passed) if self.which == "all" else any(passed))
-        return Finding(holds=all(outcomes), value=", ".join(words))
+        return Finding(holds=all(outcomes), value=", ".join(changes))
 
     def _groups(self, rows: Rows, study: str) -> Iterator[tuple[tuple[Any, ...], list[Row], Row]]:
         runs, bases = chosen(rows, study, self.at), chosen(rows, study, self.base)
         for group in dict.fromkeys(tuple(row.get(c) for c in self.each) for row in runs):
             of = [b for b in bases if tuple(b.get(c) for c in self.each) == group]
             if len(of) != 1:
-                raise NotTestable(f"{len(of)} runs to compare with where one is meant ({', '.join(map(str, group))})")
+                text = f"{len(of)} runs to compare with where one is meant ({', '.join(map(str, group))})"
+                raise NotTestable(text, code="several-runs" if of else "no-run")
             yield group, [row for row in runs if tuple(row.get(c) for c in self.each) == group], of[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
     """More runs beat their base here than there."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     test: Literal["counts"]
     metric: str
@@ -108,11 +100,9 @@ class Count:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         return f"more runs {self.margin_frac:.0%} above their base"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Count both."""
         here, there = (
             sum(metric_of(row, self.metric) > (1 + self.margin_frac) * limit for row in chosen(rows, study, at))
             for at, limit in (
@@ -127,8 +117,6 @@ class Count:
 class SmallestBest:
     """The least of a column among runs as good as the best, larger here than there."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["least of the best"]
     metric: str
     column: str
@@ -138,11 +126,9 @@ class SmallestBest:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         return f"larger; the least within {self.noise_frac:.0%} of the best"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Of both."""
         here, there = (self._least(chosen(rows, study, at)) for at in (self.at, self.other_at))
         return Finding(holds=here > there, value=f"{here:g} against {there:g}")
 
@@ -156,8 +142,6 @@ class SmallestBest:
 class Agreement:
     """Rows with a published reading beside them agree with it."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["agrees"]
     metric: str
     published: str
@@ -168,18 +152,16 @@ class Agreement:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         return f"median error below {self.within_frac:.0%}"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Median of the errors' sizes."""
         found = [
             row
             for row in rows.get(study, ())
             if row.get(self.published) and all(metric_of(row, key) >= low for key, low in self.least.items())
         ]
         if not found:
-            raise NotTestable("no published reading stands beside a run")
+            raise NotTestable("no published reading stands beside a run", code="no-run", field=self.published)
         errors = [abs(change(metric_of(row, self.metric), metric_of(row, self.published))) for row in found]
         middle = median(errors)
         return Finding(
@@ -187,19 +169,3 @@ class Agreement:
             value=f"median {middle:.1%}, worst {max(errors):.0%} of {len(errors)}",
             off=f"off by {middle:.1%}",
         )
-
-
-WORDS = {
-    "tokens_per_s": "tokens/s",
-    "tokens_per_s_per_gpu": "tokens/s per GPU",
-    "tokens_per_j": "tokens per joule",
-    "exposed_s": "exposed time",
-    "exposed_frac": "exposed share",
-    "bus_bytes_per_s": "bus bandwidth",
-    "mfu_frac": "MFU",
-}
-
-
-def words_of(metric: str) -> str:
-    """A metric's name for people."""
-    return WORDS.get(metric, metric)

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar, Literal
+from typing import Literal
 
-from knee.studies.quantities import FORBID, NOISE, Finding, NotTestable, Rows, Where, change, chosen, metric_of, shown
+from knee.studies.quantities import (
+    NOISE,
+    NOT_KNOWN,
+    SEVERAL_RUNS,
+    TOO_FEW_RUNS,
+    Finding,
+    NotTestable,
+    Rows,
+    Where,
+    change,
+    chosen,
+    metric_of,
+    shown,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trend:
     """How a metric goes along an axis."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     test: Literal["trend"]
     metric: str
@@ -27,7 +38,6 @@ class Trend:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         share = f"{self.noise_frac:.0%}"
         if self.goes == "constant":
             return f"within {share}"
@@ -38,7 +48,6 @@ class Trend:
         return f"{self.goes} at every step" + (f" by more than {share}" if self.noise_frac else "")
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Look at every step, or the spread."""
         values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
         text = listed(values, self.metric)
         if self.goes == "constant":
@@ -58,8 +67,6 @@ class Trend:
 class Diminishing:
     """A metric whose changes shrink along an axis."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["diminishes"]
     metric: str
     over: str
@@ -68,13 +75,11 @@ class Diminishing:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         if self.goes == "rises":
             return "every step buys more, and less than its share; the last less than the first"
         return "every step falls by less than the one before"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """By the growth of each step, or by the size of each drop."""
         points = curve(rows, study, self.at, self.metric, self.over)
         if self.goes == "rises":
             growth = [(1.0 + change(v2, v1), 1.0 + change(n2, n1)) for (n1, v1), (n2, v2) in pairwise(points)]
@@ -89,8 +94,6 @@ class Diminishing:
 class Peak:
     """A metric that rises and then falls along an axis."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["peaks"]
     metric: str
     over: str
@@ -99,11 +102,9 @@ class Peak:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         return f"the most is inside, and the last {self.noise_frac:.0%} below it"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Find the most."""
         values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
         most = values.index(max(values))
         holds = 0 < most < len(values) - 1 and values[-1] < max(values) * (1 - self.noise_frac)
@@ -114,8 +115,6 @@ class Peak:
 class Steeper:
     """A metric falls faster beyond a point than up to it."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     test: Literal["steeper"]
     metric: str
     over: str
@@ -125,18 +124,17 @@ class Steeper:
 
     @property
     def bar(self) -> str:
-        """What counts."""
         points = f"{100 * self.noise_frac:g} point" + ("" if self.noise_frac == NOISE else "s")
         return f"every step beyond loses more than any before, by more than {points}"
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Loss of each step."""
         points = curve(rows, study, self.at, self.metric, self.over)
         losses = [(n2, -change(v2, v1)) for (_, v1), (n2, v2) in pairwise(points)]
         before = [loss for n, loss in losses if n <= self.beyond]
         after = [loss for n, loss in losses if n > self.beyond]
         if not before or not after:
-            raise NotTestable(f"no step ends {'beyond' if before else 'up to'} {self.over} {self.beyond:g}")
+            text = f"no step ends {'beyond' if before else 'up to'} {self.over} {self.beyond:g}"
+            raise NotTestable(text, code=TOO_FEW_RUNS, field=self.over)
         return Finding(
             holds=min(after) > max(before) + self.noise_frac,
             value="a step loses " + ", ".join(f"{loss:.1%}" for loss in (*before, *after)),
@@ -147,11 +145,11 @@ def curve(rows: Rows, study: str, where: Where, metric: str, over: str) -> list[
     """(axis, metric) in the axis's order; an axis of words, such as models, stays in the rows' order."""
     found = chosen(rows, study, where)
     if len(found) < 2:
-        raise NotTestable(f"a curve over {over} needs two runs")
+        raise NotTestable(f"a curve over {over} needs two runs", code=TOO_FEW_RUNS, field=over)
     if any(row.get(over) is None for row in found):
-        raise NotTestable(f"{over} is not known of every run")
+        raise NotTestable(f"{over} is not known of every run", code=NOT_KNOWN, field=over)
     if len({row[over] for row in found}) != len(found):
-        raise NotTestable(f"several runs have the same {over}")
+        raise NotTestable(f"several runs have the same {over}", code=SEVERAL_RUNS, field=over)
     if isinstance(found[0][over], str):
         return [(float(number), metric_of(row, metric)) for number, row in enumerate(found, start=1)]
     return sorted((metric_of(row, over), metric_of(row, metric)) for row in found)

@@ -7,30 +7,44 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, get_args, get_type_hints
 
+from knee.errors import SpecError
 from knee.specs.catalog import did_you_mean
+from knee.specs.check import MISSING_FIELD, OUT_OF_RANGE, UNKNOWN_CHOICE, UNKNOWN_FIELD, WRONG_TYPE, Mistake
 
+CODES = {
+    "literal_error": UNKNOWN_CHOICE,
+    "greater_than": OUT_OF_RANGE,
+    "less_than_equal": OUT_OF_RANGE,
+    "too_short": OUT_OF_RANGE,
+    "finite_number": OUT_OF_RANGE,
+}
+"""pydantic's kinds of mistakes that are not about a type."""
 LONG = 60
 """Characters of a value that are quoted."""
 
 
 def mistakes_of(
     errors: Iterable[Mapping[str, Any]], raw: Mapping[str, Any], form: type
-) -> tuple[list[str], str | None]:
-    """One sentence a place, and the nearest key of ``form`` to the first that is not known."""
-    found: dict[str, list[str]] = {}
+) -> tuple[list[Mistake], str | None]:
+    """One mistake a place, its text a whole sentence, and the nearest key of ``form`` to the first that is not
+    known."""
+    found: dict[str, list[Mistake]] = {}
     there: dict[str, Any] = {}
     hint = None
     for error in errors:
         place, given = _walk(error["loc"], raw, error["type"])
         at = ".".join(map(str, place))
         there[at] = given
-        found.setdefault(at, []).append(_words(error, at, given))
+        found.setdefault(at, []).append(_mistake(error, at, given))
         if error["type"] == "unexpected_keyword_argument" and hint is None:
             close = did_you_mean(str(place[-1]), known_keys(form))
             hint = f"did you mean {close}?" if close else None
     # several of one place: none of the forms that a value may have is this one
     return [
-        words[0] if len(set(words)) == 1 else f"{at} cannot be {_quoted(there[at])}" for at, words in found.items()
+        some[0]
+        if len(set(some)) == 1
+        else Mistake(code=WRONG_TYPE, place=at, text=f"{at} cannot be {_quoted(there[at])}")
+        for at, some in found.items()
     ], hint
 
 
@@ -46,22 +60,31 @@ def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int
     return place, raw
 
 
-def _words(error: Mapping[str, Any], at: str, given: Any) -> str:
+def _mistake(error: Mapping[str, Any], at: str, given: Any) -> Mistake:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "unexpected_keyword_argument":
-        return f"{at} is not known"
+        return Mistake(code=UNKNOWN_FIELD, place=at, text=f"{at} is not known")
     if kind == "missing":
-        return f"{at} is missing"
+        return Mistake(code=MISSING_FIELD, place=at, text=f"{at} is missing")
     if kind == "union_tag_not_found":
-        return f"{at}.test is missing"
+        return Mistake(code=MISSING_FIELD, place=f"{at}.test", text=f"{at}.test is missing")
     if kind == "union_tag_invalid":
-        return f"{at}.test is {context['tag']!r}, which is none of {context['expected_tags']}"
+        text = f"{at}.test is {context['tag']!r}, which is none of {context['expected_tags']}"
+        return Mistake(code=UNKNOWN_CHOICE, place=f"{at}.test", text=text)
     if kind == "value_error":
-        return f"{at}: {context['error']}" if at else str(context["error"])
+        return _own_mistake(context["error"], at)
     if kind == "tuple_type" and isinstance(given, dict):
-        return f"{at} should be a list: [[{at}]]"
+        return Mistake(code=WRONG_TYPE, place=at, text=f"{at} should be a list: [[{at}]]")
     message = error["msg"]
-    return f"{at}: {message[:1].lower()}{message[1:]}, not {_quoted(given)}"
+    text = f"{at}: {message[:1].lower()}{message[1:]}, not {_quoted(given)}"
+    return Mistake(code=CODES.get(kind, WRONG_TYPE), place=at, text=text)
+
+
+def _own_mistake(error: ValueError, at: str) -> Mistake:
+    """What a form says of itself, or ``units`` of a quantity."""
+    code, field = (error.code, error.field) if isinstance(error, SpecError) else ("not-an-amount", None)
+    place = ".".join(part for part in (at, field) if part)
+    return Mistake(code=code, place=place, text=f"{at}: {error}" if at else str(error))
 
 
 def _quoted(given: Any) -> str:

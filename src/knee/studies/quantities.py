@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from statistics import median
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from knee.errors import KneeError, SpecError
 from knee.metrics.scaling import doubling_pays
 from knee.units import show
 
-FORBID: dict[str, str] = {"extra": "forbid"}
 NOISE = 0.01
 
 Value = str | int | float | bool
@@ -40,6 +39,12 @@ class Finding:
 class NotTestable(KneeError):
     """The rows that a test needs are not there, or do not have its metric."""
 
+    code = "not-testable"
+
+
+NO_RUN, SEVERAL_RUNS, TOO_FEW_RUNS, NOT_KNOWN = "no-run", "several-runs", "too-few-runs", "not-known"
+"""Codes of what cannot be tested."""
+
 
 def chosen(rows: Rows, study: str, where: Where) -> list[Row]:
     """Rows that match, in their order; NotTestable where there are none."""
@@ -48,7 +53,7 @@ def chosen(rows: Rows, study: str, where: Where) -> list[Row]:
     found = [row for row in pool if all(row.get(key) in values for key, values in columns.items())]
     if not found:
         words = ", ".join(f"{key} {_listed(value)}" for key, value in where.items())
-        raise NotTestable(f"no run has {words}" if words else "there are no runs")
+        raise NotTestable(f"no run has {words}" if words else "there are no runs", code=NO_RUN)
     return found
 
 
@@ -59,7 +64,7 @@ def _listed(value: Value | tuple[Value, ...]) -> str:
 def only(found: Sequence[Row]) -> Row:
     """The one row that is meant."""
     if len(found) != 1:
-        raise NotTestable(f"{len(found)} runs are meant where one is")
+        raise NotTestable(f"{len(found)} runs are meant where one is", code=SEVERAL_RUNS)
     return found[0]
 
 
@@ -67,9 +72,8 @@ def metric_of(row: Row, metric: str) -> float:
     """A number of a row; NotTestable where it is not known."""
     value = row.get(metric)
     if not isinstance(value, (int, float)):
-        raise NotTestable(
-            f"{metric} is not known of {row.get('series')}" + (f" on {row['gpus']:,} GPUs" if row.get("gpus") else "")
-        )
+        where = f" on {row['gpus']:,} GPUs" if row.get("gpus") else ""
+        raise NotTestable(f"{metric} is not known of {row.get('series')}{where}", code=NOT_KNOWN, field=metric)
     return float(value)
 
 
@@ -87,8 +91,6 @@ REDUCE: dict[str, Callable[[Sequence[float]], float]] = {"least": min, "most": m
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantity:
     """One number of a study: a metric, or how it compares with another run's."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     metric: str
     at: Where = field(default_factory=dict)
@@ -111,16 +113,17 @@ class Quantity:
 
     def __post_init__(self) -> None:
         if (self.base is not None) != (self.how in COMPARED):
-            raise SpecError(f"base and how go together: {', '.join(COMPARED)}")
+            raise SpecError(f"base and how go together: {', '.join(COMPARED)}", code="contradiction", field="how")
         if self.same and self.how not in COMPARED:
-            raise SpecError("same is about bases, and there is none")
+            raise SpecError("same is about bases, and there is none", code="contradiction", field="same")
         try:
             format(1.0, self.form)
         except ValueError:
-            raise SpecError(f"form {self.form!r} is not how Python writes a number") from None
+            text = f"form {self.form!r} is not how Python writes a number"
+            raise SpecError(text, code="not-a-format", field="form") from None
 
     def of(self, rows: Rows, study: str) -> float:
-        """The number."""
+        """Return the number that the rows give."""
         found = chosen(rows, study, self.at)
         if self.how == "count":
             return float(len(found))
@@ -141,7 +144,7 @@ class Quantity:
         bases = chosen(rows, study, self.base or {})
         bases = [base for base in bases if all(base.get(c) == row.get(c) for c in self.same)]
         if not bases:
-            raise NotTestable("no base has " + ", ".join(f"{c} {row.get(c)}" for c in self.same))
+            raise NotTestable("no base has " + ", ".join(f"{c} {row.get(c)}" for c in self.same), code=NO_RUN)
         return self._one(bases)
 
     def _against(self, row: Row, base: Row) -> float:
@@ -149,15 +152,16 @@ class Quantity:
         if self.how == "difference":
             return value - of
         if of == 0:
-            raise NotTestable(f"{self.metric} of the base is 0")
+            raise NotTestable(f"{self.metric} of the base is 0", code="zero-base", field=self.metric)
         return value / of - (1.0 if self.how == "change" else 0.0)
 
-    def words(self, rows: Rows, study: str) -> str:
+    def text(self, rows: Rows, study: str) -> str:
         """The number, or the label, as people read it."""
         if self.label:
             one = self._one(chosen(rows, study, self.at))
             if one.get(self.label) is None:
-                raise NotTestable(f"{self.label} is not known of {one.get('series')}")
+                text = f"{self.label} is not known of {one.get('series')}"
+                raise NotTestable(text, code=NOT_KNOWN, field=self.label)
             return str(one[self.label])
         return self.shown(self.of(rows, study))
 
@@ -204,7 +208,9 @@ def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):
         if n1 <= 0 or n1 == n2:
-            raise NotTestable(f"several runs have the same {over}" if n1 == n2 else f"{over} is {n1:g}")
+            if n1 == n2:
+                raise NotTestable(f"several runs have the same {over}", code=SEVERAL_RUNS, field=over)
+            raise NotTestable(f"{over} is {n1:g}", code="out-of-range", field=over)
         if doubling_pays(1.0 + change(v2, v1), n1, n2, THRESHOLD):
             last = n2
     return last

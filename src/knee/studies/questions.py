@@ -44,7 +44,7 @@ class StudyPoint:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """The point's name in messages."""
         q = self.question
         return f"{self.study}: {self.series}, {q.model} on {q.gpus:,} x {q.cluster}"
 
@@ -53,7 +53,8 @@ class TooManyPoints(InputError):
     """Grids that would take too long, found before they are expanded."""
 
     def __init__(self, studies: str, count: int, most: int) -> None:
-        super().__init__(f"{studies}: {count:,} plans in all", hint=f"up to {most:,} are run at once: leave some out")
+        hint = f"up to {most:,} are run at once: leave some out"
+        super().__init__(f"{studies}: {count:,} plans in all", hint=hint, code="too-many")
         self.count, self.most = count, most
 
 
@@ -98,6 +99,7 @@ def _axes(grid: StudyGrid, changes: Mapping[str, Any]) -> tuple[dict[str, tuple[
 
 def _points(study: str, grid: StudyGrid, changes: Mapping[str, Any]) -> Iterator[StudyPoint]:
     axes, plan = _axes(grid, changes)
+    alternatives = tuple(_options(dict(zip(plan, values, strict=True))) for values in product(*plan.values()))
     for values in product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
         sets = {key.removeprefix("set "): value for key, value in chosen.items() if key.startswith("set ")}
@@ -107,17 +109,12 @@ def _points(study: str, grid: StudyGrid, changes: Mapping[str, Any]) -> Iterator
             gpus=int(chosen["gpus"]),
             global_batch=_global_batch(chosen, study),
             seq_len=int(chosen["seq_len"]),
-            plans=(_options(own),) if grid.pick == "each" else tuple(map(_options, _alternatives(plan))),
+            plans=(_options(own),) if grid.pick == "each" else alternatives,
             sets=tuple((key, str(value)) for key, value in sets.items()),
             tune=grid.tune,
             pick=grid.pick,
         )
         yield StudyPoint(study=study, series=_series(grid.series, chosen, sets, own, study), question=question)
-
-
-def _alternatives(plan: Mapping[str, tuple[Any, ...]]) -> Iterator[dict[str, Any]]:
-    for values in product(*plan.values()):
-        yield dict(zip(plan, values, strict=True))
 
 
 def _options(plan: Mapping[str, Any]) -> Options:
@@ -133,18 +130,21 @@ def _global_batch(chosen: Mapping[str, Any], study: str) -> int:
     try:
         return global_batch_of(int(chosen["gpus"]), **batches)
     except SpecError as error:
-        raise InputError(f"study {study}: {error.message}", hint=error.hint, code=error.code) from None
+        text = f"study {study}: {error.message}"
+        raise InputError(text, hint=error.hint, code=error.code, field=error.field) from None
 
 
 def _series(
     template: str, chosen: Mapping[str, Any], sets: Mapping[str, Any], own: Mapping[str, Any], study: str
 ) -> str:
-    words = {key: value for key, value in chosen.items() if " " not in key}
-    words |= {key.rpartition(".")[2]: value for key, value in sets.items()} | dict(own)
+    axes = {key: value for key, value in chosen.items() if " " not in key}
+    axes |= {key.rpartition(".")[2]: value for key, value in sets.items()} | dict(own)
     try:
-        return template.format(**words)
+        return template.format(**axes)
     except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise InputError(
             f"study {study}: series {template!r} cannot be filled in: {error}",
-            hint=f"{{name}} stands for an axis of its grid, which has {', '.join(words)}",
+            hint=f"{{name}} stands for an axis of its grid, which has {', '.join(axes)}",
+            code="not-a-format",
+            field="series",
         ) from None

@@ -17,7 +17,7 @@ import knee
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
 from knee.specs.catalog import KINDS, ROOT
-from knee.studies.answers import answer, loaded
+from knee.studies.answers import answer, specs_of
 from knee.studies.questions import Options, Question
 from knee.text_files import read_text
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
@@ -48,23 +48,25 @@ class Store:
         key = key_of(question)
         if (seen := self._seen.get(key)) is not None:
             return seen
-        found = self._kept(key)
-        self.reused += found is not None and key not in self._seen
-        found = found or self._made(question, key)
-        self._seen[key] = found if self.folder is None else None
-        return found
+        record = None if self.folder is None else self._read(self.folder / f"{key}.json", key)
+        self.reused += record is not None and key not in self._seen
+        record = record or self._made(question, key)
+        self._seen[key] = record if self.folder is None else None
+        return record
 
     def _made(self, question: Question, key: str) -> dict[str, Any]:
-        answered = _answered(question) | {"question": asdict(question), "key": key, "made": _made_by()}
-        text = json.dumps(sealed(answered), allow_nan=False)
+        try:
+            answered = answer(question)
+        except SpecError as error:
+            answered = {"kind": "simulated", IMPOSSIBLE: error.message}
+        made = {"knee": knee.__version__, "engine": engine()}
+        record = sealed(answered | {"question": asdict(question), "key": key, "made": made})
+        text = json.dumps(record, allow_nan=False)
         if self.folder is not None:
             write_text(self.folder / f"{key}.json", text + "\n")
         self.made += 1
-        found: dict[str, Any] = json.loads(text)  # as it will be read: tuples are lists
-        return found
-
-    def _kept(self, key: str) -> dict[str, Any] | None:
-        return None if self.folder is None else self._read(self.folder / f"{key}.json", key)
+        as_read: dict[str, Any] = json.loads(text)  # tuples are lists
+        return as_read
 
     def _read(self, path: Path, key: str) -> dict[str, Any] | None:
         """None where there is none, or none that is whole; of the latter the user hears."""
@@ -79,8 +81,8 @@ class Store:
         if why is not None:
             self.warn(f"{path} is damaged ({why}): computed again")
             return None
-        found: dict[str, Any] = json.loads(text)
-        return found
+        record: dict[str, Any] = json.loads(text)
+        return record
 
 
 def damage(text: str, key: str) -> str | None:
@@ -99,29 +101,18 @@ def damage(text: str, key: str) -> str | None:
 def sealed(record: dict[str, Any]) -> dict[str, Any]:
     """The record with the digest of its content."""
     rest = {name: value for name, value in record.items() if name != SEAL}
-    return rest | {SEAL: _digest(rest)}
-
-
-def _answered(question: Question) -> dict[str, Any]:
-    """The simulated record, or why there can be none."""
-    try:
-        return answer(question)
-    except SpecError as error:
-        return {"kind": "simulated", IMPOSSIBLE: error.message}
+    return rest | {SEAL: digest(rest)}
 
 
 def key_of(question: Question) -> str:
     """A digest of the question, of every value behind the names in it, and of the engine's own text."""
     specs = _digest_of_specs((question.model, question.cluster, question.profile), question.sets)
-    return _digest({"question": asdict(question), "specs": specs, "engine": engine()})[:24]
+    return digest({"question": asdict(question), "specs": specs, "engine": engine()})[:24]
 
 
 @cache
 def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
-    question = Question(
-        model=names[0], cluster=names[1], profile=names[2], sets=sets, gpus=1, global_batch=1, seq_len=1, plans=()
-    )
-    return _digest([asdict(part.spec) for part in loaded(question)])
+    return digest([asdict(part.spec) for part in specs_of(names, sets)])
 
 
 @cache
@@ -145,7 +136,7 @@ def engine() -> str:
 def fidelity_kept(folder: Path) -> CarriedFidelity:
     """How knee does on the published runs it carries: kept in a folder while neither engine nor catalogue changes."""
     entries = sorted(path for kind in KINDS for path in (ROOT / f"{kind}s").glob("*.toml"))
-    key = _digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
+    key = digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
     found = kept_or_made(make_folder(folder) / "fidelity.json", key, lambda: asdict(carried_fidelity()))
     return TypeAdapter(CarriedFidelity).validate_python(found)
 
@@ -161,9 +152,6 @@ def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
     return json.loads(text)["found"]  # as it will be read: tuples are lists
 
 
-def _made_by() -> dict[str, str]:
-    return {"knee": knee.__version__, "engine": engine()}
-
-
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """Return the digest of plain data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from knee.errors import SpecError
 from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Diminishing, Peak, Steeper, Trend
-from knee.studies.quantities import FORBID, Finding, Quantity, Rows
+from knee.studies.quantities import Finding, Quantity, Rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number:
     """A number with its tolerance, or a bound."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     test: Literal["number"]
     of: Quantity
@@ -31,39 +29,38 @@ class Number:
     def __post_init__(self) -> None:
         bounds, rooms = (self.above, self.below), (self.within, self.within_frac)
         if not all(isfinite(value) for value in (self.equals, *bounds, *rooms) if value is not None):
-            raise SpecError("a bar that is no number")
+            raise SpecError("a bar that is no number", code="not-finite")
         if (self.equals is None) == (bounds == (None, None)):
-            raise SpecError("equals, or above and below, is needed, and only one of the two")
+            code = "missing-field" if self.equals is None else "contradiction"
+            text = "equals, or above and below, is needed, and only one of the two"
+            raise SpecError(text, code=code, field="equals")
         if self.equals is None and rooms != (None, None):
-            raise SpecError("within is about equals, which is missing")
+            raise SpecError("within is about equals, which is missing", code="missing-field", field="equals")
         if self.equals is not None and None not in rooms:
-            raise SpecError("within and within_frac are both given")
+            raise SpecError("within and within_frac are both given", code="contradiction", field="within")
 
     @property
     def bar(self) -> str:
-        """What counts."""
-        show_ = self.of.shown
+        shown = self.of.shown
         if self.equals is not None:
-            room = self.within if self.within is not None else abs(self.equals) * (self.within_frac or 0.0)
-            if room == 0:
-                return f"exactly {show_(self.equals)}"
-            return f"{show_(self.equals - room)} to {show_(self.equals + room)}"
-        words = [f"above {show_(self.above)}"] if self.above is not None else []
-        words += [f"below {show_(self.below)}"] if self.below is not None else []
-        return " and ".join(words)
+            low, high = self._range(self.equals)
+            return f"exactly {shown(self.equals)}" if low == high else f"{shown(low)} to {shown(high)}"
+        bounds = (("above", self.above), ("below", self.below))
+        return " and ".join(f"{name} {shown(bound)}" for name, bound in bounds if bound is not None)
+
+    def _range(self, equals: float) -> tuple[float, float]:
+        room = self.within if self.within is not None else abs(equals) * (self.within_frac or 0.0)
+        return equals - room, equals + room
 
     def check(self, rows: Rows, study: str) -> Finding:
-        """Hold the number against it."""
         value = self.of.of(rows, study)
-        low = self.above if self.above is not None else -float("inf")
-        high = self.below if self.below is not None else float("inf")
-        target = None
         if self.equals is not None:
-            room = self.within if self.within is not None else abs(self.equals) * (self.within_frac or 0.0)
-            low, high, target = self.equals - room, self.equals + room, self.equals
-        strict = self.equals is None
-        holds = (low < value < high) if strict else (low <= value <= high)
-        missed = target if target is not None else (low if value <= low else high)
+            low, high = self._range(self.equals)
+            holds, missed = low <= value <= high, self.equals
+        else:
+            low = self.above if self.above is not None else -float("inf")
+            high = self.below if self.below is not None else float("inf")
+            holds, missed = low < value < high, low if value <= low else high
         off = "" if holds else f"off by {self._apart(value, missed)}"
         return Finding(holds=holds, value=self.of.shown(value), off=off)
 
@@ -79,3 +76,4 @@ Test = Annotated[
     Number | Trend | Diminishing | RunComparison | Peak | Count | SmallestBest | Steeper | Agreement,
     Field(discriminator="test"),
 ]
+"""Each has a ``bar``, which says what counts as reproduced, and ``check``, which holds the rows against it."""

@@ -2,20 +2,7 @@
 
 from __future__ import annotations
 
-COLUMNS: tuple[str, ...] = (
-    "study",
-    "series",
-    "kind",
-    "model",
-    "cluster",
-    "profile",
-    "gpus",
-    "nodes",
-    "global_batch",
-    "local_batch",
-    "seq_len",
-    "set",
-    "plan",
+PLAN = (
     "tp",
     "pp",
     "cp",
@@ -31,7 +18,9 @@ COLUMNS: tuple[str, ...] = (
     "precision",
     "reduce_dtype",
     "sync_every",
-    "degree",
+)
+"""Of the plan."""
+METRICS = (
     "step_s",
     "tokens_per_s",
     "tokens_per_s_per_gpu",
@@ -51,6 +40,25 @@ COLUMNS: tuple[str, ...] = (
     "power_w_per_gpu",
     "tokens_per_j",
     "usd_per_mtoken",
+)
+"""Of the record of a training step."""
+COLUMNS: tuple[str, ...] = (
+    "study",
+    "series",
+    "kind",
+    "model",
+    "cluster",
+    "profile",
+    "gpus",
+    "nodes",
+    "global_batch",
+    "local_batch",
+    "seq_len",
+    "set",
+    "plan",
+    *PLAN,
+    "degree",
+    *METRICS,
     "trust",
     "low_frac",
     "high_frac",

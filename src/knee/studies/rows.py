@@ -17,69 +17,19 @@ from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan, plan_words
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, StudyPoint
+from knee.studies.row_columns import METRICS, PLAN
 from knee.studies.study_file import Bandwidths
 from knee.units import parse, show
 from knee.validation.bandwidth_errors import LARGE_BYTES
 from knee.validation.published_bandwidths import carried_bandwidths
 
-PLAN = (
-    "tp",
-    "pp",
-    "cp",
-    "dp_shard",
-    "dp_replicate",
-    "sharding",
-    "schedule",
-    "virtual_stages",
-    "micro_batch",
-    "cp_method",
-    "recompute",
-    "recompute_frac",
-    "precision",
-    "reduce_dtype",
-    "sync_every",
-)
-METRICS = (
-    "step_s",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "mfu_frac",
-    "flop_convention",
-    "compute_s",
-    "compute_load_s",
-    "comm_s",
-    "comm_load_s",
-    "exposed_comm_s",
-    "overlapped_comm_s",
-    "bubble_s",
-    "idle_s",
-    "straggler_s",
-    "memory_bytes",
-    "fits",
-    "power_w_per_gpu",
-    "tokens_per_j",
-    "usd_per_mtoken",
-)
 IDENTITY = (
     "model",
     "cluster",
     "gpus",
     "global_batch",
     "seq_len",
-    "tp",
-    "pp",
-    "cp",
-    "dp_shard",
-    "dp_replicate",
-    "sharding",
-    "schedule",
-    "virtual_stages",
-    "micro_batch",
-    "cp_method",
-    "recompute",
-    "recompute_frac",
-    "precision",
-    "sync_every",
+    *(name for name in PLAN if name != "reduce_dtype"),
     "set",
 )
 """Columns in which a measured run and a simulated one agree where they are of the same point."""
@@ -87,8 +37,7 @@ IDENTITY = (
 
 def step_row(record: Mapping[str, Any], *, study: str, series: str) -> dict[str, Any]:
     """A training step: what was asked, then what came of it."""
-    told = dict(record["plan"])
-    plan = Plan(**told | {"placement": tuple(told["placement"])})
+    plan = Plan(**record["plan"] | {"placement": tuple(record["plan"]["placement"])})
     cluster = record.get("cluster")
     sets = _sets(record)
     row: dict[str, Any] = {
@@ -134,22 +83,14 @@ def _derived(row: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
         "exposed_frac": waits / step if waits is not None and step else None,
         "compute_frac": row["compute_s"] / step if row["compute_s"] is not None and step else None,
         "bubble_frac": bubble / step if bubble is not None and step else None,
-        "transfer_load_s": _minus(row["comm_load_s"], row["straggler_s"]),
+        "transfer_load_s": row["comm_load_s"] - (row["straggler_s"] or 0.0) if traced else None,
         "all_gather_s": sum(load["load_s"] for load in gathers) if traced else None,
         "reduce_scatter_s": sum(load["load_s"] for load in reduces) if traced else None,
-        "gather_bytes": _most_called(gathers),
+        # the message of a layer, beside the root group's, which is sent once
+        "gather_bytes": max(gathers, key=lambda load: load["calls"])["message_bytes"] if gathers else None,
         "fsdp_ranks": max((load["group_size"] for load in sharded), default=None),
         "total_power_w": None if power is None else power * row["gpus"],
     }
-
-
-def _most_called(gathers: Sequence[Mapping[str, Any]]) -> float | None:
-    """The message of a layer, beside the root group's, which is sent once."""
-    return max(gathers, key=lambda load: load["calls"])["message_bytes"] if gathers else None
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None else a - (b or 0.0)
 
 
 def _sets(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -186,8 +127,8 @@ def identity(row: Row) -> tuple[Any, ...]:
 def preferred(rows: Sequence[Row]) -> list[Row]:
     """For charts: the measured row of a point where there is one, in the simulated one's place; of several the last."""
     measured = {_point(row): row for row in rows if row["kind"] == "measured"}
-    found = {id(one): one for row in rows for one in [measured.get(_point(row), row)]}
-    return list(found.values())
+    shown = (measured.get(_point(row), row) for row in rows)
+    return list({id(row): row for row in shown}.values())
 
 
 def last_of_each(rows: Sequence[Row]) -> list[Row]:
@@ -251,7 +192,7 @@ def _readings(grid: Bandwidths) -> dict[tuple[int | None, float], float]:
 
 
 def hardware_row(study: str, name: str) -> dict[str, Any]:
-    """A cluster's data sheet."""
+    """Return the row of a cluster's data sheet."""
     cluster = load_cluster(name).spec
     gpu, node, fabric = cluster.gpu, cluster.node, cluster.fabric
     return {

@@ -47,7 +47,12 @@ def with_needs(names: Iterable[str]) -> list[Study]:
     for name in names:
         for study in map(load_study, (name, *load_study(name).needs)):
             if found.setdefault(study.name, study) != study:
-                raise InputError(f"two studies are called {study.name}", hint="run them one by one, or rename a file")
+                raise InputError(
+                    f"two studies are called {study.name}",
+                    hint="run them one by one, or rename a file",
+                    code="contradiction",
+                    field="study",
+                )
     return list(found.values())
 
 
@@ -171,7 +176,7 @@ def _finding(study: Study, pools: Mapping[str, Rows]) -> tuple[str, dict[str, st
     why = ""
     for kind, rows in pools.items():
         try:
-            values = {name: quantity.words(rows, study.name) for name, quantity in study.value.items()}
+            values = {name: quantity.text(rows, study.name) for name, quantity in study.value.items()}
         except NotTestable as error:
             why = error.message
             continue

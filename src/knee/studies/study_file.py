@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from math import inf
@@ -17,10 +17,12 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, Vali
 
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
-from knee.specs.fields import fields_of, split_overrides
+from knee.specs.check import SeveralMistakes
+from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
-from knee.studies.quantities import FORBID, Quantity, Where
+from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS
 from knee.units import parse
 
@@ -41,11 +43,18 @@ Share = Count | Annotated[StrictFloat, Field(gt=0, le=MOST, allow_inf_nan=False)
 Shares = Share | Annotated[tuple[Share, ...], Field(min_length=1)]
 
 
+def _split(pairs: Iterable[tuple[str, str]]) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Keys of ``set`` by the spec that they change; an unknown one is told as a field of the file."""
+    try:
+        return split_overrides(pairs)
+    except WrongKey as error:
+        text = f"set {error.field}{error.trouble}: {error.hint}"
+        raise SpecError(text, code=error.code, field=f"set.{error.field}") from None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyGrid:
     """Training steps: the product of everything that is a list."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
 
     series: str
     """Name of a curve or group; ``{tp}`` stands for that axis."""
@@ -55,7 +64,7 @@ class StudyGrid:
     gpus: Counts
     local_batch: Shares | None = None
     global_batch: Counts | None = None
-    seq_len: Counts = 4096
+    seq_len: Counts = DEFAULT_SEQ_LEN
     plan: Mapping[str, Many] = field(default_factory=dict)
     set: Mapping[str, Many] = field(default_factory=dict)
     """As ``--set``: ``"fabric.nic_bytes_per_s" = ["200 Gbit/s", "400 Gbit/s"]``."""
@@ -67,26 +76,25 @@ class StudyGrid:
 
     def __post_init__(self) -> None:
         if (self.local_batch is None) == (self.global_batch is None):
-            raise SpecError("local_batch or global_batch is needed, and only one of them")
+            code = "missing-field" if self.local_batch is None else "contradiction"
+            text = "local_batch or global_batch is needed, and only one of them"
+            raise SpecError(text, code=code, field="local_batch")
         known = fields_of("plan")
         for name, value in self.plan.items():
             if name not in known:
                 close = did_you_mean(name, known)
-                raise SpecError(f"plan has no {name}" + (f": did you mean {close}?" if close else ""))
+                text = f"plan has no {name}" + (f": did you mean {close}?" if close else "")
+                raise SpecError(text, code="unknown-field", field=f"plan.{name}")
             for one in value if isinstance(value, tuple) else (value,):
                 if known[name].type is int and (isinstance(one, bool) or not isinstance(one, int) or one < 0):
-                    raise SpecError(f"plan.{name} should be a whole number, not {one!r}")
-        try:
-            split_overrides((key, "") for key in self.set)
-        except InputError as error:
-            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+                    text = f"plan.{name} should be a whole number, not {one!r}"
+                    raise SpecError(text, code="not-a-number", field=f"plan.{name}")
+        _split((key, "") for key in self.set)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bandwidths:
-    """Collectives on idle links."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+    """Bandwidths of collectives on idle links."""
 
     series: str
     cluster: str
@@ -101,43 +109,39 @@ class Bandwidths:
         try:
             self.series.format(nodes=1, message="")
         except (LookupError, ValueError, AttributeError, TypeError):
-            raise SpecError(f"series {self.series!r} may name {{nodes}} and {{message}} only") from None
+            text = f"series {self.series!r} may name {{nodes}} and {{message}} only"
+            raise SpecError(text, code="unknown-field", field="series") from None
         for text in self.message:
             if not 0 < parse(text, "bytes") < inf:  # which refuses what is no size at all
-                raise SpecError(f"message {text!r} should be above 0, and finite")
+                raise SpecError(f"message {text!r} should be above 0, and finite", code="out-of-range", field="message")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budgets:
     """The best model that some days train on several counts of GPUs, all of which are used."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     series: str
     cluster: str
     profile: str
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
     days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
-    seq_len: Count = 4096
+    seq_len: Count = DEFAULT_SEQ_LEN
     law: str = "besiroglu-2024"
     family: str = "llama"
     set: Mapping[str, str] = field(default_factory=dict)
     """As ``--set``, of the cluster and the profile."""
 
     def __post_init__(self) -> None:
-        try:
-            for_model, _, _, for_plan = split_overrides(self.set.items())
-        except InputError as error:
-            raise SpecError(f"{error.message.removeprefix('--')}" + (f": {error.hint}" if error.hint else "")) from None
+        for_model, _, _, for_plan = _split(self.set.items())
         if for_model or for_plan:
-            raise SpecError(f"set {(*for_model, *for_plan)[0][0]}: shapes and plans are what a budget searches")
+            key = (*for_model, *for_plan)[0][0]
+            text = f"set {key}: shapes and plans are what a budget searches"
+            raise SpecError(text, code="not-an-override", field=f"set.{key}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One chart."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+    """One chart of a study."""
 
     title: str
     mark: Mark
@@ -160,8 +164,6 @@ class Draw:
 class Published:
     """A value that the paper states, or that follows from what it states, to be drawn as a hollow diamond."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
-
     series: str
     metric: str
     x: One
@@ -176,7 +178,8 @@ class Published:
 class Study:
     """One figure or table of the paper, or one question beyond it."""
 
-    __pydantic_config__: ClassVar[dict[str, str]] = FORBID
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+    """Holds for every table of the file: pydantic hands it down."""
 
     name: str
     title: str
@@ -206,20 +209,24 @@ class Study:
 
     def __post_init__(self) -> None:
         if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
-            raise SpecError("it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing")
+            text = "it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing"
+            raise SpecError(text, code="missing-field", field="grid")
         ids = Counter(claim.id for claim in self.claim)
         if twice := sorted(one for one, count in ids.items() if count > 1):
-            raise SpecError(f"claim {twice[0]} is there twice")
+            raise SpecError(f"claim {twice[0]} is there twice", code="contradiction", field="claim")
         try:
             named = {name for _, name, _, _ in Formatter().parse(self.finding) if name is not None}
         except ValueError as error:
-            raise SpecError(f"finding: {error} (a brace that is no name's is written twice)") from None
+            text = f"finding: {error} (a brace that is no name's is written twice)"
+            raise SpecError(text, code="not-a-format", field="finding") from None
         if unknown := sorted(named - self.value.keys()):
-            raise SpecError(f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing")
+            text = f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing"
+            raise SpecError(text, code="missing-field", field=f"value.{unknown[0]}")
         for place, word in _columns_named(self):
             if word not in COLUMNS:
                 close = did_you_mean(word, COLUMNS)
-                raise SpecError(f"{place}: no row has {word!r}" + (f"; did you mean {close}?" if close else ""))
+                text = f"{place}: no row has {word!r}" + (f"; did you mean {close}?" if close else "")
+                raise SpecError(text, code="unknown-field", field=place)
 
 
 def _columns_named(study: Study) -> Iterator[tuple[str, str]]:
@@ -274,13 +281,15 @@ def load_study(name: str) -> Study:
     if not name.endswith(".toml") and name not in study_names():
         close = did_you_mean(name, study_names())
         guess = f"did you mean {close}? " if close else ""
-        raise InputError(f"there is no study {name!r}", hint=f"{guess}`knee study list` has all")
+        hint = f"{guess}`knee study list` has all"
+        raise InputError(f"there is no study {name!r}", hint=hint, code="unknown-name", field="study")
     raw = read_toml(path)
     if name.endswith(".toml"):
         raw = _completed(path.stem, raw)
     found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
     if (place := _not_finite(raw)) is not None:  # after what a field itself says of them
-        raise InputError(f"{path.name}: {place} is not a finite number", hint="nan and inf are not accepted")
+        text = f"{path.name}: {place} is not a finite number"
+        raise InputError(text, hint="nan and inf are not accepted", code="not-finite", field=place)
     return found
 
 
@@ -317,7 +326,8 @@ def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
     common, grids = raw.get("common", {}), raw.get("grid", [])
     if not isinstance(common, dict) or (common and not grids):
-        raise InputError(f"{where}: common should be a table, [common], and is laid under every [[grid]]", hint=WORKS)
+        text = f"{where}: common should be a table, [common], and is laid under every [[grid]]"
+        raise InputError(text, hint=WORKS, code="wrong-type", field="common")
     rest = {key: value for key, value in raw.items() if key != "common"}
     if not isinstance(grids, list):
         return rest
@@ -339,9 +349,13 @@ def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
     try:
         return _adapter().validate_python({"name": name} | raw)
     except ValidationError as error:
-        lines, hint = mistakes_of(error.errors(), raw, Study)
-        shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
-        raise InputError(f"{where}: {shown}", hint=hint or WORKS) from None
+        found, hint = mistakes_of(error.errors(), raw, Study)
+        first, *others = found
+        shown = "; ".join(one.text for one in found[:5]) + (f"; and {len(found) - 5} more" if len(found) > 5 else "")
+        message, hint = f"{where}: {shown}", hint or WORKS
+        if others:
+            raise SeveralMistakes(message, found, hint=hint) from None
+        raise InputError(message, hint=hint, code=first.code, field=first.place or None) from None
 
 
 @cache

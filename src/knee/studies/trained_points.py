@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.studies.answers import job_of, loaded
 from knee.studies.questions import StudyPoint
+from knee.studies.record_store import digest
 from knee.sweeps.job_for_trainer import PROCESSOR
 from knee.sweeps.local_devices import LocalDevices
 
@@ -43,7 +43,9 @@ def trained(
             yield point, None
             continue
         own = folder / _name_of(job, steps)
-        record = _done(own) or _train(job, own, steps)
+        record = _read(own)
+        if record.get("status") != "done":
+            record = _train(job, own, steps)
         if record.get("status") == "done":
             yield point, record
             continue
@@ -52,31 +54,13 @@ def trained(
         yield point, None
 
 
-def _done(own: Path) -> Mapping[str, Any] | None:
-    """The record of a run that ended well."""
-    record = _read(own)
-    return record if record.get("status") == "done" else None
-
-
 def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
     """A new run's record, whatever came of it."""
     make_folder(own)
     write_text(own / "job.toml", job_file(job))
     device = "cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda"
-    command = [
-        sys.executable,
-        "-m",
-        "knee",
-        "train",
-        str(own / "job.toml"),
-        "--nproc",
-        str(job.gpus),
-        "--device",
-        device,
-        "--out",
-        str(own / RUN),
-        "--force",
-    ]
+    command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus)]
+    command += ["--device", device, "--out", str(own / RUN), "--force"]
     command += [] if steps is None else ["--steps", str(steps)]
     with (own / LOG).open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -97,17 +81,9 @@ def _last_error(own: Path) -> str:
 
 def _name_of(job: Job, steps: int | None) -> str:
     """A digest of the job and its length, and of nothing that only the simulator knows: what was measured stays so."""
-    asked = [
-        asdict(job.model),
-        asdict(job.plan),
-        job.cluster.name,
-        job.profile.name,
-        job.gpus,
-        job.global_batch,
-        job.seq_len,
-        steps,
-    ]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()[:24]
+    asked: list[Any] = [asdict(job.model), asdict(job.plan), job.cluster.name, job.profile.name]
+    asked += [job.gpus, job.global_batch, job.seq_len, steps]
+    return digest(asked)[:24]
 
 
 def _read(own: Path) -> Mapping[str, Any]:

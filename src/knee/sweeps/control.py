@@ -1,61 +1,59 @@
-"""How a sweep stands now, and what can be done about it from outside: cancel, put back."""
+"""How a sweep stands now, and what can be done about it from outside: cancel runs, and requeue them."""
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from knee.files import write_text
-from knee.launch.run_status import CANCELLED, Status, read_status, write_status
-from knee.launch.supervisor import hearing
-from knee.launch.sweep_folder import CANCEL, LOCK, Sweep, held
+from knee.launch.run_status import Status, cancelled, read_status, write_status
+from knee.launch.supervisor import catch_signals
+from knee.launch.sweep_folder import CANCEL, Sweep, is_locked, locked
 from knee.launch.usage import last_sign_s
-from knee.sweeps.local import living, not_started, settle
+from knee.sweeps.local import adopt_running, living_processes
+from knee.sweeps.slurm import cancel_jobs
+from knee.sweeps.slurm_queue import NoAnswer, with_queue
 
 
-def statuses_now(sweep: Sweep) -> dict[str, Status]:
+def current_statuses(sweep: Sweep) -> dict[str, Status]:
     """Statuses as files have them, with what Slurm knows besides; nothing is written."""
     statuses = sweep.statuses()
     if sweep.launcher == "slurm":
-        from knee.sweeps.slurm_queue import NoAnswer, with_queue
-
         try:
             return with_queue(sweep, statuses)
         except NoAnswer as error:
-            said = f"{error.message}; this is what was last written down"
-            return {name: status if status.over else replace(status, words=said) for name, status in statuses.items()}
+            words = f"{error.message}; this is what was last written down"
+            return {name: status if status.over else replace(status, words=words) for name, status in statuses.items()}
     for name, status in statuses.items():
         run = sweep.run(name)
-        gone = status.state == "running" and status.host == socket.gethostname() and not living(run, status)
-        if gone and (again := read_status(run)).state == "running" and not _kept(sweep):
+        gone = status.state == "running" and status.host == socket.gethostname() and not living_processes(run, status)
+        if gone and (again := read_status(run)).state == "running" and not is_locked(sweep.folder):
             statuses[name] = replace(
                 again, words="what had started it was ended; `knee sweep` goes on", ended_s=last_sign_s(run)
             )
     return statuses
 
 
-def cancel_all(sweep: Sweep) -> tuple[int, int]:
-    """Mark all that run or wait, and see to it; how many did. Whoever keeps a run sees the mark within seconds."""
+def cancel_runs(sweep: Sweep) -> tuple[int, int]:
+    """Cancel all runs that run or wait; how many ran, and waited. A run's supervisor sees the request in seconds."""
     before = [status.state for status in sweep.statuses().values()]
     for name, status in sweep.statuses().items():
         if not status.over:
             write_text(sweep.run(name) / CANCEL, "")
     if sweep.launcher == "slurm":
-        from knee.sweeps.slurm import cancel_jobs
-
         cancel_jobs(sweep)
-    elif not _kept(sweep):  # nobody is there to see the marks
-        with held(sweep.folder), hearing() as told:
-            settle(sweep, float(sweep.options.get("timeout_s", 0.0)), told)
+    elif not is_locked(sweep.folder):  # no supervisor is there to see the requests
+        with locked(sweep.folder), catch_signals() as stop:
+            adopt_running(sweep, stop)
             for name, status in sweep.statuses().items():
                 if not status.over:
-                    write_status(sweep.run(name), not_started(status, "cancelled", CANCELLED))
+                    write_status(sweep.run(name), cancelled(status))
     return before.count("running"), before.count("pending")
 
 
-def put_back(sweep: Sweep, states: Sequence[str], ids: Sequence[str] = ()) -> int:
+def requeue(sweep: Sweep, states: Sequence[str], ids: Collection[str] = ()) -> int:
     """Make runs pending again; how many. What was refused before it was started stays so."""
     count = 0
     for entry in sweep.entries:
@@ -77,17 +75,3 @@ def put_back(sweep: Sweep, states: Sequence[str], ids: Sequence[str] = ()) -> in
             )
             count += 1
     return count
-
-
-def _kept(sweep: Sweep) -> bool:
-    """Whether some process holds the sweep's lock."""
-    import fcntl
-
-    try:
-        with (sweep.folder / LOCK).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False

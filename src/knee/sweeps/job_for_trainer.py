@@ -18,7 +18,7 @@ PROCESSOR = "generic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Length:
+class RunSettings:
     """How each run of a sweep is run."""
 
     steps: int | None = None
@@ -30,15 +30,15 @@ class Length:
     """A run that does not move for so long is ended."""
 
 
-def device_of(job: Job, length: Length) -> Device:
+def device_of(job: Job, settings: RunSettings) -> Device:
     """What a job's ranks run on."""
-    return length.device or ("cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda")
+    return settings.device or ("cpu" if job.cluster.gpu.vendor == PROCESSOR else "cuda")
 
 
-def train_job(job: Job, length: Length, *, out: str, command: list[str]) -> TrainJob:
+def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) -> TrainJob:
     """The same job for the trainer; SpecError where it cannot train it."""
-    device = device_of(job, length)
-    steps = STEPS[device] if length.steps is None else length.steps
+    device = device_of(job, settings)
+    steps = STEPS[device] if settings.steps is None else settings.steps
     dtype: Any = "fp32" if device == "cpu" else job.plan.precision
     # the record's profile is that of the program that ran, whatever stack the grid has simulated
     facts = facts_of(job, cluster=job.cluster.name, profile=None, convention="palm", command=command)
@@ -49,12 +49,12 @@ def train_job(job: Job, length: Length, *, out: str, command: list[str]) -> Trai
         global_batch=job.global_batch,
         seq_len=job.seq_len,
         steps=steps,
-        warmup=warmup_of(steps) if length.warmup is None else length.warmup,
+        warmup=warmup_of(steps) if settings.warmup is None else settings.warmup,
         device=device,
         dtype=dtype,
-        trace_steps=length.trace_steps,
+        trace_steps=settings.trace_steps,
         out=out,
-        timeout_s=length.timeout_s,
+        timeout_s=settings.timeout_s,
         facts=facts | {"profile_asked": job.profile.name},
     )
 

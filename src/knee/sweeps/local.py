@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,62 +11,52 @@ from dataclasses import replace
 from pathlib import Path
 
 from knee.errors import InputError
-from knee.launch.failures import verdict
-from knee.launch.processes import Known, alive, works_in
-from knee.launch.run_status import CANCELLED, Cause, Status, read_status, write_status
+from knee.launch.failures import diagnose, diagnosed
+from knee.launch.processes import ProcessKey, alive, works_in
+from knee.launch.run_status import Status, cancelled, left_out, read_status, write_status
 from knee.launch.site import Site
-from knee.launch.supervisor import StopSignal, SupervisedRun, hearing, supervise
-from knee.launch.sweep_folder import CANCEL, Sweep, SweepRun, read_record, wants_cancel
+from knee.launch.supervisor import StopSignal, SupervisedRun, catch_signals, supervise
+from knee.launch.sweep_folder import CANCEL, Sweep, SweepRun, is_cancel_requested, read_record
 from knee.launch.torchrun import interpreter_outside, is_direct, on_host, on_hosts, on_this_machine, through
-from knee.launch.usage import accounted
-from knee.sweeps.stop_rule import Knees, in_order
+from knee.launch.usage import with_usage
+from knee.sweeps.stop_rule import StopRule, start_order
 
 ANSWER_S = 10.0
 """A host that takes longer to run a short command is lost."""
-Tell = Callable[[SweepRun, Status], None]
+OnRun = Callable[[SweepRun, Status], None]
+"""Called when a run starts, ends or is left out."""
 
 
-def go_on(
-    sweep: Sweep,
-    site: Site,
-    *,
-    timeout_s: float,
-    program: Sequence[str] = (),
-    until_knee: bool = False,
-    only: Collection[str] | None = None,
-    tell: Tell = lambda _entry, _status: None,
-) -> int | None:
+def start_missing(sweep: Sweep, site: Site, *, only: Collection[str] | None, on_run: OnRun) -> int | None:
     """Start what is missing, cheap runs first; the signal that ended it. The caller holds the folder's lock.
 
     ``only``: ids of the runs to start, where not all that are missing are meant.
     """
-    with hearing() as told:
-        settle(sweep, timeout_s, told)
+    until_knee = bool(sweep.options["until_knee"])
+    with catch_signals() as stop:
+        adopt_running(sweep, stop)
         statuses = sweep.statuses()
-        knees = Knees(sweep)
-        for entry in missing(sweep, statuses, until_knee=until_knee, only=only):
-            if told.signal is not None:
-                return told.signal
+        rule = StopRule(sweep)
+        for entry in missing(sweep, statuses, only=only):
+            if stop.signal is not None:
+                return stop.signal
             run, status = sweep.run(entry), statuses[entry.id]
-            if wants_cancel(run):
-                tell(entry, write_status(run, not_started(status, "cancelled", CANCELLED)))
-            elif until_knee and (why := knees.beyond(entry, statuses)) is not None:
-                tell(entry, write_status(run, not_started(status, "knee", f"not started: {why}")))
+            if is_cancel_requested(run):
+                on_run(entry, write_status(run, cancelled(status)))
+            elif until_knee and (why := rule.reason_to_stop(entry, statuses)) is not None:
+                on_run(entry, write_status(run, left_out(status, why)))
             else:
-                what = _supervised_run(sweep, site, entry, timeout_s, program)
-                what.told = told
-                tell(entry, replace(status, state="running"))
+                what = _supervised_run(sweep, site, entry, stop)
+                on_run(entry, replace(status, state="running"))
                 statuses[entry.id] = supervise(what)
-                tell(entry, statuses[entry.id])
-        return told.signal
+                on_run(entry, statuses[entry.id])
+        return stop.signal
 
 
-def _supervised_run(
-    sweep: Sweep, site: Site, entry: SweepRun, timeout_s: float, program: Sequence[str]
-) -> SupervisedRun:
+def _supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal) -> SupervisedRun:
     """How a run is started here, or on hosts."""
-    run = sweep.run(entry)
-    what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds)
+    run, timeout_s, program = sweep.run(entry), float(sweep.options["timeout_s"]), sweep.options["program"]
+    what = SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, time_s=site.seconds, stop=stop)
     if sweep.launcher == "torchrun":
         hosts = site.hosts[: entry.nodes]
         if len(hosts) < entry.nodes:
@@ -79,58 +68,31 @@ def _supervised_run(
             )
         what.commands = on_hosts(site, entry, run, hosts, timeout_s=timeout_s, program=program)
         what.nodes = hosts
-        what.lost = lambda: unanswering(site, hosts)
-        what.ask = lambda number: end_on_hosts(site, run, hosts, number)
+        what.unreachable = lambda: unreachable_hosts(site, hosts)
+        what.signal_ranks = lambda number: signal_on_hosts(site, run, hosts, number)
     else:
         what.commands = [on_this_machine(site, entry, run, timeout_s=timeout_s, program=program)]
         what.nodes = (socket.gethostname(),)
     return what
 
 
-def check(sweep_launcher: str, site: Site) -> None:
-    """Refuse before anything is planned what could not be started."""
-    if sweep_launcher == "torchrun":
-        if not site.hosts:
-            raise InputError(
-                "--hosts is missing: torchrun needs the names or addresses of the machines",
-                hint="--hosts node1,node2, or --launcher local for this machine",
-            )
-        prefix = through(site.via, site.hosts[0], ["true"])
-        if shutil.which(prefix[0]) is None:
-            raise InputError(
-                f"--via {site.via!r}: there is no {prefix[0]} here",
-                hint='give what runs a command on another machine, for example --via "ssh {host}"',
-            )
-
-
-def settle(sweep: Sweep, timeout_s: float, told: StopSignal) -> None:
-    """Runs that somebody started who is gone: those that go on are seen to their end, of others the end is read."""
+def adopt_running(sweep: Sweep, stop: StopSignal) -> None:
+    """Runs whose launcher is gone: those that still run are supervised to their end, of others the end is read."""
+    timeout_s = float(sweep.options["timeout_s"])
     for entry in sweep.entries:
         run = sweep.run(entry)
         status = read_status(run)
         if status.state != "running" or status.job:
             continue
-        left = living(run, status)
+        left = living_processes(run, status)
         if left:
             supervise(
-                SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes, told=told)
+                SupervisedRun(run=run, entry=entry, timeout_s=timeout_s, adopted=left, nodes=status.nodes, stop=stop)
             )
             continue
-        status = accounted(status, entry, run)
+        status = with_usage(status, entry, run)
         if read_record(run):
-            found = verdict(run, ())
-            write_status(
-                run,
-                replace(
-                    status,
-                    state=found.state,
-                    cause=found.cause,
-                    words=found.words,
-                    node=found.node,
-                    rank=found.rank,
-                    pids=(),
-                ),
-            )
+            write_status(run, diagnosed(status, diagnose(run, ())))
         else:
             write_status(
                 run,
@@ -138,19 +100,19 @@ def settle(sweep: Sweep, timeout_s: float, told: StopSignal) -> None:
             )
 
 
-def living(run: Path, status: Status) -> tuple[Known, ...]:
+def living_processes(run: Path, status: Status) -> tuple[ProcessKey, ...]:
     """Processes of a run that live on this host. A folder that was copied has the status of another's processes."""
     if status.host != socket.gethostname():
         return ()
     return tuple(process for process in status.pids if alive(process) and works_in(process, run))
 
 
-def unanswering(site: Site, hosts: Sequence[str]) -> list[str]:
+def unreachable_hosts(site: Site, hosts: Sequence[str]) -> list[str]:
     """Hosts on which not even `true` can be run."""
     return [host for host in hosts if not is_direct(site, host) and _code(through(site.via, host, ["true"])) != 0]
 
 
-def end_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
+def signal_on_hosts(site: Site, run: Path, hosts: Sequence[str], number: signal.Signals) -> None:
     """Send the ranks of a run a signal, each on its host."""
     for host in hosts:
         _code(
@@ -170,12 +132,10 @@ def _code(words: Sequence[str]) -> int:
         return -1
 
 
-def missing(
-    sweep: Sweep, statuses: dict[str, Status], *, until_knee: bool, only: Collection[str] | None = None
-) -> list[SweepRun]:
-    """What is to be started, in order, without the marks of earlier cancellations; their statuses are made anew."""
+def missing(sweep: Sweep, statuses: dict[str, Status], *, only: Collection[str] | None) -> list[SweepRun]:
+    """What is to be started, in order. Requests to cancel from before are removed, and statuses made anew."""
     found = []
-    for entry in in_order(sweep.entries, until_knee=until_knee):
+    for entry in start_order(sweep.entries, until_knee=bool(sweep.options["until_knee"])):
         status, run = statuses[entry.id], sweep.run(entry)
         if entry.refused or not status.missing or (only is not None and entry.id not in only):
             continue
@@ -186,8 +146,3 @@ def missing(
             )
         found.append(entry)
     return found
-
-
-def not_started(status: Status, cause: Cause, words: str) -> Status:
-    """Of a run that was left out."""
-    return replace(status, state="cancelled", cause=cause, words=words)

@@ -11,100 +11,93 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from knee.errors import SpecError
-from knee.export.job_file import job_file
-from knee.files import make_folder, write_text
-from knee.launch.run_status import Status, read_status, write_status
-from knee.launch.sweep_folder import JOB_FILE, Sweep, SweepRun
+from knee.launch.sweep_folder import SweepRun
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.plan_table import table_of
 from knee.specs.trainer_job import TrainJob
-from knee.sweeps.job_for_trainer import Length, train_job
-from knee.text_files import read_text
-from knee.train.run_record import JOB
-from knee.train.start_ranks import write_job
+from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.units import show
 
 START_S = 60.0
 """Assumed of every run: processes, imports, weights, and the meeting of ranks."""
-ASKED = "asked.json"
 UNCLEAN = re.compile(r"[^a-z0-9.]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class RequestedRun:
     """A point of a grid: the job it means, or why it means none."""
 
     name: str
     series: str
     model: str
     gpus: int
-    asked: Mapping[str, Any]
+    question: Mapping[str, Any]
     """The point as it was asked, in plain data: what its id is made from, but for the study's name."""
     job: Job | None = None
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PlannedRun:
     """A run that is to be: its entry, and its job where there is one."""
 
     entry: SweepRun
-    wanted: Wanted
+    requested: RequestedRun
     train: TrainJob | None = None
 
 
 def plan_runs(
-    wanted: Sequence[Wanted],
-    length: Length,
+    requested: Sequence[RequestedRun],
+    settings: RunSettings,
     *,
     gpus_per_node: int | None,
     anyway: bool,
     command: list[str],
-    refuses: Callable[[Job], str | None] = lambda _: None,
-) -> list[Planned]:
-    """Every run with its estimate, or why it is not started. ``refuses``: what a launcher has to say of a job.
+    refusal: Callable[[Job], str | None] = lambda _: None,
+) -> list[PlannedRun]:
+    """Every run with its estimate, or why it is not started. ``refusal``: what a launcher has to say of a job.
 
     ``anyway`` starts what the simulator expects not to fit.
     """
     found = [
-        _checked(number, one, length, gpus_per_node, command, refuses)
-        for number, one in enumerate(_unlike(wanted), start=1)
+        _checked(number, one, settings, gpus_per_node, command, refusal)
+        for number, one in enumerate(_distinct(requested), start=1)
     ]
     return _estimated(found, anyway=anyway)
 
 
-def _unlike(wanted: Iterable[Wanted]) -> list[Wanted]:
+def _distinct(requested: Iterable[RequestedRun]) -> list[RequestedRun]:
     """Points that are the same run stand for one."""
-    return list({_digest(_own(one)): one for one in reversed(list(wanted))}.values())[::-1]
+    return list({_digest(_identity(one)): one for one in reversed(list(requested))}.values())[::-1]
 
 
-def _own(one: Wanted) -> dict[str, Any]:
+def _identity(one: RequestedRun) -> dict[str, Any]:
     """What makes a run another one: not the name of the file that asks for it."""
-    return {key: value for key, value in one.asked.items() if key != "study"}
+    return {key: value for key, value in one.question.items() if key != "study"}
 
 
 def _checked(
     number: int,
-    one: Wanted,
-    length: Length,
+    one: RequestedRun,
+    settings: RunSettings,
     gpus_per_node: int | None,
     command: list[str],
-    refuses: Callable[[Job], str | None],
-) -> Planned:
+    refusal: Callable[[Job], str | None],
+) -> PlannedRun:
     job, why, train = one.job, one.why, None
     per_node = gpus_per_node or (job.cluster.node.gpus if job is not None else one.gpus)
     nodes = max(1, math.ceil(one.gpus / per_node))
     if job is not None:
         try:
-            train = train_job(job, length, out="", command=command)
+            train = train_job(job, settings, out="", command=command)
         except SpecError as error:
             why = error.message
         if not why and nodes > 1 and one.gpus % per_node:
             why = f"{one.gpus:,} GPUs do not fill nodes of {per_node}: {nodes} nodes have {nodes * per_node:,}"
-        why = why or refuses(job) or ""
+        why = why or refusal(job) or ""
     entry = SweepRun(
-        id=_id(number, one, length),
+        id=_id(number, one, settings),
         name=one.name,
         series=one.series,
         gpus=one.gpus,
@@ -113,21 +106,21 @@ def _checked(
         tokens=job.tokens if job else 0,
         refused=why,
     )
-    return Planned(entry=entry, wanted=one, train=train)
+    return PlannedRun(entry=entry, requested=one, train=train)
 
 
-def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
+def _estimated(planned: Sequence[PlannedRun], *, anyway: bool) -> list[PlannedRun]:
     """Groups of jobs that share their specs are simulated together."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for at, one in enumerate(planned):
-        job = one.wanted.job
+        job = one.requested.job
         if job is None or one.train is None:
             continue
         # by identity: specs are loaded once, have no hash, and comparing each with all others would take squared time
         groups.setdefault((id(job.model), id(job.cluster), id(job.profile)), []).append(at)
     found = list(planned)
     for members in groups.values():
-        jobs = [job for at in members if (job := planned[at].wanted.job) is not None]
+        jobs = [job for at in members if (job := planned[at].requested.job) is not None]
         results = simulate_table(jobs[0].model, jobs[0].cluster, jobs[0].profile, table_of(jobs))
         price = jobs[0].cluster.usd_per_gpu_h
         for row, at in enumerate(members):
@@ -152,42 +145,7 @@ def _estimated(planned: Sequence[Planned], *, anyway: bool) -> list[Planned]:
     return found
 
 
-def write_plan(sweep: Sweep, planned: Iterable[Planned]) -> None:
-    """The runs' folders, then the sweep's own file: where that is, all are whole."""
-    for one in planned:
-        run = sweep.run(one.entry)
-        if not run.is_dir():
-            make_folder(run)
-        write_text(run / ASKED, json.dumps(one.wanted.asked, indent=1, default=str) + "\n")
-        if one.wanted.job is not None:
-            write_text(run / JOB_FILE, job_file(one.wanted.job))
-        if one.train is not None:
-            write_job(run, replace(one.train, out=str(run)))
-        if one.entry.refused:
-            write_status(run, Status(state="failed", cause="spec", words=one.entry.refused))
-    sweep.write()
-
-
-def renew(sweep: Sweep) -> None:
-    """Tell the runs of a folder what may change from call to call: where it lies, the timeout, what is refused."""
-    for entry in sweep.entries:
-        run = sweep.run(entry)
-        status = read_status(run)
-        if not entry.refused and status.cause == "spec" and not status.attempts:
-            write_status(run, Status())
-        elif entry.refused and status.missing:
-            write_status(run, replace(status, state="failed", cause="spec", words=entry.refused))
-        path = run / JOB
-        try:
-            plain = json.loads(read_text(path))
-        except (OSError, ValueError, RecursionError):
-            continue
-        now = {"out": str(run), "timeout_s": sweep.options["timeout_s"]}
-        if any(plain.get(key) != value for key, value in now.items()):
-            write_text(path, json.dumps({**plain, **now}, indent=1) + "\n")
-
-
-def _id(number: int, one: Wanted, length: Length) -> str:
+def _id(number: int, one: RequestedRun, settings: RunSettings) -> str:
     """Readable, and the same for the same run: its place in the grid, what it is, and a digest of all of it."""
     words = [
         UNCLEAN.sub("-", one.model.rpartition("/")[2].lower().removesuffix(".toml")).strip("-.")[:40] or "model",
@@ -196,8 +154,8 @@ def _id(number: int, one: Wanted, length: Length) -> str:
     if one.job is not None:
         plan = one.job.plan
         words += [f"{axis}{size}" for axis in ("tp", "pp", "cp") if (size := getattr(plan, axis)) > 1]
-    how = {"steps": length.steps, "warmup": length.warmup, "trace_steps": length.trace_steps, "device": length.device}
-    return f"{number:04d}-{'-'.join(words)}-{_digest({**_own(one), 'how': how})[:8]}"
+    how = {name: getattr(settings, name) for name in ("steps", "warmup", "trace_steps", "device")}
+    return f"{number:04d}-{'-'.join(words)}-{_digest({**_identity(one), 'how': how})[:8]}"
 
 
 def _digest(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Jobs of a sweep in Slurm's queue. Plain sbatch: its scripts can be read, and submitted again without knee.
 
-A submission is two files in DIR/slurm: the script, written first, and what sbatch said of it. Runs write their own
-statuses; Slurm is only asked for what they could not write: that they wait, or were ended before they could.
+A submission is two files in DIR/slurm: the script, written first, and the job that sbatch made of it. Runs write their
+own statuses; Slurm is only asked for what they could not write: that they wait, or were ended before they could.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TypeVar
 
 from knee.errors import InputError, MissingExtra
 from knee.files import make_folder, write_text
-from knee.launch.run_status import CANCELLED, Status, write_status
+from knee.launch.run_status import Status, cancelled, left_out, write_status
 from knee.launch.site import Site
-from knee.launch.slurm_job import asked
+from knee.launch.slurm_job import slurm_output
 from knee.launch.supervisor import StopSignal
-from knee.launch.sweep_folder import CANCEL, Sweep, SweepRun
-from knee.sweeps import local as here
-from knee.sweeps.local import missing, not_started
-from knee.sweeps.slurm_queue import FOLDER, NoAnswer, QueuedJob, job_name, jobs_of_runs, name_sweep, settle
+from knee.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_object
+from knee.sweeps.local import adopt_running, missing
+from knee.sweeps.slurm_queue import FOLDER, NoAnswer, QueuedJob, job_name, jobs_of_runs, name_sweep, record_ended_jobs
 from knee.sweeps.slurm_script import script
-from knee.sweeps.stop_rule import Knees, in_order
+from knee.sweeps.stop_rule import StopRule, start_order
+from knee.train.run_record import JOB
 
 WAIT_S = 5.0
 DEFAULT_ARRAY = 1001
@@ -35,13 +35,14 @@ LIMIT = re.compile(
     r"submit limit|MaxSubmit|MaxJobs|accounting/QOS policy|AssocMax|QOSMax|too many|temporarily", re.IGNORECASE
 )
 """What sbatch says where the queue is full for now; some of it also of a job that it would never take."""
-Tell = Callable[[str], None]
-SILENT = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
-"""A job may have been taken all the same: its name in the queue tells."""
+Say = Callable[[str], None]
+"""Takes a sentence on what happens in the queue."""
+NO_REPLY = re.compile(r"[Tt]imed out|[Uu]nable to contact|Connection refused|Communication (connection )?failure")
+"""A job may have been submitted all the same: it is looked up in the queue by its name."""
 T = TypeVar("T")
 
 
-def need_slurm() -> None:
+def require_slurm() -> None:
     """Refuse where there is no Slurm."""
     lacking = [name for name in ("sbatch", "squeue", "scancel", "scontrol") if shutil.which(name) is None]
     if lacking:
@@ -52,7 +53,7 @@ def need_slurm() -> None:
         )
 
 
-def go_on_slurm(sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Collection[str] | None = None) -> None:
+def submit_missing(sweep: Sweep, site: Site, *, wait: bool, say: Say, only: Collection[str] | None = None) -> None:
     """Submit what is missing, as far as the queue takes it. The caller holds the folder's lock.
 
     ``only``: ids of the runs to start, where not all that are missing are meant.
@@ -61,22 +62,24 @@ def go_on_slurm(sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Colle
     stays = wait or until_knee
     make_folder(sweep.folder / FOLDER)
     name_sweep(sweep)
-    here.settle(sweep, float(sweep.options["timeout_s"]), StopSignal())  # what another launcher has begun
-    settle(sweep)
-    wanted = missing(sweep, sweep.statuses(), until_knee=until_knee, only=only)
-    knees, told = Knees(sweep), ""
+    adopt_running(sweep, StopSignal())  # what another launcher has begun
+    record_ended_jobs(sweep)
+    to_start = missing(sweep, sweep.statuses(), only=only)
+    rule, said = StopRule(sweep) if until_knee else None, ""
     while True:
         try:
-            left = _submit_more(sweep, site, wanted, knees if until_knee else None, tell)
+            left = _submit_more(sweep, site, to_start, rule, say)
             if not stays:
                 if left:
-                    tell(
+                    say(
                         f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
                         "itself"
                     )
                 return
             open_ = [
-                status for run, status in settle(sweep).items() if not status.over and (only is None or run in only)
+                status
+                for run, status in record_ended_jobs(sweep).items()
+                if not status.over and (only is None or run in only)
             ]
             if not open_:
                 return
@@ -85,29 +88,29 @@ def go_on_slurm(sweep: Sweep, site: Site, *, wait: bool, tell: Tell, only: Colle
             if not stays:
                 raise
             words = f"{error.message}; trying again"
-        if words != told:
-            tell(words)
-            told = words
+        if words != said:  # the queue is asked often, and changes seldom
+            say(words)
+            said = words
         time.sleep(WAIT_S)
 
 
-def _submit_more(sweep: Sweep, site: Site, wanted: Iterable[SweepRun], knees: Knees | None, tell: Tell) -> int:
-    """Of the wanted runs those that the queue has room for now; how many still wait for it."""
+def _submit_more(sweep: Sweep, site: Site, to_start: Iterable[SweepRun], rule: StopRule | None, say: Say) -> int:
+    """Submit the runs that the queue has room for now; how many still wait for it."""
     queued = jobs_of_runs(sweep, alive_only=True)
     statuses = sweep.statuses()
     waiting = [
         entry
-        for entry in wanted
+        for entry in to_start
         if statuses[entry.id].state == "pending"
         and entry.id not in queued
         and not _is_cancelled(sweep, entry, statuses)
     ]
-    now = waiting if knees is None else list(_worth_it(sweep, waiting, statuses, knees, queued))
+    now = waiting if rule is None else list(_worth_starting(sweep, waiting, statuses, rule, queued))
     taken, trouble = submit(sweep, site, now, room=_room(site, queued, now))
     if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
-        raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
+        raise _refused(sweep, trouble)
     if trouble:
-        tell(f"Slurm takes no more jobs now: {trouble}")
+        say(f"Slurm takes no more jobs now: {trouble}")
     return len(waiting) - taken
 
 
@@ -128,9 +131,15 @@ def submit(sweep: Sweep, site: Site, entries: Sequence[SweepRun], *, room: int |
             if trouble is not None and LIMIT.search(trouble):
                 return taken, trouble
             if trouble is not None:
-                raise InputError(f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}")
+                raise _refused(sweep, trouble)
             taken += sum(map(len, some))
     return taken, ""
+
+
+def _refused(sweep: Sweep, trouble: str) -> InputError:
+    return InputError(
+        f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}", code="refused-by-slurm"
+    )
 
 
 def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> str | None:
@@ -157,7 +166,7 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> st
             f"Slurm's sbatch cannot be started: {error.strerror}",
             hint="run this command on a host of the Slurm cluster",
         ) from None
-    if done.returncode and SILENT.search(done.stderr):
+    if done.returncode and NO_REPLY.search(done.stderr):
         raise NoAnswer
     if done.returncode:
         for path in (folder / name, folder / f"{number:04d}.runs.json"):
@@ -170,44 +179,44 @@ def _sbatch(sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]]) -> st
 
 
 def cancel_jobs(sweep: Sweep) -> None:
-    """End the sweep's jobs; those that run see the mark in their folder first, and say so."""
+    """End the sweep's jobs; supervisors of runs see the request in their folder first, and write the status."""
     for number in sorted(path.name.partition(".")[0] for path in (sweep.folder / FOLDER).glob("[0-9]*.sbatch")):
-        asked("scancel", "--quiet", f"--name={job_name(sweep, int(number))}", "--state=PENDING")
+        slurm_output("scancel", "--quiet", f"--name={job_name(sweep, int(number))}", "--state=PENDING")
     queued = jobs_of_runs(sweep, alive_only=True)
     for run, status in sweep.statuses().items():
         if status.state == "pending" and run not in queued:
-            write_status(sweep.run(run), not_started(status, "cancelled", CANCELLED))
+            write_status(sweep.run(run), cancelled(status))
 
 
-def nodes_there(site: Site) -> int | None:
+def node_count(site: Site) -> int | None:
     """Nodes of the partition, or of all; None where Slurm does not say."""
     where = [f"--partition={site.partition}"] if site.partition else []
-    return len(set(asked("sinfo", "--noheader", "--Node", *where, "--format=%N").split())) or None
+    return len(set(slurm_output("sinfo", "--noheader", "--Node", *where, "--format=%N").split())) or None
 
 
 def max_array() -> int:
     """Tasks that an array may have here."""
-    found = re.search(r"MaxArraySize\s*+=\s*+(\d{1,9})", asked("scontrol", "show", "config"))
+    found = re.search(r"MaxArraySize\s*+=\s*+(\d{1,9})", slurm_output("scontrol", "show", "config"))
     return max(1, int(found[1]) - 1 if found else DEFAULT_ARRAY - 1)
 
 
-def _worth_it(
+def _worth_starting(
     sweep: Sweep,
     entries: Iterable[SweepRun],
     statuses: Mapping[str, Status],
-    knees: Knees,
+    rule: StopRule,
     queued: Mapping[str, object],
 ) -> Iterator[SweepRun]:
     """Until the knee: a count of GPUs is submitted once all fewer ones of its series have ended."""
     open_ = {e.id: e for e in sweep.entries if not e.refused and (not statuses[e.id].over or e.id in queued)}
-    for entry in in_order(entries, until_knee=True):
+    for entry in start_order(entries, until_knee=True):
         if any(other.gpus < entry.gpus and other.series == entry.series for other in open_.values()):
             continue
-        why = knees.beyond(entry, statuses)
+        why = rule.reason_to_stop(entry, statuses)
         if why is None:
             yield entry
         else:
-            write_status(sweep.run(entry), not_started(statuses[entry.id], "knee", f"not started: {why}"))
+            write_status(sweep.run(entry), left_out(statuses[entry.id], why))
 
 
 def _room(site: Site, queued: Mapping[str, QueuedJob], entries: Sequence[SweepRun]) -> int | None:
@@ -219,18 +228,14 @@ def _room(site: Site, queued: Mapping[str, QueuedJob], entries: Sequence[SweepRu
 
 def _is_cancelled(sweep: Sweep, entry: SweepRun, statuses: Mapping[str, Status]) -> bool:
     run = sweep.run(entry)
-    if not (run / CANCEL).exists():
+    if not is_cancel_requested(run):
         return False
-    write_status(run, not_started(statuses[entry.id], "cancelled", CANCELLED))
+    write_status(run, cancelled(statuses[entry.id]))
     return True
 
 
 def _on_gpus(sweep: Sweep, entry: SweepRun) -> bool:
-    try:
-        plain = json.loads((sweep.run(entry) / "job.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return bool(plain.get("device") == "cuda")
+    return read_object(sweep.run(entry) / JOB).get("device") == "cuda"
 
 
 def _batched(items: Sequence[T], size: int) -> Iterator[tuple[T, ...]]:

@@ -1,4 +1,4 @@
-"""What Slurm's queue says of a sweep's runs: that they wait and why, and how those ended that could not say so."""
+"""What Slurm knows of a sweep's runs: why they wait, and how those ended that did not write their own end."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 
 from knee.errors import InputError, KneeError
 from knee.files import write_text
-from knee.launch.failures import Diagnosis, verdict
+from knee.launch.failures import Diagnosis, diagnose
 from knee.launch.log_patterns import last_words
 from knee.launch.run_status import Status, read_status, write_status
-from knee.launch.slurm_job import asked, heard, unanswering
-from knee.launch.sweep_folder import Sweep, SweepRun, read_record, wants_cancel
-from knee.launch.usage import accounted
+from knee.launch.slurm_job import query_slurm, slurm_output, unreachable_nodes
+from knee.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_record
+from knee.launch.usage import with_usage
 
 FOLDER = "slurm"
 """Of a sweep: scripts, the runs that each starts, and the job that sbatch made of it."""
@@ -32,11 +32,11 @@ ENDS = {
     "DEADLINE": Diagnosis(state="timeout", cause="time_limit", words="Slurm's deadline was over"),
     "OUT_OF_MEMORY": Diagnosis(state="oom", cause="memory", words="out of memory, says Slurm"),
 }
-"""Slurm's word for the end of a job whose run could not write its own -> how it ended."""
+"""Slurm's state of a job whose run did not write its own end -> how it ended."""
 
 
 class NoAnswer(KneeError):
-    """Slurm's controller does not answer: whether a job waits, runs or is gone cannot be told."""
+    """Slurm's controller does not answer: it is not known whether a job waits, runs or is gone."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -92,7 +92,7 @@ def submissions(sweep: Sweep) -> Iterator[tuple[list[list[str]], str, float]]:
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             lines = _queue("--noheader", f"--name={job_name(sweep, number)}", "--format=%F").split()
             if not lines:
-                continue  # never submitted, or over: its runs have their own word for it
+                continue  # never submitted, or over: its runs have written their own statuses
             job = lines[0]
         yield packs, job, submitted_s
 
@@ -113,28 +113,28 @@ def read_queue(sweep: Sweep) -> dict[str, Queued]:
 
 def _queue(*words: str) -> str:
     """What squeue says. A controller that is away for a minute must not look like a queue that is empty."""
-    text = heard("squeue", *words)
+    text = query_slurm("squeue", *words)
     if text is None:
         raise NoAnswer
     return text
 
 
 def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status]:
-    """Statuses with what Slurm knows: why a run waits, and how one ended that could not say so itself."""
+    """Statuses with what Slurm knows: why a run waits, and how one ended that did not write its own end."""
     found = dict(statuses)
     left: dict[str, QueuedJob] = {}
     for run, job in jobs_of_runs(sweep).items():
         status = statuses[run]
         if status.over and not status.missing:
             continue
-        status = found[run] = read_status(sweep.run(run))  # it may have ended since, and then has its own word
+        status = found[run] = read_status(sweep.run(run))  # it may have ended, and written that, since
         queued = job.queued
-        if status.over and (queued is None or not status.missing or wants_cancel(sweep.run(run))):
+        if status.over and (queued is None or not status.missing or is_cancel_requested(sweep.run(run))):
             continue
         if queued is None and (status.put_back_s or 0.0) <= job.submitted_s:
             left[run] = job
         elif queued is not None and queued.state in WAITS:
-            found[run] = _waits(status, job.name, queued)
+            found[run] = _waiting_status(status, job.name, queued)
         elif queued is not None:
             found[run] = replace(status, job=job.name)
     states = final_states(job.name for job in left.values())
@@ -144,12 +144,12 @@ def with_queue(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Status
     return found
 
 
-def _waits(status: Status, job: str, queued: Queued) -> Status:
-    """A run whose job waits: for the first time, or again after Slurm has put it back."""
+def _waiting_status(status: Status, job: str, queued: Queued) -> Status:
+    """A run whose job waits: for the first time, or again after Slurm has requeued it."""
     words = f"waits in Slurm's queue: {queued.reason}"
-    if status.state == "running":  # its supervisor was killed before it could say why
-        lost = unanswering(status.nodes)
-        why = f"{' and '.join(lost)} failed" if lost else "it was killed without a word"
+    if status.state == "running":  # its supervisor was killed before it could write why
+        lost = unreachable_nodes(status.nodes)
+        why = f"{' and '.join(lost)} failed" if lost else "it was killed without an error message"
         return replace(
             status,
             state="pending",
@@ -172,8 +172,8 @@ def refuse_while_queued(sweep: Sweep) -> None:
         )
 
 
-def settle(sweep: Sweep) -> dict[str, Status]:
-    """Write down how runs ended whose jobs have left the queue without a word; statuses of all."""
+def record_ended_jobs(sweep: Sweep) -> dict[str, Status]:
+    """Write how runs ended whose jobs have left the queue and wrote no end themselves; statuses of all."""
     before = sweep.statuses()
     after = with_queue(sweep, before)
     for run, status in after.items():
@@ -183,7 +183,7 @@ def settle(sweep: Sweep) -> dict[str, Status]:
 
 
 def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) -> Status:
-    """A run whose job has left the queue, and which did not say how it ended. ``state``: Slurm's last word on it."""
+    """A run whose job has left the queue, and which did not write how it ended. ``state``: the job's last in Slurm."""
     run = sweep.run(entry)
     if state in LIVE:
         return status
@@ -196,39 +196,45 @@ def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) 
     elif status.state == "pending":
         found = _never_began(sweep, job)
     else:
-        found = verdict(run, ())
+        found = diagnose(run, ())
         if found.state not in ("oom", "timeout"):
             after = f" ({state})" if state else ""
-            found = Diagnosis(state="failed", cause="lost_node", words=f"its job {job} is gone{after} without a word")
+            found = Diagnosis(
+                state="failed", cause="lost_node", words=f"its job {job} is gone{after} without an error message"
+            )
     if status.state == "running":
-        status = accounted(status, entry, run)
+        status = with_usage(status, entry, run)
     return replace(status, state=found.state, cause=found.cause, words=found.words, job=job, pids=())
 
 
 def _never_began(sweep: Sweep, job: str) -> Diagnosis:
     """A job that ended before the supervisor of its run was there: what its own log says."""
     try:
-        said = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
+        last_line = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return Diagnosis(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
     return Diagnosis(
-        state="failed", cause="software", words=f"its job {job} ended before the run began: {said or 'without a word'}"
+        state="failed",
+        cause="software",
+        words=f"its job {job} ended before the run began: {last_line or 'without an error message'}",
     )
 
 
 def final_states(jobs: Iterable[str]) -> dict[str, str]:
-    """Slurm's last word on tasks of arrays: from its records where there are any, or from the controller's memory."""
+    """The last states of tasks of arrays: from its records where there are any, or from the controller's memory."""
     wanted = set(jobs)
     found: dict[str, str] = {}
     for array in sorted({job.partition("_")[0] for job in wanted}):
-        text = asked("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={array}", "--format=JobID,State")
+        text = slurm_output(
+            "sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={array}", "--format=JobID,State"
+        )
         for line in text.splitlines():
             name, _, state = line.partition("|")
             found |= dict.fromkeys(_tasks(array, name.partition("_")[2].strip("[]")), state.split()[0].strip("+"))
         unknown = [job for job in wanted if job.startswith(f"{array}_") and job not in found]
         if unknown:
             rest = ""
-            for line in asked("scontrol", "--oneliner", "show", "job", array).splitlines():
+            for line in slurm_output("scontrol", "--oneliner", "show", "job", array).splitlines():
                 words = dict(word.partition("=")[::2] for word in line.split())
                 task, state = words.get("ArrayTaskId", ""), words.get("JobState", "")
                 if task == THE_REST:

@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from knee.launch.environment import around, path
+from knee.launch.environment import environment_lines, path_line
 from knee.launch.site import Site
 from knee.launch.sweep_folder import Sweep, SweepRun
 from knee.launch.torchrun import interpreter_outside, on_slurm
+from knee.sweeps.slurm_queue import FOLDER
 
 HEAD = """#!/bin/bash
 # {about}
@@ -18,7 +19,7 @@ HEAD = """#!/bin/bash
 BODY = """
 stopped= knee_why=
 trap 'stopped=1' TERM  # Slurm tells all processes of a job to end; what has not begun then is not begun
-keep() {{  # each run is kept by a process that writes its status down, also that the set-up failed
+supervise() {{  # each run has a supervisor, which writes its status, also where the set-up failed
   [ -z "$stopped" ] || return
   [ -z "$knee_why" ] || set -- "$1" -- bash -c 'echo "$0" >&2; exit 1' "$knee_why"
   {python} -m knee.launch.supervisor "$@"
@@ -30,7 +31,7 @@ esac
 }}
 
 # The set-up first, then variables, then the runs of this task.
-{around}
+{environment}
 runs
 """
 
@@ -39,7 +40,7 @@ def script(
     sweep: Sweep, site: Site, packs: Sequence[Sequence[SweepRun]], *, name: str, job_name: str, on_gpus: bool
 ) -> str:
     """An array of jobs of one shape: as many nodes each, one task a pack of runs."""
-    folder = sweep.folder / "slurm"
+    folder = sweep.folder / FOLDER
     head = HEAD.format(
         about=f"{len(packs)} jobs of the sweep {sweep.name!a}, {sum(map(len, packs))} runs",
         folder=shlex.quote(str(folder)),
@@ -61,7 +62,9 @@ def script(
         + "\n".join(lines)
         + "\n"
         + BODY.format(
-            around="\n".join(around(site, sweep.folder, failed=f"{path(sweep.folder)}; runs; exit 1")),
+            environment="\n".join(
+                environment_lines(site, sweep.folder, failed=f"{path_line(sweep.folder)}; runs; exit 1")
+            ),
             python=shlex.quote(interpreter_outside(site)),
             cases="\n".join(_case(sweep, site, number, pack) for number, pack in enumerate(packs)),
         )
@@ -93,4 +96,4 @@ def line(sweep: Sweep, site: Site, entry: SweepRun) -> str:
     """How a run is started."""
     run: Path = sweep.run(entry)
     words = on_slurm(site, entry, run, timeout_s=sweep.options["timeout_s"], program=sweep.options["program"])
-    return f"keep {shlex.join([str(run), '--', *words])}"
+    return f"supervise {shlex.join([str(run), '--', *words])}"

@@ -57,7 +57,7 @@ class MeasuredReturn:
         )
 
 
-def in_order(entries: Iterable[SweepRun], *, until_knee: bool = False) -> list[SweepRun]:
+def start_order(entries: Iterable[SweepRun], *, until_knee: bool = False) -> list[SweepRun]:
     """Cheap runs first, by GPU-hours; until the knee, few GPUs first, because they say whether more are worth it."""
 
     def key(entry: SweepRun) -> tuple[float, ...]:
@@ -116,7 +116,7 @@ def returns_of(series: str, rates: Sequence[MeasuredRate]) -> list[MeasuredRetur
     return found
 
 
-class Knees:
+class StopRule:
     """What the runs of a sweep have shown so far; a record is read once."""
 
     def __init__(self, sweep: Sweep) -> None:
@@ -126,7 +126,7 @@ class Knees:
         for entry in sweep.entries:
             self.series.setdefault(entry.series, []).append(entry)
 
-    def beyond(self, entry: SweepRun, statuses: Mapping[str, Status]) -> str | None:
+    def reason_to_stop(self, entry: SweepRun, statuses: Mapping[str, Status]) -> str | None:
         """Why a run is not worth starting: a count of GPUs below its own is known not to pay.
 
         Of several runs of a series on one count (plans, repeats) the fastest counts. Where one of them was not

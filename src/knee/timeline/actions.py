@@ -18,6 +18,7 @@ from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.passes import Pass, Segment
+from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -77,34 +78,31 @@ def local_comms(
     compute: ComputeCosts,
     host_scale: float,
 ) -> LocalComms:
-    """TP: two gathers and two scatters (or two all-reduces) a layer and direction, and two more gathers backward where
-    sequence parallelism keeps its inputs cut. CP: keys and values."""
+    """TP: as ``workload.tp_messages`` counts them. CP: keys and values."""
     share = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
     # products that overlap with their exchange write into each other's memory, which no network offers
     share = np.where(groups.tp.nodes > 1, 0.0, share)
     sp = table.sequence_parallel
     issue = host_scale * issue_s(profile, table, groups)
 
-    def tp(gathers: float, all_reduces: float) -> LocalComm:
-        total = np.where(sp, gathers * comm.tp_gather, all_reduces * comm.tp_all_reduce)
-        host = np.where(sp, gathers, all_reduces) * issue
+    def tp(of: tp_messages.TpMessages) -> LocalComm:
+        total = np.where(sp, of.exchanges * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
+        host = np.where(sp, of.exchanges, of.all_reduces) * issue
         return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total, host_s=host)
 
     def blocking(seconds: Floats) -> LocalComm:
         return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)
 
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
-    loss = blocking(3.0 * comm.tp_loss)  # maximum, sum of exponentials and the target's logit
-    repeat = tp(4, 2).plus(forward_cp)
-    # what was kept cut is gathered once more for the weight gradients
-    backward = tp(4 if profile.keeps_gathered else 6, 2).plus(backward_cp)
+    forward = tp(tp_messages.LAYER_FORWARD).plus(forward_cp)
+    backward = tp(tp_messages.layer_backward(profile)).plus(backward_cp)
     return LocalComms(
-        embedding_forward=tp(1, 1),
-        embedding_backward=tp(1, 0),
-        layer_forward=tp(4, 2).plus(forward_cp),
-        layer_backward=backward.plus(repeat.times(table.repeats_frac)),
-        head_forward=tp(1, 0).plus(loss),
-        head_backward=tp(1, 1),
+        embedding_forward=tp(tp_messages.EMBEDDING_FORWARD),
+        embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
+        layer_forward=forward,
+        layer_backward=backward.plus(forward.times(table.repeats_frac)),
+        head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(tp_messages.LOSS_ALL_REDUCES * comm.tp_loss)),
+        head_backward=tp(tp_messages.HEAD_BACKWARD),
     )
 
 

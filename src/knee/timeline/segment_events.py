@@ -16,6 +16,7 @@ from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
 from knee.timeline.step_events import Kernel, Message, Script, group, neighbours, script_of
 from knee.timeline.step_time import Actions
 from knee.workload import operations as op
+from knee.workload import tp_messages
 
 Timed = list[tuple[Message, float]]
 Shares = tuple[tuple[Message, float], ...]
@@ -97,28 +98,30 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
     def message(collective: str, message_bytes: float, dtype: str = "bf16") -> Message:
         return Message(collective=collective, group=tp, message_bytes=message_bytes, dtype=dtype)
 
-    def exchange(gathers: int, scatters: int, all_reduces: int) -> Timed:
+    def exchange(of: tp_messages.TpMessages) -> Timed:
         if not sp:
-            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * all_reduces
+            return [(message("all_reduce", size), float(comm.tp_all_reduce[0]))] * of.all_reduces
         seconds = float(comm.tp_gather[0])
-        return [(message("all_gather", size), seconds)] * gathers + [
-            (message("reduce_scatter", size), seconds)
-        ] * scatters
+        gathers = [(message("all_gather", size), seconds)] * of.gathers
+        return gathers + [(message("reduce_scatter", size), seconds)] * of.scatters
 
     kv = _keys_and_values(parts, stage, forward)
     if forward:
-        loss = [(message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), float(comm.tp_loss[0]))] * 3
+        one = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32")
+        loss = [(one, float(comm.tp_loss[0]))] * tp_messages.LOSS_ALL_REDUCES
         return {
-            "lead": _normal(exchange(0, 1, 1)),
-            "layer": _normal([*exchange(2, 2, 2), *kv, *send]),
-            "tail": _normal([*exchange(1, 0, 0), *loss]),
+            "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
+            "layer": _normal([*exchange(tp_messages.LAYER_FORWARD), *kv, *send]),
+            "tail": _normal([*exchange(tp_messages.HEAD_FORWARD), *loss]),
         }
     share = float(table.repeats_frac[0])
-    repeated = [(m, share * s) for m, s in (*exchange(2, 2, 2), *_keys_and_values(parts, stage, True))]
+    repeated = [
+        (m, share * s) for m, s in (*exchange(tp_messages.LAYER_FORWARD), *_keys_and_values(parts, stage, True))
+    ]
     return {
-        "lead": _normal(exchange(0, 1, 1)),
-        "layer": _normal([*repeated, *exchange(2 if parts.profile.keeps_gathered else 4, 2, 2), *kv, *send]),
-        "tail": _normal(exchange(1, 0, 0)),
+        "lead": _normal(exchange(tp_messages.HEAD_BACKWARD)),
+        "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(parts.profile)), *kv, *send]),
+        "tail": _normal(exchange(tp_messages.EMBEDDING_BACKWARD)),
     }
 
 

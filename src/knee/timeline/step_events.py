@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache, partial
 from itertools import pairwise
 
 import numpy as np
@@ -41,6 +42,10 @@ class Message:
     group: RankGroup
     message_bytes: float
     dtype: str
+
+    def write(self, log: EventLog, start_s: float, duration_s: float, stream: int) -> None:
+        """One kernel of it."""
+        log.comm(self.collective, self.group, start_s, duration_s, self.message_bytes, self.dtype, stream)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,8 +135,7 @@ class _Channel:
                 self._finish(now)
 
     def _write(self, start_s: float, end_s: float) -> None:
-        m, _ = self.todo[0]
-        self.log.comm(m.collective, m.group, start_s, end_s - start_s, m.message_bytes, m.dtype, self.stream)
+        self.todo[0][0].write(self.log, start_s, end_s - start_s, self.stream)
 
     def _finish(self, end_s: float) -> None:
         self._write(self.started if self.started is not None else end_s, end_s)
@@ -197,9 +201,7 @@ def _local(log: EventLog, phase: Phase, script: Script, now: float) -> None:
     if phase.local_s <= 0:
         return
     for message, share in script.local[phase.segment]:
-        log.comm(
-            message.collective, message.group, now, share * phase.local_s, message.message_bytes, message.dtype, _LOCAL
-        )
+        message.write(log, now, share * phase.local_s, _LOCAL)
         now += share * phase.local_s
 
 
@@ -215,10 +217,9 @@ def group(parts: StepParts, name: str, axes: tuple[str, ...], stage: int) -> Ran
         stride *= degree
     first = stage_rank(parts, stage)
     even = all(outer == inner * size for (inner, size), (outer, _) in pairwise(strides))
-    if even:
-        return RankGroup(name=name, size=len(members), first_rank=first, stride=strides[0][0] if strides else 1)
-    ranks = tuple((first + np.sort(members)).tolist())
-    return RankGroup(name=name, size=len(members), first_rank=first, stride=strides[0][0], members=ranks)
+    ranks = () if even else tuple((first + np.sort(members)).tolist())
+    stride = strides[0][0] if strides else 1
+    return RankGroup(name=name, size=len(members), first_rank=first, stride=stride, members=ranks)
 
 
 def stage_rank(parts: StepParts, stage: int) -> int:
@@ -237,6 +238,14 @@ def neighbours(parts: StepParts, stage: int, other: int) -> RankGroup:
     return RankGroup(name="pp", size=2, first_rank=min(here, there), stride=max(abs(here - there), 1))
 
 
+def _shard_group(parts: StepParts, stage: int) -> RankGroup:
+    return group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+
+
+def _reduce_dtype(parts: StepParts) -> str:
+    return "fp32" if parts.traffic.reduce_bytes[0] == 4 else "bf16"
+
+
 def script_of(
     parts: StepParts,
     kernels: dict[str, tuple[Kernel, ...]],
@@ -249,12 +258,12 @@ def script_of(
 ) -> Script:
     """Messages of one chunk kind on one stage, in the ``last`` microbatch or one before."""
     t, ddp = parts.traffic, bool(parts.modes.ddp[0])
-    shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
+    shard = _shard_group(parts, stage)
     copies = ("dp_replicate", "cp") if ddp else ("dp_replicate",)
     # replicas that do not meet in every step leave DDP's context-parallel ranks
     apart = ddp and bool(parts.table.sync_every[0] > 1)
     replicas = group(parts, "cp", ("cp",), stage) if apart else group(parts, "dp_replicate", copies, stage)
-    dtype, width = ("fp32" if t.reduce_bytes[0] == 4 else "bf16"), float(t.reduce_bytes[0])
+    dtype, width = _reduce_dtype(parts), float(t.reduce_bytes[0])
     layer = float(t.layer.moved[0])
     root = float(a.rows.embedding[row] * t.embedding.moved[0] + a.rows.head[row] * t.head.moved[0])
     reduce, home = ("all_reduce", replicas) if ddp else ("reduce_scatter", shard)
@@ -301,33 +310,19 @@ def stage_events(parts: StepParts, a: Actions, scripts: Scripts, tail: Tail, ste
     ]
 
 
-class _Records:
-    """Every action, walked once."""
-
-    def __init__(self, parts: StepParts, a: Actions) -> None:
-        self.parts, self.actions = parts, a
-        self.known: dict[tuple[str, int], RecordedWalk] = {}
-
-    def of(self, name: str, row: int) -> RecordedWalk:
-        """The record of an action."""
-        if (name, row) not in self.known:
-            self.known[(name, row)] = record_action(self.parts, self.actions, name, row)
-        return self.known[(name, row)]
-
-
 def _play_serial(log: EventLog, parts: StepParts, a: Actions, scripts: Scripts) -> float:
     """Without a pipeline: microbatch after microbatch."""
-    known, now, row = _Records(parts, a), 0.0, int(a.row_of[0, 0])
+    recorded, now, row = cache(partial(record_action, parts, a)), 0.0, int(a.row_of[0, 0])
     m = int(parts.table.microbatches[0])
     for micro in range(m):
         for action in ("F_first" if micro == 0 else "F", "B_last" if micro == m - 1 else "B"):
-            now = play(log, known.of(action, row), scripts[0][(action, row)], now)
+            now = play(log, recorded(action, row), scripts[0][(action, row)], now)
     return now
 
 
 def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: Scripts) -> float:
     """With one: every action where the recurrence put it."""
-    table, known = parts.table, _Records(parts, a)
+    table, recorded = parts.table, cache(partial(record_action, parts, a))
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
     times = pipeline_times(parts, a, np.array([0]))
@@ -347,7 +342,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
             logs[rank].comm("send_recv", pair, start, wait, float(parts.traffic.pp_bytes[0]), "bf16", _P2P)
             start += wait
         action = pipeline.KINDS[kind]
-        play(logs[rank], known.of(action, row), scripts[rank][(action, row)], start)
+        play(logs[rank], recorded(action, row), scripts[rank][(action, row)], start)
     return float(ends.max())
 
 
@@ -359,12 +354,11 @@ def _play_filling(
     for row in rows:
         script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
         layer = float(parts.comm.gather_layer[0])
-        pieces = [(script.gather, layer)] * layers + [
-            (script.root_gather, float(a.filling_gather_s[row]) - layers * layer)
-        ]
-        for message, seconds in pieces if a.filling_gather_s[row] > 0 else []:
+        whole = float(a.filling_gather_s[row])
+        pieces = [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)]
+        for message, seconds in pieces if whole > 0 else []:
             if seconds > 0:
-                log.comm(message.collective, message.group, now, seconds, message.message_bytes, message.dtype, _QUEUE)
+                message.write(log, now, seconds, _QUEUE)
             now += seconds
 
 
@@ -379,30 +373,20 @@ def _met(table: PlanTable) -> tuple[str, ...]:
 
 
 def _play_tail(log: EventLog, tail: Tail, world: RankGroup, parts: StepParts, stage: int, now: float) -> None:
-    if tail.straggler_s > 0:
-        log.comm("all_reduce", world, now, tail.straggler_s, 4.0, "fp32", _SYNC)
-        now += tail.straggler_s
-    if tail.norm_s > 0:
-        log.comm("all_reduce", world, now, tail.norm_s, 4.0, "fp32", _SYNC)
-        now += tail.norm_s
+    def comm(collective: str, ranks: RankGroup, seconds: float, size: float, dtype: str, stream: int) -> None:
+        nonlocal now
+        if seconds > 0:
+            log.comm(collective, ranks, now, seconds, size, dtype, stream)
+            now += seconds
+
+    comm("all_reduce", world, tail.straggler_s, 4.0, "fp32", _SYNC)
+    comm("all_reduce", world, tail.norm_s, 4.0, "fp32", _SYNC)
     log.compute("adamw", now, tail.optimizer_s)
     now += tail.optimizer_s
-    if tail.exchange_s > 0:
-        replicas = group(parts, "dp_replicate", ("dp_replicate",), stage)
-        dtype = "fp32" if parts.traffic.reduce_bytes[0] == 4 else "bf16"
-        log.comm("all_reduce", replicas, now, tail.exchange_s, tail.exchange_bytes, dtype, _REPLICAS)
-        now += tail.exchange_s
+    replicas = group(parts, "dp_replicate", ("dp_replicate",), stage)
+    comm("all_reduce", replicas, tail.exchange_s, tail.exchange_bytes, _reduce_dtype(parts), _REPLICAS)
     if tail.outer_s > 0:
         log.compute("outer", now, tail.outer_s)
         now += tail.outer_s
-    if tail.late_gather_s > 0:
-        shard = group(parts, "dp_shard", ("dp_shard", "cp"), stage)
-        log.comm(
-            "all_gather",
-            shard,
-            now,
-            tail.late_gather_s,
-            PARAMETER_BYTES * float(parts.traffic.layer.moved[0]),
-            "bf16",
-            _QUEUE,
-        )
+    layer_bytes = PARAMETER_BYTES * float(parts.traffic.layer.moved[0])
+    comm("all_gather", _shard_group(parts, stage), tail.late_gather_s, layer_bytes, "bf16", _QUEUE)

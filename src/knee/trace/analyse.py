@@ -39,7 +39,7 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAnalysis:
-    """One rank."""
+    """What was measured in one rank's trace."""
 
     rank: int
     path: Path
@@ -54,10 +54,18 @@ class RankAnalysis:
     kernels: tuple[KernelLoad, ...]
     audit: Audit
 
+    @property
+    def step_window(self) -> tuple[Window, int]:
+        """All of its steps together and their number; the whole window as one where it has none."""
+        parts = [part for part in self.steps if part.step is not None]
+        if not parts:
+            return self.window, 1
+        return Window(start_ns=parts[0].window.start_ns, end_ns=parts[-1].window.end_ns), len(parts)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """One job."""
+    """What was measured in the traces of one job."""
 
     ranks: tuple[RankAnalysis, ...]
     """By rank."""
@@ -126,7 +134,7 @@ def _read_all(
     """Each file's trace, or why there is none."""
     finished = kept = read_bytes = 0
 
-    def told(count: int) -> None:
+    def report_bytes(count: int) -> None:
         nonlocal read_bytes
         read_bytes += count
         if progress:
@@ -138,7 +146,7 @@ def _read_all(
         if isinstance(found, Trace):
             kept += len(found.columns) + len(found.columns.launch_ns)
             check_kernels(kept)
-        told(0)
+        report_bytes(0)
 
     # a pipe of this process is none of another one's
     apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]
@@ -155,7 +163,7 @@ def _read_all(
     for path in files:
         if path not in found:
             try:
-                found[path] = read_trace(path, classes, axes=axes, cache=cache, told=told)
+                found[path] = read_trace(path, classes, axes=axes, cache=cache, report_bytes=report_bytes)
             except InputError as error:
                 found[path] = error
             done(found[path])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.kineto.event_columns import KERNEL
+from knee.specs.notes import Note
 from knee.trace.device_time import NS
 from knee.trace.kernel_classes import OTHER
 from knee.trace.read_trace import Trace
@@ -19,7 +20,7 @@ LOUD = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """Of one rank."""
+    """What the measurements of one rank's trace stand on."""
 
     events: int
     kernels: int
@@ -91,18 +92,14 @@ class Audit:
         return [*said, *self.notes]
 
 
-def _made_by_knee(trace: Trace) -> list[str]:
+def _made_by_knee(trace: Trace) -> list[Note]:
     made, said = trace.columns.knee, []
     if trace.columns.is_simulated:
-        said.append(
-            "the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
-            "unknown, and part of idle"
-        )
+        text = "the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
+        said.append(Note("simulated", text + "unknown, and part of idle"))
     if "of_kernels" in made:
-        said.append(
-            f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
-            "kernels: what is exposed is all there, compute and idle are not"
-        )
+        text = f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
+        said.append(Note("reduced", text + "kernels: what is exposed is all there, compute and idle are not"))
     return said
 
 

@@ -56,20 +56,15 @@ class Times:
     that is ``idle_s``."""
 
     def over(self, steps: int) -> Times:
-        """A step's share."""
-        shares: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            shares[f.name] = None if value is None else value / steps
-        return Times(**shares)
+        """Return a step's share."""
+        totals: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Times(**totals | {name: total / steps for name, total in totals.items() if total is not None})
 
 
 def mean_times(times: list[Times]) -> Times:
-    """Over ranks."""
-    means: dict[str, Any] = {}
-    for f in fields(Times):
-        values = [getattr(t, f.name) for t in times]
-        means[f.name] = None if None in values else sum(values) / len(values)
+    """Return the means over ranks."""
+    columns = {f.name: [getattr(t, f.name) for t in times] for f in fields(Times)}
+    means: dict[str, Any] = {n: None if None in values else sum(values) / len(values) for n, values in columns.items()}
     return Times(**means)
 
 

@@ -10,7 +10,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.device_time import Window, times_of
+from knee.trace.device_time import times_of
 from knee.trace.loads import UNKNOWN, CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
 from knee.units import show
 
@@ -48,7 +48,7 @@ class Change:
         return self.change / self.a if self.a else None
 
     def as_json(self) -> dict[str, float | None]:
-        """With both changes."""
+        """Return plain data, with both changes."""
         return {"a": self.a, "b": self.b, "change": self.change, "relative_frac": self.relative_frac}
 
 
@@ -96,10 +96,6 @@ class Diff:
     has too few of them to tell."""
     finding: str
     notes: tuple[str, ...]
-
-    def kernels_that(self, status: str) -> list[KernelChange]:
-        """Those that ``appeared``, ``vanished`` or ``changed``."""
-        return [kernel for kernel in self.kernels if kernel.status == status]
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; of kernels those that changed most."""
@@ -180,10 +176,7 @@ Sums = dict[Any, tuple[float, ...]]
 
 def _of_rank(rank: RankAnalysis) -> tuple[dict[str, float], int, list[CollectiveLoad], list[KernelLoad]]:
     """Times of its mean step, its number of steps, and loads of all of them together."""
-    parts = [part for part in rank.steps if part.step is not None]
-    count, window = max(len(parts), 1), rank.window
-    if parts:
-        window = Window(start_ns=parts[0].window.start_ns, end_ns=parts[-1].window.end_ns)
+    window, count = rank.step_window
     t = times_of(rank.trace, window).over(count)
     times = {
         "step_s": rank.step_s,
@@ -209,11 +202,11 @@ def _kernel_items(loads: Iterable[tuple[int, list[KernelLoad]]]) -> Iterable[tup
 
 def _sums(items: Iterable[tuple[Any, tuple[float, ...], int]]) -> Sums:
     """Values of each key, added up, each over its number of steps."""
-    found: Sums = {}
+    sums: Sums = {}
     for key, values, count in items:
-        before = found.get(key, (0.0,) * len(values))
-        found[key] = tuple(x + y / count for x, y in zip(before, values, strict=True))
-    return found
+        before = sums.get(key, (0.0,) * len(values))
+        sums[key] = tuple(x + y / count for x, y in zip(before, values, strict=True))
+    return sums
 
 
 def _pairs(a: Sums, b: Sums, width: int) -> Iterable[tuple[Any, list[Change]]]:
@@ -247,7 +240,7 @@ def _finding(
     classes: Sequence[KernelChange],
     within: bool | None,
 ) -> str:
-    """One sentence."""
+    """Say in one sentence what changed, and what explains most of it."""
     step = times["step_s"]
     relative = f" ({step.relative_frac:+.1%})" if step.relative_frac is not None else ""
     said = f"step {_signed(step.change)}{relative}"
@@ -262,12 +255,12 @@ def _finding(
         "exposed_comm_s": _mostly(collectives, _call, lambda c: c.exposed_s),
         "compute_s": _mostly([c for c in classes if not c.communication], lambda c: c.name, lambda c: c.load_s),
     }
-    told = []
+    changes = []
     for name in named:
         change = times[name].change
-        found = reasons[name](change) if name in reasons else None
-        told.append(f"{PARTS[name]} {_signed(change)}" + (f", mostly {found}" if found else ""))
-    return f"{said}: {'; '.join(told)}"
+        reason = reasons[name](change) if name in reasons else None
+        changes.append(f"{PARTS[name]} {_signed(change)}" + (f", mostly {reason}" if reason else ""))
+    return f"{said}: {'; '.join(changes)}"
 
 
 def _call(one: CollectiveChange) -> str:

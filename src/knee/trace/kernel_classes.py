@@ -61,7 +61,7 @@ class Classes:
 
 @cache
 def known_classes() -> Classes:
-    """knee's own table."""
+    """Return knee's own table."""
     # importlib.resources takes longer to import than the table to read
     text = get_data("knee", "catalog/kernel_classes.toml") or b""
     return Classes(entries=tuple(_entries(tomllib.loads(text.decode()), "kernel_classes.toml", own=True)))

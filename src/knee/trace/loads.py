@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,7 +47,7 @@ class KernelLoad:
 
 
 def collective_loads(trace: Trace, window: Window) -> list[CollectiveLoad]:
-    """The largest load first."""
+    """Return the load of each collective, group and size, the largest first."""
     rows = np.array(sorted(trace.calls), dtype=np.int64)
     if not len(rows):
         return []
@@ -110,16 +110,11 @@ def kernel_loads(trace: Trace, window: Window) -> list[KernelLoad]:
 
 
 def class_loads(kernels: list[KernelLoad]) -> list[KernelLoad]:
-    """The same by class."""
-    found: dict[tuple[str, bool], KernelLoad] = {}
+    """Add up the same by class."""
+    sums: dict[tuple[str, bool], KernelLoad] = {}
     for kernel in kernels:
         key = (kernel.kernel_class, kernel.communication)
-        before = found.get(key)
-        found[key] = KernelLoad(
-            name=kernel.kernel_class,
-            kernel_class=kernel.kernel_class,
-            communication=kernel.communication,
-            calls=kernel.calls + (before.calls if before else 0),
-            load_s=kernel.load_s + (before.load_s if before else 0.0),
-        )
-    return sorted(found.values(), key=lambda load: -load.load_s)
+        none = replace(kernel, name=kernel.kernel_class, calls=0, load_s=0.0)
+        before = sums.get(key, none)
+        sums[key] = replace(before, calls=before.calls + kernel.calls, load_s=before.load_s + kernel.load_s)
+    return sorted(sums.values(), key=lambda load: -load.load_s)

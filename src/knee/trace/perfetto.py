@@ -9,7 +9,6 @@ communication are those of the whole. What Perfetto is known to do shapes the fi
 
 from __future__ import annotations
 
-import gzip
 import heapq
 import json
 from collections.abc import Iterator, Sequence
@@ -24,7 +23,8 @@ from knee.errors import InputError
 from knee.files import write_bytes
 from knee.kineto.decode import KEYS
 from knee.kineto.event_columns import DEVICE_KINDS, Int64
-from knee.kineto.process_groups import DTYPES, Call
+from knee.kineto.kineto_writer import SUFFIXES, microseconds, packed
+from knee.kineto.process_groups import TORCH_DTYPES, Call
 from knee.metrics.intervals import merge
 from knee.record.events import DTYPE_BYTES
 from knee.trace.analyse import Analysis, RankAnalysis
@@ -34,16 +34,14 @@ from knee.trace.loads import UNKNOWN
 
 MARGIN_NS = 100_000
 """Shown before and after each stretch: some twenty kernels."""
-SUFFIXES = (".json.gz", ".json")
 STEPS, EXPOSED, FIRST_EXTRA = 1_000_000, 2_000_000, 3_000_000
 """Threads that are no stream, numbered beyond them: steps, exposed communication, and second threads of a stream."""
 CATEGORIES = {number: name for name, number in DEVICE_KINDS.items()}
-TORCH_DTYPES = {ours: torch for torch, ours in reversed(DTYPES.items())}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallTrace:
-    """What was written."""
+    """The small trace that was written."""
 
     path: Path
     kernels: int
@@ -83,9 +81,7 @@ def write_small(analysis: Analysis, path: Path) -> SmallTrace:
     }
     lines = (line for rank in ranks for line in rank.lines())
     text = json.dumps(head)[:-1] + ', "traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
-    data = text.encode()
-    if path.name.endswith(".gz"):
-        data = gzip.compress(data, compresslevel=6, mtime=0)
+    data = packed(text, path)
     write_bytes(path, data)
     return SmallTrace(
         path=path,
@@ -158,23 +154,22 @@ class _Rank:
         return np.asarray((at < len(begin)) & (begins < np.maximum(self.end, self.start + 1)), dtype=np.bool_)
 
     def lines(self) -> Iterator[str]:
-        """Events as JSON."""
+        """Yield the events as JSON."""
         c = self.rank.trace.columns
         device = f" {c.device_name}" if c.device_name else ""
-        yield _named("process_name", self.rank.rank, 0, f"rank {self.rank.rank}{device}")
-        yield _sorted("process_sort_index", self.rank.rank, 0, self.rank.rank)
+        yield _metadata("process_name", self.rank.rank, 0, name=f"rank {self.rank.rank}{device}")
+        yield _metadata("process_sort_index", self.rank.rank, 0, sort_index=self.rank.rank)
         yield from self._steps()
         yield from self._exposed()
         yield from self._kernels()
 
     def _steps(self) -> Iterator[str]:
         yield from self._thread(STEPS, "steps", 0)
+        category = self._category("user_annotation")
         for part in self.rank.steps:
             if part.step is not None:
-                category = self._category("user_annotation")
-                yield self._slice(
-                    f"ProfilerStep#{part.step}", category, STEPS, part.window.start_ns, part.window.end_ns, {}
-                )
+                window = part.window
+                yield self._slice(f"ProfilerStep#{part.step}", category, STEPS, window.start_ns, window.end_ns, {})
 
     def _exposed(self) -> Iterator[str]:
         yield from self._thread(EXPOSED, "exposed communication", 1)
@@ -188,8 +183,8 @@ class _Rank:
                 "group": group,
                 "group_size": call.group.size if call.group is not None else None,
                 "message_bytes": call.message_bytes or None,
-                "duration_us": _us(one.end_ns - one.start_ns),
-                "call_us": _us(int(c.end_ns[one.row] - c.start_ns[one.row])),
+                "duration_us": microseconds(one.end_ns - one.start_ns),
+                "call_us": microseconds(int(c.end_ns[one.row] - c.start_ns[one.row])),
                 "kernel": c.names[c.name_id[one.row]],
             }
             args = {key: value for key, value in args.items() if value is not None}
@@ -226,9 +221,9 @@ class _Rank:
         if c.correlation[row] >= 0:
             args["correlation"] = int(c.correlation[row])
         if trace.launched_ns[row] >= 0 and not c.is_host:
-            args["launched before, us"] = _us(int(c.start_ns[row] - trace.launched_ns[row]))
+            args["launched before, us"] = microseconds(int(c.start_ns[row] - trace.launched_ns[row]))
         if self.end[row] - self.start[row] < c.end_ns[row] - c.start_ns[row]:
-            args["whole duration, us"] = _us(int(c.end_ns[row] - c.start_ns[row]))
+            args["whole duration, us"] = microseconds(int(c.end_ns[row] - c.start_ns[row]))
         if (call := trace.calls.get(row)) is not None:
             known = c.args.get(row)
             own = known._asdict() if known is not None else _call_args(call)
@@ -239,13 +234,14 @@ class _Rank:
         return name if self.is_first else f"{name} of rank {self.rank.rank}"
 
     def _thread(self, thread: int, name: str, order: int) -> Iterator[str]:
-        yield _named("thread_name", self.rank.rank, thread, name)
-        yield _sorted("thread_sort_index", self.rank.rank, thread, order)
+        yield _metadata("thread_name", self.rank.rank, thread, name=name)
+        yield _metadata("thread_sort_index", self.rank.rank, thread, sort_index=order)
 
     def _slice(self, name: str, category: str, thread: int, start: int, end: int, args: dict[str, Any]) -> str:
+        begin, duration = microseconds(start - self.zero), microseconds(end - start)
         return (
             f'{{"ph": "X", "cat": {json.dumps(category)}, "name": {json.dumps(name)}, "pid": {self.rank.rank}, '
-            f'"tid": {thread}, "ts": {_us(start - self.zero)}, "dur": {_us(end - start)}, "args": {json.dumps(args)}}}'
+            f'"tid": {thread}, "ts": {begin}, "dur": {duration}, "args": {json.dumps(args)}}}'
         )
 
 
@@ -284,14 +280,5 @@ def _call_args(call: Call) -> dict[str, Any]:
     }
 
 
-def _named(what: str, process: int, thread: int, name: str) -> str:
-    return f'{{"ph": "M", "name": "{what}", "pid": {process}, "tid": {thread}, "args": {{"name": {json.dumps(name)}}}}}'
-
-
-def _sorted(what: str, process: int, thread: int, order: int) -> str:
-    return f'{{"ph": "M", "name": "{what}", "pid": {process}, "tid": {thread}, "args": {{"sort_index": {order}}}}}'
-
-
-def _us(time_ns: int) -> str:
-    """Microseconds with three decimals, exactly."""
-    return f"{'-' if time_ns < 0 else ''}{abs(time_ns) // 1000}.{abs(time_ns) % 1000:03d}"
+def _metadata(what: str, process: int, thread: int, **args: str | int) -> str:
+    return json.dumps({"ph": "M", "name": what, "pid": process, "tid": thread, "args": args})

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from knee.trace.analyse import Analysis, RankAnalysis
-from knee.trace.device_time import Times, Window, times_of
-from knee.trace.loads import CollectiveLoad, KernelLoad, class_loads, collective_loads, kernel_loads
+from knee.trace.device_time import times_of
+from knee.trace.loads import CollectiveLoad, class_loads, collective_loads, kernel_loads
 
 SCHEMA_VERSION = 1
 LONGEST = 30
@@ -79,19 +79,13 @@ def record(analysis: Analysis) -> dict[str, Any]:
     times = {name: _mean([rank[name] for rank in ranks]) for name in TIMES}
     waiting = [rank.waiting_s for rank in analysis.across.ranks if rank.matched]
     steps = max(analysis.steps, 1)
+    errors = [rank.audit.cut for rank in analysis.ranks if rank.audit.cut]
+    errors += [one.why for one in analysis.left_out if one.is_trace]
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": "simulated" if first.is_simulated else "measured",
         "status": "done" if analysis.is_whole else "cut off",
-        "error": next(
-            iter(
-                (
-                    *(rank.audit.cut for rank in analysis.ranks if rank.audit.cut),
-                    *(one.why for one in analysis.left_out if one.is_trace),
-                )
-            ),
-            None,
-        ),
+        "error": errors[0] if errors else None,
         **dict.fromkeys(unknown),
         "gpus": first.world_size or len(analysis.ranks),
         **times,
@@ -128,12 +122,8 @@ def step_of(rank: RankAnalysis) -> dict[str, Any]:
     As in simulated steps, waiting for another pipeline stage is a bubble and not exposed communication, and copies are
     in no load.
     """
-    parts = [part for part in rank.steps if part.step is not None]
-    count, window = max(len(parts), 1), rank.window
-    if parts:
-        window = Window(start_ns=parts[0].window.start_ns, end_ns=parts[-1].window.end_ns)
-    times: Times = times_of(rank.trace, window).over(count)
-    bubble = times.bubble_s or 0.0
+    window, count = rank.step_window
+    times = times_of(rank.trace, window).over(count)
     return {
         "steps": count,
         "step_s": rank.step_s,
@@ -141,19 +131,18 @@ def step_of(rank: RankAnalysis) -> dict[str, Any]:
         "comm_load_s": times.comm_load_s,
         "compute_s": times.compute_s,
         "comm_s": times.comm_s,
-        "exposed_comm_s": times.exposed_comm_s - bubble,
+        "exposed_comm_s": times.exposed_comm_s - (times.bubble_s or 0.0),
         "overlapped_comm_s": times.overlapped_comm_s,
         "bubble_s": times.bubble_s,
         "idle_s": max(0.0, rank.step_s - times.compute_s - times.exposed_comm_s),
         "copies_s": times.copy_load_s + times.fill_load_s,
         "comm_loads": _loads(collective_loads(rank.trace, window), count),
-        "kernels": [_kernel(load, count) for load in kernel_loads(rank.trace, window)[:LONGEST]],
+        "kernels": [
+            {"name": load.name, "calls": load.calls / count, "load_s": load.load_s / count}
+            for load in kernel_loads(rank.trace, window)[:LONGEST]
+        ],
         "notes": rank.audit.sentences(),
     }
-
-
-def _kernel(load: KernelLoad, steps: int) -> dict[str, Any]:
-    return {"name": load.name, "calls": load.calls / steps, "load_s": load.load_s / steps}
 
 
 def _loads(loads: Sequence[CollectiveLoad], steps: int) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.kineto.process_groups import MOST_RANKS
+from knee.specs.notes import Note
 from knee.trace.device_time import NS, Window
 from knee.trace.read_trace import Trace
 
@@ -62,29 +63,33 @@ def check_one_job(traces: Sequence[Trace]) -> None:
     for trace in traces:
         c = trace.columns
         if c.rank in by_rank:
-            raise InputError(f"rank {c.rank} is in {by_rank[c.rank].columns.path} and in {c.path}", hint=HINT)
+            raise _several_jobs("rank", f"rank {c.rank} is in {by_rank[c.rank].columns.path} and in {c.path}")
         by_rank[c.rank] = trace
     columns = [trace.columns for trace in traces]
-    _same({c.path: c.world_size for c in columns}, "{a} is of a job of {one} ranks, and {b} of one of {two}")
-    _same({c.path: _world(c.info) for c in columns}, "{a} is of a job of ranks {one}, and {b} of one of ranks {two}")
+    sizes, worlds = ({c.path: c.world_size for c in columns}, {c.path: _world(c.info) for c in columns})
+    _same("world_size", sizes, "{a} is of a job of {one} ranks, and {b} of one of {two}")
+    _same("ranks", worlds, "{a} is of a job of ranks {one}, and {b} of one of ranks {two}")
     if len({c.is_host for c in columns}) > 1:
-        raise InputError("some traces are of GPUs and some of processors", hint=HINT)
-    _same({c.path: c.device_name for c in columns}, "{a} is of {one}, and {b} of {two}")
+        raise _several_jobs("device", "some traces are of GPUs and some of processors")
+    _same("device", {c.path: c.device_name for c in columns}, "{a} is of {one}, and {b} of {two}")
     steps = [{step.number for step in t.steps} for t in traces if t.steps]
     if len(steps) > 1 and not set.intersection(*steps):
-        raise InputError("the traces have no profiler step in common", hint=HINT)
+        raise _several_jobs("steps", "the traces have no profiler step in common")
     if 0 < len(steps) < len(traces) and not _share_time(traces):
-        raise InputError(
-            "some traces have profiler steps and some have none, and they have no time in common", hint=HINT
-        )
+        text = "some traces have profiler steps and some have none, and they have no time in common"
+        raise _several_jobs("time", text)
 
 
-def _same(values: dict[Path, Any], sentence: str) -> None:
+def _several_jobs(field: str, text: str) -> InputError:
+    return InputError(text, hint=HINT, code="several-jobs", field=field)
+
+
+def _same(field: str, values: dict[Path, Any], sentence: str) -> None:
     """Refuse files that say different things, each of those that say anything."""
     found = {value: path for path, value in reversed(values.items()) if value is not None}
     if len(found) > 1:
         (one, a), (two, b) = list(found.items())[-1], list(found.items())[-2]
-        raise InputError(sentence.format(a=a, one=one, b=b, two=two), hint=HINT)
+        raise _several_jobs(field, sentence.format(a=a, one=one, b=b, two=two))
 
 
 def _world(info: Mapping[str, Any]) -> str | None:
@@ -193,24 +198,23 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
     notes = []
     unmatched = sum(rank.unmatched for rank in ranks)
     if len(traces) > 1 and unmatched:
-        notes.append(f"{unmatched:,} collective calls were found on one rank only, and are in no waiting")
+        text = f"{unmatched:,} collective calls were found on one rank only, and are in no waiting"
+        notes.append(Note("calls-of-one-rank", text))
     unnamed = sum(rank.unnamed for rank in ranks)
     if len(traces) > 1 and unnamed:
-        notes.append(
-            f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
-            "waiting is not known"
-        )
+        text = f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
+        notes.append(Note("ranks-not-told", text + "waiting is not known"))
     if any(rank.matched for rank in ranks) and not any(call.group for t in traces for call in t.calls.values()):
-        notes.append("the traces name no process group: calls are matched by their streams and their order")
+        text = "the traces name no process group: calls are matched by their streams and their order"
+        notes.append(Note("groups-not-named", text))
     if len(traces) > 1 and not _share_time(traces):
-        notes.append("the ranks' clocks have no time in common, as one run's should have; only durations are compared")
+        text = "the ranks' clocks have no time in common, as one run's should have; only durations are compared"
+        notes.append(Note("clocks-differ", text))
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
     if len(numbers) > 1:
         (one, a), (two, b) = list(numbers.items())[:2]
-        notes.append(
-            f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): --skip and "
-            "--steps count those that all have"
-        )
+        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): --skip and "
+        notes.append(Note("steps-differ", text + "--steps count those that all have"))
     return tuple(notes)
 
 

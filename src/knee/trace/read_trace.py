@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from knee.arrays import Bools
 from knee.errors import InputError
 from knee.kineto.column_cache import cached_columns
 from knee.kineto.cpu_trace import host_calls, of_gpu
-from knee.kineto.event_columns import KERNEL, Int64, RankTrace, Step
-from knee.kineto.event_stream import HINT, BytesRead
+from knee.kineto.event_columns import Int64, RankTrace, Step
+from knee.kineto.event_stream import HINT, ReportBytes
 from knee.kineto.process_groups import Call, ProcessGroups, collective_of
 from knee.trace.kernel_classes import Classes, Classified, classify
 
@@ -35,11 +34,6 @@ class Trace:
     border_ns: Int64
     """When each step begins on the device, and, last, when the last one ends there."""
 
-    @property
-    def is_copy(self) -> Bools:
-        """Memory copies and fills."""
-        return np.asarray(self.columns.kind != KERNEL, dtype=np.bool_)
-
 
 def read_trace(
     path: Path,
@@ -47,10 +41,10 @@ def read_trace(
     *,
     axes: Mapping[str, str] | None = None,
     cache: bool = True,
-    told: BytesRead | None = None,
+    report_bytes: ReportBytes | None = None,
 ) -> Trace:
-    """Read a ``.json`` or ``.json.gz`` trace; ``told`` hears how many bytes were read."""
-    columns = cached_columns(path, use=cache, told=told)
+    """Read a ``.json`` or ``.json.gz`` trace."""
+    columns = cached_columns(path, use=cache, report_bytes=report_bytes)
     if columns.is_host:
         calls = host_calls(columns, axes)
     elif len(columns):
@@ -58,12 +52,12 @@ def read_trace(
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
     elif of_gpu(columns):  # what its host did is no answer
         why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
-        raise InputError(f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel", hint=why)
+        text = f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel"
+        raise InputError(text, hint=why, code="no-kernels")
     if not len(columns):
         cut = f": {columns.cut}" if columns.cut else ""
-        raise InputError(
-            f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}", hint=HINT
-        )
+        text = f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}"
+        raise InputError(text, hint=HINT, code="no-kernels")
     classified = classify(columns, classes, calls)
     for row in np.flatnonzero(classified.is_comm).tolist():
         if row not in calls:

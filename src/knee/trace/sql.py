@@ -6,7 +6,7 @@ import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -90,7 +90,7 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
                 raise InputError(
                     f"{argument('sql')}: there is no query in it", hint=tables(), code="invalid-query", field="sql"
                 )
-            return _told_apart([column[0] for column in answer.description]), answer.fetchall()
+            return _unique([column[0] for column in answer.description]), answer.fetchall()
         except (duckdb.Error, RuntimeError, UnicodeError) as error:  # what its own code throws is no duckdb.Error
             raise InputError(
                 f"{argument('sql')}: {(str(error).splitlines() or [''])[0]}",
@@ -100,7 +100,7 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
             ) from None
 
 
-def _told_apart(names: list[str]) -> list[str]:
+def _unique(names: list[str]) -> list[str]:
     used, seen, found = set(names), set[str](), []
     numbers = {name: itertools.count(2) for name in names}
     for name in names:
@@ -136,57 +136,32 @@ def _fill(connection: Any, analysis: Analysis) -> None:
     connection.execute(f"CREATE TABLE kernels ({_typed('kernels')})")
     for rank in analysis.ranks:
         _kernels(connection, rank)
-    _insert(
-        connection,
-        "steps",
-        [
-            {
-                "rank": rank.rank,
-                "step": part.step,
-                "start_ns": part.window.start_ns,
-                "end_ns": part.window.end_ns,
-                **_times(part.times),
-            }
-            for rank in analysis.ranks
-            for part in rank.steps
-        ],
-    )
-    _insert(
-        connection,
-        "collectives",
-        [
-            {
-                "rank": rank.rank,
-                "group_name": load.group,
-                **{name: getattr(load, name) for name in TABLES["collectives"] if name not in ("rank", "group_name")},
-            }
-            for rank in analysis.ranks
-            for load in rank.collectives
-        ],
-    )
-    _insert(
-        connection,
-        "ranks",
-        [
-            {
-                "rank": rank.rank,
-                "path": str(rank.path),
-                "device_name": rank.trace.columns.device_name,
-                "world_size": rank.trace.columns.world_size,
-                "first_ns": rank.trace.columns.first_ns,
-                "start_ns": rank.window.start_ns,
-                "end_ns": rank.window.end_ns,
-                "step_s": rank.step_s,
-                "steps": sum(part.step is not None for part in rank.steps),
-                **_times(rank.times),
-            }
-            for rank in analysis.ranks
-        ],
-    )
-
-
-def _times(times: Times) -> dict[str, float | None]:
-    return {name: getattr(times, name) for name in TIMES}
+    steps = [
+        {"rank": rank.rank, "step": part.step, **asdict(part.window), **asdict(part.times)}
+        for rank in analysis.ranks
+        for part in rank.steps
+    ]
+    collectives = [
+        {"rank": rank.rank, "group_name": load.group, **asdict(load)}
+        for rank in analysis.ranks
+        for load in rank.collectives
+    ]
+    ranks = [
+        {
+            "rank": rank.rank,
+            "path": str(rank.path),
+            "device_name": rank.trace.columns.device_name,
+            "world_size": rank.trace.columns.world_size,
+            "first_ns": rank.trace.columns.first_ns,
+            "step_s": rank.step_s,
+            "steps": sum(part.step is not None for part in rank.steps),
+            **asdict(rank.window),
+            **asdict(rank.times),
+        }
+        for rank in analysis.ranks
+    ]
+    for table, rows in (("steps", steps), ("collectives", collectives), ("ranks", ranks)):
+        _insert(connection, table, rows)
 
 
 def _typed(table: str) -> str:
@@ -234,9 +209,9 @@ def _kernels(connection: Any, rank: RankAnalysis) -> None:
     }
     views = {
         "k": {name: np.ascontiguousarray(column[inside]) for name, column in numbers.items()},
-        "names": _words(c.names),
-        "classes": _words(of.names),
-        "kinds": _words([KINDS[i] for i in range(len(KINDS))]),
+        "names": _numbered(c.names),
+        "classes": _numbered(of.names),
+        "kinds": _numbered([KINDS[i] for i in range(len(KINDS))]),
         "calls": calls,
     }
     for name, view in views.items():
@@ -256,7 +231,7 @@ def _kernels(connection: Any, rank: RankAnalysis) -> None:
         connection.unregister(name)
 
 
-def _words(words: Sequence[str]) -> dict[str, Any]:
+def _numbered(words: Sequence[str]) -> dict[str, Any]:
     return {"id": np.arange(len(words)), "word": _objects(words)}
 
 

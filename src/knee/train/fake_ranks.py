@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -43,7 +43,7 @@ Names = dict[tuple[bool, str], str]
 
 
 class Log(TorchDispatchMode):
-    """Hears every operation of this rank: collectives and FLOP, at local shapes."""
+    """Counts the collectives and the FLOP of every operation of this rank, at local shapes."""
 
     def __init__(self, names: Names) -> None:
         super().__init__()
@@ -67,17 +67,16 @@ class Log(TorchDispatchMode):
         else:
             # a product that would silently count as nothing
             assert not is_counted_product(func), name
-        found = collective_of(func, args)
-        if found is not None:
-            group = self.place or self.names[found.functional, found.group]
-            self.collectives[
-                Collective(found.collective, group, found.group_size, found.message_bytes, TYPE_NAMES[found.dtype])
-            ] += 1
+        sent = collective_of(func, args)
+        if sent is not None:
+            group = self.place or self.names[sent.functional, sent.group]
+            dtype = TYPE_NAMES[sent.dtype]
+            self.collectives[Collective(sent.collective, group, sent.group_size, sent.message_bytes, dtype)] += 1
         return out
 
 
-def trace(job: TrainJob, heard: Callable[[int, int], None] | None = None) -> list[StageWork]:
-    """One steady step of each pipeline stage; ``heard`` is told how many kinds of stages are done, and of how many.
+def trace(job: TrainJob, report_progress: Callable[[int, int], None] | None = None) -> list[StageWork]:
+    """Trace one steady step of each pipeline stage; progress is how many kinds of stages are done, and of how many.
 
     Kinds are traced side by side, in processes of their own where there are several.
     """
@@ -93,8 +92,8 @@ def trace(job: TrainJob, heard: Callable[[int, int], None] | None = None) -> lis
             run = stack.enter_context(ProcessPoolExecutor(workers, mp_context=context)).map
         for done, (stages, work) in enumerate(zip(kinds, run(partial(trace_stage, job), first), strict=True), 1):
             found |= {s: replace(work, stage=s, rank=stage_rank(job.plan, s)) for s in stages}
-            if heard:
-                heard(done, len(kinds))
+            if report_progress:
+                report_progress(done, len(kinds))
     return [found[stage] for stage in range(job.plan.pp)]
 
 
@@ -117,7 +116,7 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
         trainer, log = Trainer(job, mesh), Log(group_names(mesh))
         tokens = torch.zeros(job.local_sequences, job.seq_len + 1, dtype=torch.int64)
         trainer.step(tokens)
-        heard_step(trainer, log, tokens)
+        logged_step(trainer, log, tokens)
     return StageWork(
         stage=stage,
         rank=rank,
@@ -127,13 +126,16 @@ def trace_stage(job: TrainJob, stage: int) -> StageWork:
     )
 
 
-def heard_step(trainer: Trainer, log: Log, tokens: Any) -> None:
-    """A step that ``log`` hears. One axis may fill the world, so the norm's group is known by its caller."""
+def logged_step(trainer: Trainer, log: Log, tokens: Any) -> None:
+    """Log one step. One axis may fill the world, so the norm's group is known by its caller."""
     norm_and = trainer.optimizer.norm_and
 
     def named(loss: Any) -> Any:
-        with _placed(log, "world"):
+        log.place = "world"
+        try:
             return norm_and(loss)
+        finally:
+            log.place = None
 
     trainer.optimizer.norm_and = named  # type: ignore[method-assign]
     try:
@@ -141,15 +143,6 @@ def heard_step(trainer: Trainer, log: Log, tokens: Any) -> None:
             trainer.step(tokens)
     finally:
         trainer.optimizer.norm_and = norm_and  # type: ignore[method-assign]
-
-
-@contextmanager
-def _placed(log: Log, name: str) -> Iterator[None]:
-    log.place = name
-    try:
-        yield
-    finally:
-        log.place = None
 
 
 def stage_rank(plan: Plan, stage: int) -> int:

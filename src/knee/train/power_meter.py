@@ -31,7 +31,6 @@ class PowerWindow:
         self.began_s = self.window_s = 0.0
 
     def start(self) -> None:
-        """Begin."""
         self.began_s = time.perf_counter()
         self._thread = threading.Thread(target=self._run, name="knee-power", daemon=True)
         self._thread.start()

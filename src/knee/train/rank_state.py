@@ -49,7 +49,7 @@ class RankState:
         self.power: PowerWindow | None = None
         self.window: dict[str, Any] = {}
         """Filled when the timed window has ended."""
-        self.told: Piece = {}
+        self.facts: Piece = {}
         """What was found out once: versions, data, trace, memory."""
         self.store: Any = None
         """What the ranks share; None for a rank alone."""
@@ -79,7 +79,7 @@ class RankState:
             "power": self.power.result() if self.power is not None and self.power.window_s else None,
             **window,
             "window_times_s": times_s[job.warmup : job.steps],
-            **self.told,
+            **self.facts,
         }
         if alive and "memory" not in piece:
             with suppress(RuntimeError):

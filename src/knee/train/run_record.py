@@ -20,7 +20,7 @@ import knee
 from knee.files import write_text
 from knee.specs.trainer_job import TrainJob
 from knee.trace.plain_data import mean_loads
-from knee.train.timed_steps import peak_of, percentiles
+from knee.train.timed_steps import known_gpu, peak_of, percentiles
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -32,7 +32,7 @@ TRACES = "traces"
 
 Status = Literal["done", "oom", "failed", "terminated"]
 Piece = dict[str, Any]
-"""What one rank has to say: rank, host, status, error, step, times, memory, power, trace."""
+"""One rank's part of the record: rank, host, status, error, step, times, memory, power, trace."""
 TIMES = ("compute_load_s", "comm_load_s", "compute_s", "comm_s", "exposed_comm_s", "overlapped_comm_s")
 NAMED = 8
 """Ranks that a sentence names at most."""
@@ -64,7 +64,7 @@ def compose(
     throughput = _throughput(job, whole, peak["peak_flop_per_s"], facts.get("flop_per_token"))
     power = _power(whole, throughput)
     memory = [piece["memory"]["memory_bytes"] for piece in pieces if piece.get("memory")]
-    told = next((piece for piece in pieces if piece.get("losses")), {})
+    with_losses = next((piece for piece in pieces if piece.get("losses")), {})
     return {
         "schema_version": SCHEMA,
         "kind": "measured",
@@ -92,10 +92,8 @@ def compose(
         **power,
         "usd_per_mtoken": None,
         "assumptions": [],
-        "warnings": _warnings(told),
-        "losses": told.get("losses", []),
-        "grad_norms": told.get("grad_norms", []),
-        "step_times_s": told.get("step_times_s", []),
+        "warnings": _warnings(with_losses.get("losses", ())),
+        **{name: with_losses.get(name, []) for name in ("losses", "grad_norms", "step_times_s")},
         "data": first.get("data"),
         "job": _plain({**job.as_json(), "facts": {}}),
         "device": device,
@@ -115,9 +113,9 @@ def _has_no_piece(rank: int | None, pieces: Sequence[Piece]) -> bool:
     return rank is not None and all(int(piece["rank"]) != rank for piece in pieces)
 
 
-def _warnings(told: Piece) -> list[str]:
-    """What makes the measurement doubtful."""
-    bad = next((i for i, loss in enumerate(told.get("losses") or ()) if loss is None or not math.isfinite(loss)), None)
+def _warnings(losses: Sequence[float | None]) -> list[str]:
+    """Say what makes the measurement doubtful."""
+    bad = next((i for i, loss in enumerate(losses) if loss is None or not math.isfinite(loss)), None)
     return [] if bad is None else [f"the loss is no number from step {bad + 1} on: the run has diverged"]
 
 
@@ -185,9 +183,7 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
         names = (*TIMES, "bubble_s", "idle_s", "straggler_s", "traced_step_s", "copies_s", "trace")
         return dict.fromkeys(names) | {"comm_loads": [], "trace_trouble": trouble}
     return {
-        **{name: _mean([trace[name] for trace in traces]) for name in TIMES},
-        "bubble_s": _mean([trace["bubble_s"] for trace in traces]),
-        "idle_s": _mean([trace["idle_s"] for trace in traces]),
+        **{name: _mean([trace[name] for trace in traces]) for name in (*TIMES, "bubble_s", "idle_s")},
         "straggler_s": None,
         "traced_step_s": _mean([trace["step_s"] for trace in traces]),
         "copies_s": _mean([trace["copies_s"] for trace in traces]),
@@ -203,13 +199,10 @@ def _times(pieces: Sequence[Piece]) -> dict[str, Any]:
 
 
 def _peaks(pieces: Sequence[Piece]) -> dict[str, Any]:
-    names = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
+    memory = [piece["memory"] for piece in pieces if piece.get("memory")]
     return {
-        name: max(
-            (piece["memory"][name] for piece in pieces if piece.get("memory") and piece["memory"][name] is not None),
-            default=None,
-        )
-        for name in names
+        name: max((one[name] for one in memory if one[name] is not None), default=None)
+        for name in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes")
     }
 
 
@@ -222,8 +215,6 @@ def _profile(job: TrainJob) -> str:
 
 def _cluster(device: Mapping[str, Any], job: TrainJob) -> str | None:
     """The catalogue's cluster with this GPU."""
-    from knee.train.timed_steps import known_gpu
-
     if job.device == "cpu":
         return "cpu"
     gpu = known_gpu(device, job.facts.get("gpus_known", ()))
@@ -321,13 +312,15 @@ def read_pieces(out: Path) -> list[Piece]:
     return found
 
 
-def compose_from_files(out: Path, job: TrainJob, told: Callable[[int], str | None] = lambda _: None) -> dict[str, Any]:
-    """The record of a run whose ranks could not be gathered. ``told`` says what is known of a rank that died."""
+def compose_from_files(
+    out: Path, job: TrainJob, how_ended: Callable[[int], str | None] = lambda _: None
+) -> dict[str, Any]:
+    """Compose the record of a run whose ranks could not be gathered; ``how_ended`` says it of a rank that died."""
     pieces = read_pieces(out)
     status, error, rank = verdict(job, pieces)
     silent = False
     if rank is not None and _has_no_piece(rank, pieces):
-        step, why = _last_step(out, rank), told(rank)
+        step, why = _last_step(out, rank), how_ended(rank)
         silent = not why
         error = f"rank {rank} {why or SILENT}"
         error += "" if step is None else f"; last heard of at step {step}"

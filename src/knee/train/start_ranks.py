@@ -12,24 +12,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 import knee
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, KneeError, argument
 from knee.files import make_folder, write_text
 from knee.specs.trainer_job import TrainJob
-from knee.train.run_record import (
-    HEARTBEATS,
-    JOB,
-    LOGS,
-    PIECES,
-    RECORD,
-    TRACES,
-    compose_from_files,
-    write_record,
-)
+from knee.train.run_record import HEARTBEATS, JOB, LOGS, PIECES, RECORD, TRACES, compose_from_files, write_record
 
 LAUNCHED = "KNEE_LAUNCHED"
 """Tells a rank that its parent writes the record of a run that ends early; its value is the parent's process id."""
@@ -43,7 +34,12 @@ POLL_S = 0.05
 def prepare(out: Path, *, force: bool) -> None:
     """A folder that takes a run: it is there, can be written to, and has no record yet."""
     if (out / RECORD).exists() and not force:
-        raise InputError(f"{out} has the record of another run", hint="give another --out, or --force to replace it")
+        raise InputError(
+            f"{out} has the record of another run",
+            hint=f"give another {argument('out')}, or {argument('force')} to replace it",
+            code="already-there",
+            field="out",
+        )
     make_folder(out)
 
 
@@ -55,7 +51,7 @@ def clear(out: Path) -> None:
 
 
 def write_job(out: Path, job: TrainJob) -> Path:
-    """What workers are handed."""
+    """Write the job for the workers; return the file."""
     path = out / JOB
     write_text(path, json.dumps(job.as_json(), indent=1) + "\n")
     return path
@@ -68,10 +64,10 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
     (out / LOGS).mkdir(parents=True, exist_ok=True)
     ranks = _Ranks()
     with _forwarded(ranks):
-        ranks.start(job, path, out, tell or sys.stderr)
+        ranks.start(job, path, out, tell)
         ranks.wait()
     if any(ranks.codes.values()) or not (out / RECORD).exists():
-        record = compose_from_files(out, job, ranks.told)
+        record = compose_from_files(out, job, ranks.how_ended)
         try:
             write_record(out, record)
         except KneeError as error:  # the disk is full, say: the caller still has it
@@ -82,7 +78,7 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
 
 
 class _Ranks:
-    """The processes."""
+    """The processes of a run, one for each rank."""
 
     def __init__(self) -> None:
         self.codes: dict[int, int] = {}
@@ -93,7 +89,7 @@ class _Ranks:
         self.pumps: list[threading.Thread] = []
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
-    def start(self, job: TrainJob, path: Path, out: Path, tell: IO[str]) -> None:
+    def start(self, job: TrainJob, path: Path, out: Path, tell: IO[str] | None) -> None:
         """Start them; no more of them once a signal has come."""
         environment = _environment(job)
         for rank in range(job.gpus):
@@ -155,8 +151,8 @@ class _Ranks:
         for process in self.running.values():
             process.send_signal(number)
 
-    def told(self, rank: int) -> str | None:
-        """How a rank ended, in words."""
+    def how_ended(self, rank: int) -> str | None:
+        """Say how a rank ended; None for one that has not."""
         code = self.codes.get(rank)
         if code is None:
             return None
@@ -216,16 +212,17 @@ def _free_port() -> int:
 def _pump(source: IO[bytes] | None, path: Path, tell: IO[str] | None) -> None:
     """A rank's lines into its log, and to the terminal for rank 0. A full disk loses lines, not the run."""
     assert source is not None
-    try:
-        log: IO[bytes] | None = path.open("wb", buffering=0)
-    except OSError:
-        log = None
-    for line in source:
-        if log is not None:
-            try:
-                log.write(line)
-            except OSError:
-                log = None
-        if tell is not None:
-            tell.write(line.decode(errors="replace"))
-            tell.flush()
+    with ExitStack() as files:
+        files.enter_context(source)
+        log: IO[bytes] | None = None
+        with suppress(OSError):
+            log = files.enter_context(path.open("wb", buffering=0))
+        for line in source:
+            if log is not None:
+                try:
+                    log.write(line)
+                except OSError:
+                    log = None
+            if tell is not None:
+                tell.write(line.decode(errors="replace"))
+                tell.flush()

@@ -112,7 +112,9 @@ def memory_of(device: str) -> dict[str, float | None]:
 def device_of(device: str, local_rank: int) -> dict[str, Any]:
     """The device's name and what tells its kind."""
     if device != "cuda":
-        return {"name": _processor(), "sms": None, "memory_bytes": None, "uuid": None}
+        from knee.probe.machine_facts import processor
+
+        return {"name": processor(), "sms": None, "memory_bytes": None, "uuid": None}
     import torch
 
     properties = torch.cuda.get_device_properties(local_rank)
@@ -122,12 +124,6 @@ def device_of(device: str, local_rank: int) -> dict[str, Any]:
         "memory_bytes": float(properties.total_memory),
         "uuid": str(properties.uuid),
     }
-
-
-def _processor() -> str:
-    from knee.probe.machine_facts import processor
-
-    return processor()
 
 
 def known_gpu(device: Mapping[str, Any], known: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -154,6 +150,4 @@ def peak_of(device: Mapping[str, Any], dtype: str, known: Sequence[Mapping[str, 
 
 def percentiles(times_s: Sequence[float]) -> dict[str, float | None]:
     """p10, p50 and p90 of the steps' times."""
-    if not times_s:
-        return {f"step_p{q}_s": None for q in PERCENTILES}
-    return {f"step_p{q}_s": float(np.percentile(times_s, q)) for q in PERCENTILES}
+    return {f"step_p{q}_s": float(np.percentile(times_s, q)) if times_s else None for q in PERCENTILES}

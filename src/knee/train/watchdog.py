@@ -123,19 +123,21 @@ class Watch:
                 if now - asked_s > min(GRACE_S, self.timeout_s):
                     self._end("terminated", str(self.asked(self.signal)), BY_SIGNAL + self.signal, lost=False)
             elif now - moved_s > EARLY_FRAC * self.timeout_s:
-                words = f"no step has ended for {now - moved_s:.0f} s: another rank is gone or stuck"
-                self._end("failed", words, ExitCode.FAILED, lost=True)
+                error = f"no step has ended for {now - moved_s:.0f} s: another rank is gone or stuck"
+                self._end("failed", error, ExitCode.FAILED, lost=True, stalled_s=round(now - moved_s))
 
-    def _end(self, status: str, error: str, code: int, *, lost: bool) -> None:
+    def _end(self, status: str, error: str, code: int, *, lost: bool, stalled_s: int | None = None) -> None:
         if self._over.is_set() or not self.claim():
             self._over.wait(GRACE_S)  # the main thread is writing
             return
         try:
+            if stalled_s is not None:
+                self._beat(stalled_s=stalled_s)
             self.last_words(status, error, lost)
         finally:
             os._exit(code)
 
-    def _beat(self) -> None:
+    def _beat(self, **more: int) -> None:
         """Best effort: a full disk must not end the run."""
         if self.path is None:
             return
@@ -143,5 +145,5 @@ class Watch:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             partial = self.path.with_suffix(".new")
             state = {"step": self.step(), "progress": str(self.progress()), "time_s": time.time(), "pid": os.getpid()}
-            partial.write_text(json.dumps(state), encoding="utf-8")
+            partial.write_text(json.dumps({**state, **more}), encoding="utf-8")
             os.replace(partial, self.path)

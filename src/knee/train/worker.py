@@ -153,11 +153,11 @@ def _guarded(run: RankState, watch: Watch) -> int:
 
 
 def classify(problem: Exception) -> tuple[str, str]:
-    """Status and one sentence."""
-    words = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
+    """Return the status of a run that an exception ended, and one sentence about it."""
+    message = next(iter(str(problem).strip().splitlines()), "") or type(problem).__name__
     if type(problem).__name__ == "OutOfMemoryError" or NO_MEMORY.search(str(problem)):
-        return "oom", f"out of memory: {words[:300]}"
-    return "failed", f"{type(problem).__name__}: {words[:300]}"
+        return "oom", f"out of memory: {message[:300]}"
+    return "failed", f"{type(problem).__name__}: {message[:300]}"
 
 
 def train(run: RankState, watch: Watch) -> None:
@@ -170,7 +170,7 @@ def train(run: RankState, watch: Watch) -> None:
     if job.device == "cuda":
         torch.cuda.set_device(place.local_rank)
     run.device = device_of(job.device, place.local_rank)
-    run.told |= versions(job) | {"inventory": inventory() if place.local_rank == 0 else None}
+    run.facts |= versions(job) | {"inventory": inventory() if place.local_rank == 0 else None}
     run.phase = "meeting"
     run.store = meet(job, place)
     run.phase = "building"
@@ -184,11 +184,11 @@ def train(run: RankState, watch: Watch) -> None:
         dp_rank=at["dp_replicate"] * job.plan.dp_shard + at["dp_shard"],
     )
     source = open_data(job.data, share, vocab_size=job.model.vocab)
-    run.told["data"] = source.describe()
-    run.power, run.told["power_trouble"] = open_power(run.device["uuid"])
+    run.facts["data"] = source.describe()
+    run.power, run.facts["power_trouble"] = open_power(run.device["uuid"])
     run.losses, run.grad_norms = Values(job.steps, job.device), Values(job.steps, job.device)
     last = job.steps + (job.trace_steps + UNDER_PROFILER if job.trace_steps else 0)
-    tell = TrainProgress(run)
+    progress = TrainProgress(run)
     with Prefetcher(source, stop=last, pin=job.device == "cuda") as batches:
 
         def step() -> Any:
@@ -208,9 +208,9 @@ def train(run: RankState, watch: Watch) -> None:
             run.grad_norms.put(number, result.norm_tensor)
             run.clock.mark()
             run.waits_s.append(batches.waited_s)
-            tell.step(number + 1)
+            progress.step(number + 1)
         end_window(run, began_s)
-        tell.window()
+        progress.window()
         if job.trace_steps:
             run.phase = "tracing"
             trace(run, step)
@@ -252,7 +252,7 @@ def end_window(run: RankState, began_s: float) -> None:
         "window_steps": run.job.steps - run.job.warmup,
         "data_wait_s": run.waits_s[-1] - run.waits_s[run.job.warmup],
     }
-    run.told["memory"] = memory_of(run.job.device)
+    run.facts["memory"] = memory_of(run.job.device)
 
 
 def trace(run: RankState, step: Any) -> None:
@@ -264,9 +264,9 @@ def trace(run: RankState, step: Any) -> None:
     path = run.out / TRACES / f"rank{place.rank}.json.gz"
     try:
         write_trace(profiler, path)
-        run.told["trace"] = read_trace(path, job.plan)
+        run.facts["trace"] = read_trace(path, job.plan)
     except KneeError as error:
-        run.told["trace_trouble"] = error.message
+        run.facts["trace_trouble"] = error.message
         say(f"rank {place.rank}: {error.message}")
 
 

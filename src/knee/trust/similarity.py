@@ -11,6 +11,7 @@ from knee.arrays import Bools, Floats
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
+from knee.specs.notes import Note
 from knee.specs.profile import Profile
 from knee.trust.catalog_differences import Entry, entry_of
 from knee.trust.error_table import Errors, micro_tokens, tokens_per_gpu
@@ -181,21 +182,24 @@ class _Comparison:
     def _absent(self) -> Iterator[str]:
         plan, errors = self.job.plan, self.errors
         if self.gpu not in errors.words["gpu"]:
-            yield f"no published run used {self.gpu}"
+            yield Note("no-run-of-gpu", f"no published run used {self.gpu}")
         elif self._other_gpu():
-            yield f"a GPU of your own: {_listed(self._other_gpu())}"
+            yield Note("own-gpu", f"a GPU of your own: {_listed(self._other_gpu())}")
         if plan.precision not in errors.words["precision"]:
-            yield f"no published run computed in {plan.precision}"
+            yield Note("no-run-of-precision", f"no published run computed in {plan.precision}")
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
-            yield f"no published run had the {plan.schedule} schedule"
+            yield Note("no-run-of-schedule", f"no published run had the {plan.schedule} schedule")
         if plan.sync_every > 1:
-            yield f"no published run had replicas that exchange every {plan.sync_every:,} steps"
+            yield Note(
+                "no-run-of-sync-every", f"no published run had replicas that exchange every {plan.sync_every:,} steps"
+            )
         if self.job.plan.dp_shard > GATHERED_GPUS:
-            yield f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
+            text = f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
+            yield Note("large-gather", text)
         if self.around.any():
             yield from self._too_far()
         elif self.gpu in errors.words["gpu"]:
-            yield f"no published run is of its kind: {self.kind.like}"
+            yield Note("no-run-of-kind", f"no published run is of its kind: {self.kind.like}")
 
     def _too_far(self) -> Iterator[str]:
         """Sizes outside of the range of the runs of its kind: how far in all, and in which."""
@@ -214,7 +218,7 @@ class _Comparison:
     def _outside(self, size: Size, low: float, high: float) -> str:
         mine, low, high = (size.shown * value for value in (size.of(self.job), low, high))
         had = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
-        return f"{mine:,.6g} {size.words}: published runs of its kind had {had}"
+        return Note("outside-range", f"{mine:,.6g} {size.words}: published runs of its kind had {had}")
 
     def _other_gpu(self) -> list[str]:
         return [path for path in self.cluster.changed if path.startswith("gpu.") and path.rpartition(".")[2] in RATINGS]
@@ -230,7 +234,7 @@ class _Comparison:
             changed = [path for path in paths if path not in other]
             if changed:
                 own = "" if name == base else f" in {kind} {name}"
-                yield f"values of your own{own}: {_listed(changed)}"
+                yield Note("own-values", f"values of your own{own}: {_listed(changed)}")
 
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
@@ -238,17 +242,15 @@ class _Comparison:
         if self.stack == kernels or self.stack not in entry_names("profile") or not self.around.any():
             return
         if not self.kind.of_stack:
-            yield (
-                f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
-                "kernels stand for it"
-            )
+            text = f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
+            yield Note("other-stack", text + "kernels stand for it")
 
     def _apart(self, like: Bools) -> Iterator[str]:
         """Why too few runs are like it."""
         errors, runs = self.errors, int(np.count_nonzero(like))
         stacks = set(errors.of("profile", self.around))
         if not self.kind.of_stack and len(stacks) == 1:
-            yield f"all runs of its kind are of one stack, {stacks.pop()}"
+            yield Note("one-stack", f"all runs of its kind are of one stack, {stacks.pop()}")
         yield from self._other_words()
         if runs >= ENOUGH:
             return
@@ -257,12 +259,10 @@ class _Comparison:
         of_kind = int(np.count_nonzero(self.kind.chosen))
         if of_kind < ENOUGH:
             few = "one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
-            yield f"{few} of its kind: {self.kind.like}"
+            yield Note("few-of-kind", f"{few} of its kind: {self.kind.like}")
         elif not outside:
-            yield (
-                f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
-                f"{'is' if runs == 1 else 'are'} like it{self._in_what()}"
-            )
+            text = f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
+            yield Note("few-like-it", text + f"{'is' if runs == 1 else 'are'} like it{self._in_what()}")
 
     def _outside_ranges(self) -> Iterator[str]:
         for size in self._sizes():
@@ -287,7 +287,7 @@ class _Comparison:
             asked.append(("fabric", job.cluster.fabric.kind, f"was over {job.cluster.fabric.kind}"))
         for column, word, words in asked:
             if not (errors.is_(column, word) & self.around).any():
-                yield f"no published run of its kind {words}"
+                yield Note("none-of-kind", f"no published run of its kind {words}")
 
 
 def _crosses(job: Job) -> bool:

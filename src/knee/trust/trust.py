@@ -11,6 +11,7 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.specs.job import Job
+from knee.specs.notes import Note
 from knee.trust.error_table import Errors, read_errors
 from knee.trust.similarity import ENOUGH, VENDOR, SimilarityLevel, likeness_of
 
@@ -22,7 +23,10 @@ WIDER_FRAC = 0.9
 OTHERS = 2
 """Stacks that the runs of a band must be of, where they are not of the job's own."""
 ALL = "all"
-PAPER = "profile paper is fitted to arXiv 2411.13055 (to 2,048 H100s); `knee study` shows which of its claims hold"
+PAPER = Note(
+    "fitted-to-paper",
+    "profile paper is fitted to arXiv 2411.13055 (to 2,048 H100s); `knee study` shows which of its claims hold",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

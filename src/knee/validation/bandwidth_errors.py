@@ -18,7 +18,8 @@ from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster
 from knee.validation.published_bandwidths import FABRICS, BandwidthFile, BandwidthRow, BandwidthSetting, Reading
 from knee.validation.run_errors import by_name
-from knee.validation.run_to_job import GPUS, gpu_key, unknown_gpu
+from knee.validation.run_to_job import GPUS, gpu_key, too_many_in_node, unknown_gpu
+from knee.validation.skipped_rows import reason_of
 
 MIB = 2.0**20
 LARGE_BYTES = 16 * MIB
@@ -126,7 +127,7 @@ def predict(readings: Iterable[Reading]) -> tuple[list[BandwidthPrediction], lis
             cluster = cluster_of(reading.setting)
             nodes = _nodes(reading.setting, cluster)
         except InputError as error:
-            refused.append((reading, error.message))
+            refused.append((reading, reason_of(error)))
             continue
         clusters[cluster.name] = cluster
         key = (cluster.name, reading.setting.operation, reading.setting.algorithm)
@@ -170,7 +171,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     begins = next((key for key in GPUS if key == gpu or key.startswith(f"{gpu}-")), None) if gpu else None
     key = begins or gpu_key(gpu)
     if key is None:
-        raise InputError(unknown_gpu(gpu))
+        raise unknown_gpu(gpu)
     cluster = load_cluster(GPUS[key]).spec
     if word is not None:
         other = load_cluster(FABRICS[word]).spec
@@ -180,7 +181,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
         cluster = replace(cluster, fabric=fabric, node=replace(cluster.node, gpus=same.node.gpus))
     per_node = gpus_per_node or cluster.node.gpus
     if per_node > max(cluster.node.gpus, load_cluster(GPUS[key]).spec.node.gpus):
-        raise InputError(f"gpus_per_node is {per_node}, and a server with {cluster.gpu.name} has {cluster.node.gpus}")
+        raise too_many_in_node(per_node, cluster)
     if node_bytes_per_s is not None:
         cluster = replace(cluster, fabric=replace(cluster.fabric, nic_bytes_per_s=node_bytes_per_s / per_node))
     fabric = cluster.fabric
@@ -195,7 +196,8 @@ def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:
     """Nodes that were used; as few as hold the GPUs where the file does not say."""
     nodes = setting.nodes or -(-setting.n_gpus // cluster.node.gpus)
     if setting.n_gpus > nodes * cluster.node.gpus:
-        raise InputError(f"{setting.n_gpus} GPUs do not fit {nodes} nodes of {cluster.node.gpus}")
+        text = f"{setting.n_gpus} GPUs do not fit {nodes} nodes of {cluster.node.gpus}"
+        raise InputError(text, code="contradiction", field="n_gpus")
     return nodes
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from knee.errors import InputError
+from knee.errors import InputError, SpecError
 from knee.limits import MOST_CSV_BYTES, MOST_JSON_BYTES, MOST_ROWS
 from knee.specs.catalog import did_you_mean
 from knee.text_files import TooLarge, read_all, read_bytes
@@ -127,15 +127,25 @@ def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], meas
         raise InputError(f"{path} has nothing to compare with: no column {' or '.join(measured)}", hint=hint)
 
 
+def check_width(header: Sequence[str], cells: Sequence[str]) -> None:
+    """Refuse a row whose cells may stand under the wrong column."""
+    if len(cells) != len(header):
+        raise InputError("the row has more or fewer cells than the header", code="wrong-width")
+
+
+def unknown_choice(column: str, text: str, known: Iterable[str]) -> SpecError:
+    """What is said of a word that a column does not take."""
+    message = f"{column} is {text!r}; it must be one of {', '.join(known)}"
+    return SpecError(message, code="unknown-choice", field=column)
+
+
 def number(column: str, text: str) -> float:
     """A finite number in plain digits."""
-    if _NOT_FINITE.fullmatch(text):
-        raise InputError(f"{column} is {text!r}, not a finite number")
-    if not _NUMBER.fullmatch(text):
-        raise InputError(f"{column} is {text!r}, not a number")
-    value = float(text)
-    if not math.isfinite(value):
-        raise InputError(f"{column} is {text!r}, not a finite number")
+    finite = not _NOT_FINITE.fullmatch(text)
+    if finite and not _NUMBER.fullmatch(text):
+        raise InputError(f"{column} is {text!r}, not a number", code="not-a-number", field=column)
+    if not finite or not math.isfinite(value := float(text)):
+        raise InputError(f"{column} is {text!r}, not a finite number", code="not-finite", field=column)
     return value
 
 
@@ -143,7 +153,9 @@ def count(column: str, text: str) -> int:
     """A whole number of at least 1."""
     value = number(column, text)
     if value != int(value) or value < 1:
-        raise InputError(f"{column} is {text}; it must be a whole number of at least 1")
+        raise InputError(
+            f"{column} is {text}; it must be a whole number of at least 1", code="not-a-count", field=column
+        )
     return int(value)
 
 
@@ -151,7 +163,7 @@ def positive(column: str, text: str) -> float:
     """A number above 0 that something could measure."""
     value = number(column, text)
     if value <= 0:
-        raise InputError(f"{column} is {text}; it must be positive")
+        raise InputError(f"{column} is {text}; it must be positive", code="out-of-range", field=column)
     if not LEAST < value < 1 / LEAST:
-        raise InputError(f"{column} is {text}, far from any real one")
+        raise InputError(f"{column} is {text}, far from any real one", code="out-of-range", field=column)
     return value

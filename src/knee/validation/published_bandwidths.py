@@ -14,7 +14,8 @@ from knee.cost.nccl_tests import Operation, ReduceAlgorithm
 from knee.errors import InputError
 from knee.hardware_fit.links import bus_factor
 from knee.specs.catalog import did_you_mean
-from knee.validation.csv_cells import Lines, check_columns, count, positive, read_table
+from knee.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table
+from knee.validation.skipped_rows import reason_of
 
 REQUIRED = ("gpu", "n_gpus", "collective", "bytes")
 """Columns without which a row means nothing."""
@@ -162,10 +163,10 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
         line=line, source=found.get("source", "") or "unnamed", operation=operation or word or "unnamed"
     )
     try:
-        if len(cells) != len(header):
-            raise InputError("the row has more or fewer cells than the header")
+        check_width(header, cells)
         if operation is None:
-            raise InputError(f"{word} is not modelled" if word else "collective is empty")
+            text = f"{word} is not modelled" if word else "collective is empty"
+            raise InputError(text, code="not-modelled" if word else "missing-field", field="collective")
         setting = _setting(found, operation, said.source)
         word = found.get("algorithm", "")
         left = word and operation == "all_reduce" and setting.algorithm is None
@@ -176,22 +177,22 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
             remarks=(f"algorithm {word.lower()} is not modelled: the fastest that is",) if left else (),
         )
     except InputError as error:
-        return replace(said, reason=error.message)
+        return replace(said, reason=reason_of(error))
 
 
 def _setting(found: Mapping[str, str], operation: Operation, source: str) -> BandwidthSetting:
     for column in REQUIRED:
         if not found[column]:
-            raise InputError(f"{column} is empty")
+            raise InputError(f"{column} is empty", code="missing-field", field=column)
     note = found.get("note", "").lower()
     if any(word in note for word in BROKEN):
-        raise InputError("the source calls its system misconfigured")
+        raise InputError("the source calls its system misconfigured", code="misconfigured", field="note")
     nodes, per_node = (count(c, found[c]) if found.get(c) else None for c in ("nodes", "gpus_per_node"))
     n_gpus = count("n_gpus", found["n_gpus"])
     if n_gpus < 2:
-        raise InputError("one GPU alone has nothing to send")
+        raise InputError("one GPU alone has nothing to send", code="out-of-range", field="n_gpus")
     if nodes is not None and nodes > n_gpus:
-        raise InputError("there are more nodes than GPUs")
+        raise InputError("there are more nodes than GPUs", code="contradiction", field="nodes")
     rate = found.get("node_gbit_per_s", "")
     return BandwidthSetting(
         source=source,
@@ -210,7 +211,7 @@ def _setting(found: Mapping[str, str], operation: Operation, source: str) -> Ban
 def _whole(column: str, text: str) -> float:
     value = positive(column, text)
     if value != int(value):
-        raise InputError(f"{column} is {text}; it must be a whole number of bytes")
+        raise InputError(f"{column} is {text}; it must be a whole number of bytes", code="not-a-count", field=column)
     return value
 
 
@@ -222,7 +223,8 @@ def _algorithm(text: str) -> ReduceAlgorithm | None:
     known = get_args(ReduceAlgorithm)
     if text and word not in (*known, *NOT_MODELLED):
         close = did_you_mean(word, (*known, "nvlstree"))
-        raise InputError(f"algorithm is {text!r}; " + (f"is it {close}?" if close else f"known are {', '.join(known)}"))
+        guess = f"is it {close}?" if close else f"known are {', '.join(known)}"
+        raise InputError(f"algorithm is {text!r}; {guess}", code="unknown-choice", field="algorithm")
     return next((name for name in known if name == word), None)
 
 
@@ -233,7 +235,8 @@ def _fabric(text: str, note: str) -> str | None:
     if text and found is None and not any(word in INFINIBAND for word in words):
         known = ("infiniband", *FABRICS)
         close = did_you_mean(text, known)
-        raise InputError(f"fabric is {text!r}; " + (f"is it {close}?" if close else f"known are {', '.join(known)}"))
+        guess = f"is it {close}?" if close else f"known are {', '.join(known)}"
+        raise InputError(f"fabric is {text!r}; {guess}", code="unknown-choice", field="fabric")
     return found
 
 
@@ -251,4 +254,4 @@ def _measured(found: Mapping[str, str], setting: BandwidthSetting) -> float:
             return positive(column, found[column]) * GB * bus
     if found.get("time_us"):
         return setting.message_bytes * factor / (positive("time_us", found["time_us"]) * 1e-6)
-    raise InputError("nothing was measured")
+    raise InputError("nothing was measured", code="missing-field", field="measured")

@@ -10,7 +10,8 @@ from statistics import median
 from typing import Any, Literal, get_args
 
 from knee.errors import InputError
-from knee.validation.csv_cells import Lines, check_columns, count, positive, read_table
+from knee.validation.csv_cells import Lines, check_columns, check_width, count, positive, read_table, unknown_choice
+from knee.validation.skipped_rows import reason_of
 
 Status = Literal["ok", "oom", "failed"]
 """``failed``: out of memory or a crash, not told apart."""
@@ -137,12 +138,11 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> CsvRow:
     found = {name: cell.strip() for name, cell in zip(header, cells, strict=False)}
     said = CsvRow(line=line, id=found.get("id", ""), source=found.get("source", "") or "unnamed")
     try:
-        if len(cells) != len(header):
-            raise InputError("the row has more or fewer cells than the header")
+        check_width(header, cells)
         setting = _setting(found)
         status, tokens_per_s_per_gpu, memory_bytes, remarks = _measured(found, setting)
     except InputError as error:
-        return replace(said, reason=error.message)
+        return replace(said, reason=reason_of(error))
     return replace(
         said,
         setting=setting,
@@ -160,7 +160,7 @@ def _setting(found: Mapping[str, str]) -> Setting:
         if text:
             values[name] = parse(column, text)
         elif column in REQUIRED:
-            raise InputError(f"{column} is empty")
+            raise InputError(f"{column} is empty", code="missing-field", field=column)
     return Setting(**values)
 
 
@@ -176,13 +176,16 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
         if rate is not None and not 1.0 - AGREE < rate / by_step < 1.0 + AGREE:
             raise InputError(
                 f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, in which "
-                f"global_batch, seq_len and n_gpus are {by_step:,.5g}"
+                f"global_batch, seq_len and n_gpus are {by_step:,.5g}",
+                code="contradiction",
+                field="tokens_per_s_per_gpu",
             )
         rate = by_step if rate is None else rate
     memory_bytes = None if gib is None else gib * GIB
     written = found.get("status", "").lower()
     if not written and rate is None and memory_bytes is None:
-        raise InputError("nothing was measured: neither throughput, memory nor status is given")
+        text = "nothing was measured: neither throughput, memory nor status is given"
+        raise InputError(text, code="missing-field", field="measured")
     for status in STATUSES:
         if (written or "ok") == status:
             if status == "ok":
@@ -190,7 +193,7 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
             # numbers beside a failure are not those of a whole step
             odd = f"status is {status} beside a throughput or memory, which is not compared"
             return status, None, None, (odd,) if rate is not None or memory_bytes is not None else ()
-    raise InputError(f"status is {written!r}; it must be one of {', '.join(STATUSES)}")
+    raise unknown_choice("status", written, STATUSES)
 
 
 def _one_run(setting: Setting, rows: Sequence[CsvRow]) -> PublishedRun:
@@ -216,7 +219,7 @@ def _gbit_per_s(column: str, text: str) -> float:
 def _flag(column: str, text: str) -> bool:
     words = {"0": False, "false": False, "no": False, "1": True, "true": True, "yes": True}
     if text.lower().removesuffix(".0") not in words:
-        raise InputError(f"{column} is {text!r}; it must be 0 or 1")
+        raise InputError(f"{column} is {text!r}; it must be 0 or 1", code="not-a-flag", field=column)
     return words[text.lower().removesuffix(".0")]
 
 

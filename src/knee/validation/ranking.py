@@ -78,6 +78,7 @@ def rank_group(source: str, predicted: Floats, measured: Floats, fits: Bools) ->
 
 def spearman(a: Floats, b: Floats) -> float | None:
     """Correlation of ranks; None where one side has no order."""
+    # scipy.stats has it, but scipy is the extra `fit`, and `knee validate` works without extras
     ranks_a, ranks_b = _ranks(a), _ranks(b)
     spread = ranks_a.std() * ranks_b.std()
     if spread == 0.0:

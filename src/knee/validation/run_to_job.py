@@ -16,6 +16,7 @@ from knee.specs.load import load_cluster, make_job
 from knee.specs.model import Mlp, Model
 from knee.specs.plan import PRECISIONS, SHARDINGS, Recompute
 from knee.specs.profile import Profile
+from knee.validation.csv_cells import unknown_choice
 from knee.validation.published_runs import GIB, PublishedRun, Setting
 from knee.validation.stacks import MemoryRead, profile_of, stack_of
 
@@ -122,7 +123,8 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     """The run as knee would be asked for it, SpecError where it cannot be; a profile or a cluster that is given stands
     in place of what the row says."""
     if setting.pp * setting.virtual_pp > MOST_STAGES:
-        raise SpecError(f"pp({setting.pp}) * virtual_pp({setting.virtual_pp}) is more than {MOST_STAGES:,} stages")
+        text = f"pp({setting.pp}) * virtual_pp({setting.virtual_pp}) is more than {MOST_STAGES:,} stages"
+        raise SpecError(text, code="too-many-stages", field="pp")
     notes: list[str] = []
     stack = stack_of(setting)
     where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
@@ -163,7 +165,8 @@ def check_memory(run: PublishedRun, asked: RunJob) -> None:
     """Refuse a reading of more memory than the GPU has."""
     gpu = asked.job.cluster.gpu
     if run.memory_bytes is not None and run.memory_bytes > ROUNDED * gpu.hbm_bytes:
-        raise SpecError(f"memory_gib is {run.memory_bytes / GIB:.4g}, and {gpu.name} has {gpu.hbm_bytes / GIB:.4g}")
+        text = f"memory_gib is {run.memory_bytes / GIB:.4g}, and {gpu.name} has {gpu.hbm_bytes / GIB:.4g}"
+        raise SpecError(text, code="out-of-range", field="memory_gib")
 
 
 def gpu_key(text: str) -> str | None:
@@ -176,16 +179,24 @@ def gpu_key(text: str) -> str | None:
     return key if key in GPUS else None
 
 
-def unknown_gpu(text: str) -> str:
+def unknown_gpu(text: str) -> SpecError:
     """What is said of another."""
     close = did_you_mean(text, GPUS)
-    return f"no GPU {text!r} is known; " + (f"is it {close}?" if close else f"known are {', '.join(GPUS)}")
+    guess = f"is it {close}?" if close else f"known are {', '.join(GPUS)}"
+    return SpecError(f"no GPU {text!r} is known; {guess}", code="unknown-choice", field="gpu")
+
+
+def too_many_in_node(per_node: int, cluster: Cluster) -> SpecError:
+    """What is said of more GPUs a node than a server with them has."""
+    text = f"gpus_per_node is {per_node}, and a server with {cluster.gpu.name} has {cluster.node.gpus}"
+    return SpecError(text, code="out-of-range", field="gpus_per_node")
 
 
 def _check_nodes(setting: Setting, cluster: Cluster) -> None:
     per_node = cluster.node.gpus
     if setting.n_gpus > per_node and setting.n_gpus % per_node:
-        raise SpecError(f"n_gpus {setting.n_gpus} does not fill nodes of {per_node}")
+        text = f"n_gpus {setting.n_gpus} does not fill nodes of {per_node}"
+        raise SpecError(text, code="does-not-divide", field="n_gpus")
 
 
 def cluster_of(setting: Setting) -> Cluster:
@@ -199,7 +210,7 @@ def cluster_of(setting: Setting) -> Cluster:
 def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None, word: str | None) -> Cluster:
     """One object for equal words; its name tells it from the others."""
     if gpu not in GPUS:
-        raise SpecError(unknown_gpu(gpu))
+        raise unknown_gpu(gpu)
     base = load_cluster(GPUS[gpu]).spec
     if word is not None:
         base = replace(base, fabric=_of_kind(base.fabric, load_cluster(FABRICS[word]).spec.fabric))
@@ -209,7 +220,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
 def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None) -> Cluster:
     per_node = gpus_per_node or base.node.gpus
     if per_node > base.node.gpus:
-        raise SpecError(f"gpus_per_node is {per_node}, and a server with {base.gpu.name} has {base.node.gpus}")
+        raise too_many_in_node(per_node, base)
     fabric = base.fabric
     if node_bytes_per_s is not None:
         fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
@@ -230,7 +241,8 @@ def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Clus
         gpu = load_cluster(GPUS[key]).spec.gpu
         # what a probe reads of the memory is a little less than what is sold
         if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
-            raise SpecError(f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}")
+            text = f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}"
+            raise SpecError(text, code="other-gpu", field="gpu")
     return _with_nodes(cluster, cluster.gpu.name, setting.gpus_per_node, setting.node_bytes_per_s)
 
 
@@ -250,7 +262,7 @@ def _model(setting: Setting, notes: list[str]) -> Model:
     """A Llama where the MLP is SwiGLU, a GPT otherwise; MPT and Nemotron by their names."""
     mlp = next((word for word in get_args(Mlp) if word == setting.mlp), None)
     if mlp is None:
-        raise SpecError(f"mlp is {setting.mlp!r}; it must be one of {', '.join(get_args(Mlp))}")
+        raise unknown_choice("mlp", setting.mlp, get_args(Mlp))
     llama, mpt = mlp == "swiglu", "mpt" in setting.model.lower()
     if setting.vocab is None:
         notes.append(f"vocab was not given: {DEFAULT_VOCAB:,}")
@@ -275,7 +287,7 @@ def _model(setting: Setting, notes: list[str]) -> Model:
 
 def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
     if setting.recompute not in RECOMPUTE:
-        raise SpecError(f"recompute is {setting.recompute!r}; it must be one of {', '.join(RECOMPUTE)}")
+        raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
     word, share, why = RECOMPUTE[setting.recompute]
     if why is not None:
         part = "" if share == 1 else f" of {share:.0%}"
@@ -288,7 +300,7 @@ def _precision(setting: Setting) -> Mapping[str, Any]:
     if setting.precision is None:
         return {}
     if setting.precision not in PRECISIONS:
-        raise SpecError(f"precision is {setting.precision!r}; it must be one of {', '.join(PRECISIONS)}")
+        raise unknown_choice("precision", setting.precision, PRECISIONS)
     return {"precision": setting.precision}
 
 
@@ -299,7 +311,8 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
         notes.append("sharding was not given: fsdp")
     dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
     if sharding == "ddp" and (setting.shard_group or 1) > 1:
-        raise SpecError(f"sharding is ddp, which shards nothing, and shard_group is {setting.shard_group}")
+        text = f"sharding is ddp, which shards nothing, and shard_group is {setting.shard_group}"
+        raise SpecError(text, code="contradiction", field="shard_group")
     if sharding == "ddp":
         return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
     group = setting.shard_group
@@ -308,7 +321,7 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
         if sharding == "hsdp":
             notes.append("shard_group was not given: hsdp shards inside a node")
     if dp % group:
-        raise SpecError(f"shard_group {group} does not divide dp {dp}")
+        raise SpecError(f"shard_group {group} does not divide dp {dp}", code="does-not-divide", field="shard_group")
     copies = dp // group
     if sharding == "hsdp" and (copies == 1 or group == 1):
         notes.append("hsdp with one copy or one shard taken as fsdp or ddp")
@@ -327,4 +340,4 @@ def _sharding(text: str, notes: list[str]) -> str:
     if bare in SHARDING_WORDS:
         notes.append(f"sharding {text} taken as {SHARDING_WORDS[bare]}")
         return SHARDING_WORDS[bare]
-    raise SpecError(f"sharding is {text!r}; it must be one of {', '.join(SHARDINGS)}")
+    raise unknown_choice("sharding", text, SHARDINGS)

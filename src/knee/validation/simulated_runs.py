@@ -17,6 +17,7 @@ from knee.specs.profile import Profile
 from knee.specs.profile_parameters import Values, applied
 from knee.validation.published_runs import PublishedRun, Setting
 from knee.validation.run_to_job import RunJob, check_memory, job_of
+from knee.validation.skipped_rows import reason_of
 
 Ask = Callable[[Setting], RunJob]
 Refused = tuple[PublishedRun, str]
@@ -53,7 +54,7 @@ def cases_of(runs: Iterable[PublishedRun], ask: Ask = job_of) -> tuple[list[Simu
             check_memory(run, asked)
             pairs.append((run, asked))
         except InputError as error:
-            refused.append((run, error.message))
+            refused.append((run, reason_of(error)))
     return grouped(pairs), refused
 
 

@@ -12,6 +12,7 @@ from knee.specs.hardware import AttentionKernel, Gpu
 from knee.specs.load import load_profile
 from knee.specs.plan import CpMethod, ReduceDtype
 from knee.specs.profile import Profile
+from knee.validation.csv_cells import unknown_choice
 from knee.validation.published_runs import Setting
 
 MemoryRead = Literal["allocator", "device"]
@@ -97,17 +98,19 @@ def stack_of(setting: Setting) -> Stack:
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:
     """The catalogue's profile, or the one that was given, with the attention kernel that ran on this GPU."""
     if setting.attention not in ATTENTIONS:
-        raise SpecError(f"attention is {setting.attention!r}; it must be one of {', '.join(ATTENTIONS)}")
+        raise unknown_choice("attention", setting.attention, ATTENTIONS)
     unfused = setting.attention == "unfused"
     name = stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
     profile = given or _profile(name)
     if given is not None and setting.compile and given.kernels == "eager":
-        raise SpecError(f"it was compiled, and the kernels of {given.name} are not")
+        raise SpecError(
+            f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
+        )
     said = None if setting.attention == "flash" else setting.attention
     wanted = said or (stack.attention if given is None else None) or profile.attention
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
     if not kernels or (unfused and kernels[0] != wanted):
-        raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}")
+        raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}", code="no-rate", field="attention")
     if kernels[0] != wanted:
         notes.append(f"{wanted} attention on {gpu.name}: taken as {kernels[0]}, as no rate is known")
     return replace(profile, attention=kernels[0])

@@ -21,9 +21,10 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
-from knee.validation.csv_cells import LEAST
+from knee.validation.csv_cells import LEAST, unknown_choice
 from knee.validation.published_runs import PublishedRun, Setting, Status
 from knee.validation.run_to_job import MOST_STAGES, RunJob
+from knee.validation.skipped_rows import reason_of
 
 Pair = tuple[PublishedRun, RunJob]
 RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
@@ -124,11 +125,11 @@ def _recorded(number: int, path: Path, value: Any, profile: Profile | None, clus
     try:
         kind = value.get("kind", "measured")
         if kind not in get_args(Kind):
-            raise SpecError(f"kind is {kind!r}; it must be one of {', '.join(get_args(Kind))}")
+            raise unknown_choice("kind", kind, get_args(Kind))
         job = _job(value, profile, cluster)
         status, rate, memory_bytes = _measured(value, job)
     except InputError as error:
-        return RecordedRun(number=number, reason=error.message)
+        return RecordedRun(number=number, reason=reason_of(error))
     run = PublishedRun(
         setting=_setting(path.name, job),
         lines=(number,),
@@ -145,9 +146,9 @@ def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | 
     missing = [name for name in ("model", "gpus", "global_batch", "seq_len", "plan") if name not in record]
     missing += [name for name, given in (("cluster", cluster), ("profile", profile)) if not (given or name in record)]
     if missing:
-        raise SpecError(f"the record has no {', '.join(missing)}")
+        raise SpecError(f"the record has no {', '.join(missing)}", code="missing-field", field=missing[0])
     if not isinstance(record["plan"], dict):
-        raise SpecError("plan is not a table of the plan's options")
+        raise SpecError("plan is not a table of the plan's options", code="not-a-table", field="plan")
     job, _ = make_job(
         _model(_name(record, "model")),
         _cluster(_name(record, "cluster")) if cluster is None else _given(record, cluster),
@@ -158,7 +159,7 @@ def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | 
         plan_options=record["plan"],
     )
     if job.plan.pp * job.plan.virtual_stages > MOST_STAGES:
-        raise SpecError(f"pp * virtual_stages is more than {MOST_STAGES:,} stages")
+        raise SpecError(f"pp * virtual_stages is more than {MOST_STAGES:,} stages", code="too-many-stages", field="pp")
     return job
 
 
@@ -169,7 +170,11 @@ def _given(record: Mapping[str, Any], cluster: Cluster) -> Cluster:
     except InputError:  # nothing that the catalogue knows, or nothing at all
         return cluster
     if said.gpu.name != cluster.gpu.name:
-        raise SpecError(f"it ran on {said.name} with {said.gpu.name}, and {cluster.name} has {cluster.gpu.name}")
+        raise SpecError(
+            f"it ran on {said.name} with {said.gpu.name}, and {cluster.name} has {cluster.gpu.name}",
+            code="other-gpu",
+            field="cluster",
+        )
     return cluster
 
 
@@ -186,11 +191,14 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
     ]
     if rates and max(rates) > min(rates) * (1.0 + AGREE):
         raise SpecError(
-            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens a step on {job.gpus:,} GPUs"
+            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens a step on {job.gpus:,} GPUs",
+            code="contradiction",
+            field=next(iter(found)),
         )
     memory_bytes = None if record.get("memory_bytes") is None else _positive(record, "memory_bytes")
     if not rates and memory_bytes is None:
-        raise SpecError(f"nothing was measured: none of {', '.join((*RATES, 'memory_bytes'))} is given")
+        text = f"nothing was measured: none of {', '.join((*RATES, 'memory_bytes'))} is given"
+        raise SpecError(text, code="missing-field", field="measured")
     return "ok", rates[0] if rates else None, memory_bytes
 
 
@@ -228,7 +236,7 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
         try:
             job = _step_job(record, where, profile)
         except InputError as error:
-            found.append(RecordedRun(number=number, reason=error.message, probed=True))
+            found.append(RecordedRun(number=number, reason=reason_of(error), probed=True))
             continue
         run = PublishedRun(
             setting=_setting(path.name, job),
@@ -251,30 +259,32 @@ def _step_job(record: Record, cluster: Cluster, profile: Profile | None) -> Job:
         raise SpecError("it is not a step")
     if profile is not None and point.compiled == (profile.kernels == "eager"):
         kernels = "compiled" if point.compiled else "eager"
-        raise SpecError(f"the step's kernels are {kernels}, and those of {profile.name} {profile.kernels}")
+        text = f"the step's kernels are {kernels}, and those of {profile.name} {profile.kernels}"
+        raise SpecError(text, code="other-kernels", field="profile")
     return job_of_step(point, cluster, profile)
 
 
 def _name(record: Mapping[str, Any], key: str) -> str:
     if not isinstance(record.get(key), str):
-        raise SpecError(f"{key} is not a name")
+        raise SpecError(f"{key} is not a name", code="not-a-name", field=key)
     return str(record[key])
 
 
 def _count(record: Mapping[str, Any], key: str) -> int:
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{key} is {str(value)[:20]!r}; it must be a whole number of at least 1")
+        text = f"{key} is {str(value)[:20]!r}; it must be a whole number of at least 1"
+        raise SpecError(text, code="not-a-count", field=key)
     return value
 
 
 def _positive(record: Mapping[str, Any], key: str) -> float:
     value = record[key]
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise SpecError(f"{key} is {str(value)[:20]!r}, not a number")
+        raise SpecError(f"{key} is {str(value)[:20]!r}, not a number", code="not-a-number", field=key)
     if not LEAST < value < 1 / LEAST:
         trouble = "far from any real one" if value > 0 else "and must be positive"
-        raise SpecError(f"{key} is {str(value)[:20]}, {trouble}")
+        raise SpecError(f"{key} is {str(value)[:20]}, {trouble}", code="out-of-range", field=key)
     return float(value)
 
 

@@ -19,6 +19,7 @@ from knee.validation.published_runs import CsvRow, RunFile, read_runs
 from knee.validation.run_errors import NO_ANSWER
 from knee.validation.run_to_job import check_memory, job_of
 from knee.validation.simulated_runs import grouped, predicted
+from knee.validation.skipped_rows import reason_of
 from knee.validation.user_records import Pair, RecordedRun, is_json, merged, read_records
 
 NOT_RUN = "it did not run to an end (oom or failed), so no time was measured"
@@ -85,7 +86,7 @@ def read_user_runs(paths: Sequence[Path], profile: Profile | None, cluster: Clus
             check_memory(run, asked)
             pairs.append((run, asked))
         except InputError as error:
-            skipped[error.message] += len(run.lines)
+            skipped[reason_of(error)] += len(run.lines)
     pairs += merged([record.pair for record in records if record.pair is not None])
     # a processor shares its host's memory with others, and may be limited to a part of it
     oom = [pair for pair in pairs if pair[0].status == "oom" and pair[1].job.cluster.gpu.vendor != "generic"]
@@ -119,7 +120,8 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
             continue
         inside = sorted(p for p in path.rglob(RECORD) if ATTEMPTS not in p.relative_to(path).parts)
         if not inside:
-            raise InputError(f"{path} has no {RECORD} in it", hint="`knee sweep` and `knee train --out DIR` leave some")
+            hint = "`knee sweep` and `knee train --out DIR` leave some"
+            raise InputError(f"{path} has no {RECORD} in it", hint=hint, code="nothing-usable")
         found += inside
     return found
 

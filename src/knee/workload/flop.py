@@ -34,5 +34,7 @@ DEFAULT_CONVENTION = "palm"
 def model_flop_per_token(model: Model, seq_len: NDArray[np.int64], convention: str) -> NDArray[np.float64]:
     """FLOP that training on one token takes, by a named convention."""
     if convention not in CONVENTIONS:
-        raise InputError(f"no FLOP convention named {convention!r}", hint=f"one of {', '.join(CONVENTIONS)}")
+        hint = f"one of {', '.join(CONVENTIONS)}"
+        text = f"no FLOP convention named {convention!r}"
+        raise InputError(text, hint=hint, code="unknown-choice", field="flop_convention")
     return CONVENTIONS[convention](model, seq_len)

@@ -8,6 +8,7 @@ import click
 
 from knee.cli.render.table import print_heading, print_rows
 from knee.cli.render.validate import print_counts, print_table
+from knee.validation.skipped_rows import by_kind
 
 if TYPE_CHECKING:
     from knee.hardware_fit.residuals import Residuals
@@ -62,7 +63,7 @@ def print_profile(answer: Calibration) -> None:
         right=(1, 2),
     )
     _print_errors(found)
-    print_counts("skipped", runs.skipped)
+    print_counts("skipped", by_kind(runs.skipped))
     print_counts("assumptions", runs.notes)
     if found.warnings:
         print_heading("warnings:")

@@ -58,7 +58,8 @@ def in_words(error: BaseException) -> KneeError:
     if isinstance(error, click.ClickException):
         return _of_click(error)
     if isinstance(error, MemoryError):
-        return RunFailed("this machine has not enough memory for it", hint="ask for less, or use a larger machine")
+        hint = "ask for less, or use a larger machine"
+        return RunFailed("this machine has not enough memory for it", hint=hint, code="out-of-memory")
     if isinstance(error, OSError) and error.errno in DISK:
         from knee.files import cannot_write
 
@@ -86,7 +87,22 @@ def _of_click(error: click.ClickException) -> KneeError:
         message = f"there is no option {error.option_name}"
         known = [name for param in (ctx.command.params if ctx else []) for name in (*param.opts, *param.secondary_opts)]
         hint = nearest(error.option_name, known) or hint
-    return InputError(message[:1].lower() + message[1:], hint=hint)
+    code, field = _kind_of_click(error)
+    return InputError(message[:1].lower() + message[1:], hint=hint, code=code, field=field)
+
+
+def _kind_of_click(error: click.ClickException) -> tuple[str, str | None]:
+    """The code and the argument of a complaint of click's."""
+    if isinstance(error, click.NoSuchOption):
+        return "unknown-option", error.option_name
+    param = error.param if isinstance(error, click.BadParameter) else None
+    field = None if param is None else param.name
+    if isinstance(error, click.MissingParameter):
+        return "missing-argument", field
+    if isinstance(error, click.BadParameter):
+        numbers = (click.types.IntParamType, click.types.FloatParamType)
+        return "not-a-number" if param is not None and isinstance(param.type, numbers) else "invalid-value", field
+    return "usage", None
 
 
 def _bug(error: BaseException) -> KneeError:
@@ -102,4 +118,5 @@ def _bug(error: BaseException) -> KneeError:
     return KneeError(
         f"this is a bug in knee: {said}{where}",
         hint=f"please report it, with what {TRACEBACK}=1 and the same command print",
+        code="bug",
     )

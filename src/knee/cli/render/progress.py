@@ -64,6 +64,8 @@ class Bars:
         elif done < total and done and time.monotonic() - self.last_s >= LINES_S:
             self.last_s = time.monotonic()
             click.echo(f"{what}: {done:,} of {total:,}", err=True)
+        if done >= total:  # other lines may follow
+            self._end()
 
     def _begin(self, what: str, total: int) -> None:
         self._end()

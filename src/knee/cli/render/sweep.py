@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,7 +16,8 @@ from knee.units import show
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
-    from knee.launch.sweep_folder import Sweep, SweepRun
+    from knee.launch.sweep_folder import SweepRun
+    from knee.results.sweep_result import SweepPlan, SweepStatus
 
 SHOWN = 40
 """Rows of runs that are printed; those that went wrong first. JSON has all."""
@@ -25,40 +25,22 @@ REASONS = 8
 AGAIN_S = 2.0
 J_PER_KWH = 3.6e6
 CLEAR = "\x1b[H\x1b[2J"
-NODES_OWN = ("lost_node", "bad_node", "hang")
-"""Causes that lie with a node; of others it is only where the run was."""
 LEAVE_OUT = {"slurm": ", or leave it out (--exclude)", "torchrun": ", or leave it out of --hosts"}
 
 
-def estimate(sweep: Sweep) -> dict[str, Any]:
-    """What the runs that can be started are expected to take."""
-    able = [entry for entry in sweep.entries if not entry.refused]
-    costs = [entry.cost_usd for entry in able]
-    return {
-        "sweep": sweep.name,
-        "runs_to_start": len(able),
-        "runs_refused": len(sweep.entries) - len(able),
-        "most_gpus": max((entry.gpus for entry in able), default=0),
-        "gpu_h": sum(entry.gpu_h or 0.0 for entry in able),
-        "wall_clock_s": sum(entry.seconds or 0.0 for entry in able),
-        "energy_j": sum(entry.energy_j or 0.0 for entry in able),
-        "cost_usd": sum(cost for cost in costs if cost is not None) if None not in costs else None,
-    }
-
-
-def print_plan(sweep: Sweep, *, whole: bool) -> None:
+def print_plan(plan: SweepPlan, *, whole: bool) -> None:
     """On stderr unless it is all that was asked for: how many runs, what they take, and what is not started."""
-    total = estimate(sweep)
-    cost = "no price is known" if total["cost_usd"] is None else f"{total['cost_usd']:,.2f} USD"
+    total, sweep = plan.estimate, plan.sweep
+    cost = "no price is known" if total.cost_usd is None else f"{total.cost_usd:,.2f} USD"
     lines = [
-        f"{total['runs_to_start']:,} runs on up to {total['most_gpus']:,} GPUs, estimated: "
-        f"{total['gpu_h']:,.2f} GPU-hours, {total['energy_j'] / J_PER_KWH:,.2f} kWh, {cost}; "
-        f"{show(total['wall_clock_s'], 's')} one after another",
+        f"{total.runs_to_start:,} runs on up to {total.most_gpus:,} GPUs, estimated: "
+        f"{total.gpu_h:,.2f} GPU-hours, {total.energy_j / J_PER_KWH:,.2f} kWh, {cost}; "
+        f"{show(total.wall_clock_s, 's')} one after another",
         "  by simulation, with 60 s to start each run; failures and repeats are not in it",
     ]
     reasons = Counter(entry.refused for entry in sweep.entries if entry.refused)
     if reasons:
-        lines.append(f"{total['runs_refused']:,} runs are not started:")
+        lines.append(f"{total.runs_refused:,} runs are not started:")
         lines += [f"  - {count:,} x {seen(why)}" for why, count in reasons.most_common(REASONS)]
         if len(reasons) > REASONS:
             lines.append(f"  - and {len(reasons) - REASONS} more reasons; --dry-run --json has all")
@@ -82,53 +64,16 @@ def print_plan(sweep: Sweep, *, whole: bool) -> None:
             click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
 
 
-def said(number: int, count: int, entry: SweepRun, status: Status) -> str:
+def run_line(number: int, count: int, entry: SweepRun, status: Status) -> str:
     """A line while the sweep runs: of which of how many runs, and how it stands."""
     elapsed = status.elapsed_s()
     took = f" after {show(elapsed, 's')}" if status.over and elapsed is not None and status.cause != "knee" else ""
     return f"[{number}/{count}] {entry.id}: {status.state}{took}" + (f": {seen(status.words)}" if status.words else "")
 
 
-def as_data(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
-    """For JSON."""
-    runs = [
-        asdict(entry) | {"status": asdict(statuses[entry.id]), "folder": str(sweep.run(entry))}
-        for entry in sweep.entries
-    ]
-    return {
-        "sweep": sweep.name,
-        "folder": str(sweep.folder),
-        "launcher": sweep.launcher,
-        "totals": totals(sweep, statuses),
-        "estimate": estimate(sweep),
-        "runs": runs,
-    }
-
-
-def totals(sweep: Sweep, statuses: Mapping[str, Status]) -> dict[str, Any]:
-    """Counts by state, what was spent, of how many of the runs that ran the energy is known, and nodes at fault."""
-    from knee.launch.run_status import STATES
-
-    counts = Counter(status.state for status in statuses.values())
-    energies = [status.energy_j for status in statuses.values() if status.energy_j is not None]
-    spent = sum(status.gpu_h for status in statuses.values())
-    for entry in sweep.entries:
-        status = statuses[entry.id]
-        if status.state == "running" and (elapsed := status.elapsed_s()) is not None:
-            spent += entry.gpus * elapsed / 3600
-    bad = Counter(status.node for status in statuses.values() if status.node and status.cause in NODES_OWN)
-    return {
-        "counts": {state: counts[state] for state in STATES},
-        "gpu_h": spent,
-        "energy_j": sum(energies) if energies else None,
-        "energy_runs": len(energies),
-        "runs_begun": sum(status.attempts > 0 for status in statuses.values()),
-        "bad_nodes": dict(bad.most_common()),
-    }
-
-
-def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
+def print_status(answer: SweepStatus) -> None:
     """The table: what went wrong or goes on first, then the rest."""
+    sweep, statuses, found = answer.sweep, answer.statuses, answer.totals
     rank = {"running": 0, "failed": 1, "timeout": 2, "oom": 3, "cancelled": 4, "pending": 5, "done": 6}
     entries = sorted(sweep.entries, key=lambda entry: rank[statuses[entry.id].state])
     shown = sorted(entries[:SHOWN], key=lambda entry: entry.id)
@@ -152,36 +97,33 @@ def print_status(sweep: Sweep, statuses: Mapping[str, Status]) -> None:
     print_rows(rows, right=(1, 4, 5, 6), dim=(8,))
     if len(entries) > SHOWN:
         click.echo(f"  and {len(entries) - SHOWN:,} more; --json has all")
-    found = totals(sweep, statuses)
-    energy = "not measured" if found["energy_j"] is None else f"{found['energy_j'] / J_PER_KWH:,.3f} kWh"
-    if 0 < found["energy_runs"] < found["runs_begun"]:
-        energy += f" of {found['energy_runs']:,} of {found['runs_begun']:,} runs"
-    words = ", ".join(f"{count:,} {state}" for state, count in found["counts"].items() if count)
+    energy = "not measured" if found.energy_j is None else f"{found.energy_j / J_PER_KWH:,.3f} kWh"
+    if 0 < found.energy_runs < found.runs_begun:
+        energy += f" of {found.energy_runs:,} of {found.runs_begun:,} runs"
+    words = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
     print_heading(
-        f"{len(entries):,} runs: {words}; {found['gpu_h']:,.3f} of {estimate(sweep)['gpu_h']:,.2f} estimated "
+        f"{len(entries):,} runs: {words}; {found.gpu_h:,.3f} of {answer.estimate.gpu_h:,.2f} estimated "
         f"GPU-hours, energy {energy}"
     )
-    for node, count in found["bad_nodes"].items():
+    for node, count in found.bad_nodes.items():
         click.echo(
             f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node"
             f"{LEAVE_OUT.get(sweep.launcher, '')}"
         )
 
 
-def watched(sweep: Sweep) -> None:
+def watch_status(read: Callable[[], SweepStatus]) -> None:
     """The table again and again, in place on a terminal; elsewhere whenever something has changed."""
-    from knee.sweeps.control import statuses_now
-
     before = None
     while True:
-        statuses = statuses_now(sweep)
-        state = {name: (status.state, status.words, status.attempts) for name, status in statuses.items()}
+        answer = read()
+        state = {name: (status.state, status.words, status.attempts) for name, status in answer.statuses.items()}
         if sys.stdout.isatty():
             sys.stdout.write(CLEAR)
         if sys.stdout.isatty() or state != before:
-            print_status(sweep, statuses)
+            print_status(answer)
             sys.stdout.flush()
         before = state
-        if all(status.over for status in statuses.values()) or nobody_reads():
+        if answer.over or nobody_reads():
             return
         time.sleep(AGAIN_S)

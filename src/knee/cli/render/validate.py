@@ -45,15 +45,15 @@ def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: s
 
 
 def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
-    """Of each source; reasons that differ in a value only are one."""
-    from knee.validation.skipped_rows import aggregated
+    """Of each source; reasons of one kind are one."""
+    from knee.validation.skipped_rows import by_kind
 
     print_counts(
         "skipped",
         {
             f"{name}: {reason}": rows
             for name, reasons in skipped.items()
-            for reason, rows in aggregated(reasons).items()
+            for reason, rows in by_kind(reasons).items()
         },
     )
 

@@ -13,7 +13,7 @@ from knee.files import make_folder, write_bytes, write_text
 DRAWER = "vl-convert-python"
 
 
-class Pictures:
+class SvgCache:
     """SVGs of specs, kept in a folder; without one each is drawn anew."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -36,7 +36,7 @@ class Pictures:
         write_text(path, drawn := to_svg(spec))
         return drawn
 
-    def forget_others(self) -> None:
+    def remove_unused(self) -> None:
         """Remove pictures that nothing asked for."""
         for path in self.folder.glob("*.svg") if self.folder is not None else ():
             if path.name not in self.used:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from knee.figures.axes import AXIS_WIDTH, WIDTH, finished, is_number, title_of
-from knee.figures.labels import axis_unit, label, said, shown
+from knee.figures.axes import AXIS_WIDTH, WIDTH, is_number, title_of, with_config
+from knee.figures.labels import axis_unit, format_value, label, value_with_name
 from knee.figures.palette import CELL_TEXT, HATCH, INK, MORE, WORSE
 from knee.figures.vega import Spec
 
@@ -19,7 +19,7 @@ HATCHED = "cannot be, or does not fit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class HeatCell:
     """One place of the map."""
 
     x: Any
@@ -30,7 +30,7 @@ class Cell:
     measured: bool = False
 
 
-def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
+def heat_map(cells: Sequence[HeatCell], *, x: str, y: str, shows: str) -> Spec:
     """Cells in the order of their numbers; the best has a frame."""
     columns, rows = _order([cell.x for cell in cells]), _order([cell.y for cell in cells])
     known = [cell.value for cell in cells if cell.value is not None]
@@ -45,22 +45,22 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
     def strength(value: float) -> int:
         return min(len(ramp) - 1, int(len(ramp) * (value - least) / (most - least))) if most > least else 2
 
-    def place(cell: Cell) -> Spec:
-        return {"x": shown(x, cell.x), "y": shown(y, cell.y), "say": _say(cell, x, y, shows)}
+    def place(cell: HeatCell) -> Spec:
+        return {"x": format_value(x, cell.x), "y": format_value(y, cell.y), "say": _say(cell, x, y, shows)}
 
     filled = [
         place(cell)
         | {
             "c": str(strength(cell.value)),
-            "words": ("● " if cell.measured else "") + shown(shows, cell.value, unit) + _sign(unit.word),
+            "words": ("● " if cell.measured else "") + format_value(shows, cell.value, unit) + _sign(unit.word),
         }
         for cell in cells
         if cell.value is not None
     ]
     empty = [place(cell) | {"k": HATCHED} for cell in cells if cell.value is None]
     axes = {
-        "x": _band("x", x, [shown(x, value) for value in columns]),
-        "y": _band("y", y, [shown(y, value) for value in rows]),
+        "x": _band("x", x, [format_value(x, value) for value in columns]),
+        "y": _band("y", y, [format_value(y, value) for value in rows]),
     }
     steps = [str(i) for i in range(len(ramp))]
     tip = {"description": {"field": "say"}}
@@ -73,7 +73,7 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
         {
             "data": {"values": filled},
             "mark": {"type": "rect"},
-            "encoding": axes | {"color": by_strength([look.light for look in ramp])} | tip,
+            "encoding": axes | {"color": by_strength([style.light for style in ramp])} | tip,
         },
         {
             "data": {"values": framed},
@@ -84,11 +84,14 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
             "data": {"values": filled},
             "mark": {"type": "text", "fontSize": 11, "aria": False},
             "encoding": axes
-            | {"text": {"field": "words", "type": "nominal"}, "color": by_strength([look.light for look in CELL_TEXT])},
+            | {
+                "text": {"field": "words", "type": "nominal"},
+                "color": by_strength([style.light for style in CELL_TEXT]),
+            },
         },
     ]
     if empty:
-        hatch = _hatch(WIDTH / len(columns), CELL)
+        hatch = hatch_path(WIDTH / len(columns), CELL)
         layers += [
             {
                 "data": {"values": empty},
@@ -112,12 +115,12 @@ def heat(cells: Sequence[Cell], *, x: str, y: str, shows: str) -> Spec:
         ]
     # one scale for both would paint the numbers in the colours of their cells
     apart = {"scale": {"color": "independent"}}
-    return finished({"width": WIDTH, "height": CELL * len(rows), "layer": layers, "resolve": apart})
+    return with_config({"width": WIDTH, "height": CELL * len(rows), "layer": layers, "resolve": apart})
 
 
-def _say(cell: Cell, x: str, y: str, shows: str) -> str:
+def _say(cell: HeatCell, x: str, y: str, shows: str) -> str:
     where = f"{label(x, cell.x)}, {label(y, cell.y)}"
-    return f"{where}: {said(shows, cell.value)}" if cell.value is not None else f"{where}: {cell.why}"
+    return f"{where}: {value_with_name(shows, cell.value)}" if cell.value is not None else f"{where}: {cell.why}"
 
 
 def _sign(word: str) -> str:
@@ -141,7 +144,7 @@ def _band(channel: str, column: str, places: list[str]) -> Spec:
     }
 
 
-def _hatch(width: float, height: float, gap: float = 9.0) -> str:
+def hatch_path(width: float, height: float, gap: float = 9.0) -> str:
     """Diagonals of a cell around its middle, in pixels: a shape of size 4 is drawn as large as its path says."""
     w, h = 0.47 * width, 0.47 * height
     found = []

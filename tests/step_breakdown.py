@@ -1,4 +1,8 @@
-"""Where the time of one step went on one GPU: the same function for simulated and for traced events."""
+"""Where the time of one step went on one GPU, by sweeping its events: what sums and readers are held against.
+
+Only differences of neighbouring times are ever summed, and they are summed exactly (``math.fsum``), so a
+short overlap beside long intervals keeps its digits. Intervals may come in any order and may overlap.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from knee.arrays import Floats
-from knee.metrics.intervals import Times, exposed_and_overlapped_s, union_s
+from knee.arrays import Bools, Floats
+from knee.metrics.intervals import Times, merge
 from knee.record.events import COLLECTIVES, Events
 
 UNKNOWN = "unknown"
@@ -49,35 +53,21 @@ class StepBreakdown:
     """(collective, group name) -> calls and summed kernel time."""
 
 
-class Unions(NamedTuple):
-    """Times of kernels that compute and kernels that communicate, in the unit of their intervals."""
-
-    compute: float
-    exposed: float
-    """Communication and no compute."""
-    overlapped: float
-    """Both."""
-
-
-def unions_of(compute: tuple[Times, Times], comm: tuple[Times, Times]) -> Unions:
-    """From (starts, ends) of each kind."""
-    exposed, overlapped = exposed_and_overlapped_s(*comm, *compute)
-    return Unions(compute=union_s(*compute), exposed=exposed, overlapped=overlapped)
-
-
 def measure(events: Events) -> StepBreakdown:
     """Loads (sums of kernel times) and times (unions of their intervals) of one step."""
-    comm, end_s = events.is_comm, events.end_s
-    found = unions_of((events.start_s[~comm], end_s[~comm]), (events.start_s[comm], end_s[comm]))
+    is_comm, end_s = events.is_comm, events.end_s
+    compute = events.start_s[~is_comm], end_s[~is_comm]
+    comm = events.start_s[is_comm], end_s[is_comm]
+    compute_s, exposed, overlapped = union_s(*compute), exposed_s(*comm, *compute), overlap_s(*comm, *compute)
     return StepBreakdown(
-        compute_load_s=math.fsum(events.duration_s[~comm]),
-        comm_load_s=math.fsum(events.duration_s[comm]),
-        compute_s=found.compute,
-        comm_s=found.exposed + found.overlapped,
-        exposed_comm_s=found.exposed,
-        overlapped_comm_s=found.overlapped,
+        compute_load_s=math.fsum(events.duration_s[~is_comm]),
+        comm_load_s=math.fsum(events.duration_s[is_comm]),
+        compute_s=compute_s,
+        comm_s=exposed + overlapped,
+        exposed_comm_s=exposed,
+        overlapped_comm_s=overlapped,
         # A last kernel may pass the end of the step by float64 rounding, never by more (Events checks).
-        waiting_s=max(0.0, events.step_s - (found.compute + found.exposed)),
+        waiting_s=max(0.0, events.step_s - (compute_s + exposed)),
         loads=_loads(events),
     )
 
@@ -98,3 +88,37 @@ def _loads(events: Events) -> dict[tuple[str, str], StreamLoad]:
         )
         parts.setdefault(key, []).append(duration_s[inverse.ravel() == column])
     return {key: StreamLoad(sum(map(len, p)), math.fsum(np.concatenate(p))) for key, p in parts.items()}
+
+
+def union_s(start: Times, end: Times) -> float:
+    """Time with at least one interval active."""
+    begin, finish = merge(start, end)
+    return math.fsum(finish - begin)
+
+
+def overlap_s(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> float:
+    """Time with both an interval of A and an interval of B active."""
+    length, in_a, in_b = _sweep(a_start, a_end, b_start, b_end)
+    return math.fsum(length[in_a & in_b])
+
+
+def exposed_s(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> float:
+    """Time with an interval of A and no interval of B active."""
+    length, in_a, in_b = _sweep(a_start, a_end, b_start, b_end)
+    return math.fsum(length[in_a & ~in_b])
+
+
+def _sweep(a_start: Times, a_end: Times, b_start: Times, b_end: Times) -> tuple[Times, Bools, Bools]:
+    """Cut time at every border of either set: length of each piece, and whether it lies in A and in B."""
+    a, b = merge(a_start, a_end), merge(b_start, b_end)
+    borders = np.sort(np.concatenate((*a, *b)))  # a border of both makes a piece of no length
+    left = borders[:-1]
+    return np.diff(borders), _inside(left, *a), _inside(left, *b)
+
+
+def _inside(time: Times, start: Times, end: Times) -> Bools:
+    """Whether each time lies in ``[start, end)`` of one of the disjoint, sorted intervals."""
+    begun = np.searchsorted(start, time, side="right")
+    ended = np.searchsorted(end, time, side="right")
+    active: Bools = begun > ended
+    return active

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.figures.labels import label, size
+from knee.figures.labels import format_bytes, label
 from knee.metrics.intervals import Times, merge
 from knee.record.events import COLLECTIVES, Events
 from knee.report.lanes import Lanes, LaneSpan, LaneStyle
@@ -27,7 +27,7 @@ MOST_STAGES = 4
 """Pipeline stages that are drawn: the first and the last."""
 NAMED = 4
 """Kernels of a joined span that are named."""
-LOOKS = (
+STYLES = (
     LaneStyle(name="window", inset=1),
     LaneStyle(name="compute", inset=2),
     LaneStyle(name="compute-2", inset=2),
@@ -125,29 +125,29 @@ def _drawing(
                 continue
             row = len(rows)
             rows.append(f"{name}{lane}")
-            spans.append(LaneSpan(row=row, start=0, length=round(step_s * ticks), look=0))
+            spans.append(LaneSpan(row=row, start=0, length=round(step_s * ticks), style=0))
             looks = {"compute": COMPUTE, "exposed": EXPOSED}.get(lane, COMM)
             spans += [
                 LaneSpan(
                     row=row,
                     start=round(s.start_s * ticks),
                     length=max(1, round((s.end_s - s.start_s) * ticks)),
-                    look=looks[i % 2],
+                    style=looks[i % 2],
                     kind=words.setdefault(_named(s.words), len(words)),
                 )
                 for i, s in enumerate(stretches)
             ]
-    exposed = [i for i, span in enumerate(spans) if span.look in EXPOSED]
+    exposed = [i for i, span in enumerate(spans) if span.style in EXPOSED]
     return Lanes(
         rows=tuple(rows),
         total=round(step_s * ticks),
         tick_ns=TICK_NS,
-        looks=LOOKS,
+        styles=STYLES,
         spans=tuple(spans),
         words=tuple(words),
         order=tuple(sorted(exposed, key=lambda i: -spans[i].length)),
         verb="",
-        high=20,
+        row_height=20,
         label=label,
         hint="Point at a stretch to read what runs in it; Next longest stretch goes through exposed communication.",
     )
@@ -187,7 +187,7 @@ def _kernel(events: Events, i: int) -> KernelInterval:
     name = events.names[int(events.name_id[i])].replace("_", " ")
     if events.is_comm[i] and events.group_id[i] >= 0:
         group = events.groups[int(events.group_id[i])]
-        name = f"{name} of {group.size:,} ranks ({group.name}), {size(float(events.message_bytes[i]))}"
+        name = f"{name} of {group.size:,} ranks ({group.name}), {format_bytes(float(events.message_bytes[i]))}"
     return KernelInterval(start_s=float(events.start_s[i]), end_s=float(events.end_s[i]), words=(name,))
 
 

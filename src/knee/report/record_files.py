@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, KneeError, argument
 from knee.launch.sweep_folder import SWEEP
 from knee.record.measurement import Kind
 from knee.record.side_by_side import FORM
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.studies.quantities import Row
-from knee.studies.rows import METRICS, identity, step_row
+from knee.studies.row_columns import METRICS
+from knee.studies.rows import identity, step_row
 from knee.text_files import read_text
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
@@ -33,7 +34,7 @@ RUN = "record.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRecords:
+class FoundRecord:
     """One record and where it lies."""
 
     name: str
@@ -44,20 +45,20 @@ class OwnRecords:
 class Gathered:
     """All that was found."""
 
-    found: tuple[OwnRecords, ...]
+    found: tuple[FoundRecord, ...]
     skipped: tuple[tuple[str, str], ...]
     """Name and why it is no record."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
     """Records of files (one, a list, or one after another) and of folders; InputError where there is none."""
-    found: list[OwnRecords] = []
+    found: list[FoundRecord] = []
     skipped: list[tuple[str, str]] = []
     for file in _files(paths):
         for name, value in _values(file):
             why = value if isinstance(value, str) else refused(value)
             if why is None:
-                found.append(OwnRecords(name=name, record=_measured(value)))
+                found.append(FoundRecord(name=name, record=_measured(value)))
             else:
                 skipped.append((name, why))
     if not found:
@@ -152,13 +153,18 @@ def _number(value: Any) -> float | int | None:
 # ---- rows ------------------------------------------------------------------------------------------------------------
 
 
-def rows_of(found: Sequence[OwnRecords], by: str | None = None) -> list[dict[str, Any]]:
+def rows_of(found: Sequence[FoundRecord], by: str | None = None) -> list[dict[str, Any]]:
     """A row for each record, with the name of its curve: by a column, or by what differs between records."""
     rows = [_row(one) for one in found]
     if by is not None:
         known = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
         if by not in known:
-            raise InputError(f"--by {by}: no record has that column", hint=f"they have {', '.join(known)}")
+            raise InputError(
+                f"{argument('by')} {by}: no record has that column",
+                hint=f"they have {', '.join(known)}",
+                code="unknown-choice",
+                field="by",
+            )
         return _ordered([row | {"series": str(row.get(by) if row.get(by) is not None else "unknown")} for row in rows])
     told = ("model", "cluster", "profile", "seq_len", "precision", "cp_method", "sync_every", "set")
     apart = [name for name in told if len({row.get(name) for row in rows}) > 1]
@@ -179,7 +185,7 @@ def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (curves.index(row["series"]), row["gpus"], str(row["kind"])))
 
 
-def _row(one: OwnRecords) -> dict[str, Any]:
+def _row(one: FoundRecord) -> dict[str, Any]:
     """Through the studies' own function; of a record that does not say its job, what it does say."""
     record = one.record
     row: dict[str, Any]
@@ -251,11 +257,11 @@ def _series(row: Row, apart: Sequence[str]) -> str:
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def predicted(found: Sequence[OwnRecords]) -> tuple[list[OwnRecords], list[tuple[str, str]]]:
+def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[tuple[str, str]]]:
     """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
     rows = [_row(one) for one in found]
     known = {stack_of(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
-    made: list[OwnRecords] = []
+    made: list[FoundRecord] = []
     refused_: list[tuple[str, str]] = []
     for one, row in zip(found, rows, strict=True):
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
@@ -266,7 +272,7 @@ def predicted(found: Sequence[OwnRecords]) -> tuple[list[OwnRecords], list[tuple
             refused_.append((one.name, error.message))
             continue
         known.add(stack_of(row))
-        made.append(OwnRecords(name=f"prediction of {one.name}", record=record))
+        made.append(FoundRecord(name=f"prediction of {one.name}", record=record))
     return made, refused_
 
 

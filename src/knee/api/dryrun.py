@@ -1,0 +1,157 @@
+"""``knee.dryrun``: the trainer itself on fake ranks, without hardware, held against the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, cast
+
+from knee.errors import RunFailed, either
+from knee.inputs.arguments import checked_plan
+from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
+from knee.inputs.trainer_request import Say, completed_request, ranks_of
+from knee.probe.machine_facts import need_torch
+from knee.record.issued_messages import StageWork
+from knee.results.result import Result
+from knee.specs import Job
+from knee.specs.trainer_job import Dtype, TrainJob
+from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
+
+PLACEHOLDER = "dgx-h100"
+"""A cluster that completes a job where none is named: nothing that is counted depends on it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DryRun(Result):
+    """What one rank of every pipeline stage does in a step, as the trainer issues it and as the simulator has it."""
+
+    job: Job
+    program: tuple[StageWork, ...]
+    """The trainer's, traced on fake ranks; one a pipeline stage."""
+    simulated: tuple[StageWork, ...]
+    justified: tuple[str, ...]
+    """Why the trainer differs from the simulator where it is known to."""
+    differences: tuple[Difference, ...]
+    """Where they differ and no rule says why: one of them is wrong."""
+
+    def __repr__(self) -> str:
+        return f"DryRun({self.job.model.name!r}, gpus={self.job.gpus}, differences={len(self.differences)})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee dryrun --json`` prints it."""
+        job = self.job
+        both = zip(self.program, self.simulated, strict=True)
+        return {
+            "model": job.model.name,
+            "gpus": job.gpus,
+            "global_batch": job.global_batch,
+            "seq_len": job.seq_len,
+            "plan": asdict(job.plan),
+            "stages": [{**program.as_json(), "simulated": simulated.as_json()} for program, simulated in both],
+            "justified": list(self.justified),
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row a pipeline stage and collective: its calls by the trainer, and by the simulator."""
+        return [
+            {
+                "stage": program.stage,
+                "rank": program.rank,
+                **collective._asdict(),
+                "calls": program.collectives.get(collective, 0),
+                "simulated_calls": simulated.collectives.get(collective, 0),
+            }
+            for program, simulated in zip(self.program, self.simulated, strict=True)
+            for collective in dict.fromkeys((*program.collectives, *simulated.collectives))
+        ]
+
+    def equal_stages(self) -> list[list[int]]:
+        """Pipeline stages that do the same, together."""
+        groups: dict[Any, list[int]] = {}
+        for work in self.program:
+            key = (work.product_flop, work.attention_flop, frozenset(work.collectives.items()))
+            groups.setdefault(key, []).append(work.stage)
+        return list(groups.values())
+
+    def check_equal(self) -> None:
+        """``RunFailed`` where the trainer and the simulator differ and no rule says why."""
+        if self.differences:
+            raise RunFailed(
+                f"the trainer and the simulator disagree in {len(self.differences)} lines, and no rule says why",
+                code="unexplained-differences",
+            )
+
+
+def dryrun(
+    model: ModelLike,
+    *,
+    gpus: int | None = None,
+    local_batch: float | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    profile: ProfileLike | None = None,
+    overrides: Overrides = (),
+    say: Say = lambda _: None,
+    progress: Callable[[int, int], None] | None = None,
+    **plan: Any,
+) -> DryRun:
+    """Trace one step of the trainer on fake ranks, without any GPU, and hold the simulator's messages against it.
+
+    ``model`` and ``plan`` are what ``knee.simulate`` takes. ``gpus`` are the ranks in all, as many as the plan's
+    degrees ask for if left out; the batch is 2 sequences a rank if left out. ``profile`` is of the simulation.
+
+    ``say`` is called with sentences about what was assumed, ``progress`` with how many kinds of pipeline stages are
+    traced, and of how many. It needs torch: ``pip install 'knee[train]'``.
+
+    >>> import knee
+    >>> step = knee.dryrun("llama2-7b", gpus=2048, tp=2)  # doctest: +SKIP
+    >>> step.differences  # doctest: +SKIP
+    ()
+    """
+    need_torch(either("knee.dryrun", "knee dryrun"))
+    in_file = is_job_file(model)
+    plan = checked_plan(plan)
+    if gpus is None and not in_file:
+        gpus = ranks_of(plan)
+    job = completed_request(
+        model,
+        cluster=None if in_file else PLACEHOLDER,
+        profile=profile,
+        sizes={"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len},
+        plan=plan,
+        overrides=overrides,
+        say=say,
+    ).job
+    trained = traced_job(job)
+    simulated = simulated_work(job)
+
+    from knee.train.fake_ranks import trace  # imports torch
+
+    program = trace(trained, progress)
+    expected = [as_trained(job, work) for work in simulated]
+    return DryRun(
+        job=job,
+        program=tuple(program),
+        simulated=tuple(simulated),
+        justified=tuple(dict.fromkeys(why for _, reasons in expected for why in reasons)),
+        differences=tuple(
+            difference
+            for traced, (work, _) in zip(program, expected, strict=True)
+            for difference in differences(traced, work)
+        ),
+    )
+
+
+def traced_job(job: Job) -> TrainJob:
+    """The same job for the trainer; types as on GPUs."""
+    return TrainJob(
+        model=job.model,
+        plan=job.plan,
+        gpus=job.gpus,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        steps=2,
+        warmup=0,
+        dtype=cast("Dtype", job.plan.precision),
+    )

@@ -1,0 +1,246 @@
+"""``knee.probe_kernels`` and its kin: this machine, measured and written as a cluster file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from knee import units
+from knee.errors import InputError, argument
+from knee.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
+from knee.hardware_fit.kernel_constants import fit_kernels, held_out
+from knee.hardware_fit.links import contention, fit_links
+from knee.hardware_fit.measured_steps import simulated_steps
+from knee.hardware_fit.power_constants import fit_power, values_of, windows_of
+from knee.hardware_fit.probe_session import ProbeSession
+from knee.probe.collective_grid import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, plan_series
+from knee.probe.kernel_grid import device_points, step_points
+from knee.probe.listener import SILENT, ProbeListener
+from knee.probe.measure_points import collect
+from knee.record.probe_points import HostPoint, Record
+from knee.record.readings import Probe, Readings, read_readings
+from knee.results.probe_result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
+from knee.specs.catalog import did_you_mean
+from knee.specs.load import load_cluster, load_profile
+
+OUT = "mine.toml"
+Device = Literal["cuda", "cpu"]
+Backend = Literal["nccl", "gloo"]
+
+
+def probe_kernels(
+    out: str | Path = OUT,
+    *,
+    base: str | None = None,
+    quick: bool = False,
+    fresh: bool = False,
+    replay: str | Path | None = None,
+    device: Device | None = None,
+    anyway: bool = False,
+    listener: ProbeListener = SILENT,
+) -> KernelsProbe:
+    """Measure products, attention and memory-bound kernels of one device, and fit its compute model.
+
+    ``out`` is the cluster file that is written. Readings go beside it, one line each as they are taken, and a call that
+    was interrupted (``ProbeStopped``) goes on where it stopped unless ``fresh``. ``base`` is the catalogue cluster that
+    says what was not measured; ``quick`` measures a fraction of the points; ``replay`` takes readings from a file
+    instead of this machine; ``anyway`` measures although someone else uses the GPU. ``listener`` hears how it goes.
+
+    >>> import knee
+    >>> mine = knee.probe_kernels("mine.toml", quick=True)  # doctest: +SKIP
+    >>> mine.fit.gpu.gemm_frac  # doctest: +SKIP
+    0.727
+    """
+    _check_choice("device", device, get_args(Device))
+    session = _session("kernels", out, base, quick, fresh, replay)
+    if session.replay is not None:
+        _replay(session, listener)
+    else:
+        from knee.probe.kernel_timing import types_of
+        from knee.probe.machine_facts import ready
+
+        machine = ready("kernels", device, anyway=anyway, listener=listener)
+        points = device_points(machine.kind, types_of(machine.kind), quick=quick)
+        collect(session.open(machine), points, lambda point: _measure_kernel(point, machine.kind), listener)
+    readings = _measured(session, listener)
+    cluster = load_cluster(base_of(readings.machine, base)).spec
+    fit, away = fit_kernels(readings, cluster.gpu, load_profile("eager").spec), held_out(readings, cluster.gpu)
+    values = values_of_fit(readings.machine, fit, cluster)
+    written = write_machine_file(session.out, base, {"kernels": values})
+    return KernelsProbe(path=session.path, readings=readings, fit=fit, held_out=away, written=written)
+
+
+def probe_power(
+    out: str | Path = OUT,
+    *,
+    base: str | None = None,
+    quick: bool = False,
+    fresh: bool = False,
+    replay: str | Path | None = None,
+    anyway: bool = False,
+    listener: ProbeListener = SILENT,
+) -> PowerProbe:
+    """Measure what one NVIDIA GPU draws at rest, under products, copies and attention, and fit its power model.
+
+    Arguments are those of ``knee.probe_kernels``.
+    """
+    session = _session("power", out, base, quick, fresh, replay)
+    if session.replay is not None:
+        _replay(session, listener)
+    else:
+        from knee.probe.power_loads import measure_power, power_points, ready_gpu
+
+        machine, nvml = ready_gpu(anyway=anyway)
+        if not nvml.has_counter:
+            listener.no_energy_counter(nvml.called)
+        collect(session.open(machine), power_points(quick=quick), lambda point: measure_power(point, nvml), listener)
+    readings = _measured(session, listener)
+    gpu = load_cluster(base_of(readings.machine, base)).spec.gpu
+    fit = fit_power(windows_of(readings), gpu, limit_w=readings.machine.power_limit_w)
+    written = write_machine_file(session.out, base, {"power": values_of(fit, readings.machine)})
+    return PowerProbe(path=session.path, readings=readings, fit=fit, written=written)
+
+
+def probe_steps(
+    out: str | Path = OUT,
+    *,
+    base: str | None = None,
+    quick: bool = False,
+    fresh: bool = False,
+    replay: str | Path | None = None,
+    device: Device | None = None,
+    anyway: bool = False,
+    listener: ProbeListener = SILENT,
+) -> StepsProbe:
+    """Measure plain training steps of Llama 1B and 7B on one device, and simulate the same.
+
+    The simulation takes the cluster file ``out`` where a probe has written one, and ``base`` or the catalogue's entry
+    otherwise. The other arguments are those of ``knee.probe_kernels``.
+    """
+    _check_choice("device", device, get_args(Device))
+    session = _session("steps", out, base, quick, fresh, replay)
+    if session.replay is not None:
+        _replay(session, listener)
+    else:
+        from knee.probe.machine_facts import open_nvml, ready
+        from knee.probe.nvml import meter_of
+        from knee.probe.plain_step import measure_step
+
+        machine = ready("steps", device, anyway=anyway, listener=listener)
+        nvml = open_nvml()[0] if machine.kind == "cuda" else None
+        meter = meter_of(nvml) if nvml is not None else None
+        points = step_points(machine.kind, quick=quick)
+        file = session.open(machine)
+        collect(file, points, lambda point: measure_step(point, machine.kind, meter=meter), listener)
+    readings = _measured(session, listener)
+    from_file = session.out.exists() and base is None
+    name = str(session.out) if from_file else base_of(readings.machine, base)
+    steps = simulated_steps(readings, load_cluster(name).spec)
+    return StepsProbe(path=session.path, readings=readings, cluster=name, steps=steps)
+
+
+def probe_collectives(
+    out: str | Path = OUT,
+    *,
+    base: str | None = None,
+    quick: bool = False,
+    fresh: bool = False,
+    replay: str | Path | None = None,
+    backend: Backend | None = None,
+    collectives: Sequence[str] = COLLECTIVES,
+    max_size: str = "8 GiB",
+    listener: ProbeListener = SILENT,
+) -> CollectivesProbe | None:
+    """Measure collectives over the ranks of this job, and fit latency per hop and bandwidth.
+
+    Every rank calls it, as torchrun starts them; rank 0 writes the files and gets the result, the others get None.
+    ``backend`` is NCCL where there is a GPU, else gloo on the CPU. ``max_size`` is the largest message; memory and time
+    may end a series earlier. The other arguments are those of ``knee.probe_kernels``; ``replay`` needs no ranks.
+    """
+    _check_choice("backend", backend, get_args(Backend))
+    _check_collectives(collectives)
+    most_bytes = _message_bytes(max_size)
+    session = _session("collectives", out, base, quick, fresh, replay)
+    if session.replay is not None:
+        _replay(session, listener)
+    else:
+        from knee.probe.collective_run import measure_collectives, ready_rank
+
+        launch, device = ready_rank(backend)
+        series = plan_series(
+            launch.world, launch.per_node, device, quick=quick, wanted=collectives, most_bytes=most_bytes
+        )
+        measure_collectives(launch, device, series, session.open, quick=quick, listener=listener)
+        if launch.rank != 0:
+            return None
+    readings = read_readings(session.path)
+    fits, beside = tuple(fit_links(readings)), tuple(contention(readings))
+    written = write_machine_file(session.out, base)
+    return CollectivesProbe(path=session.path, readings=readings, fits=fits, contention=beside, written=written)
+
+
+def _session(
+    probe: Probe, out: str | Path, base: str | None, quick: bool, fresh: bool, replay: str | Path | None
+) -> ProbeSession:
+    recording = None if replay is None else Path(replay)
+    return ProbeSession(probe=probe, out=Path(out), base=base, quick=quick, fresh=fresh, replay=recording)
+
+
+def _replay(session: ProbeSession, listener: ProbeListener) -> None:
+    recorded = session.write_replayed()
+    assert session.replay is not None
+    listener.replayed(session.replay, len(recorded.records))
+    if session.probe == "collectives" and recorded.failed:
+        listener.failed(recorded)
+
+
+def _measured(session: ProbeSession, listener: ProbeListener) -> Readings:
+    readings = read_readings(session.path)
+    if readings.failed:
+        listener.failed(readings)
+    return readings
+
+
+def _measure_kernel(point: Any, device: str) -> Record:
+    from knee.probe.kernel_timing import measure
+    from knee.probe.launch_overhead import measure_host
+
+    return measure_host(point, device) if isinstance(point, HostPoint) else asdict(measure(point, device))
+
+
+def _check_choice(name: str, value: str | None, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise InputError(
+            f"{argument(name)} is {value!r}; it is one of {', '.join(known)}", code="unknown-choice", field=name
+        )
+
+
+def _check_collectives(names: Sequence[str]) -> None:
+    there = f"there are {', '.join(COLLECTIVES)}"
+    for name in names:
+        if name not in COLLECTIVES:
+            close = did_you_mean(name, COLLECTIVES)
+            raise InputError(
+                f"{argument('collectives')}: there is no {name!r}",
+                hint=f"did you mean {close}?" if close else there,
+                code="unknown-choice",
+                field="collectives",
+            )
+    if not names:
+        raise InputError(
+            f"{argument('collectives')} names none", hint=there, code="missing-argument", field="collectives"
+        )
+
+
+def _message_bytes(text: str) -> int:
+    try:
+        size = units.parse(text, "bytes")
+    except ValueError as error:
+        raise InputError(f"{argument('max_size')} {error}", code="not-an-amount", field="max_size") from None
+    if not SMALLEST_BYTES <= size <= LARGEST_BYTES:
+        raise InputError(
+            f"{argument('max_size')} is {text}; it should be from 1 KiB to 8 GiB", code="out-of-range", field="max_size"
+        )
+    return int(size)

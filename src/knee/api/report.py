@@ -1,0 +1,74 @@
+"""``knee.read_records``: one's own records, measured beside simulated, as rows and as a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from knee.errors import InputError
+from knee.files import write_text
+from knee.report.record_files import gather, predicted, rows_of
+from knee.results.result import Result
+
+TITLE = "Training runs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordsReport(Result):
+    """Records of steps, curve by curve."""
+
+    records: tuple[dict[str, Any], ...]
+    """One row a record; what a record does not say is None."""
+    notes: tuple[str, ...]
+    """What is no record or could not be predicted, and why."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee report --json`` prints it."""
+        return {"rows": self.rows(), "notes": list(self.notes)}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One a record."""
+        return list(self.records)
+
+    def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:
+        """Write one HTML file that needs no network, with every value behind its chart; ``command`` is shown on it as
+        what makes it again."""
+        from knee.report.records_page import runs_page
+
+        page = runs_page(self.records, title=title, command=command, notes=self.notes)
+        # a name in a record may hold half of a character, which no file can
+        write_text(Path(out), page.encode("utf-8", "replace").decode("utf-8"))
+
+
+def read_records(
+    records: str | Path | Sequence[str | Path], *, by: str | None = None, simulate: bool = False
+) -> RecordsReport:
+    """Read the records of runs: measured, simulated or published.
+
+    ``records`` are files or folders: what ``knee simulate --json`` printed, the folder of a ``knee train`` run or its
+    record.json, the records of a study; several in one file as a list or one after another. What is no record is named
+    in ``notes`` and passed over. ``by`` is the column that names the curves, by default what differs between records.
+    ``simulate`` adds knee's prediction of every measured record that has none beside it.
+
+    >>> import knee
+    >>> runs = knee.read_records("runs/", simulate=True)  # doctest: +SKIP
+    >>> runs.write_page("runs.html")  # doctest: +SKIP
+    """
+    paths = [Path(records)] if isinstance(records, str | Path) else [Path(path) for path in records]
+    if not paths:
+        raise InputError(
+            "no records are given",
+            hint="`knee report runs/` takes all records of a folder",
+            code="missing-argument",
+            field="records",
+        )
+    gathered = gather(paths)
+    found = list(gathered.found)
+    notes = [f"{name}: {why}" for name, why in gathered.skipped]
+    if simulate:
+        made, refused = predicted(found)
+        found += made
+        notes += [f"{name} is not predicted: {why}" for name, why in refused]
+    return RecordsReport(records=tuple(rows_of(found, by)), notes=tuple(notes))

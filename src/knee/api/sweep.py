@@ -1,0 +1,301 @@
+"""``knee.prepare_sweep`` and ``knee.run_sweep``: a grid of real runs; its status, its end, and another try."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from knee.api.progress import Counted, watched
+from knee.errors import InputError, SpecError, argument
+from knee.launch.environment import redacted, stored_site
+from knee.launch.run_status import STATES, Status
+from knee.launch.site import Site, in_folder
+from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
+from knee.limits import MOST_RUNS
+from knee.results.sweep_result import SweepPlan, SweepStatus
+from knee.specs.catalog import did_you_mean
+from knee.specs.trainer_job import Device
+from knee.studies.answers import job_of
+from knee.studies.grid_changes import GridChanges, changes_of
+from knee.studies.questions import StudyPoint, all_points, check_count
+from knee.studies.study_file import load_study
+from knee.sweeps import local, slurm
+from knee.sweeps.control import cancel_runs, current_statuses, requeue
+from knee.sweeps.job_for_trainer import RunSettings
+from knee.sweeps.launchers import Launcher, refusal_by, require_launcher
+from knee.sweeps.new_sweep import prepare_folder
+from knee.sweeps.preflight import RequestedRun, plan_runs
+
+OnRun = Callable[[int, int, SweepRun, Status], None]
+"""Called when a run starts, ends or is left out: its number, of how many, the run, and its status."""
+Say = Callable[[str], None]
+"""Takes a sentence on what happens in Slurm's queue."""
+ENDED = tuple(state for state in STATES if state not in ("pending", "running"))
+MOST_TIMEOUT_S = 1e6
+
+
+def prepare_sweep(
+    grid: str | Path,
+    *,
+    out: str | Path,
+    launcher: Launcher = "local",
+    site: Site | None = None,
+    overrides: GridChanges = (),
+    steps: int | None = None,
+    warmup: int | None = None,
+    trace_steps: int = 3,
+    device: Device | None = None,
+    timeout_s: float = 600.0,
+    program: Sequence[str] = (),
+    max_gpu_hours: float | None = None,
+    until_knee: bool = False,
+    anyway: bool = False,
+    pack: int = 1,
+    check_launcher: bool = True,
+    command: Sequence[str] = (),
+    progress: Counted | None = None,
+) -> SweepPlan:
+    """Expand a grid into runs, check each, and estimate what they take; nothing is written or started.
+
+    ``grid`` is a study's name or a TOML file of grids, ``out`` the folder of the sweep. ``site`` has the options of
+    the launcher. ``program`` is started for each run instead of the trainer, with the run's folder as its last
+    argument. ``until_knee`` ends a series once more GPUs are measured not to pay off; ``anyway`` starts also what
+    does not fit by simulation; ``pack`` runs share a Slurm job. Without ``check_launcher``, a sweep can be estimated
+    where its launcher is missing. ``command`` is written into the sweep's files, without the values of variables.
+
+    >>> from knee.api.sweep import prepare_sweep
+    >>> plan = prepare_sweep("fig6", out="sweep", launcher="slurm", check_launcher=False)
+    >>> plan.estimate.runs_to_start > 0
+    True
+    """
+    site, folder = site or Site(), Path(out).resolve()
+    _check_numbers(steps, warmup, trace_steps, pack, timeout_s, max_gpu_hours)
+    if any(ord(letter) < 32 for letter in str(folder)):
+        raise InputError(
+            f"{argument('out')} {str(out)!r} has a line break in it",
+            hint="name another folder",
+            code="not-a-folder-name",
+            field="out",
+        )
+    if site.container_runtime == "pyxis" and launcher != "slurm":
+        raise InputError(
+            f"pyxis is a part of Slurm: {argument('launcher')} {launcher} starts no containers with it",
+            hint=f"{argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
+            code="contradiction",
+            field="container_runtime",
+        )
+    # runs start in other folders than this one
+    program = [
+        in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(program)
+    ]
+    requested = requested_runs(str(grid), overrides, progress)
+    if check_launcher:
+        require_launcher(launcher, site, program)
+    command = redacted(command)
+    planned = plan_runs(
+        requested,
+        RunSettings(steps=steps, warmup=warmup, trace_steps=trace_steps, device=device, timeout_s=timeout_s),
+        gpus_per_node=max(one.gpus for one in requested) if launcher == "local" else site.gpus_per_node,
+        anyway=anyway,
+        command=command,
+        refusal=refusal_by(launcher, site, own_program=bool(program), ask_slurm=check_launcher),
+    )
+    sweep = Sweep(
+        folder=folder,
+        name=str(grid),
+        entries=tuple(one.entry for one in planned),
+        launcher=launcher,
+        options={
+            "until_knee": until_knee,
+            "pack": pack,
+            "timeout_s": timeout_s,
+            "site": site.plain(),
+            "program": program,
+        },
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=tuple(command),
+    )
+    return SweepPlan(
+        sweep=sweep,
+        planned=tuple(planned),
+        site=site,
+        duplicates=len(requested) - len(planned),
+        max_gpu_hours=max_gpu_hours,
+    )
+
+
+def run_sweep(
+    plan: SweepPlan,
+    *,
+    wait: bool = False,
+    on_run: OnRun | None = None,
+    say: Say | None = None,
+    progress: Counted | None = None,
+) -> SweepStatus:
+    """Write the sweep's folder and start what is missing of its runs; in Slurm they are submitted.
+
+    ``wait`` stays until all runs that were submitted to Slurm have ended. A folder that has this sweep already goes
+    on with it: runs that were cancelled, preempted or lost their node are started again, and those that failed by
+    themselves are not (``retry_sweep``).
+    """
+    plan.check()
+    plan.check_startable()
+    with locked(plan.sweep.folder):
+        prepare_folder(plan.sweep, watched(plan.planned, "writing", len(plan.planned), progress), plan.site)
+        return _start_missing(plan.sweep, plan.site, wait=wait, only=None, on_run=on_run, say=say)
+
+
+def sweep_status(folder: str | Path) -> SweepStatus:
+    """How the runs of a sweep stand; Slurm is asked where they are in its queue."""
+    sweep = read_sweep(Path(folder).resolve())
+    return SweepStatus(sweep=sweep, statuses=current_statuses(sweep))
+
+
+def cancel_sweep(folder: str | Path) -> tuple[int, int]:
+    """End the runs of a sweep; how many of them ran, and how many waited."""
+    return cancel_runs(read_sweep(Path(folder).resolve()))
+
+
+def retry_sweep(
+    folder: str | Path,
+    *,
+    states: Sequence[str] = ("failed",),
+    runs: Collection[str] = (),
+    wait: bool = False,
+    on_requeued: Callable[[int], None] | None = None,
+    on_run: OnRun | None = None,
+    say: Say | None = None,
+) -> SweepStatus:
+    """Start runs again that have ended in one of these states, with the options of the sweep.
+
+    ``runs`` are the ids of those to start again, where not all are meant. ``on_requeued`` is called with their count
+    before they are started.
+    """
+    sweep = read_sweep(Path(folder).resolve())
+    _check_states(states)
+    _check_ids(sweep, runs)
+    site = stored_site(sweep.folder, sweep.options.get("site", {}))
+    with locked(sweep.folder):
+        count = requeue(sweep, states, runs)
+        if on_requeued is not None:
+            on_requeued(count)
+        if not count:
+            return SweepStatus(sweep=sweep, statuses=current_statuses(sweep))
+        found = _start_missing(sweep, site, wait=wait, only=frozenset(runs) or None, on_run=on_run, say=say)
+        return replace(found, requeued=count)
+
+
+def _start_missing(
+    sweep: Sweep, site: Site, *, wait: bool, only: Collection[str] | None, on_run: OnRun | None, say: Say | None
+) -> SweepStatus:
+    numbers = {entry.id: number for number, entry in enumerate(sweep.entries, start=1)}
+
+    def report(entry: SweepRun, status: Status) -> None:
+        if on_run is not None:
+            on_run(numbers[entry.id], len(numbers), entry, status)
+
+    signal = None
+    if sweep.launcher == "slurm":
+        slurm.submit_missing(sweep, site, wait=wait, say=say or (lambda _: None), only=only)
+    else:
+        signal = local.start_missing(sweep, site, only=only, on_run=report)
+    return SweepStatus(sweep=sweep, statuses=current_statuses(sweep), signal=signal)
+
+
+def requested_runs(grid: str, overrides: GridChanges, progress: Counted | None = None) -> list[RequestedRun]:
+    """The points of a grid with their jobs."""
+    study = load_study(grid)
+    changes = changes_of(overrides)
+    check_count([study], changes, most=MOST_RUNS)
+    points = list(all_points(study, changes))
+    if not points:
+        raise InputError(
+            f"{grid} has no grid of training steps",
+            hint="`knee study list` has studies with runs",
+            code="no-grid",
+            field="grid",
+        )
+    # what a series keeps while its GPUs grow: the batch of each of them, or the batch of all
+    given = {name for name in ("local_batch", "global_batch") if name in changes}
+    weak = "global_batch" not in given and bool(given or any(grid.local_batch is not None for grid in study.grid))
+    return [_requested_run(point, weak=weak) for point in watched(points, "checking", len(points), progress)]
+
+
+def _requested_run(point: StudyPoint, *, weak: bool) -> RequestedRun:
+    """``weak``: the series of the point keeps the batch of each GPU."""
+    question = point.question
+    batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
+    series = (
+        f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
+        f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})"
+    )
+    one = RequestedRun(
+        name=point.name,
+        series=series,
+        model=question.model,
+        gpus=question.gpus,
+        question={"study": point.study, "series": point.series, **asdict(question)},
+    )
+    try:
+        return replace(one, job=job_of(question))
+    except SpecError as error:
+        return replace(one, why=error.message)
+
+
+def _check_numbers(
+    steps: int | None,
+    warmup: int | None,
+    trace_steps: int,
+    pack: int,
+    timeout_s: float,
+    max_gpu_hours: float | None,
+) -> None:
+    counts = (("steps", steps, 1), ("warmup", warmup, 0), ("trace_steps", trace_steps, 0), ("pack", pack, 1))
+    for name, value, least in counts:
+        if value is not None and value < least:
+            raise _out_of_range(name, str(value), f"it must be at least {least}")
+    if not 0 < timeout_s <= MOST_TIMEOUT_S:
+        raise _out_of_range("timeout_s", f"{timeout_s:g}", f"it must be positive and at most {MOST_TIMEOUT_S:,.0f}")
+    if max_gpu_hours is not None and not max_gpu_hours >= 0:
+        rule = "it cannot be negative" if max_gpu_hours < 0 else "it must be a number"
+        raise _out_of_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)
+
+
+def _out_of_range(name: str, value: str, rule: str) -> InputError:
+    return InputError(f"{argument(name)} is {value}; {rule}", code="out-of-range", field=name)
+
+
+def _check_states(states: Sequence[str]) -> None:
+    """Refuse states of runs that cannot be started again."""
+    for state in states:
+        if state in STATES and state not in ENDED:
+            raise InputError(
+                f"{argument('states')} {state}: such runs have not ended, and are not to be tried again",
+                hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends what runs",
+                code="not-ended",
+                field="states",
+            )
+    wrong = [state for state in states if state not in ENDED]
+    if wrong or not states:
+        close = did_you_mean(wrong[0], ENDED) if wrong else None
+        raise InputError(
+            f"{argument('states')} {','.join(states)!r} is not one of {', '.join(ENDED)}",
+            hint=f"did you mean {close}?" if close else None,
+            code="unknown-choice",
+            field="states",
+        )
+
+
+def _check_ids(sweep: Sweep, runs: Collection[str]) -> None:
+    known = [entry.id for entry in sweep.entries]
+    unknown = next((run for run in runs if run not in set(known)), None)
+    if unknown is not None:
+        close = did_you_mean(unknown, known)
+        raise InputError(
+            f"the sweep has no run {unknown!r}",
+            hint=f"did you mean {close}?" if close else None,
+            code="unknown-run",
+            field="runs",
+        )

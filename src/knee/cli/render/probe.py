@@ -1,0 +1,350 @@
+"""Probes on the screen: how they go, and what they found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import click
+
+from knee import units
+from knee.cli.render.table import print_heading, print_rows
+from knee.hardware_fit.cluster_file import MachineFile
+from knee.hardware_fit.links import Contention, LinkFit
+from knee.hardware_fit.power_constants import PowerFit
+from knee.hardware_fit.residuals import Residuals
+from knee.probe.listener import ProbeListener, ProbeStopped
+from knee.record.probe_points import CollectivePoint, Point, key_of
+from knee.record.readings import Readings
+from knee.results.probe_result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
+from knee.results.result import Result
+from knee.signals import BY_SIGNAL
+from knee.specs.load import load_cluster
+
+
+class ProbeProgress(ProbeListener):
+    """Sentences on stderr, and a line per tenth of the points or a live bar on a terminal."""
+
+    def __init__(self) -> None:
+        self.total, self.done, self.unit = 0, 0, ""
+        self.bar: Any = None
+        self.task: Any = None
+
+    def replayed(self, path: Path, readings: int) -> None:
+        """A recording stands in for this machine."""
+        click.echo(f"{readings} readings from {path}", err=True)
+
+    def sharing_unknown(self, why: str) -> None:
+        """NVML does not answer."""
+        click.echo(f"NVML: {why}; whether someone else uses the GPU cannot be seen", err=True)
+
+    def no_energy_counter(self, gpu: str) -> None:
+        """The draw is read in another way."""
+        click.echo(f"{gpu} has no energy counter: its draw is a mean of instant readings, good to 5%", err=True)
+
+    def resumed(self, path: Path, done: int, total: int | None) -> None:
+        """A file has readings already."""
+        click.echo(f"{path} has {done}{'' if total is None else f' of {total}'} readings already", err=True)
+
+    def started(self, total: int, unit: str) -> None:
+        """Measuring begins."""
+        self.total, self.unit = total, unit
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self.bar = Bar(console=Console(stderr=True), transient=True)
+            self.bar.start()
+            self.task = self.bar.add_task("measuring", total=total)
+
+    def advanced(self, point: Point) -> None:
+        """One point, or series, is done."""
+        self.done += 1
+        if self.bar is not None:
+            self.bar.update(self.task, advance=1, description=key_of(point)[:60])
+        elif self.done * 10 // self.total > (self.done - 1) * 10 // self.total:
+            click.echo(f"{self.done} of {self.total} {self.unit}", err=True)
+
+    def ended(self) -> None:
+        """The bar disappears."""
+        if self.bar is not None:
+            self.bar.stop()
+
+    def failed(self, readings: Readings) -> None:
+        """The first few reasons."""
+        errors = dict.fromkeys(r["error"] for r in readings.failed)
+        click.echo(f"{len(readings.failed)} points could not be measured: {'; '.join(list(errors)[:3])}", err=True)
+
+
+@contextmanager
+def listening() -> Iterator[ProbeProgress]:
+    """Show how a probe goes; where it was interrupted, say what is kept and end the command."""
+    try:
+        yield ProbeProgress()
+    except ProbeStopped as stopped:
+        if stopped.path is not None:
+            left = "" if stopped.left is None else f", {stopped.left} are left"
+            click.echo(
+                f"stopped: {stopped.kept} readings are kept in {stopped.path}{left}; the same command goes on", err=True
+            )
+        if stopped.signal is not None:
+            raise SystemExit(BY_SIGNAL + stopped.signal) from None
+        raise click.Abort from None
+
+
+def print_kernels(answer: KernelsProbe, as_json: bool) -> None:
+    """How well the fit holds, and the cluster file."""
+    fit, away, written = answer.fit, answer.held_out, answer.written
+    if fit.poor:
+        click.echo(
+            f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
+            f"base {written.base} another kind of device?",
+            err=True,
+        )
+    if as_json:
+        _print_json(answer)
+        return
+    _print_machine(answer.readings)
+    print_heading("fit (error of the formula on every reading)")
+    head = ["part", "points", "median", "p90", "worst", "bias"]
+    rows = [[name, *_errors(r)] for name, r in fit.residuals.items()]
+    print_rows([head, *rows], right=(1, 2, 3, 4, 5))
+    if away is not None:
+        print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
+        named = [
+            ("products", away.gemm),
+            ("  one efficiency instead", away.gemm_roofline),
+            ("attention", away.attention),
+            ("  one efficiency instead", away.attention_roofline),
+        ]
+        print_rows([head, *([name, *_errors(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
+    _print_values(written)
+
+
+def _errors(r: Residuals) -> list[str]:
+    return [str(r.points), f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
+
+
+def print_power(answer: PowerProbe, as_json: bool) -> None:
+    """Every load, how well the model holds, and the cluster file."""
+    if answer.hot_windows:
+        click.echo(
+            f"heat held the clocks down in {answer.hot_windows} windows: the fit is of a board that is too warm",
+            err=True,
+        )
+    if as_json:
+        _print_json(answer)
+        return
+    _print_machine(answer.readings)
+    print_heading(f"loads (draw by the {answer.fit.windows.by}; demand is what the model would draw without a limit)")
+    head = ["load", "duty", "draw", "instant", "clock", "demand", "modelled", "error"]
+    rows = [
+        [
+            r["load"],
+            f"{r['duty_frac']:.0%}",
+            _watts(r["power_w"]),
+            _watts(r["instant_w"]),
+            "unknown" if r["sm_hz"] is None else f"{r['sm_hz'] / 1e6:,.0f} MHz",
+            _watts(r["demand_w"]),
+            _watts(r["modelled_w"]),
+            f"{r['error_frac']:+.1%}",
+        ]
+        for r in answer.rows()
+    ]
+    print_rows([head, *rows], right=range(1, len(head)))
+    print_heading("error of the modelled draw")
+    head = ["of", "windows", "median", "worst", "bias"]
+    rows = [
+        [name, str(r.points), f"{r.median_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
+        for name, r in _power_errors(answer.fit, answer.written.base).items()
+    ]
+    print_rows([head, *rows], right=range(1, len(head)))
+    _print_values(answer.written)
+
+
+def _power_errors(fit: PowerFit, base: str) -> dict[str, Residuals]:
+    """Errors by what they are of."""
+    parts = {"all loads": fit.errors, "loads that were fitted on": fit.fitted}
+    if fit.around_cap is not None:
+        parts["demand within 20% of the limit"] = fit.around_cap
+    parts |= {f"{kind}, left out of the fit": r for kind, r in fit.held_back.items()}
+    return parts | {f"all loads, as {base} has it": fit.before}
+
+
+def _watts(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.0f} W"
+
+
+def print_steps(answer: StepsProbe, as_json: bool) -> None:
+    """Measured and simulated side by side."""
+    if as_json:
+        _print_json(answer)
+        return
+    _print_machine(answer.readings)
+    print_heading(f"steps, measured and simulated on {answer.cluster}")
+    sides = ["measured", "simulated", "error", "draw", "simulated", "memory", "simulated"]
+    table = [["model", "batch", "kernels", "states", "attention", *sides]]
+    table += [
+        [
+            step.point.model,
+            str(step.point.micro_batch),
+            "compiled" if step.point.compiled else "eager",
+            step.point.master,
+            step.point.attention,
+            units.show(step.measured_s, "s"),
+            units.show(step.simulated_s, "s"),
+            f"{step.error_frac:+.1%}",
+            _known(step.measured_w, "w"),
+            _known(step.simulated_w, "w"),
+            _known(step.measured_bytes, "bytes"),
+            _known(step.simulated_bytes, "bytes"),
+        ]
+        for step in answer.steps
+    ]
+    print_rows(table, right=(1, 5, 6, 7, 8, 9, 10, 11))
+    if answer.steps:
+        middle, worst = answer.median_error_frac, answer.worst_error_frac
+        click.echo(f"error of the step time: median {middle:.1%}, worst {worst:.1%}")
+
+
+def _known(value: float | None, unit: str) -> str:
+    return "unknown" if value is None else units.show(value, unit)
+
+
+def print_collectives(answer: CollectivesProbe, as_json: bool) -> None:
+    """Every reading, the fitted links, contention, and the cluster file."""
+    if as_json:
+        _print_json(answer)
+        return
+    _print_machine(answer.readings)
+    _print_points(answer)
+    _print_fits(answer.fits)
+    _print_contention(answer.contention)
+    _print_values(answer.written)
+
+
+def _ranks(point: CollectivePoint | LinkFit) -> str:
+    """A group in words: ``tp: 2 x 4 ranks, stride 1``."""
+    times = f"{point.groups} x " if point.groups > 1 else ""
+    stride = f", stride {point.stride}" if point.stride > 1 else ""
+    nodes = f", {point.nodes} nodes" if point.nodes > 1 else ""
+    return f"{point.axis}: {times}{point.group} ranks{stride}{nodes}"
+
+
+def _print_points(answer: CollectivesProbe) -> None:
+    rows = [["collective", "group", "size", "time", "algbw", "busbw", "spread"]]
+    for point, row in answer.points:
+        rates = [units.show(row[name], "bytes_per_s") for name in ("algbw_bytes_per_s", "busbw_bytes_per_s")]
+        rows.append(
+            [
+                point.collective,
+                _ranks(point),
+                units.show(point.size_bytes, "bytes", 1),
+                units.show(row["time_s"], "s"),
+                *rates,
+                f"±{row['spread_frac']:.0%}",
+            ]
+        )
+    print_heading("collectives (sizes and bandwidths as nccl-tests count them)")
+    print_rows(rows, right=(2, 3, 4, 5, 6))
+    for record in answer.readings.failed:
+        click.echo(
+            f"{record['collective']}, {record['axis']}, {units.show(record['size_bytes'], 'bytes', 1)}: "
+            f"{record['error']}",
+            err=True,
+        )
+
+
+def _print_fits(fits: Sequence[LinkFit]) -> None:
+    if not fits:
+        click.echo("no series has the four sizes that a fit needs", err=True)
+        return
+    rows = [["collective", "group", "latency", "per hop", "bus bandwidth", "error", "p90", "held out", "worst"]]
+    rows += [
+        [
+            fit.collective,
+            _ranks(fit),
+            units.show(fit.latency_s, "s"),
+            units.show(fit.hop_s, "s"),
+            units.show(fit.bus_bytes_per_s, "bytes_per_s"),
+            f"{fit.residuals.median_frac:.1%}",
+            f"{fit.residuals.p90_frac:.1%}",
+            f"{fit.held_out.median_frac:.1%}",
+            f"{fit.held_out.worst_frac:.1%}",
+        ]
+        for fit in fits
+    ]
+    print_heading(
+        "fit: time = latency + bytes on the slowest link / bus bandwidth "
+        "(held out: each inner size predicted without it)"
+    )
+    print_rows(rows, right=tuple(range(2, 9)))
+
+
+def _print_contention(beside: Sequence[Contention]) -> None:
+    if not beside:
+        return
+    rows = [["all-gather", "group", "compute slowdown κ", "comm slowdown γ", "spread"]]
+    rows += [
+        [
+            units.show(one.size_bytes, "bytes", 1),
+            f"{one.axis}: {one.group} ranks",
+            f"{one.compute_slowdown_frac:.0%}",
+            f"{one.comm_slowdown:.2f}x",
+            f"±{one.spread_frac:.0%}",
+        ]
+        for one in beside
+    ]
+    print_heading("beside products (products take 1 + κ times as long, the all-gather γ times)")
+    print_rows(rows, right=(2, 3, 4))
+    last = beside[-1]
+    click.echo(
+        f"a simulation takes them as --set compute_slowdown_frac={last.compute_slowdown_frac:.3g} "
+        f"--set comm_slowdown={last.comm_slowdown:.3g}",
+        err=True,
+    )
+
+
+def _print_json(answer: Result) -> None:
+    click.echo(json.dumps(answer.to_dict(), indent=2))
+
+
+def _print_machine(readings: Readings) -> None:
+    """Where the readings come from."""
+    m = readings.machine
+    print_heading(f"{m.device}, {m.date}")
+    limit = f", limit {m.power_limit_w:g} W" if m.power_limit_w else ""
+    cores = f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}"
+    print_rows(
+        [
+            ["software", m.software],
+            ["host", m.host],
+            ["device", f"{cores}{limit}"],
+            ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"],
+        ]
+    )
+
+
+def _print_values(written: MachineFile) -> None:
+    """What was measured beside what the catalogue says of the base."""
+    before = load_cluster(written.base).spec
+    rows = [[path, str(value.value), _shown(before, path), value.kind] for path, value in written.values.items()]
+    print_heading(f"{written.path} (from {', '.join(written.probes)}; the rest is {written.base})")
+    print_rows([["field", "here", written.base, "kind"], *rows], right=(1, 2))
+    for probe, why in written.left_out.items():
+        click.echo(f"{probe} is left out of {written.path}: {why}", err=True)
+    click.echo(f"try: knee simulate llama2-7b --cluster {quote(str(written.path))} --gpus 8 --local-batch 2", err=True)
+
+
+def _shown(cluster: Any, path: str) -> str:
+    for part in path.split("."):
+        cluster = cluster.get(part) if isinstance(cluster, dict) else getattr(cluster, part, None)
+    unit = units.dimension(path.rpartition(".")[2])
+    if cluster is None:
+        return "unknown"
+    return units.show(cluster, unit, 4) if unit not in (None, "frac") else f"{cluster:g}"

@@ -1,0 +1,116 @@
+"""One call of a probe: where its readings go, what may lie there already, and a recording in place of a machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from knee.errors import InputError, argument
+from knee.hardware_fit.cluster_file import base_of, others_beside, readings_path
+from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
+from knee.specs.load import catalog_entries, load_cluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSession:
+    """What every probe is asked for."""
+
+    probe: Probe
+    out: Path
+    """The cluster file; readings lie beside it."""
+    base: str | None
+    quick: bool
+    fresh: bool
+    replay: Path | None
+    """A file of readings that stands in for this machine."""
+
+    def __post_init__(self) -> None:
+        if self.out.suffix != ".toml":
+            raise InputError(
+                f"{argument('out')} is {str(self.out)!r}; it should end in .toml, after a name",
+                code="not-a-toml-path",
+                field="out",
+            )
+        if self.quick and self.replay is not None:
+            raise InputError(
+                f"{argument('quick')} measures less, and {argument('replay')} measures nothing",
+                hint="leave one of them out",
+                code="contradiction",
+                field="quick",
+            )
+        if self.base is not None:  # before minutes of measuring
+            if self.base not in catalog_entries("cluster") and self.base.endswith(".toml"):
+                raise InputError(
+                    f"{argument('base')} is {self.base!r}; it should be the name of a catalogue cluster",
+                    hint="`knee catalog` lists them",
+                    code="unknown-name",
+                    field="base",
+                )
+            load_cluster(self.base)
+
+    @property
+    def path(self) -> Path:
+        """Where the readings go: mine.toml -> mine.kernels.jsonl."""
+        return readings_path(self.out, self.probe)
+
+    def open(self, machine: Machine) -> ReadingsFile:
+        """The file of readings, with what it has already."""
+        self.check_place(machine)
+        return ReadingsFile(self.path, machine, fresh=self.fresh)
+
+    def check_place(self, machine: Machine) -> None:
+        """Refuse, before anything is measured, what could not be used: a GPU without a base, readings that a recording
+        would write over, other probes' readings of another machine."""
+        base_of(machine, self.base)
+        if self.replay is not None and self.path.exists() and not self.fresh:
+            here, played = read_readings(self.path), read_readings(self.replay)
+            if here.machine != played.machine or any(record not in played.records for record in here.records):
+                raise InputError(
+                    f"{self.path} has other readings, which a replay would write over",
+                    hint=f"give another {argument('out')}, or {argument('fresh')}",
+                    code="would-overwrite",
+                    field="out",
+                )
+        for path, other in others_beside(self.out, self.probe):
+            # a job of collectives runs on many hosts, of which one writes
+            loose = "collectives" in (self.probe, other.probe)
+            names = ("device", "kind", *(() if loose else ("host", "sms", "memory_bytes")))
+            for name in names:
+                here, there = getattr(machine, name), getattr(other, name)
+                if here != there:
+                    raise InputError(
+                        f"{path} has readings with {name} {there}, and here it is {here}",
+                        hint=f"give another {argument('out')}: a file is of one machine",
+                        code="another-machine",
+                        field="out",
+                    )
+
+    def write_replayed(self) -> Readings:
+        """Copy the recording to where this machine's readings would go."""
+        recorded = self._recorded()
+        found = {record["key"]: record for record in recorded.records}
+        if not found:
+            raise InputError(f"{self.replay} has no readings yet", code="no-readings", field="replay")
+        self.check_place(recorded.machine)
+        readings = Readings(recorded.machine, tuple(found.values()))
+        write_readings(self.path, readings)
+        return readings
+
+    def _recorded(self) -> Readings:
+        assert self.replay is not None
+        if self.path.exists() and self.path.samefile(self.replay):
+            raise InputError(
+                f"{argument('replay')} is {self.replay}, which is the file that {argument('out')} {self.out} writes",
+                hint=f"give another {argument('out')}",
+                code="would-overwrite",
+                field="out",
+            )
+        recorded = read_readings(self.replay)
+        if recorded.machine.probe != self.probe:
+            raise InputError(
+                f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, not of "
+                f"`knee probe {self.probe}`",
+                code="another-probe",
+                field="replay",
+            )
+        return recorded

@@ -1,0 +1,206 @@
+"""From names and keyword arguments to a job of the trainer, on real processes or traced on fake ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, get_args
+
+from knee.datasets.token_batches import Shards, Share
+from knee.errors import InputError, argument
+from knee.inputs.arguments import checked_plan
+from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
+from knee.probe.inventory import read_inventory
+from knee.specs import Job
+from knee.specs.notes import code_of
+from knee.specs.trainer_job import AttentionChoice, Device, Dtype, TrainJob
+from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
+
+DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
+LOCAL_BATCH = 2.0
+"""Sequences per process and step where no batch is given: the paper's."""
+PLACEHOLDER = "cpu"
+"""A cluster that completes a job where none is named: no plan depends on it."""
+READ_BYTES = 1 << 30
+"""Shards up to so many bytes are held against their checksums before a run."""
+Say = Callable[[str], None]
+
+
+def ranks_of(plan: Mapping[str, Any]) -> int:
+    """Ranks that the given degrees of a plan ask for."""
+    return prod(plan.get(axis) or 1 for axis in DEGREES)
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank that torchrun, or what sets the same variables, has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def completed_request(
+    model: ModelLike,
+    *,
+    cluster: ClusterLike | None,
+    profile: ProfileLike | None,
+    sizes: Mapping[str, Any],
+    plan: Mapping[str, Any],
+    overrides: Overrides,
+    say: Say,
+) -> Request:
+    """The request, with a batch where neither it nor a job file has one; ``say`` hears of its assumptions."""
+    sizes = dict(sizes)
+    if not is_job_file(model) and sizes["global_batch"] is None and sizes["local_batch"] is None:
+        sizes["local_batch"] = LOCAL_BATCH
+    asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=plan, overrides=overrides)
+    for sentence in asked.assumptions:
+        if code_of(sentence) != "default-profile":  # what runs is the trainer, whatever the profile
+            say(sentence)
+    return asked
+
+
+def trainer_job(
+    model: ModelLike,
+    *,
+    nproc: int | None = None,
+    device: Device | None = None,
+    steps: int | None = None,
+    warmup: int | None = None,
+    trace_steps: int = 3,
+    dtype: Dtype | None = None,
+    compile: bool = False,
+    attention: AttentionChoice = "auto",
+    data: str | Path | None = None,
+    seed: int = 0,
+    lr: float = 3e-4,
+    timeout_s: float = 600.0,
+    local_batch: float | None = None,
+    global_batch: int | None = None,
+    seq_len: int | None = None,
+    cluster: ClusterLike | None = None,
+    profile: str | Path | None = None,
+    overrides: Overrides = (),
+    flop_convention: str = "palm",
+    command: Sequence[str] = (),
+    elsewhere: bool = False,
+    say: Say = lambda _: None,
+    **plan: Any,
+) -> TrainJob:
+    """The job that the arguments of ``train`` describe, resolved once. ``elsewhere``: it runs on another machine."""
+    plan = checked_plan(plan)
+    world = _world(nproc, plan, torchrun=under_torchrun() and not elsewhere)
+    _check_device(device)
+    where = (device or "cuda") if elsewhere else _device_here(device, world)
+    precision = plan.get("precision")
+    if dtype is not None and precision not in (None, dtype):
+        raise InputError(
+            f"{argument('dtype')} {dtype} and {argument('precision')} {precision} contradict each other",
+            code="contradiction",
+            field="dtype",
+        )
+    if dtype in ("bf16", "fp16"):
+        plan["precision"] = dtype
+    tell = say if os.environ.get("RANK", "0") == "0" else lambda _: None
+    named = is_job_file(model) or cluster is not None
+    job = completed_request(
+        model,
+        cluster=cluster if named else PLACEHOLDER,
+        profile=profile,
+        sizes={"gpus": world, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len},
+        plan=plan,
+        overrides=overrides,
+        say=tell,
+    ).job
+    if data is not None and not elsewhere:
+        _check_data(Path(data), job, tell)
+    steps = STEPS[where] if steps is None else steps
+    computed: Any = "fp32" if where == "cpu" else job.plan.precision
+    return TrainJob(
+        model=job.model,
+        plan=job.plan,
+        gpus=world,
+        global_batch=job.global_batch,
+        seq_len=job.seq_len,
+        steps=steps,
+        warmup=warmup_of(steps) if warmup is None else warmup,
+        seed=seed,
+        device=where,
+        dtype=dtype or computed,
+        compile=compile,
+        attention=attention,
+        lr=lr,
+        trace_steps=trace_steps,
+        data={} if data is None else {"kind": "shards", "path": str(Path(data).resolve())},
+        timeout_s=timeout_s,
+        facts=facts_of(
+            job,
+            cluster=job.cluster.name if named else None,
+            profile=None if profile is None else str(profile),
+            convention=flop_convention,
+            command=list(command),
+        ),
+    )
+
+
+def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int:
+    """Processes of the run."""
+    if not torchrun:
+        if nproc is not None and nproc < 1:
+            raise InputError(
+                f"{argument('nproc')} is {nproc}; it must be at least 1", code="out-of-range", field="nproc"
+            )
+        return nproc or max(1, ranks_of(plan))
+    if nproc is not None:
+        raise InputError(
+            f"{argument('nproc')} starts processes, and torchrun has started them",
+            hint=f"leave {argument('nproc')} out",
+            code="contradiction",
+            field="nproc",
+        )
+    try:
+        return int(os.environ["WORLD_SIZE"])
+    except ValueError:
+        raise InputError(f"WORLD_SIZE is {os.environ['WORLD_SIZE']!r}; it should be a whole number") from None
+
+
+def _check_device(device: str | None) -> None:
+    if device not in (None, *get_args(Device)):
+        raise InputError(
+            f"{argument('device')} is {device!r}; it is {' or '.join(get_args(Device))}",
+            code="unknown-choice",
+            field="device",
+        )
+
+
+def _device_here(wanted: Device | None, world: int) -> Device:
+    """What was asked for, or the GPUs where torch can use them; torch itself is not imported."""
+    found = read_inventory()
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = len(found.gpus) if hidden is None else len([name for name in hidden.split(",") if name.strip()])
+    usable = bool(count and found.gpus) and (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
+    if wanted == "cuda" and not usable:
+        why = found.software.driver.trouble or f"torch {found.software.torch} was built for the CPU alone"
+        raise InputError(
+            f"{argument('device')} cuda: {why}",
+            hint=f"`knee doctor` says what is there; {argument('device')} cpu trains on the processor",
+            code="no-gpu",
+            field="device",
+        )
+    device = wanted or ("cuda" if usable else "cpu")
+    if device == "cuda" and "RANK" not in os.environ and world > count:
+        raise InputError(
+            f"{world} processes need {world} GPUs, and {count} can be seen here",
+            hint=f"start several machines with torchrun, or use {argument('device')} cpu",
+            code="too-few-gpus",
+            field="nproc",
+        )
+    return device
+
+
+def _check_data(folder: Path, job: Job, say: Say) -> None:
+    """Refuse shards that are not whole, or not of this model, before any process is started."""
+    shards = Shards(folder, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
+    if sum(path.stat().st_size for path in folder.glob("*.bin")) <= READ_BYTES:
+        shards.verify()
+    else:
+        say(f"the shards' content is not checked; `knee data show {folder} --verify` does")

@@ -1,0 +1,99 @@
+"""How a plan may split a model, a sequence and a batch, and what is said where it may not.
+
+Simulated jobs, real runs and the search share these rules.
+"""
+
+from __future__ import annotations
+
+from knee.errors import SpecError
+from knee.specs.model import Model
+from knee.specs.plan import Plan
+
+OWN_STAGES = 2
+"""Stages beyond the layers: the embedding and the loss may have one each."""
+
+
+def splits_heads(model: Model, tp: int) -> bool:
+    """Whether ranks of a tensor-parallel group have equally many heads, and whole groups of queries or of keys."""
+    return model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+
+
+def splits_tokens(seq_len: int, cp: int, tp: int) -> bool:
+    """Whether sequence parallelism gives each rank equally many tokens."""
+    return (seq_len // cp) % tp == 0
+
+
+def splits_sequence(seq_len: int, cp: int) -> bool:
+    """Whether context parallelism gives each rank two equal blocks, which balances causal attention."""
+    return cp == 1 or seq_len % (2 * cp) == 0
+
+
+def check_fills(plan: Plan, gpus: int, *, unit: str, shown: str) -> None:
+    """Refuse a plan for more or fewer GPUs; ``shown`` is their number in the product."""
+    if plan.gpus != gpus:
+        raise SpecError(
+            f"the plan fills {plan.gpus} {unit}, not {gpus}: dp_replicate({plan.dp_replicate}) * "
+            f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {shown}",
+            hint=f"make the product {gpus}, for example by leaving --dp-shard out",
+            code="does-not-fill",
+            field="gpus",
+        )
+
+
+def check_divided(model: Model, size: int, what: str, tp: int) -> None:
+    """Refuse a part of a model that ``tp`` does not divide."""
+    if size % tp:
+        raise SpecError(
+            f"{model.name} has {size} {what}, which tp {tp} does not divide",
+            hint=f"use a tp that divides {size}",
+            code="does-not-divide",
+            field="plan.tp",
+        )
+
+
+def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
+    """Refuse a pipeline of more stages than the model has layers, and ``own_stages`` besides."""
+    stages = plan.pp * plan.virtual_stages
+    if stages > model.layers + own_stages:
+        more = ", or two more for the embedding and the loss" if own_stages else ""
+        raise SpecError(
+            f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
+            f"{model.layers} layers",
+            hint=f"use at most {model.layers} stages in all{more}",
+            code="out-of-range",
+            field="plan.pp",
+        )
+
+
+def check_sequence(seq_len: int, cp: int) -> None:
+    """Refuse a sequence that context parallelism cannot split."""
+    if not splits_sequence(seq_len, cp):
+        raise SpecError(
+            f"cp {cp} cuts a sequence into {2 * cp} equal blocks, but seq_len is {seq_len}",
+            hint=f"use a seq_len that is a multiple of {2 * cp}",
+            code="does-not-divide",
+            field="plan.cp",
+        )
+
+
+def check_interleaved(plan: Plan, microbatches: int) -> None:
+    """Refuse microbatches that do not fill the groups of an interleaved pipeline."""
+    if plan.schedule == "interleaved" and plan.pp > 1 and microbatches % plan.pp:
+        raise SpecError(
+            f"the interleaved schedule runs microbatches in groups of pp; {microbatches} is not a multiple "
+            f"of {plan.pp}",
+            hint="change --micro-batch or the batch, or use --schedule 1f1b",
+            code="does-not-divide",
+            field="plan.pp",
+        )
+
+
+def check_reduce_dtype(plan: Plan, products: str) -> None:
+    """Refuse gradients of fp16 products that would be reduced in bf16."""
+    if products == "fp16" and plan.reduce_dtype == "bf16":
+        raise SpecError(
+            "fp16 training cannot reduce gradients in bf16",
+            hint="use --reduce-dtype fp32",
+            code="contradiction",
+            field="plan.reduce_dtype",
+        )
