@@ -55,4 +55,4 @@ def kind(error: KneeError) -> tuple[str, str | None]:
 
 def numbers(text: str | None) -> list[float]:
     """The numbers in a sentence, in order."""
-    return [float(word.replace(",", "")) for word in re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text or "")]
+    return [float(word.replace(",", "")) for word in re.findall(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?", text or "")]

@@ -17,6 +17,11 @@ Questions, each a function of plain names and keyword arguments, the same words 
     compare        measured, simulated and published records side by side
     dryrun         one step of the trainer on fake ranks, without hardware: FLOP and collectives of each rank
     study          the paper's experiments, and questions beyond it, held against its claims
+    read_records   one's own records, measured beside simulated, as rows and as one page
+    budget_check   training runs whose cost was published, against what knee predicts for them
+    probe_kernels, probe_collectives, probe_power, probe_steps    this machine, measured and written as a cluster file
+    catalog_entries, catalog_entry    what knee knows, and from where
+    doctor         what works on this machine, and what is missing for the rest
 
 ``from knee.api.train import train`` trains a model for real under the same plan and measures it (``knee.train`` is the
 package that its ranks run); ``prepare_shards`` of ``knee.api.shard_data`` makes tokens of text files for it.
@@ -40,16 +45,12 @@ if TYPE_CHECKING:
     from typing import Any
 
     from knee.api.budget import budget as budget
-    from knee.api.budget_check import BudgetCheck as BudgetCheck
     from knee.api.budget_check import budget_check as budget_check
     from knee.api.calibrate import calibrate as calibrate
-    from knee.api.catalog import CatalogEntries as CatalogEntries
-    from knee.api.catalog import CatalogEntry as CatalogEntry
     from knee.api.catalog import catalog_entries as catalog_entries
     from knee.api.catalog import catalog_entry as catalog_entry
     from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
-    from knee.api.doctor import MachineCheck as MachineCheck
     from knee.api.doctor import doctor as doctor
     from knee.api.dryrun import DryRun as DryRun
     from knee.api.dryrun import dryrun as dryrun
@@ -58,7 +59,6 @@ if TYPE_CHECKING:
     from knee.api.probe import probe_kernels as probe_kernels
     from knee.api.probe import probe_power as probe_power
     from knee.api.probe import probe_steps as probe_steps
-    from knee.api.report import RecordsReport as RecordsReport
     from knee.api.report import read_records as read_records
     from knee.api.scale import scale as scale
     from knee.api.simulate import Simulation as Simulation
@@ -72,10 +72,15 @@ if TYPE_CHECKING:
     from knee.errors import KneeError as KneeError
     from knee.inputs.request import make_job as make_job
     from knee.record.measurement import Measurement as Measurement
+    from knee.results.budget_check_result import BudgetCheck as BudgetCheck
     from knee.results.budget_result import Budget as Budget
     from knee.results.calibrate_result import Calibration as Calibration
+    from knee.results.catalog_result import CatalogEntries as CatalogEntries
+    from knee.results.catalog_result import CatalogEntry as CatalogEntry
+    from knee.results.doctor_result import MachineCheck as MachineCheck
     from knee.results.plan_result import PlanSearch as PlanSearch
     from knee.results.plan_result import RankedPlan as RankedPlan
+    from knee.results.records_report import RecordsReport as RecordsReport
     from knee.results.scale_result import Scaling as Scaling
     from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
     from knee.results.validate_result import CarriedValidation as CarriedValidation
@@ -99,17 +104,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "BandwidthsValidation": "results.validate_result",
     "Budget": "results.budget_result",
-    "BudgetCheck": "api.budget_check",
+    "BudgetCheck": "results.budget_check_result",
     "Calibration": "results.calibrate_result",
     "CarriedValidation": "results.validate_result",
-    "CatalogEntries": "api.catalog",
-    "CatalogEntry": "api.catalog",
+    "CatalogEntries": "results.catalog_result",
+    "CatalogEntry": "results.catalog_result",
     "Cluster": "specs",
     "Comparison": "api.compare",
     "DryRun": "api.dryrun",
     "Job": "specs",
     "KneeError": "errors",
-    "MachineCheck": "api.doctor",
+    "MachineCheck": "results.doctor_result",
     "Measurement": "record.measurement",
     "Model": "specs",
     "Plan": "specs",
@@ -117,7 +122,7 @@ _HOMES = {
     "PlanTable": "specs.plan_table",
     "Profile": "specs",
     "RankedPlan": "results.plan_result",
-    "RecordsReport": "api.report",
+    "RecordsReport": "results.records_report",
     "Results": "simulator",
     "RunsValidation": "results.validate_result",
     "Scaling": "results.scale_result",

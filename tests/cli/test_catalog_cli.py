@@ -7,8 +7,8 @@ import json
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.api.catalog import budget_tables
 from knee.cli import main
+from knee.results.catalog_result import budget_tables
 from knee.specs.catalog import KINDS, SOURCE_KINDS, entry_names
 
 ENTRIES = [name for kind in KINDS for name in entry_names(kind)]

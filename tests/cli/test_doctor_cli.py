@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 import knee
-from knee.api import doctor
+from knee.api import doctor as asked
 from knee.cli import COMMANDS, main
 from knee.cli.render import doctor as rendered
+from knee.probe import requirements as doctor
 from knee.probe.gpus import LocalGpu, NvidiaDriver
 from knee.probe.inventory import Cpu, Inventory, Nic, Software
 
@@ -53,7 +54,7 @@ PROBES = ("probe kernels", "probe collectives", "probe power")
 
 def ask(monkeypatch: pytest.MonkeyPatch, inventory: Inventory, *options: str) -> str:
     """The doctor's answer on such a machine."""
-    monkeypatch.setattr(doctor, "read_inventory", lambda: inventory)
+    monkeypatch.setattr(asked, "read_inventory", lambda: inventory)
     result = CliRunner().invoke(main, ["doctor", *options])
     assert result.exit_code == 0
     return result.stdout

@@ -149,4 +149,4 @@ def test_what_is_closest() -> None:
     words, hint = nothing_fits(found)
     needs = found.least_memory_bytes / 2**30
     assert numbers(words)[:3] == [found.plans, pytest.approx(CLUSTER.gpu.hbm_bytes / 2**30, rel=0.01), round(needs)]
-    assert numbers(hint) == [64, round(needs)]
+    assert numbers(hint) == [128, round(needs)]

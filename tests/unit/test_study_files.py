@@ -132,6 +132,7 @@ TEST = "claim.0.test.0"
     ('test = "trend", ', "", "missing-field", f"{TEST}.test"),
     ('goes = "rises"', 'goes = "jumps"', "unknown-choice", f"{TEST}.goes"),
     ('metric = "tokens_per_s", over', "over", "missing-field", f"{TEST}.metric"),
+    ("test = [{", "test = []\nx = [{", "unknown-field", "claim.0.x"),
     ("[[claim]]", MINE[MINE.index("[[claim]]"):] + "[[claim]]", "contradiction", "claim"),
     ("[[claim]]", BANDWIDTHS.replace("2]", "0]") + "[[claim]]", "out-of-range", "bandwidths.0.nodes.1"),
     ("[[claim]]", BANDWIDTHS.replace("1 MiB", "1 MB/s") + "[[claim]]", "not-an-amount", "bandwidths.0"),
@@ -150,7 +151,6 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, old: str, new: str, c
     ('model = "llama-1b"', "model = 3", {("wrong-type", "grid.0.model"), ("wrong-type", "grid.1.model")}),
     ("paper =", "papr =", {("unknown-field", "claim.0.papr"), ("missing-field", "claim.0.paper")}),
     ('over = "gpus"', 'ovr = "gpus"', {("unknown-field", f"{TEST}.ovr"), ("missing-field", f"{TEST}.over")}),
-    ("test = [{", "test = []\nx = [{", {("unknown-field", "claim.0.x")}),
 ])  # fmt: skip
 def test_mistakes_are_named_with_their_places(tmp_path: Path, old: str, new: str, places: set[tuple[str, str]]) -> None:
     error = refused(tmp_path, MINE.replace(old, new, 1))

@@ -3,121 +3,11 @@
 from __future__ import annotations
 
 import platform
-import shutil
-from dataclasses import asdict, dataclass
-from importlib import metadata
-from importlib.util import find_spec
-from typing import Any
 
 import knee
-from knee.probe.gpus import NO_DRIVER, NO_PACKAGE, NvidiaDriver, nvml_library
-from knee.probe.inventory import Inventory, Software, read_inventory
-from knee.results.result import Result
-
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """Something that a part of knee needs."""
-
-    name: str
-    module: str | None = None
-    """What is imported, for a Python package."""
-    why: str
-    get: str
-    """How to get it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """Whether it is there."""
-
-    name: str
-    found: str | None
-    """Version or place; None where it is missing."""
-    why: str
-    get: str
-
-
-BASE, REPORT, TRAIN = "pip install knee", "pip install 'knee[report]'", "pip install 'knee[train]'"
-DATA = "pip install 'knee[data]'"
-FIT = "pip install 'knee[fit]'"
-NEEDS = (
-    Need(name="numpy", module="numpy", why="every answer", get=BASE),
-    Need(name="pydantic", module="pydantic", why="reading models, clusters and jobs", get=BASE),
-    Need(name="click", module="click", why="the command line", get=BASE),
-    Need(name="rich", module="rich", why="tables", get=BASE),
-    Need(name="tomli-w", module="tomli_w", why="writing job files", get=BASE),
-    Need(name="msgspec", module="msgspec", why="reading traces quickly", get=BASE),
-    Need(name="duckdb", module="duckdb", why="SQL over traces", get="pip install 'knee[trace]'"),
-    Need(name="altair", module="altair", why="figures", get=REPORT),
-    Need(name="vl-convert-python", module="vl_convert", why="figures", get=REPORT),
-    Need(name="jinja2", module="jinja2", why="pages", get=REPORT),
-    Need(name="torch", module="torch", why="measuring this machine; no simulation needs it", get=TRAIN),
-    Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=FIT),
-    Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; no simulation needs it", get=TRAIN),
-    Need(name="tokenizers", module="tokenizers", why="making tokens of text; synthetic tokens need none", get=DATA),
-    Need(name="pyarrow", module="pyarrow", why="reading text from Parquet files", get=DATA),
-    Need(name="NVML", why="power of NVIDIA GPUs; no simulation needs it", get="install the NVIDIA driver"),
-    Need(name="chromium", why="tests of web pages", get="apt install chromium"),
-)
-EVERY = ("numpy", "pydantic", "click", "rich")
-"""What every answer of the simulator needs."""
-COMMANDS: dict[str, tuple[str, ...]] = {
-    "simulate": EVERY,
-    "plan": (*EVERY, "tomli-w"),
-    "scale": EVERY,
-    "budget": EVERY,
-    "train": (*EVERY, "torch"),
-    "dryrun": (*EVERY, "torch"),
-    "compare": EVERY,
-    "trace": ("numpy", "msgspec", "click", "rich"),
-    "study": (*EVERY, "altair", "vl-convert-python", "jinja2"),
-    "report": (*EVERY, "altair", "vl-convert-python", "jinja2"),
-    "sweep": (*EVERY, "tomli-w", "torch"),
-    "validate": EVERY,
-    "calibrate": (*EVERY, "scipy"),
-    "data prepare": ("numpy", "click", "rich", "tokenizers"),
-    "data show": ("numpy", "click", "rich"),
-    "catalog": EVERY,
-    "probe kernels": (*EVERY, "torch", "scipy"),
-    "probe collectives": (*EVERY, "torch"),
-    "probe power": (*EVERY, "torch", "nvidia-ml-py", "NVML"),
-    "probe steps": (*EVERY, "torch"),
-    "doctor": ("click", "rich"),
-}
-"""Command, with its subcommand where it has some -> what it cannot do without."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineCheck(Result):
-    """What a machine has, and what of knee works on it."""
-
-    knee: str
-    python: str
-    platform: str
-    inventory: Inventory
-    needs: tuple[CheckResult, ...]
-    missing: dict[str, tuple[str, ...]]
-    """Command -> what it lacks here; empty where it is ready."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee doctor --json`` prints it."""
-        return {
-            "knee": self.knee,
-            "python": self.python,
-            "platform": self.platform,
-            **asdict(self.inventory),
-            "needs": self.rows(),
-            "commands": {
-                name: {"ready": not lacking, "missing": list(lacking)} for name, lacking in self.missing.items()
-            },
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What parts of knee need, one a row."""
-        return [asdict(need) for need in self.needs]
+from knee.probe.inventory import read_inventory
+from knee.probe.requirements import COMMANDS, NEEDS, find
+from knee.results.doctor_result import MachineCheck
 
 
 def doctor() -> MachineCheck:
@@ -131,7 +21,7 @@ def doctor() -> MachineCheck:
     ()
     """
     inventory = read_inventory()
-    found = tuple(_find(need, inventory.software) for need in NEEDS)
+    found = tuple(find(need, inventory.software) for need in NEEDS)
     absent = {result.name for result in found if result.found is None}
     return MachineCheck(
         knee=knee.__version__,
@@ -141,46 +31,3 @@ def doctor() -> MachineCheck:
         needs=found,
         missing={name: tuple(need for need in needs if need in absent) for name, needs in COMMANDS.items()},
     )
-
-
-def _find(need: Need, software: Software) -> CheckResult:
-    get = need.get
-    match need.name:
-        case "torch":
-            found = _torch(software)
-        case "NVML":
-            found, get = _nvml(software.driver), _nvml_cure(software.driver, get)
-        case "chromium":
-            found = _chromium()
-        case _:
-            found = _package(need)
-    return CheckResult(name=need.name, found=found, why=need.why, get=get)
-
-
-def _package(need: Need) -> str | None:
-    if need.module is None or find_spec(need.module) is None:
-        return None
-    try:
-        return metadata.version(need.name)
-    except metadata.PackageNotFoundError:
-        return "version unknown"
-
-
-def _torch(software: Software) -> str | None:
-    return f"{software.torch} ({software.torch_build or 'build unknown'})" if software.torch else None
-
-
-def _nvml(driver: NvidiaDriver) -> str | None:
-    """Its version where it answers; without nvidia-ml-py nobody asks it, and its library has to do."""
-    if driver.trouble is None:
-        return driver.nvml or "version unknown"
-    return nvml_library() if driver.trouble == NO_PACKAGE else None
-
-
-def _nvml_cure(driver: NvidiaDriver, install: str) -> str:
-    """A driver that is there but does not answer is not cured by installing it."""
-    return install if driver.trouble in (None, NO_DRIVER, NO_PACKAGE) else driver.trouble
-
-
-def _chromium() -> str | None:
-    return next((path for name in CHROMIUMS if (path := shutil.which(name))), None)

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from knee import units
 from knee.errors import InputError, argument
 from knee.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
 from knee.hardware_fit.kernel_constants import fit_kernels, held_out
@@ -15,14 +14,13 @@ from knee.hardware_fit.links import contention, fit_links
 from knee.hardware_fit.measured_steps import simulated_steps
 from knee.hardware_fit.power_constants import fit_power, values_of, windows_of
 from knee.hardware_fit.probe_session import ProbeSession
-from knee.probe.collective_grid import COLLECTIVES, LARGEST_BYTES, SMALLEST_BYTES, plan_series
+from knee.probe.collective_grid import COLLECTIVES, check_collectives, message_bytes, plan_series
 from knee.probe.kernel_grid import device_points, step_points
 from knee.probe.listener import SILENT, ProbeListener
 from knee.probe.measure_points import collect
 from knee.record.probe_points import HostPoint, Record
 from knee.record.readings import Probe, Readings, read_readings
 from knee.results.probe_result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
-from knee.specs.catalog import did_you_mean
 from knee.specs.load import load_cluster, load_profile
 
 OUT = "mine.toml"
@@ -160,8 +158,8 @@ def probe_collectives(
     may end a series earlier. The other arguments are those of ``knee.probe_kernels``; ``replay`` needs no ranks.
     """
     _check_choice("backend", backend, get_args(Backend))
-    _check_collectives(collectives)
-    most_bytes = _message_bytes(max_size)
+    check_collectives(collectives)
+    most_bytes = message_bytes(max_size)
     session = _session("collectives", out, base, quick, fresh, replay)
     if session.replay is not None:
         _replay(session, listener)
@@ -215,32 +213,3 @@ def _check_choice(name: str, value: str | None, known: Sequence[str]) -> None:
         raise InputError(
             f"{argument(name)} is {value!r}; it is one of {', '.join(known)}", code="unknown-choice", field=name
         )
-
-
-def _check_collectives(names: Sequence[str]) -> None:
-    there = f"there are {', '.join(COLLECTIVES)}"
-    for name in names:
-        if name not in COLLECTIVES:
-            close = did_you_mean(name, COLLECTIVES)
-            raise InputError(
-                f"{argument('collectives')}: there is no {name!r}",
-                hint=f"did you mean {close}?" if close else there,
-                code="unknown-choice",
-                field="collectives",
-            )
-    if not names:
-        raise InputError(
-            f"{argument('collectives')} names none", hint=there, code="missing-argument", field="collectives"
-        )
-
-
-def _message_bytes(text: str) -> int:
-    try:
-        size = units.parse(text, "bytes")
-    except ValueError as error:
-        raise InputError(f"{argument('max_size')} {error}", code="not-an-amount", field="max_size") from None
-    if not SMALLEST_BYTES <= size <= LARGEST_BYTES:
-        raise InputError(
-            f"{argument('max_size')} is {text}; it should be from 1 KiB to 8 GiB", code="out-of-range", field="max_size"
-        )
-    return int(size)

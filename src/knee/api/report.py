@@ -3,43 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from knee.errors import InputError
-from knee.files import write_text
 from knee.report.record_files import gather, predicted, rows_of
-from knee.results.result import Result
-
-TITLE = "Training runs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordsReport(Result):
-    """Records of steps, curve by curve."""
-
-    records: tuple[dict[str, Any], ...]
-    """One row a record; what a record does not say is None."""
-    notes: tuple[str, ...]
-    """What is no record or could not be predicted, and why."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee report --json`` prints it."""
-        return {"rows": self.rows(), "notes": list(self.notes)}
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One a record."""
-        return list(self.records)
-
-    def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:
-        """Write one HTML file that needs no network, with every value behind its chart; ``command`` is shown on it as
-        what makes it again."""
-        from knee.report.records_page import runs_page
-
-        page = runs_page(self.records, title=title, command=command, notes=self.notes)
-        # a name in a record may hold half of a character, which no file can
-        write_text(Path(out), page.encode("utf-8", "replace").decode("utf-8"))
+from knee.results.records_report import RecordsReport
 
 
 def read_records(

@@ -67,13 +67,11 @@ def open_data(data: Mapping[str, Any], share: Share, *, vocab_size: int) -> Batc
 
     Nothing is synthetic.
     """
-    match data:
+    match data or {"kind": "synthetic"}:
         case {"kind": "shards", "path": str(path)}:
             return Shards(Path(path), share, vocab_size=vocab_size)
         case {"kind": "synthetic"}:
             return Synthetic(share, vocab_size=vocab_size)
-    if not data:
-        return Synthetic(share, vocab_size=vocab_size)
     raise InputError(f"data is {dict(data)!r}", hint='it should be {"kind": "synthetic"}, or "shards" with a "path"')
 
 

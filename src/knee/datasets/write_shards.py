@@ -22,7 +22,7 @@ from typing import Any
 
 from knee.datasets import shard_index
 from knee.datasets.documents import Split, TextBlock, blocks, find_files
-from knee.datasets.shard_index import INDEX, TOKENIZER, WIDTH, Index, Shard, ShardRequest, SkippedFile, TextSource
+from knee.datasets.shard_index import INDEX, TOKENIZER, Index, Shard, ShardRequest, SkippedFile, TextSource
 from knee.datasets.tokenize import FIRST_BAD, Encoded, Encoding, describe_tokenizer, encode_all
 from knee.errors import InputError
 from knee.files import cannot_write, make_folder, write_text
@@ -239,7 +239,7 @@ class _Preparation:
         """To the end, and the index."""
         for part in self.out.glob(f"*{PART}"):  # of a call that was killed
             part.unlink()
-        with _Writer(self.out, len(self.shards), WIDTH[self.encoding.dtype]) as writer:
+        with _Writer(self.out, len(self.shards)) as writer:
             for block, encoded in encode_all(self.encoding, self._blocks(), jobs):
                 self._take(block, encoded)
                 writer.add(encoded)
@@ -329,8 +329,8 @@ def _write_errors(path: Path) -> Iterator[None]:
 class _Writer:
     """Writes one shard after another, each under another name until it is whole."""
 
-    def __init__(self, out: Path, number: int, width: int) -> None:
-        self.out, self.number, self.width = out, number, width
+    def __init__(self, out: Path, number: int) -> None:
+        self.out, self.number = out, number
         self._begin()
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""Readings of attention kernels -> their rates, by ``cost.compute.attention_s``."""
+"""Readings of attention kernels -> their rates, by ``cost.kernel_cost.attention_s``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from knee.workload.operations import Attention
 
 Setting = tuple[str, int, int, int]
 
-SLOWER = "unfused"
+UNFITTED_KERNEL = "unfused"
 """Not fitted: torch runs its unfused attention in fp32, which no trainer that is not fused does."""
 FEWEST = 3
 """Points of a direction below which its rate and length cannot be told."""
@@ -24,7 +24,7 @@ FEWEST = 3
 
 def kernels_of(readings: Readings) -> list[AttentionKernel]:
     """Kernels that were measured in both directions."""
-    found = dict.fromkeys(p.kernel for p, _ in readings.good("attention") if p.causal and p.kernel != SLOWER)
+    found = dict.fromkeys(p.kernel for p, _ in readings.good("attention") if p.causal and p.kernel != UNFITTED_KERNEL)
     return [k for k in found if all(len(causal_points(readings, k, d)[0]) >= FEWEST for d in (True, False))]
 
 

@@ -1,4 +1,4 @@
-"""Readings of matrix products -> the four parameters of ``cost.compute.gemm_s``, and fp8's share of its peak."""
+"""Readings of matrix products -> the four parameters of ``cost.kernel_cost.gemm_s``, and fp8's share of its peak."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def main_type(readings: Readings) -> str:
     return max(set(types), key=types.count)
 
 
-def products_of(readings: Readings, dtype: str) -> Gemms:
+def gemms_of(readings: Readings, dtype: str) -> Gemms:
     """All products of a type."""
     return Gemms.of([(p, r) for p, r in readings.good("gemm") if p.dtype == dtype])
 
@@ -88,9 +88,9 @@ def fit_gemms(products: Gemms, gpu: Gpu, peak: float, kept: Bools | None = None)
     return made(minimum(loss, start, low=(0.01, 1.0, 0.1, 1e-8), high=(1.0, 2048.0, 64.0, 1e-4)))
 
 
-def fit_eight_bit(readings: Readings, gpu: Gpu) -> Gpu:
+def fit_fp8(readings: Readings, gpu: Gpu) -> Gpu:
     """fp8 products reach another share of their peak: clocks fall further under the power limit."""
-    products = products_of(readings, "fp8")
+    products = gemms_of(readings, "fp8")
     if gpu.fp8_flop_per_s is None or len(products.m) < FEWEST:
         return gpu
 

@@ -19,7 +19,7 @@ from knee.hardware_fit.attention import (
     rows_vary,
     setting_of,
 )
-from knee.hardware_fit.gemms import fit_eight_bit, fit_gemms, main_type, peak_of, products_of, with_peaks
+from knee.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, main_type, peak_of, with_peaks
 from knee.hardware_fit.memory_bound import fit_streams, stream_seconds
 from knee.hardware_fit.residuals import Residuals, held_back
 from knee.record.readings import Readings
@@ -64,10 +64,10 @@ def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     """The base GPU with what was measured in place of what its catalogue entry says."""
     main = main_type(readings)
     gpu = fit_streams(readings, with_peaks(readings, base))
-    gpu = fit_gemms(products_of(readings, main), gpu, peak_of(gpu, main))
+    gpu = fit_gemms(gemms_of(readings, main), gpu, peak_of(gpu, main))
     kernels = kernels_of(readings)
     gpu = replace(gpu, attention={**gpu.attention, **{k: fit_attention(readings, gpu, k) for k in kernels}})
-    gpu = fit_eight_bit(readings, gpu)
+    gpu = fit_fp8(readings, gpu)
     hosts = [r["median_s"] for p, r in readings.good("host") if not p.compiled]
     return KernelFit(
         gpu=gpu,
@@ -83,7 +83,7 @@ def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
     to leave one out."""
     main = main_type(readings)
     gpu = fit_streams(readings, with_peaks(readings, base))
-    products = products_of(readings, main)
+    products = gemms_of(readings, main)
     away = held_back(products.settings)
     if not away.any() or away.all():
         return None
@@ -120,7 +120,7 @@ def held_settings(readings: Readings, kernel: str) -> frozenset[Setting]:
 def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[str, Residuals]:
     found: dict[str, Residuals] = {}
     for dtype in dict.fromkeys([main_type(readings), *(p.dtype for p, _ in readings.good("gemm"))]):
-        products = products_of(readings, dtype)
+        products = gemms_of(readings, dtype)
         chip = replace(gpu, gemm_frac=gpu.fp8_gemm_frac) if dtype == "fp8" and gpu.fp8_gemm_frac else gpu
         found[f"products {dtype}"] = Residuals.of(products.predict(chip, peak_of(gpu, dtype)), products.measured_s)
     for kernel in kernels_of(readings):

@@ -1,6 +1,6 @@
 """Collectives' readings -> latency per hop and bandwidth, what they predict of sizes held back, and contention.
 
-The time of a collective is a line in its size, as in ``cost.collectives``: latency of the hops, and bytes over the
+The time of a collective is a line in its size, as in ``cost.collective_cost``: latency of the hops, and bytes over the
 slowest link. NCCL and gloo are fitted alike.
 """
 

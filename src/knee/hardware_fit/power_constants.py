@@ -35,7 +35,7 @@ BELOW_FRAC = 0.9
 """A draw below this share of the limit tells the energy of its load; above it the limit does."""
 NEEDED = ("idle", "gemm", "copy")
 ROUNDS = 200
-STUCK = 1e9
+MOST_DAMPING = 1e9
 """Damping at which no step is small enough to be better."""
 
 
@@ -235,7 +235,7 @@ def _descend(gpu: Gpu, w: Windows) -> tuple[Gpu, float]:
             x, r, damping = there, after, damping / 3.0
         else:
             damping *= 4.0
-        if damping > STUCK:
+        if damping > MOST_DAMPING:
             break
     return with_values(x), _loss(r)
 

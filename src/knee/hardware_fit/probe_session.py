@@ -81,7 +81,7 @@ class ProbeSession:
                     raise InputError(
                         f"{path} has readings with {name} {there}, and here it is {here}",
                         hint=f"give another {argument('out')}: a file is of one machine",
-                        code="another-machine",
+                        code="other-machine",
                         field="out",
                     )
 

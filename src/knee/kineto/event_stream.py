@@ -54,7 +54,7 @@ class EventStream:
 
     def events(self) -> Iterator[list[Any]]:
         """Lists of events, in the file's order."""
-        source = blocks(self.path) if self.copy is None else blocks(self.path, copy=self.copy)
+        source = blocks(self.path, copy=self.copy)
         try:
             yield from self._events(_Buffer(self, source))
         finally:

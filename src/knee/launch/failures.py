@@ -152,8 +152,9 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
     by_log = _by_patterns(found, MEMORY, {**found.logs, **_as_logs(found.errors)})
     if by_log is not None:
         named = next((match for log in found.logs.values() if (match := TASK_NODE.search(log))), None)
-        host = named is not None and by_log.memory == "host"
-        return replace(by_log, node=by_log.node or (named[1] or named[2])) if named and host else by_log
+        if named and not by_log.node and by_log.memory == "host":
+            return replace(by_log, node=named[1] or named[2])
+        return by_log
     # another program may share the control group: it counts only where a rank was killed
     dead = next((failure for failure in failures if failure.signal == signal.SIGKILL), None)
     if killed and dead is not None:

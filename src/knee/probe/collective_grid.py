@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from knee import units
+from knee.errors import InputError, argument
 from knee.record.probe_points import Beside, CollectivePoint
+from knee.specs.catalog import did_you_mean
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive", "broadcast")
 ELEMENT_BYTES = 4
@@ -146,3 +149,34 @@ def plan_series(
             points = tuple(point_of_axis(axis, "all_gather", size, beside="gemm") for size in beside)
             made.append(CollectiveSeries(axis=axis, points=points))
     return made
+
+
+def check_collectives(names: Sequence[str]) -> None:
+    """Refuse a collective that is not measured."""
+    there = f"there are {', '.join(COLLECTIVES)}"
+    for name in names:
+        if name not in COLLECTIVES:
+            close = did_you_mean(name, COLLECTIVES)
+            raise InputError(
+                f"{argument('collectives')}: there is no {name!r}",
+                hint=f"did you mean {close}?" if close else there,
+                code="unknown-choice",
+                field="collectives",
+            )
+    if not names:
+        raise InputError(
+            f"{argument('collectives')} names none", hint=there, code="missing-argument", field="collectives"
+        )
+
+
+def message_bytes(text: str) -> int:
+    """The largest message, from its size in words such as ``8 GiB``."""
+    try:
+        size = units.parse(text, "bytes")
+    except ValueError as error:
+        raise InputError(f"{argument('max_size')} {error}", code="not-an-amount", field="max_size") from None
+    if not SMALLEST_BYTES <= size <= LARGEST_BYTES:
+        raise InputError(
+            f"{argument('max_size')} is {text}; it should be from 1 KiB to 8 GiB", code="out-of-range", field="max_size"
+        )
+    return int(size)

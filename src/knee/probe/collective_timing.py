@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from knee.probe.collective_grid import ELEMENT_BYTES, CollectiveSeries
-from knee.probe.measure_points import in_words
+from knee.probe.measure_points import error_text
 from knee.probe.overlap_timing import measure_beside
 from knee.probe.torchrun_ranks import Ranks
 from knee.record.probe_points import CollectivePoint, Record, key_of
@@ -103,7 +103,7 @@ def _beside(
             return False
         if (record := _too_large(ranks, point)) is None:
             gather, words = _tried(lambda point=point: call_of(ranks, group, point, wait=False))  # type: ignore[misc]
-            if (words := ranks.trouble(words)) is not None:
+            if (words := ranks.first_error(words)) is not None:
                 record = {"error": words}
             else:
                 assert gather is not None
@@ -165,7 +165,7 @@ def _ready(
         if (record := _too_large(ranks, point)) is not None:
             return trials, (point, record)
         run, words = _tried(lambda point=point: call_of(ranks, group, point))  # type: ignore[misc]
-        if (words := ranks.trouble(words)) is not None:
+        if (words := ranks.first_error(words)) is not None:
             return trials, (point, {"error": words})
         assert run is not None
         size, took_s = point.size_bytes, _pilot_s(ranks, run)
@@ -182,7 +182,7 @@ def _tried(make: Callable[[], Callable[[], None]]) -> tuple[Callable[[], None] |
         run = make()
         run()
     except (RuntimeError, ValueError) as error:  # what torch raises where a backend lacks a collective or memory
-        return None, in_words(error)
+        return None, error_text(error)
     return run, None
 
 

@@ -38,7 +38,7 @@ def collect(
             except KeyboardInterrupt:
                 raise ProbeStopped(file.path, kept=kept, left=left) from None
             except RuntimeError as error:  # out of memory, no such kernel: torch has no finer ones
-                record = {"error": in_words(error)}
+                record = {"error": error_text(error)}
             file.add(key_of(point), asdict(point) | record)
             if "error" in record:
                 refuse_if_broken(point, record["error"])
@@ -66,7 +66,7 @@ def refuse_if_broken(point: Point, why: str) -> None:
         ) from None
 
 
-def in_words(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """torch's complaint, short."""
     text = str(error).strip()
     if "out of memory" in text:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from knee.errors import InputError, KneeError, MissingExtra, RunFailed
+from knee.errors import InputError, KneeError, MissingExtra, RunFailed, argument
 from knee.probe.gpus import NO_DRIVER, NO_GPU, NO_PACKAGE, nvml_in_words, nvml_library
 from knee.units import MIB
 
@@ -223,7 +223,9 @@ def refuse_if_shared(nvml: Nvml) -> None:
         many = f"{len(others)} other process" + ("es" if len(others) > 1 else "")
         raise InputError(
             f"{nvml.called} is in use by {many} ({who}): readings would be theirs too",
-            hint=f"wait, choose another GPU with {VISIBLE}, or measure all the same with --anyway",
+            hint=f"wait, choose another GPU with {VISIBLE}, or measure all the same with {argument('anyway')}",
+            code="gpu-in-use",
+            field="anyway",
         )
 
 

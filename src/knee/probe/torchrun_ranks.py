@@ -142,7 +142,7 @@ class Ranks:
             dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
-    def trouble(self, words: str | None) -> str | None:
+    def first_error(self, words: str | None) -> str | None:
         """The first rank's error, on all; None where none had any."""
         import torch.distributed as dist
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.files import cannot_write, write_text
 from knee.record.probe_points import KINDS, Record, point_of
 from knee.text_files import read_text
@@ -237,7 +237,7 @@ class ReadingsFile:
                 raise InputError(
                     f"{path} has readings with {name} {getattr(before.machine, name)}, and here it is "
                     f"{getattr(machine, name)}",
-                    hint="give another --out, or --fresh to measure anew",
+                    hint=f"give another {argument('out')}, or {argument('fresh')} to measure anew",
                     code="other-machine",
                     field=name,
                 )

@@ -49,22 +49,15 @@ class StudyPoint:
         return f"{self.study}: {self.series}, {q.model} on {q.gpus:,} x {q.cluster}"
 
 
-class TooManyPoints(InputError):
-    """Grids that would take too long, found before they are expanded."""
-
-    def __init__(self, studies: str, count: int, most: int) -> None:
-        hint = f"up to {most:,} are run at once: leave some out"
-        super().__init__(f"{studies}: {count:,} plans in all", hint=hint, code="too-many")
-        self.count, self.most = count, most
-
-
 def check_count(studies: Iterable[Study], changes: Mapping[str, Any] | None = None, *, most: int | None = None) -> None:
     """Refuse grids with more plans than ``most`` in all, by the lengths of their lists."""
     most = MOST_POINTS if most is None else most
     studies = list(studies)
     count = sum(_count(grid, changes or {}) for study in studies for grid in study.grid)
     if count > most:
-        raise TooManyPoints(", ".join(f"study {study.name}" for study in studies if study.grid), count, most)
+        names = ", ".join(f"study {study.name}" for study in studies if study.grid)
+        hint = f"up to {most:,} are run at once: leave some out"
+        raise InputError(f"{names}: {count:,} plans in all", hint=hint, code="too-many")
 
 
 def _count(grid: StudyGrid, changes: Mapping[str, Any]) -> int:

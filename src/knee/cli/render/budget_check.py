@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from knee.api.budget_check import BudgetCheck, plan_of
 from knee.cli.render.table import print_heading, print_rows
+from knee.results.budget_check_result import BudgetCheck, plan_of
 from knee.units import short
 
 

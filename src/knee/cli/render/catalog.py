@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from knee.api.catalog import CONSTANTS, CatalogEntries, CatalogEntry
 from knee.cli.render.table import print_heading, print_rows
+from knee.results.catalog_result import CONSTANTS, CatalogEntries, CatalogEntry
 from knee.specs.hardware import Cluster, Gpu
 from knee.specs.model import Model
 from knee.specs.profile import Profile

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 
 import click
 
-from knee.api.doctor import MachineCheck
 from knee.probe.gpus import LocalGpu, NvidiaDriver
 from knee.probe.inventory import Cpu, Nic, Software
+from knee.results.doctor_result import MachineCheck
 from knee.units import show
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from knee.api.report import RecordsReport
 from knee.cli.render.table import print_rows
 from knee.figures.labels import format_value, heading
+from knee.results.records_report import RecordsReport
 
 COLUMNS = (
     "series",

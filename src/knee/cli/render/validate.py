@@ -50,11 +50,7 @@ def print_skipped(skipped: Mapping[str, Mapping[str, int]]) -> None:
 
     print_counts(
         "skipped",
-        {
-            f"{name}: {reason}": rows
-            for name, reasons in skipped.items()
-            for reason, rows in by_kind(reasons).items()
-        },
+        {f"{name}: {reason}": rows for name, reasons in skipped.items() for reason, rows in by_kind(reasons).items()},
     )
 
 

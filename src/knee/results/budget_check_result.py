@@ -1,0 +1,61 @@
+"""Training runs whose cost was published, beside what is predicted for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from knee.budgets.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
+from knee.results.result import Result
+from knee.specs.plan import plan_words
+
+FIELDS = (
+    "name",
+    "cluster",
+    "profile",
+    "gpus",
+    "tokens",
+    "gpu_hours",
+    "predicted_gpu_hours",
+    "flop",
+    "predicted_flop",
+    "error_frac",
+    "plan",
+    "assumed",
+    "source",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetCheck(Result):
+    """Published costs beside predicted ones, each under the best plan that knee finds."""
+
+    runs: tuple[PublishedTraining, ...]
+
+    @property
+    def sentence(self) -> str:
+        """The worst, and how many are within what is asked."""
+        worst = worst_of(list(self.runs))
+        within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in self.runs)
+        error = 0.0 if worst.error_frac is None else worst.error_frac
+        hours = sum(run.gpu_hours is not None for run in self.runs)
+        return (
+            f"{within} of {len(self.runs)} runs are within {WITHIN_FRAC:.0%} ({hours} by GPU hours); the worst, "
+            f"{worst.name}, is off by {error:+.1%}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee budget --check --json`` prints it."""
+        return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One a run."""
+        return [
+            {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in FIELDS}
+            for run in self.runs
+        ]
+
+
+def plan_of(run: PublishedTraining) -> str:
+    """The plan that a run is predicted under, in words; empty where none is."""
+    return "" if run.rate is None else plan_words(run.rate.plan)

@@ -1,0 +1,151 @@
+"""What the catalogue has: entries, and every value of them with its source."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, cast
+
+from knee.errors import InputError
+from knee.results.result import Result
+from knee.specs.catalog import KINDS, ROOT, Kind, did_you_mean, read_entry, read_toml
+from knee.specs.check import Mistake, build, raise_mistakes
+from knee.specs.constants import constant, constant_rows
+from knee.specs.load import describe
+
+CONSTANTS = "constants"
+SOURCES = {"counts": "counts_source", "params": "range_source", "tokens": "range_source", "flop": "range_source"}
+"""Field of a table of ``knee budget`` -> that of its own source, where it has one."""
+APART = ("kind", "source", "assumed", "not_published", *SOURCES.values())
+LONG = 40
+"""Letters of a value that is a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogValue:
+    """One value with where it comes from."""
+
+    field: str
+    value: Any
+    """In base SI units, or a word."""
+    shown: str
+    """As it was written, with its unit; empty where the value is a sentence, which then is the source."""
+    kind: str
+    """What the source is: vendor, measured, published, fitted or assumed."""
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntry(Result):
+    """A model, GPU, cluster or profile, a table that ``knee budget`` rests on, or the constants of the cost model."""
+
+    kind: str
+    name: str
+
+    @property
+    def spec(self) -> Any:
+        """The model, GPU, cluster or profile; of any other kind the table as its file has it."""
+        if self.kind == CONSTANTS:
+            return {name: constant(*name.split(".", 1)) for name, *_ in constant_rows()}
+        return budget_tables()[self.kind][self.name] if self.kind in budget_tables() else _spec(self.kind, self.name)
+
+    @property
+    def values(self) -> tuple[CatalogValue, ...]:
+        """Every value of it."""
+        spec = self.spec
+        if self.kind in budget_tables():
+            return tuple(_budget_value(field, value, spec) for field, value in spec.items() if field not in APART)
+        described = constant_rows() if self.kind == CONSTANTS else describe(cast(Kind, self.kind), self.name)
+        return tuple(
+            CatalogValue(
+                field=path,
+                value=spec[path] if self.kind == CONSTANTS else _at(spec, path),
+                shown=shown,
+                kind=source_kind,
+                source=source,
+            )
+            for path, shown, source_kind, source in described
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee catalog NAME --json`` prints it."""
+        return {"name": self.name, "kind": self.kind, "values": self.rows()}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One a value."""
+        return [asdict(value) for value in self.values]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogEntries(Result):
+    """Everything that the catalogue has, by kind."""
+
+    entries: tuple[CatalogEntry, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Names by kind, as ``knee catalog --json`` prints them."""
+        names: dict[str, list[str]] = {}
+        for entry in self.entries:
+            names.setdefault(f"{entry.kind}s" if entry.kind in KINDS else entry.kind, []).append(entry.name)
+        return names | {CONSTANTS: [name for name, *_ in constant_rows()]}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One an entry."""
+        return [asdict(entry) for entry in self.entries]
+
+    def named(self, name: str) -> tuple[CatalogEntry, ...]:
+        """The entries of a name: one, or one of each kind that has it."""
+        found = tuple(entry for entry in self.entries if entry.name == name)
+        if not found:
+            close = did_you_mean(name, [entry.name for entry in self.entries])
+            raise InputError(
+                f"nothing named {name!r} is in the catalogue",
+                hint=f"did you mean {close}?" if close else "`knee catalog` lists all",
+                code="unknown-name",
+                field="name",
+            )
+        return found
+
+
+@cache
+def budget_tables() -> dict[str, dict[str, dict[str, Any]]]:
+    """What ``knee budget`` rests on: kind -> name -> what its file has."""
+    laws = read_toml(ROOT / "scaling_laws.toml")
+    return {
+        "scaling_laws": {name: raw for name, raw in laws.items() if "form" in raw},
+        "critical_batches": laws["critical_batch"],
+        "families": read_toml(ROOT / "families.toml"),
+        "training_runs": read_toml(ROOT / "training_runs.toml"),
+    }
+
+
+def _budget_value(field: str, value: Any, raw: dict[str, Any]) -> CatalogValue:
+    shown, kind, source = _written(value), raw["kind"], raw.get(SOURCES.get(field, "")) or raw["source"]
+    if field in raw.get("not_published", ()):
+        kind, source = "assumed", raw["assumed"]
+    elif isinstance(value, str) and len(value) > LONG:
+        shown, source = "", value
+    return CatalogValue(field=field, value=value, shown=shown, kind=kind, source=source)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, list):
+        return (" to " if isinstance(value[0], int | float) else ", ").join(map(_written, value))
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _spec(kind: str, name: str) -> Any:
+    mistakes: list[Mistake] = []
+    spec = build(cast(Kind, kind), read_entry(cast(Kind, kind), name), mistakes)
+    raise_mistakes(name, mistakes)
+    return spec
+
+
+def _at(spec: Any, path: str) -> Any:
+    """The value at a dotted path; () and the like as lists, which JSON has."""
+    for part in path.split("."):
+        if isinstance(spec, tuple):
+            spec = spec[int(part)]
+        else:
+            spec = spec[part] if isinstance(spec, dict) else getattr(spec, part)
+    return list(spec) if isinstance(spec, tuple) else spec
