@@ -12,12 +12,12 @@ import pytest
 from headless_perfetto import ask
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_traces import ADD, BASE_NS, GATHER, GEMM, Kernel, job, write
-from test_read import gloo_trace
 
+from gloo_traces import gloo_trace
 from knee.errors import InputError
 from knee.trace import Analysis, analyse
 from knee.trace.perfetto import MARGIN_NS, write_small
+from small_traces import ADD, BASE_NS, GATHER, GEMM, Kernel, job, write
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 REAL = ("hta_128rank_sampled_rank0", "hta_a100_2rank_rank0_nccl_args", "tracelens_b200_8rank_rank0")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gloo_traces import gloo_trace, span
 from knee.kineto.decode import nanoseconds
 from knee.kineto.event_columns import LaunchCall
 from knee.kineto.gloo import settle
@@ -97,72 +97,6 @@ def test_steps_and_copies_of_old_torch(tmp_path: Path) -> None:
     assert [part.step for part in rank.steps] == [0, 1]
     assert (rank.audit.kernels, rank.audit.copies, rank.audit.without_launch) == (2, 4, 0)
     assert (rank.times.copy_load_s, rank.times.fill_load_s) == (pytest.approx(60e-6), pytest.approx(40e-6))
-
-
-def span(
-    name: str, start: float, duration: float, *, thread: int = 1, category: str = "cpu_op", **args: Any
-) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "pid": 9,
-        "tid": thread,
-        "ts": 4458676416788.066 + start,
-        "dur": duration,
-        "args": args,
-    }
-
-
-def gloo_trace(path: Path, *, backend: str = "gloo") -> Path:
-    """One step on a processor: FSDP's gather and scatter, a tensor-parallel gather, a pipeline's send, the norm."""
-
-    def tensors(*sizes: int) -> dict[str, Any]:
-        return {"Input Dims": [[size] for size in sizes], "Input type": ["float"] * len(sizes)}
-
-    issue, annotation = {"thread": 1}, {"thread": 2, "category": "user_annotation"}
-    events = [
-        span("ProfilerStep#3", 0, 1000, category="user_annotation"),
-        span("FSDP::all_gather (blocks.0)", 10, 20, category="user_annotation"),
-        span("c10d::_allgather_base_", 12, 10, **issue, **tensors(64, 32)),
-        span("gloo:all_gather", 30, 100, **annotation, **tensors(32)),
-        span("aten::linear", 50, 100),
-        span("aten::mm", 60, 50),
-        span("autograd::engine::evaluate_function: MmBackward0", 200, 300),
-        span("aten::mm", 210, 50),
-        span("FSDP::post_backward_reduce", 300, 50, category="user_annotation"),
-        span("c10d::_reduce_scatter_base_", 310, 10, **issue, **tensors(32, 64)),
-        span("gloo:all_reduce", 330, 100, **annotation, **tensors(64)),
-        span("aten::add", 500, 80),  # a DTensor's: it gathers inside
-        span("Redistribute", 505, 30, category="user_annotation"),
-        span(
-            "c10d::allgather_into_tensor_coalesced_",
-            510,
-            10,
-            **{"Input Dims": [[[8]], [[4]]], "Input type": ["TensorList", "TensorList"]},
-        ),
-        span("gloo:all_gather", 515, 20, thread=3, category="user_annotation", **tensors(4)),
-        span("aten::add", 550, 20),
-        span("c10d::send", 600, 5, **{"Input Dims": [[[3]]], "Input type": ["TensorList"]}),
-        span("gloo:send", 602, 30, category="user_annotation", **tensors(3)),
-        span("c10d::allreduce_", 700, 10, **{"Input Dims": [[[]]], "Input type": ["TensorList"]}),
-        span(
-            "gloo:all_reduce",
-            705,
-            40,
-            thread=4,
-            category="user_annotation",
-            **{"Input Dims": [[]], "Input type": ["float"]},
-        ),
-    ]
-    groups = [
-        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]},
-        {"pg_name": "1", "pg_desc": "mesh_dp_shard", "pg_size": 2, "ranks": [0, 2]},
-        {"pg_name": "2", "pg_desc": "mesh_tp", "pg_size": 2, "ranks": [0, 1]},
-    ]
-    info = {"backend": backend, "rank": 0, "world_size": 4, "pg_config": groups}
-    path.write_bytes(gzip.compress(json.dumps({"distributedInfo": info, "traceEvents": events}).encode()))
-    return path
 
 
 def test_gloo_calls_are_what_issued_them(tmp_path: Path) -> None:

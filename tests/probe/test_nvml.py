@@ -17,8 +17,7 @@ from knee.probe import power_loads as power
 from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
 from knee.record.probe_points import PowerPoint
 from knee.units import GIB, MIB
-
-from .made_nvml import NVMLError, answers
+from made_nvml import NVMLError, answers
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, LOST, MISMATCH = 3, 4, 9, 12, 15, 18
 UUIDS = ["GPU-aaaa-1", b"GPU-bbbb-2"]

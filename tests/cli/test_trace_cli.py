@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from trace_made import document, event, write
 
 from knee.cli import main
 from knee.cli.render.table import seen
+from trace_made import document, event, write
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from knee.cost.placement import place
 from knee.specs.plan import AXES
-
-from .tables import job, table
+from tables import job, table
 
 INNER_PP = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
 OUTER_TP = ("dp_shard", "cp", "dp_replicate", "pp", "tp")

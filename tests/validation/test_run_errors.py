@@ -16,8 +16,7 @@ from knee.validation.ranking import Ranking, rank_group, spearman
 from knee.validation.run_errors import Fitting, Prediction, predict, validate
 from knee.validation.run_to_job import job_of, unknown_gpu
 from knee.validation.skipped_rows import by_kind, reason_of
-
-from .test_runs import ROW, runs_file
+from runs_files import ROW, runs_file
 
 
 def read(folder: Path, *rows: dict[str, Any]) -> RunFile:

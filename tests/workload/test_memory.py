@@ -15,8 +15,7 @@ from knee.specs.load import load_cluster, load_model, load_profile
 from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.memory import MemoryColumns, _stage, _stage_memory, memory_of
 from knee.workload.traffic import Modes, traffic_of
-
-from .tables import EAGER, LLAMA_7B, job, table
+from tables import EAGER, LLAMA_7B, job, table
 
 N = 6_738_415_616
 LAYER = 202_383_360

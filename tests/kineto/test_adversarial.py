@@ -13,6 +13,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from knee.kineto import blocks as blocks_module
+from knee.kineto import decode as decode_module
+from knee.kineto import event_stream as stream_module
+from knee.kineto.decode import nanoseconds
+from knee.kineto.event_columns import RankTrace, read_columns
+from knee.trace import analyse
+from knee.trace.analyse import RankAnalysis
 from trace_made import (
     BASE_US,
     Number,
@@ -25,14 +33,6 @@ from trace_made import (
     step,
     write,
 )
-
-from knee.kineto import blocks as blocks_module
-from knee.kineto import decode as decode_module
-from knee.kineto import event_stream as stream_module
-from knee.kineto.decode import nanoseconds
-from knee.kineto.event_columns import RankTrace, read_columns
-from knee.trace import analyse
-from knee.trace.analyse import RankAnalysis
 
 NAMES = (
     "window_s",

@@ -10,8 +10,7 @@ import pytest
 from knee.simulator import evaluate
 from knee.timeline.passes import Pass, Segment, Sums
 from knee.timeline.walk import run, run_passes, run_repeated
-
-from .tables import job, table
+from tables import job, table
 
 
 def segment(compute: float = 0.0, hidden: float = 0.0, blocking: float = 0.0, host: float = 0.0) -> Segment:

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from trace_made import comm, document, dumps, event, launch, step, write
 
 from knee.errors import InputError, KneeError
 from knee.kineto import blocks as blocks_module
 from knee.kineto import event_stream as stream_module
 from knee.trace import Analysis, analyse
 from knee.trace.plain_data import as_json
+from trace_made import comm, document, dumps, event, launch, step, write
 
 LIMIT_S = 20
 """Of the processor, so that it does not matter what else the machine does: a case takes milliseconds."""

@@ -18,8 +18,7 @@ from knee.specs import Job, Plan
 from knee.specs.plan_table import table_of
 from knee.trust.trust import trust_of
 from knee.workload.parameters import parameter_count
-
-from .tables import EAGER, H100, LLAMA_7B, job
+from tables import EAGER, H100, LLAMA_7B, job
 
 HSDP = {"sharding": "hsdp", "dp_shard": 64, "dp_replicate": 8}
 WAYS: list[dict[str, object]] = [

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from trace_made import document, event, launch, step, write
 
 from knee.specs.notes import code_of
 from knee.trace import Analysis, analyse
 from knee.trace.plain_data import record
 from refusals import caught, kind, numbers
+from trace_made import document, event, launch, step, write
 
 
 def call(

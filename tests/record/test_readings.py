@@ -9,26 +9,10 @@ from pathlib import Path
 import pytest
 
 from knee.record.probe_points import GemmPoint, key_of, point_of
-from knee.record.readings import Machine, ReadingsFile, read_readings
+from knee.record.readings import ReadingsFile, read_readings
+from made_machine import MACHINE
 from refusals import caught, kind
 
-MACHINE = Machine(
-    probe="kernels",
-    date="2026-01-01",
-    device="chip",
-    kind="cuda",
-    devices=1,
-    sms=100,
-    memory_bytes=1e9,
-    power_limit_w=None,
-    host="host",
-    knee="0",
-    python="3",
-    torch="2",
-    cuda="13",
-    driver="1",
-    nccl=None,
-)
 POINT = GemmPoint(m=1, n=2, k=3, layout="wgrad")
 
 

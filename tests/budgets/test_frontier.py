@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_budget import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
+from test_budget_search import BOUNDS, EAGER, FEW, H100, LLAMA, made_up, small, within
 
 from knee.budgets.budget_search import BudgetLimits
 from knee.budgets.flop_counting import flop_choice

@@ -12,8 +12,7 @@ from knee.specs.plan import SCHEDULES
 from knee.timeline import pipeline
 from knee.timeline.schedules import in_flight, orders
 from knee.workload import memory
-
-from .tables import job, table
+from tables import job, table
 
 CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES}
 SHAPES = [

@@ -14,8 +14,7 @@ from knee.probe.listener import ProbeStopped
 from knee.probe.measure_points import collect
 from knee.record.probe_points import GemmPoint, Record, key_of
 from knee.record.readings import ReadingsFile, read_readings
-
-from .test_readings import MACHINE
+from made_machine import MACHINE
 
 POINTS = [GemmPoint(m=m, n=8, k=8, layout="forward") for m in (1, 2, 3, 4)]
 GOOD: Record = {"median_s": 1.0, "spread_frac": 0.0}

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_traces import job
-from test_read import gloo_trace
-from trace_made import document, event, write
 
+from gloo_traces import gloo_trace
 from knee.errors import Incomplete
 from knee.kineto import column_cache as cache
 from knee.kineto.trace_files import left_out_sentences
 from knee.specs.notes import code_of
 from knee.trace import analyse
 from refusals import caught, ended, kind, refused
+from small_traces import job
+from trace_made import document, event, write
 
 SOURCE = Path(__file__).parents[2] / "src"
 
