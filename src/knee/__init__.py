@@ -17,6 +17,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     compare        measured, simulated and published records side by side
     dryrun         one step of the trainer on fake ranks, without hardware: FLOP and collectives of each rank
     study          the paper's experiments, and questions beyond it, held against its claims
+    prepare_sweep, run_sweep, sweep_status, cancel_sweep, retry_sweep    a grid of real runs, here, on hosts or in Slurm
     read_records   one's own records, measured beside simulated, as rows and as one page
     budget_check   training runs whose cost was published, against what knee predicts for them
     probe_kernels, probe_collectives, probe_power, probe_steps    this machine, measured and written as a cluster file
@@ -65,6 +66,11 @@ if TYPE_CHECKING:
     from knee.api.simulate import simulate as simulate
     from knee.api.study import Studies as Studies
     from knee.api.study import study as study
+    from knee.api.sweep import cancel_sweep as cancel_sweep
+    from knee.api.sweep import prepare_sweep as prepare_sweep
+    from knee.api.sweep import retry_sweep as retry_sweep
+    from knee.api.sweep import run_sweep as run_sweep
+    from knee.api.sweep import sweep_status as sweep_status
     from knee.api.traces import TraceAnalysis as TraceAnalysis
     from knee.api.traces import TraceDiff as TraceDiff
     from knee.api.traces import read_traces as read_traces
@@ -82,6 +88,8 @@ if TYPE_CHECKING:
     from knee.results.plan_result import RankedPlan as RankedPlan
     from knee.results.records_report import RecordsReport as RecordsReport
     from knee.results.scale_result import Scaling as Scaling
+    from knee.results.sweep_result import SweepPlan as SweepPlan
+    from knee.results.sweep_result import SweepStatus as SweepStatus
     from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
     from knee.results.validate_result import CarriedValidation as CarriedValidation
     from knee.results.validate_result import RunsValidation as RunsValidation
@@ -128,11 +136,14 @@ _HOMES = {
     "Scaling": "results.scale_result",
     "Simulation": "api.simulate",
     "Studies": "api.study",
+    "SweepPlan": "results.sweep_result",
+    "SweepStatus": "results.sweep_result",
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
     "budget": "api.budget",
     "budget_check": "api.budget_check",
     "calibrate": "api.calibrate",
+    "cancel_sweep": "api.sweep",
     "catalog_entries": "api.catalog",
     "catalog_entry": "api.catalog",
     "compare": "api.compare",
@@ -145,17 +156,21 @@ _HOMES = {
     "load_profile": "specs.load",
     "make_job": "inputs.request",
     "plan": "api.plan",
+    "prepare_sweep": "api.sweep",
     "probe_collectives": "api.probe",
     "probe_kernels": "api.probe",
     "probe_power": "api.probe",
     "probe_steps": "api.probe",
     "read_records": "api.report",
     "read_traces": "api.traces",
-    "study": "api.study",
+    "retry_sweep": "api.sweep",
+    "run_sweep": "api.sweep",
     "scale": "api.scale",
     "simulate": "api.simulate",
     "simulate_table": "simulator",
     "simulate_tables": "simulator",
+    "study": "api.study",
+    "sweep_status": "api.sweep",
     "table_of": "specs.plan_table",
     "validate": "api.validate",
 }

@@ -105,7 +105,7 @@ def test_too_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("study", "run", "mine.toml", "--no-page", "--out", "out"), "studies.questions.MOST_POINTS"),
         (("study", "show", "mine.toml"), "studies.questions.MOST_POINTS"),
-        (("sweep", "mine.toml", "--out", "out", "--dry-run"), "limits.MOST_RUNS"),
+        (("sweep", "mine.toml", "--out", "out", "--dry-run"), "api.sweep.MOST_RUNS"),
     ],
 )
 def test_too_large_grids_are_not_expanded(words: tuple[str, ...], limit: str, monkeypatch: pytest.MonkeyPatch) -> None:

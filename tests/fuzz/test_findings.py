@@ -172,6 +172,11 @@ CASES: dict[str, tuple[tuple[str, ...], Mapping[str, str | bytes], int]] = {
         {"s.toml": GRID + "[[value]]\nx = nan\n"},
         2,
     ),
+    "a study with a text that becomes infinite": (
+        ("study", "show", "./s.toml", "--json"),
+        {"s.toml": GRID + '[[published]]\nseries = "s"\nmetric = "mfu_frac"\nx = 16\nvalue = "1e400"\n'},
+        2,
+    ),
     "tables nested too deep without a bracket": (
         ("simulate", "llama-tiny", "--cluster", "c.toml", *specs.ASKED),
         {"c.toml": f"[{'.'.join('a' * 5000)}]\n"},

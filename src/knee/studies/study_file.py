@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from math import inf
 from pathlib import Path
@@ -287,7 +287,8 @@ def load_study(name: str) -> Study:
     if name.endswith(".toml"):
         raw = _completed(path.stem, raw)
     found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
-    if (place := _not_finite(raw)) is not None:  # after what a field itself says of them
+    # A text such as "1e400" becomes infinite only when the field is read as a number.
+    if (place := _not_finite(raw) or _not_finite(asdict(found))) is not None:
         text = f"{path.name}: {place} is not a finite number"
         raise InputError(text, hint="nan and inf are not accepted", code="not-finite", field=place)
     return found
@@ -295,7 +296,7 @@ def load_study(name: str) -> Study:
 
 def _not_finite(node: Any, place: str = "") -> str | None:
     """Where a number stands that is none."""
-    if isinstance(node, (dict, list)):
+    if isinstance(node, (dict, list, tuple)):
         items = node.items() if isinstance(node, dict) else enumerate(node)
         found = (_not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
         return next((where for where in found if where is not None), None)
