@@ -19,7 +19,7 @@ from knee.energy.carbon import CarbonGrid
 from knee.energy.carbon import grid as grid_of
 from knee.errors import DoesNotFit, InputError, argument, example
 from knee.inputs.amounts import Amount, amount_of, count_of
-from knee.inputs.arguments import both_given, no_progress, require
+from knee.inputs.arguments import both_given, require
 from knee.inputs.request import (
     ClusterLike,
     ModelLike,
@@ -33,8 +33,8 @@ from knee.inputs.request import (
     pairs_of,
     request,
 )
+from knee.progress import Progress, silent
 from knee.results.budget_result import Budget
-from knee.search.plan_search import Progress
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
@@ -119,7 +119,7 @@ def budget(
         seq_len=seq_len,
         pue=pue,
         batch_max=batch_max,
-        progress=progress or no_progress,
+        progress=progress or silent,
     )
     notes = [] if profile else ["profile eager was not given: a faster stack trains more in the same time"]
     notes += [] if gpus is not None else [f"gpus was not given: up to {limits.gpus:,}"]

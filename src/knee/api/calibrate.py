@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from knee.errors import InputError, argument, either
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
 from knee.profile_fit.stack_fit import need_scipy
+from knee.progress import Progress, silent
 from knee.results.calibrate_result import Calibration
 from knee.specs.load import load_profile
 from knee.validation.skipped_rows import none_used
@@ -18,7 +19,6 @@ from knee.validation.user_runs import UserRuns, read_user_runs
 
 MOST_HELD_FRAC = 0.5
 """Most that may be held back."""
-Say = Callable[[str], None]
 
 
 class NothingUsable(InputError):
@@ -43,7 +43,7 @@ def calibrate(
     hold_out: float = 0.25,
     anyway: bool = False,
     out: str | Path | None = None,
-    progress: Say | None = None,
+    progress: Progress | None = None,
 ) -> Calibration:
     """Fit a software profile on measured runs, and say what they can and cannot tell.
 
@@ -54,7 +54,8 @@ def calibrate(
     ``hold_out`` is the share of runs that a first fit does not see and is tried on, up to 0.5; ``anyway`` takes fitted
     values even where those runs are predicted no better with them. ``out`` is a TOML file to write the profile to.
 
-    ``progress`` is called with a sentence about what is being done. It needs SciPy: ``pip install 'knee[fit]'``.
+    ``progress`` is called with a sentence about what is being done, and 0 of 0. It needs SciPy:
+    ``pip install 'knee[fit]'``.
 
     >>> import knee
     >>> mine = knee.calibrate("runs.csv", out="mine.toml")  # doctest: +SKIP
@@ -91,7 +92,11 @@ def calibrate(
         raise NothingUsable(runs)
     name = _profile_of(runs) if profile is None else str(profile)
     base = given or load_profile(name)
-    say = progress or _silent
+    report = progress or silent
+
+    def say(sentence: str) -> None:
+        report(sentence, 0, 0)
+
     if runs.ignored:
         say(f"ignored columns: {', '.join(runs.ignored)}")
     counted = f"{len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}"
@@ -103,10 +108,6 @@ def calibrate(
     answer.write(target)
     say(f"wrote {target}")
     return replace(answer, profile_file=target)
-
-
-def _silent(_: str) -> None:
-    """Progress that nobody asked for."""
 
 
 def _listed(files: str | Path | Iterable[str | Path]) -> list[str | Path]:

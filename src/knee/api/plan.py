@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import DoesNotFit, InputError, argument, example
-from knee.inputs.arguments import no_progress, require
+from knee.inputs.arguments import require
 from knee.inputs.request import (
     ClusterLike,
     ModelLike,
@@ -23,10 +23,11 @@ from knee.inputs.request import (
     pairs_of,
     request,
 )
+from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import Objective, Progress, SearchResult, search
+from knee.search.plan_search import Objective, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
@@ -102,9 +103,7 @@ def plan(
         micro_batches=tuple(micro_batch),
         selective=parts.profile.attention == "unfused",
     )
-    found = search(
-        space, parts.cluster, parts.profile, objective=objective, only=only, progress=progress or no_progress
-    )
+    found = search(space, parts.cluster, parts.profile, objective=objective, only=only, progress=progress or silent)
     if not len(found):
         raise _none_fits(found, space, only)
     return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)))

@@ -11,12 +11,13 @@ import numpy as np
 from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
 from knee.energy.carbon import grid as grid_of
 from knee.errors import InputError, argument
-from knee.inputs.arguments import checked_plan, no_progress, require
+from knee.inputs.arguments import checked_plan, require
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
+from knee.progress import Progress, silent
 from knee.results.scale_question import ScaleQuestion, shown
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.search.knee import KEEP_FRAC, THRESHOLD, knees_of
-from knee.search.plan_search import OBJECTIVES, Objective, Progress
+from knee.search.plan_search import OBJECTIVES, Objective
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
 from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
@@ -83,7 +84,7 @@ def scale(
         profile=profile,
         overrides=pairs_of(overrides),
         convention=flop_convention,
-        progress=progress or no_progress,
+        progress=progress or silent,
     )
     # a job file names its own cluster
     places = _several(cluster) or [None]

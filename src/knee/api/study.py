@@ -10,9 +10,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
-from knee.api.progress import Counted, watched
 from knee.errors import InputError, MissingExtra, argument, either
 from knee.files import csv_text, make_folder, write_text
+from knee.progress import Progress, watched
 from knee.record.side_by_side import read_record
 from knee.results.result import Result, flat
 from knee.studies.claims import Tally, Verdict
@@ -144,7 +144,7 @@ def study(
     records: str | Path | Iterable[str | Path] = (),
     overrides: GridChanges = (),
     steps: int | None = None,
-    progress: Counted | None = None,
+    progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Studies:
     """Run studies: the paper's experiments held against its claims, and questions beyond it.
@@ -221,7 +221,7 @@ def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) ->
         )
 
 
-def _recorded(points: Sequence[StudyPoint], store: Store, progress: Counted | None) -> Iterator[Row]:
+def _recorded(points: Sequence[StudyPoint], store: Store, progress: Progress | None) -> Iterator[Row]:
     """Point by point, study by study."""
     for name, group in groupby(points, key=lambda point: point.study):
         some = list(group)
@@ -232,7 +232,7 @@ def _trained(
     points: Sequence[StudyPoint],
     folder: Path,
     steps: int | None,
-    progress: Counted | None,
+    progress: Progress | None,
     tell: Callable[[str], None],
     warn: Callable[[str], None],
 ) -> list[Measured]:

@@ -7,13 +7,13 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from knee.api.progress import Counted, watched
 from knee.errors import InputError, SpecError, argument
 from knee.launch.environment import redacted, stored_site
 from knee.launch.run_status import STATES, Status
 from knee.launch.site import Site, in_folder
 from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.limits import MOST_RUNS
+from knee.progress import Progress, watched
 from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
 from knee.specs.trainer_job import Device
@@ -55,7 +55,7 @@ def prepare_sweep(
     pack: int = 1,
     check_launcher: bool = True,
     command: Sequence[str] = (),
-    progress: Counted | None = None,
+    progress: Progress | None = None,
 ) -> SweepPlan:
     """Expand a grid into runs, check each, and estimate what they take; nothing is written or started.
 
@@ -132,7 +132,7 @@ def run_sweep(
     wait: bool = False,
     on_run: OnRun | None = None,
     say: Say | None = None,
-    progress: Counted | None = None,
+    progress: Progress | None = None,
 ) -> SweepStatus:
     """Write the sweep's folder and start what is missing of its runs; in Slurm they are submitted.
 
@@ -204,7 +204,7 @@ def _start_missing(
     return SweepStatus(sweep=sweep, statuses=current_statuses(sweep), signal=signal)
 
 
-def requested_runs(grid: str, overrides: GridChanges, progress: Counted | None = None) -> list[RequestedRun]:
+def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None = None) -> list[RequestedRun]:
     """The points of a grid with their jobs."""
     study = load_study(grid)
     changes = changes_of(overrides)

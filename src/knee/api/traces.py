@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from knee.errors import Incomplete, InputError, MissingExtra, argument, either
 from knee.kineto.trace_files import find_files
+from knee.progress import Progress
 from knee.results.result import Result
-from knee.trace.analyse import Analysis, Progress, analyse
+from knee.trace.analyse import Analysis, analyse
 from knee.trace.diff import Diff, diff
 from knee.trace.kernel_classes import classes_of
 from knee.trace.plain_data import as_json, record
@@ -153,8 +154,9 @@ def read_traces(
     ``"symmetric_memory"``, on every stream. ``classes`` is a TOML file with classes of kernels, asked before knee's
     own. ``cache=False`` reads the files even where nothing has changed.
 
-    ``progress`` is called with how many traces were read, of how many, and the bytes that were read. What was read,
-    left out or looks odd is in the result; ``check_whole()`` raises ``Incomplete`` where a trace is not whole.
+    ``progress`` is called with "traces read", how many and of how many, and with "bytes read", how many and 0.
+    The result says what was read, what was left out and what looks odd; ``check_whole()`` raises ``Incomplete`` where a
+    trace is not whole.
 
     >>> import knee
     >>> job = knee.read_traces("traces/", skip=1)  # doctest: +SKIP

@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from knee.api.progress import Counted, watched
 from knee.errors import InputError, argument, either
 from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
+from knee.progress import Progress, watched
 from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
 from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
@@ -30,7 +30,7 @@ def validate(
     *,
     profile: ProfileLike | None = None,
     cluster: ClusterLike | None = None,
-    progress: Counted | None = None,
+    progress: Progress | None = None,
 ) -> Validation:
     """Predict what was measured, and say how far off knee is.
 
@@ -80,7 +80,7 @@ def validate(
     return _runs(path, text, profile, cluster, progress)
 
 
-def _carried(progress: Counted | None) -> CarriedValidation:
+def _carried(progress: Progress | None) -> CarriedValidation:
     file, other = carried_runs(), carried_bandwidths()
     runs, links = validate_runs(file), validate_bandwidths(other)
     names = study_names("paper")
@@ -99,7 +99,7 @@ def _runs(
     text: str | None,
     profile: ProfileLike | None,
     cluster: ClusterLike | None,
-    progress: Counted | None,
+    progress: Progress | None,
 ) -> RunsValidation:
     """Training runs of a table, of records in JSON, or of a folder of those, for which there is no text."""
     stack = None if profile is None else named_profile(profile).spec
@@ -113,10 +113,10 @@ def _runs(
     return RunsValidation(path=path, file=file, found=found)
 
 
-def _bandwidths(path: Path, text: str, progress: Counted | None) -> BandwidthsValidation:
+def _bandwidths(path: Path, text: str, progress: Progress | None) -> BandwidthsValidation:
     file = read_bandwidths(path, text, watch=partial(_reading, text, progress))
     return BandwidthsValidation(path=path, file=file, found=validate_bandwidths(file))
 
 
-def _reading(text: str, progress: Counted | None, lines: Lines) -> Lines:
+def _reading(text: str, progress: Progress | None, lines: Lines) -> Lines:
     return watched(lines, "reading", text.count("\n"), progress)

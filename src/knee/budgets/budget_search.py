@@ -8,7 +8,7 @@ only computed are not priced.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -18,6 +18,7 @@ from knee.budgets.scaling_laws import BatchLaw, Law
 from knee.budgets.throughput import Rate, Rates
 from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import J_PER_KWH
+from knee.progress import Progress, silent
 from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import parameter_count
@@ -31,8 +32,6 @@ TOGETHER = 3
 """Batches that are priced at once, from the largest down to half of it: one that splits better may be faster."""
 TABLE_COUNTS = 2
 """Counts of GPUs whose best run is always found, from the most down: what fewer GPUs would reach."""
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ class Problem:
     tokens_per_param: float | None = None
     counts_only: tuple[int, ...] = ()
     """Counts of GPUs; empty: doublings from a node to the limit, and the limit."""
-    progress: Progress = lambda *_: None
+    progress: Progress = silent
     rungs: list[Model] = field(default_factory=list)
     """The ladder, once it was made."""
 
@@ -279,7 +278,7 @@ class Problem:
         for bound, i in bounds:
             if bound >= below:
                 break
-            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0.0)
+            self.progress(f"{gpus:,} GPUs, {short(parameter_count(rungs[i]))} parameters", 0, 0)
             run = self.best_at(limits, rungs[i], gpus, below=below)
             if run is not None:
                 best, below = run, run.loss

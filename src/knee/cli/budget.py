@@ -6,7 +6,6 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import click
 
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option
+from knee.progress import Progress
 from knee.specs.defaults import DEFAULT_SEQ_LEN
 
 EVERY_S = 2.0
@@ -192,11 +192,11 @@ def command(
         click.echo(f"wrote {html}", err=True)
 
 
-def _steady() -> Callable[[str, float], None]:
+def _steady() -> Progress:
     """Lines of progress, one every few seconds."""
     last_s = [time.monotonic()]
 
-    def say(what: str, _: float) -> None:
+    def say(what: str, *_: int) -> None:
         now = time.monotonic()
         if now - last_s[0] > EVERY_S:
             last_s[0] = now

@@ -91,7 +91,7 @@ def command(
             hold_out=hold_out,
             anyway=anyway,
             out=out,
-            progress=lambda sentence: click.echo(sentence, err=True),
+            progress=lambda sentence, *_: click.echo(sentence, err=True),
         )
     except NothingUsable as error:
         if as_json:

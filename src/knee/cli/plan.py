@@ -134,7 +134,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
     from knee.cli.render.plan import print_exported, print_search
 
     overrides = parse_sets(options.pop("sets"))
-    answer = plan(model, top=top, overrides=overrides, progress=Patience().of(), **options)
+    answer = plan(model, top=top, overrides=overrides, progress=Patience(), **options)
     if export_to is not None:
         print_exported(answer, export_to)
     elif as_json:

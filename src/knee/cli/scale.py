@@ -175,7 +175,7 @@ def command(
         _listed(models),
         cluster=_listed(clusters) or None,
         overrides=parse_sets(sets),
-        progress=Patience().of(),
+        progress=Patience(),
         **sizes,
         **plan_of(options),
     )

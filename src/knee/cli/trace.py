@@ -129,11 +129,14 @@ def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
     from knee.cli.render.progress import Meter
 
     with Meter() as meter:
+        counts = {"traces read": (0, 0), "bytes read": (0, 0)}
 
-        def progress(done: int, all_: int, read_bytes: int) -> None:
-            read = f", {read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
-            if all_ > 1 or read:
-                meter.say(f"read {done:,} of {all_:,} trace{'s' if all_ > 1 else ''}{read}")
+        def progress(what: str, done: int, total: int) -> None:
+            counts[what] = (done, total)
+            (traces, files), (read_bytes, _) = counts.values()
+            read = f"{read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
+            if files > 1 or read:
+                meter.say("read " + ", ".join(filter(None, (f"{traces:,} of {files:,} traces" if files else "", read))))
 
         asked = {name: options[name] for name in ("skip", "steps", "comm_pattern", "comm", "classes")}
         return read_traces(paths, **asked, cache=not options["no_cache"], progress=progress)

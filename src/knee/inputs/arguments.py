@@ -48,7 +48,3 @@ def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
                 field=name,
             )
     return dict(plan)
-
-
-def no_progress(what: str, done_frac: float) -> None:
-    """Progress that nobody asked for."""

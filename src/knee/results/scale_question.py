@@ -9,8 +9,9 @@ from typing import Any
 from knee.errors import InputError, SpecError, argument, example
 from knee.inputs.arguments import require
 from knee.inputs.request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
+from knee.progress import Progress
 from knee.results.scale_result import ScalingCurve
-from knee.search.plan_search import Objective, Progress
+from knee.search.plan_search import Objective
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, refused_point
 from knee.search.space import Space
 from knee.specs import Job
@@ -123,8 +124,8 @@ class ScaleQuestion:
     def best_of(self, job: Job, space: Space, only: str | None, objective: Objective) -> ScalePoint:
         """The best plan of a count."""
 
-        def progress(what: str, done_frac: float) -> None:
-            self.progress(f"{space.gpus:,} GPUs: {what}", done_frac)
+        def progress(what: str, done: int, total: int) -> None:
+            self.progress(f"{space.gpus:,} GPUs: {what}", done, total)
 
         return best_point(
             space,

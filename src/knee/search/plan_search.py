@@ -11,6 +11,7 @@ import numpy as np
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.step_parts import shapes_of
 from knee.errors import InputError
+from knee.progress import Progress, silent
 from knee.search.bound import least_compute_s, least_step_s
 from knee.search.plan_filter import matching
 from knee.search.space import Space, whole_table
@@ -37,9 +38,6 @@ MORE_MEMORY = 1.25
 SHARES = (0.25, 0.5, 0.75)
 """Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context")
-
-Progress = Callable[[str, float], None]
-"""(what is being done, share that is done)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +106,7 @@ def search(
     objective: Objective = "tokens_per_s",
     only: str | None = None,
     margin: float = MARGIN,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
 ) -> SearchResult:
     """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
@@ -119,7 +117,7 @@ def search(
         text = f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
-    progress("listing plans", 0.0)
+    progress("listing plans", 0, 0)
     table = whole_table(space)
     fits, total, _ = _memory(space, cluster, profile, table)
     partly = partly_recomputed(space, cluster, profile, table, fits)
@@ -220,7 +218,7 @@ def _simulated(
     """Simulate what may come near the best step."""
     if not len(table):
         return table, simulate_table(space.model, cluster, profile, table)
-    progress("bounding plans", 0.0)
+    progress("bounding plans", 0, 0)
     loose = _by_chunk(least_compute_s, space, cluster, profile, table)
     likely = np.sort(np.argsort(loose, kind="stable")[:LIKELY])
     tight = _by_chunk(least_step_s, space, cluster, profile, table.rows(likely))
@@ -233,7 +231,7 @@ def _simulated(
     # neighbours share pipelines, so that chunks in the space's order have fewer of them
     done, parts = 0, [some]
     for i in range(0, len(rest), CHUNK):
-        progress("simulating plans", done / max(1, len(rest)))
+        progress("simulating plans", done, len(rest))
         parts.append(simulate_table(space.model, cluster, profile, table.rows(rest[i : i + CHUNK])))
         done += CHUNK
     index = np.concatenate((first, rest))

@@ -13,9 +13,10 @@ import numpy as np
 from knee.arrays import Floats
 from knee.errors import InputError, SpecError, argument
 from knee.metrics.scaling import per_doubling
+from knee.progress import Progress, silent
 from knee.record.measurement import Measurement
 from knee.search.plan_filter import matching
-from knee.search.plan_search import Objective, Progress, SearchResult, memory_table, search
+from knee.search.plan_search import Objective, SearchResult, memory_table, search
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
 from knee.specs.hardware import Cluster
@@ -216,7 +217,7 @@ def best_point(
     objective: Objective = "tokens_per_s",
     only: str | None = None,
     convention: str = DEFAULT_CONVENTION,
-    progress: Progress = lambda *_: None,
+    progress: Progress = silent,
     grows: bool = True,
 ) -> ScalePoint:
     """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ from knee.kineto.blocks import too_large
 from knee.kineto.event_columns import check_kernels
 from knee.kineto.trace_files import SkippedTrace, find_files
 from knee.limits import MOST_TRACE_BYTES
+from knee.progress import Progress
 from knee.trace.audit import Audit, audit
 from knee.trace.device_time import Times, Window, mean_times, times_in
 from knee.trace.kernel_classes import Classes, classes_of
@@ -20,6 +21,9 @@ from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kerne
 from knee.trace.rank_waits import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read_trace import Trace, read_trace
 
+TRACES_READ = "traces read"
+BYTES_READ = "bytes read"
+"""What progress is reported of; bytes only of files that this process reads itself."""
 PARALLEL_BYTES = 1 << 25
 """From so many bytes on ranks are read at the same time; starting a process is dearer than reading less."""
 DEVICES = ("/dev/", "/proc/")
@@ -83,10 +87,6 @@ class Analysis:
         return all(rank.audit.cut is None for rank in self.ranks) and not any(one.is_trace for one in self.left_out)
 
 
-Progress = Callable[[int, int, int], None]
-"""Hears of traces that were read, of how many, and of the bytes of those that this process reads itself."""
-
-
 def analyse(
     paths: str | Path | Iterable[str | Path],
     *,
@@ -138,7 +138,7 @@ def _read_all(
         nonlocal read_bytes
         read_bytes += count
         if progress:
-            progress(finished, len(files), read_bytes)
+            progress(BYTES_READ, read_bytes, 0)
 
     def done(found: Trace | InputError) -> None:
         nonlocal finished, kept
@@ -146,7 +146,8 @@ def _read_all(
         if isinstance(found, Trace):
             kept += len(found.columns) + len(found.columns.launch_ns)
             check_kernels(kept)
-        report_bytes(0)
+        if progress:
+            progress(TRACES_READ, finished, len(files))
 
     # a pipe of this process is none of another one's
     apart = [path for path in files if path.is_file() and not str(path).startswith(DEVICES)]

@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self
 
 import click
 
 if TYPE_CHECKING:
     from click._termui_impl import ProgressBar
 
-T = TypeVar("T")
 PATIENCE_S = 1.0
 """Searches that take longer say how far they are."""
 LINES_S = 10.0
 """Between two lines where there is no terminal to draw a bar on."""
 REDRAWN_S = 0.2
-
-
-def progress(items: Iterable[T], label: str, length: int) -> Iterator[T]:
-    """The items, with a bar on stderr; where that is no terminal, lines."""
-    if not sys.stderr.isatty():
-        yield from _told(items, label, length)
-        return
-    with click.progressbar(items, label=label, length=length, file=sys.stderr) as bar:
-        yield from bar
-
-
-def _told(items: Iterable[T], label: str, length: int) -> Iterator[T]:
-    """A line at the beginning, and one whenever a while has passed: logs of a long run say how far it is."""
-    click.echo(label, err=True)
-    last_s = time.monotonic()
-    for done, item in enumerate(items):
-        if time.monotonic() - last_s >= LINES_S:
-            last_s = time.monotonic()
-            click.echo(f"{label.rstrip()}: {done:,} of {length:,}", err=True)
-        yield item
 
 
 class Bars:
@@ -95,14 +73,10 @@ class Patience:
     def __init__(self) -> None:
         self.began_s = time.monotonic()
 
-    def of(self, prefix: str = "") -> Callable[[str, float], None]:
-        """What hears of a search's progress; its lines begin with the prefix."""
-
-        def say(what: str, done_frac: float) -> None:
-            if time.monotonic() - self.began_s > PATIENCE_S:
-                click.echo(f"{prefix}{what}" + (f": {done_frac:.0%}" if done_frac else ""), err=True)
-
-        return say
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """One line for what is being done, and for how much of it is."""
+        if time.monotonic() - self.began_s > PATIENCE_S:
+            click.echo(what + (f": {done / total:.0%}" if done and total else ""), err=True)
 
 
 class Meter:
