@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option
 from knee.progress import Progress
@@ -21,7 +22,7 @@ EVERY_S = 2.0
 
 
 @click.command("budget", cls=Sectioned)
-@option("--cluster", section="What", metavar="NAME", help="Cluster: a name of `knee catalog`, or a TOML file.")
+@job_options.cluster()
 @option(
     "--gpus",
     section="Limits",
@@ -90,20 +91,8 @@ EVERY_S = 2.0
     show_default=True,
     help="Tokens a sequence.",
 )
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the cluster or profile. May be repeated.",
-)
+@job_options.profile()
+@job_options.sets("Change one value of the cluster or profile. May be repeated.")
 @option(
     "--grid",
     section="Site",
@@ -131,7 +120,7 @@ EVERY_S = 2.0
     is_flag=True,
     help="Only hold knee against training runs whose cost was published, and say how far off it is.",
 )
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.as_json()
 @option("--plot", section="Output", metavar="FILE", help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite).")
 @option("--html", section="Output", metavar="FILE", help="Also write a page with every chart and its values.")
 @click.pass_context

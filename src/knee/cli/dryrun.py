@@ -8,50 +8,21 @@ from typing import Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned
-from knee.cli.plan_options import option, plan_of, plan_options
+from knee.cli.plan_options import plan_of, plan_options
 
 
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
-@option(
-    "--gpus",
-    section="What",
-    type=int,
-    metavar="N",
-    help="Ranks in all; as many as the plan's degrees ask for if left out.",
-)
-@option(
-    "--local-batch",
-    section="What",
-    type=float,
-    metavar="B",
-    help="Sequences a step over all GPUs, divided by all GPUs; 2 if left out.",
-)
-@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
-@option(
-    "--seq-len",
-    section="What",
-    type=int,
-    metavar="S",
-    help="Tokens a sequence; 4,096 or the model's longest if left out.",
-)
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Software profile of the simulation beside the trace; `eager` if left out.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.",
-)
+@job_options.gpus("Ranks in all; as many as the plan's degrees ask for if left out.")
+@job_options.local_batch("Sequences a step over all GPUs, divided by all GPUs; 2 if left out.")
+@job_options.global_batch()
+@job_options.seq_len()
+@job_options.profile("Software profile of the simulation beside the trace; `eager` if left out.")
+@job_options.sets("Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
 @plan_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.as_json()
 def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Trace one step of `knee train MODEL` on fake ranks, without any GPU.
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
 from knee.cli.render.progress import Patience
@@ -19,36 +20,13 @@ TOOLS = ("knee", "torchtitan", "megatron")
 
 @click.command("plan", cls=Sectioned)
 @click.argument("model")
-@option(
-    "--cluster",
-    section="What",
-    metavar="NAME",
-    help="Cluster: a name of `knee catalog`, or a TOML file.",
-)
-@option("--gpus", section="What", type=int, metavar="N", help="GPUs in all.")
-@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
-@option("--local-batch", section="What", type=float, metavar="B", help="The same divided by all GPUs.")
-@option(
-    "--seq-len",
-    section="What",
-    type=int,
-    metavar="S",
-    help="Tokens a sequence; 4,096 or the model's longest if left out.",
-)
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the model, cluster or profile. May be repeated.",
-)
+@job_options.cluster()
+@job_options.gpus()
+@job_options.global_batch()
+@job_options.local_batch("The same divided by all GPUs.")
+@job_options.seq_len()
+@job_options.profile()
+@job_options.sets("Change one value of the model, cluster or profile. May be repeated.")
 @option(
     "--precision",
     section="What",
@@ -106,7 +84,7 @@ TOOLS = ("knee", "torchtitan", "megatron")
     help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
     "ranking that it can run.",
 )
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.as_json()
 def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.render.progress import Patience
@@ -33,41 +34,11 @@ OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 @option(
     "--gpus", section="What", metavar="COUNTS", help="Counts of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
 )
-@option(
-    "--local-batch",
-    section="What",
-    type=float,
-    metavar="B",
-    help="Weak scaling: sequences a step over all GPUs, divided by all GPUs; may be a fraction.",
-)
-@option(
-    "--global-batch",
-    section="What",
-    type=int,
-    metavar="G",
-    help="Strong scaling: sequences a step over all GPUs, at every count.",
-)
-@option(
-    "--seq-len",
-    section="What",
-    type=int,
-    metavar="S",
-    help="Tokens a sequence; 4,096 or the model's longest if left out.",
-)
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the model, cluster, profile or plan. May be repeated.",
-)
+@job_options.local_batch("Weak scaling: sequences a step over all GPUs, divided by all GPUs; may be a fraction.")
+@job_options.global_batch("Strong scaling: sequences a step over all GPUs, at every count.")
+@job_options.seq_len()
+@job_options.profile()
+@job_options.sets("Change one value of the model, cluster, profile or plan. May be repeated.")
 @option(
     "--best",
     section="What",
@@ -122,15 +93,8 @@ OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
     help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
 )
 @plan_options
-@option(
-    "--flop-convention",
-    section="Output",
-    metavar="NAME",
-    default="palm",
-    show_default=True,
-    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
-)
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.flop_convention()
+@job_options.as_json()
 @option(
     "--plot",
     section="Output",

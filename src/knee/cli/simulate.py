@@ -7,54 +7,28 @@ from typing import Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option, plan_of, plan_options
 
 
 @click.command("simulate", cls=Sectioned)
 @click.argument("model")
-@option("--cluster", section="What", metavar="NAME", help="Cluster: a name of `knee catalog`, or a TOML file.")
-@option("--gpus", section="What", type=int, metavar="N", help="GPUs in all.")
-@option(
-    "--local-batch",
-    section="What",
-    type=float,
-    metavar="B",
-    help="Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction.",
+@job_options.cluster()
+@job_options.gpus()
+@job_options.local_batch(
+    "Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction."
 )
-@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all GPUs.")
-@option(
-    "--seq-len",
-    section="What",
-    type=int,
-    metavar="S",
-    help="Tokens a sequence; 4,096 or the model's longest if left out.",
-)
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the model, cluster, profile or plan, for example "
-    "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated.",
+@job_options.global_batch()
+@job_options.seq_len()
+@job_options.profile()
+@job_options.sets(
+    "Change one value of the model, cluster, profile or plan, for example "
+    "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated."
 )
 @plan_options
-@option(
-    "--flop-convention",
-    section="Output",
-    metavar="NAME",
-    default="palm",
-    show_default=True,
-    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
-)
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.flop_convention()
+@job_options.as_json()
 @option(
     "--trace",
     section="Output",

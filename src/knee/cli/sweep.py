@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
 from knee.cli.sweep_options import check_launcher_options, site_options, take_site
@@ -157,7 +158,7 @@ def command(ctx: click.Context) -> None:
     "record.json there. Files that it names are looked up where this command is given.",
 )
 @site_options
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON; every key carries its unit.")
+@job_options.as_json()
 def run(grid: str, out: Path, **options: Any) -> None:
     """Expand a grid into runs, check and estimate all of them, and start what is missing.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option
 from knee.errors import InputError
@@ -76,7 +77,7 @@ LARGE_BYTES = 100_000_000
     metavar="QUERY",
     help="Ask the events yourself (DuckDB); tables: kernels, steps, collectives, ranks.",
 )
-@option("--json", "as_json", section="Output", is_flag=True, help="Print JSON.")
+@job_options.as_json("Print JSON.")
 @option("--no-cache", section="Output", is_flag=True, help="Read the files even where nothing has changed.")
 def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Say where the time of a PyTorch job went: compute, communication, what of it was exposed, and where.

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.signals import BY_SIGNAL
@@ -100,52 +101,18 @@ from knee.signals import BY_SIGNAL
     help="Write the job there instead of running it, for `python -m knee.train.worker FILE` on a machine with "
     "torch and NumPy alone.",
 )
-@option(
-    "--local-batch",
-    section="What",
-    type=float,
-    metavar="B",
-    help="Sequences a step over all processes, divided by all processes; 2 if left out.",
+@job_options.local_batch("Sequences a step over all processes, divided by all processes; 2 if left out.")
+@job_options.global_batch("Sequences a step over all processes.")
+@job_options.seq_len()
+@job_options.cluster("Named in the record: the catalogue's cluster with this GPU if left out.")
+@job_options.profile(
+    "Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` "
+    "on a processor."
 )
-@option("--global-batch", section="What", type=int, metavar="G", help="Sequences a step over all processes.")
-@option(
-    "--seq-len",
-    section="What",
-    type=int,
-    metavar="S",
-    help="Tokens a sequence; 4,096 or the model's longest if left out.",
-)
-@option(
-    "--cluster",
-    section="What",
-    metavar="NAME",
-    help="Named in the record: the catalogue's cluster with this GPU if left out.",
-)
-@option(
-    "--profile",
-    section="What",
-    metavar="NAME",
-    help="Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` on a "
-    "processor.",
-)
-@option(
-    "--set",
-    "sets",
-    section="What",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Change one value of the model or plan, for example --set model.layers=2. May be repeated.",
-)
+@job_options.sets("Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
 @plan_options
-@option(
-    "--flop-convention",
-    section="Output",
-    metavar="NAME",
-    default="palm",
-    show_default=True,
-    help="How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan.",
-)
-@option("--json", "as_json", section="Output", is_flag=True, help="Print the record as JSON.")
+@job_options.flop_convention()
+@job_options.as_json("Print the record as JSON.")
 def command(
     model: str,
     out: Path | None,
