@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from small_traces import ADD, GATHER, GEMM, job, write
 
 from knee.trace import analyse
 from knee.trace.diff import PARTS, Diff, diff
+from small_traces import ADD, GATHER, GEMM, job, write
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

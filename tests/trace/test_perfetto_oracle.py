@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from headless_perfetto import ask
-from small_traces import job
 
 from knee.trace import analyse
+from small_traces import job
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 DROPPED = "slice_drop_overlapping_complete_event"

@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from small_traces import job
-from trace_truth import true_times
 
 from knee.kineto.kineto_writer import write_kineto
 from knee.single import events_of
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.trace import Analysis, analyse
+from small_traces import job
+from trace_truth import true_times
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 RECORDED = sorted((*SHARED.glob("*.json.gz"), *SHARED.glob("*/*.json")))
