@@ -119,10 +119,10 @@ def test_what_fits_nowhere() -> None:
         curve.check_usable()
 
 
-def test_progress_is_told_and_may_end_the_work() -> None:
-    told: list[str] = []
-    knee.plan("llama2-7b", **ASKED, global_batch=32, max_pp=1, progress=lambda what, _: told.append(what))
-    assert told
+def test_progress_is_reported_and_may_end_the_work() -> None:
+    reported: list[tuple[str, int, int]] = []
+    knee.plan("llama2-7b", **ASKED, global_batch=32, max_pp=1, progress=lambda *done: reported.append(done))
+    assert {what for what, _, _ in reported} == {"listing plans", "bounding plans", "simulating plans"}
 
     class Enough(Exception):
         pass

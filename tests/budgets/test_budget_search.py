@@ -22,6 +22,8 @@ from knee.specs.plan import Plan
 from knee.specs.profile import Profile
 from knee.workload.parameters import parameter_count
 
+pytestmark = pytest.mark.slow
+
 H100, EAGER = load_cluster("dgx-h100").spec, load_profile("eager").spec
 LLAMA = family_of("llama")
 FAST = 1e30

@@ -21,6 +21,8 @@ from knee.validation.published_runs import Setting
 from knee.validation.run_to_job import job_of
 from knee.validation.user_runs import read_user_runs
 
+pytestmark = pytest.mark.slow
+
 TRUTH = replace(load_profile("eager").spec, launch_s=30e-6, stream_scale=1.3, bandwidth_scale_frac=0.5)
 MODELS = {"1b": (16, 2048, 32), "7b": (32, 4096, 32)}
 RUNS = (

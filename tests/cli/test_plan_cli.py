@@ -12,6 +12,8 @@ from knee.cli import main
 from knee.errors import DoesNotFit
 from refusals import ended, kind, numbers, refused
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("plan", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "32")
 
 

@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from knee.cli import main
 from knee.specs.load import load_cluster
 
+pytestmark = pytest.mark.slow
+
 DATA = Path(__file__).parents[2] / "data" / "h200"
 
 

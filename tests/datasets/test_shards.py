@@ -35,6 +35,8 @@ from knee.datasets.write_shards import JOURNAL, write_shards
 from knee.errors import InputError, KneeError, MissingExtra, NotWritten
 from waiting import LIMIT_S, until
 
+pytestmark = pytest.mark.slow
+
 needs_tokenizers = pytest.mark.skipif(find_spec("tokenizers") is None, reason="tokenizers is not installed")
 needs_pyarrow = pytest.mark.skipif(find_spec("pyarrow") is None, reason="pyarrow is not installed")
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")

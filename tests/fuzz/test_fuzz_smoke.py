@@ -17,6 +17,8 @@ from fuzz.oracle import documented_codes, judge
 from fuzz.run import MEMORY_BYTES, STARTED, Outcome, TooLong
 from knee.cli import main
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 CHEAP = "trace-cut,classes,model,huggingface,site,bandwidths,records-compare,sweep-state,shards,text,arguments"
 

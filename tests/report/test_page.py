@@ -29,6 +29,8 @@ from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.study_file import uncounted
 from knee.validation.carried_set import CarriedFidelity, SourceFidelity
 
+pytestmark = pytest.mark.slow
+
 SVG = '<svg xmlns="http://www.w3.org/2000/svg" width="4" height="2" viewBox="0 0 4 2"><g><text>8</text></g></svg>'
 NASTY = '<script>alert("1 & 2")</script>'
 

@@ -135,9 +135,9 @@ def _read(paths: Sequence[str], options: dict[str, Any]) -> TraceAnalysis:
         def progress(what: str, done: int, total: int) -> None:
             counts[what] = (done, total)
             (traces, files), (read_bytes, _) = counts.values()
-            read = f"{read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
+            read = f", {read_bytes / 1e9:.1f} GB" if read_bytes >= LARGE_BYTES else ""
             if files > 1 or read:
-                meter.say("read " + ", ".join(filter(None, (f"{traces:,} of {files:,} traces" if files else "", read))))
+                meter.say(f"read {traces:,} of {files:,} trace{'s' if files > 1 else ''}{read}")
 
         asked = {name: options[name] for name in ("skip", "steps", "comm_pattern", "comm", "classes")}
         return read_traces(paths, **asked, cache=not options["no_cache"], progress=progress)

@@ -133,6 +133,8 @@ def _read_all(
 ) -> list[Trace | InputError]:
     """Each file's trace, or why there is none."""
     finished = kept = read_bytes = 0
+    if progress:
+        progress(TRACES_READ, 0, len(files))
 
     def report_bytes(count: int) -> None:
         nonlocal read_bytes
