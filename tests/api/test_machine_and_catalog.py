@@ -109,6 +109,7 @@ def test_the_catalogue() -> None:
     assert knee.catalog_entry("llama2-7b").spec == knee.load_model("llama2-7b").spec
 
 
+@pytest.mark.slow
 def test_records(tmp_path: Path) -> None:
     folder = DATA / "h200" / "train"
     answer = knee.read_records(folder, simulate=True)

@@ -156,6 +156,7 @@ def test_what_trains_nothing_ends_with_3(args: tuple[str, ...], says: str) -> No
     assert says in refused("budget", "--cluster", "dgx-h100", *args, code=3)
 
 
+@pytest.mark.slow
 def test_check_shows_the_worst(tmp_path: Path) -> None:
     result = knee("budget", "--check")
     assert result.exit_code == 0

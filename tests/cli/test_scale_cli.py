@@ -137,6 +137,7 @@ def test_a_job_file_scales(tmp_path: Path) -> None:
     assert kind(error) == ("contradiction", "best")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["svg", "png", "html", "json"])
 def test_it_is_drawn(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("altair")

@@ -133,6 +133,7 @@ def test_show_a_file_of_one_s_own(mine: Path) -> None:
 # ---- run -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_some(tmp_path: Path) -> None:
     result = run(tmp_path / "new" / "folder", "table1", "fig2b", "table1")
     out = tmp_path / "new" / "folder"

@@ -18,6 +18,7 @@ H200 = load_cluster("dgx-h200").spec
 STEPS = list(read_readings(DATA / "steps.jsonl").good("step"))
 
 
+@pytest.mark.slow
 def test_shapes_and_settings_that_the_fit_has_not_seen() -> None:
     away = held_out(read_readings(DATA / "kernels.jsonl"), H200.gpu)
     assert away.attention is not None

@@ -25,6 +25,7 @@ def found(file: RunFile) -> Validation:
     return validate(file)
 
 
+@pytest.mark.slow
 def test_the_whole_file(file: RunFile, found: Validation) -> None:
     assert found.all.rows_used >= 0.85 * found.all.rows
     assert file.ignored == ()

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from knee import errors
 from knee.errors import KneeError
 
@@ -76,6 +78,7 @@ def documented() -> list[str]:
     return re.findall(r"^\| `([a-z0-9-]+)` \| [a-zA-Z`]", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_every_code_is_documented_once_and_in_order() -> None:
     codes = documented()
     assert codes == sorted(set(codes))

@@ -23,6 +23,7 @@ def of(plan: Plan, microbatches: int = 1, seq_len: int = 512, gpus: str = "dgx-h
     return job_of(model("llama-1b"), cluster(gpus), profile("paper"), (plan, microbatches, seq_len))
 
 
+@pytest.mark.slow
 @given(job=jobs(most_microbatches=2))
 @example(job=of(Plan(dp_shard=8, sharding="fsdp")))
 @example(job=of(Plan(dp_shard=4, pp=4, sharding="zero1"), microbatches=6))

@@ -58,6 +58,7 @@ def fitting() -> list[tuple[Job, Measurement]]:
     return some
 
 
+@pytest.mark.slow
 def test_the_fastest_that_fits() -> None:
     assert job_of(question(tune=True, pick="fastest")).plan == fastest(fitting()).plan
 
