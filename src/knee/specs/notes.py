@@ -10,7 +10,7 @@ class Note(str):
     field: str | None
 
     def __new__(cls, code: str, text: str, field: str | None = None) -> Note:
-        """``Note("seq-len-default", "seq_len defaulted to 4,096")``."""
+        """``Note("default-profile", "seq_len defaulted to 4,096")``."""
         note = super().__new__(cls, text)
         note.code, note.field = code, field
         return note
