@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from knee.cli import budget
 from knee.cli.render import progress
 
 # The same cases in every run, and no deadline: how long a case takes says how busy the machine is.
@@ -105,7 +104,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_progress() -> None:
     """Commands that take seconds say how far they are: on a busy machine that is any of them."""
-    budget.EVERY_S = progress.PATIENCE_S = math.inf
+    progress.EVERY_S = progress.PATIENCE_S = math.inf
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ Questions, each a function of plain names and keyword arguments, the same words 
     compare        measured, simulated and published records side by side
     dryrun         one step of the trainer on fake ranks, without hardware: FLOP and collectives of each rank
     study          the paper's experiments, and questions beyond it, held against its claims
+    list_studies, describe_study    all studies, and what one asks, runs, assumes and is judged by
     prepare_sweep, run_sweep, sweep_status, cancel_sweep, retry_sweep    a grid of real runs, here, on hosts or in Slurm
     read_records   one's own records, measured beside simulated, as rows and as one page
     budget_check   training runs whose cost was published, against what knee predicts for them
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from knee.api.calibrate import calibrate as calibrate
     from knee.api.catalog import catalog_entries as catalog_entries
     from knee.api.catalog import catalog_entry as catalog_entry
-    from knee.api.compare import Comparison as Comparison
     from knee.api.compare import compare as compare
     from knee.api.doctor import doctor as doctor
     from knee.api.dryrun import DryRun as DryRun
@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from knee.api.simulate import simulate as simulate
     from knee.api.study import Studies as Studies
     from knee.api.study import study as study
+    from knee.api.study_list import describe_study as describe_study
+    from knee.api.study_list import list_studies as list_studies
     from knee.api.sweep import cancel_sweep as cancel_sweep
     from knee.api.sweep import prepare_sweep as prepare_sweep
     from knee.api.sweep import retry_sweep as retry_sweep
@@ -83,11 +85,14 @@ if TYPE_CHECKING:
     from knee.results.calibrate_result import Calibration as Calibration
     from knee.results.catalog_result import CatalogEntries as CatalogEntries
     from knee.results.catalog_result import CatalogEntry as CatalogEntry
+    from knee.results.compare_result import Comparison as Comparison
     from knee.results.doctor_result import MachineCheck as MachineCheck
     from knee.results.plan_result import PlanSearch as PlanSearch
     from knee.results.plan_result import RankedPlan as RankedPlan
     from knee.results.records_report import RecordsReport as RecordsReport
     from knee.results.scale_result import Scaling as Scaling
+    from knee.results.study_description import StudyDescription as StudyDescription
+    from knee.results.study_description import StudySummary as StudySummary
     from knee.results.sweep_result import SweepPlan as SweepPlan
     from knee.results.sweep_result import SweepStatus as SweepStatus
     from knee.results.validate_result import BandwidthsValidation as BandwidthsValidation
@@ -118,7 +123,7 @@ _HOMES = {
     "CatalogEntries": "results.catalog_result",
     "CatalogEntry": "results.catalog_result",
     "Cluster": "specs",
-    "Comparison": "api.compare",
+    "Comparison": "results.compare_result",
     "DryRun": "api.dryrun",
     "Job": "specs",
     "KneeError": "errors",
@@ -136,6 +141,8 @@ _HOMES = {
     "Scaling": "results.scale_result",
     "Simulation": "api.simulate",
     "Studies": "api.study",
+    "StudyDescription": "results.study_description",
+    "StudySummary": "results.study_description",
     "SweepPlan": "results.sweep_result",
     "SweepStatus": "results.sweep_result",
     "TraceAnalysis": "api.traces",
@@ -147,9 +154,11 @@ _HOMES = {
     "catalog_entries": "api.catalog",
     "catalog_entry": "api.catalog",
     "compare": "api.compare",
+    "describe_study": "api.study_list",
     "doctor": "api.doctor",
     "dryrun": "api.dryrun",
     "events_of": "single",
+    "list_studies": "api.study_list",
     "load_cluster": "specs.load",
     "load_job": "specs.load",
     "load_model": "specs.load",

@@ -25,6 +25,9 @@ from enum import IntEnum
 CONTROL = re.compile(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 """What would break a line or be obeyed by a terminal; a list of mistakes has its own lines, which are indented."""
 
+ERROR_FILE = "KNEE_ERROR_FILE"
+"""Variable that names a file: a command that fails writes its error there too, for the process that started it."""
+
 
 class ExitCode(IntEnum):
     """What every command, and everything that ``knee`` starts, ends with. This is the one table of them.
@@ -74,6 +77,16 @@ class KneeError(Exception):
         self.code = code or type(self).code
         self.field = field
         """The argument, or the dotted path of the value, that is wrong; None where it is not about one."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross processes, whatever their class takes."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[KneeError], args: tuple[object, ...], state: dict[str, object]) -> KneeError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 def _written_out(found: re.Match[str]) -> str:
@@ -143,6 +156,7 @@ class RunFailed(KneeError):
 
 _FLAGS: ContextVar[bool] = ContextVar("knee_flags", default=False)
 _OTHER_FLAGS = {
+    "max_bad_frac": "--max-bad",
     "overrides": "--set",
     "runs": "--run",
     "states": "--status",

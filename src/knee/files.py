@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from knee.errors import InputError, KneeError, NotWritten
+from knee.errors import InputError, KneeError, NotWritten, argument
 from knee.signals import before_the_end
 
 WRONG_PATHS = {
@@ -55,6 +55,21 @@ def make_folder(path: Path) -> Path:
     except OSError as error:
         raise cannot_write(path, error) from error
     return path
+
+
+def check_writable(file: str | Path, field: str) -> None:
+    """Refuse, before the work whose result goes there, a file that cannot be written; ``field`` names the argument."""
+    path = Path(file)
+    if path.is_dir():
+        why = "it is a folder"
+    elif not path.parent.is_dir():
+        why = f"there is no folder {path.parent}"
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        why = "permission denied"
+    else:
+        return
+    hint = f"give {argument(field)} another path"
+    raise InputError(f"{file} cannot be written: {why}", hint=hint, code="not-writable", field=field)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.outer_sync import OuterSync, exchange_of
+from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.step_parts import (
     CommCosts,
     ComputeCosts,
@@ -24,6 +24,7 @@ from knee.cost.step_parts import (
     shapes_of,
 )
 from knee.energy.step_power import power_w, usd_per_mtoken
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import PRECISIONS, RECOMPUTES
@@ -32,7 +33,7 @@ from knee.specs.profile import Profile
 from knee.timeline.actions import StepParts, local_comms
 from knee.timeline.step_time import Actions, StepColumns, run_actions, run_step
 from knee.workload import operations as op
-from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
+from knee.workload.flop import model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
@@ -88,7 +89,7 @@ class EvaluatedStep:
     optimizer: Cost
     late_gather_s: Floats
     """ZeRO-1's gather after the optimizer, where it does not hide."""
-    exchange: OuterSync
+    outer_sync: OuterSync
     """Of replicas that do not meet in every step."""
     flop: Floats
     """Tensor-core work of one GPU and step."""
@@ -129,11 +130,13 @@ def evaluate(
     step = run_step(parts, actions, fold=fold)
     optimizer = _optimizer(cluster, profile, model, parts)
     late = _late_gather(profile, model, parts)
-    exchange = exchange_of(model, cluster, profile, table, modes, traffic, groups)
+    outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
     memory = memory_of(model, profile, table, shapes_of(table), modes, traffic)
     flop, moved = _work(model, parts)
-    moved = moved + optimizer.moved_bytes + exchange.moved_bytes
-    results = _results(model, cluster, profile, parts, step, optimizer, late, exchange, memory, flop, moved, convention)
+    moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
+    results = _results(
+        model, cluster, profile, parts, step, optimizer, late, outer_sync, memory, flop, moved, convention
+    )
     return EvaluatedStep(
         model=model,
         cluster=cluster,
@@ -150,7 +153,7 @@ def evaluate(
         memory=memory,
         optimizer=optimizer,
         late_gather_s=late,
-        exchange=exchange,
+        outer_sync=outer_sync,
         flop=flop,
         moved_bytes=moved,
         results=results,
@@ -256,7 +259,7 @@ def _results(
     step: StepColumns,
     optimizer: Cost,
     late: Floats,
-    exchange: OuterSync,
+    outer_sync: OuterSync,
     memory: MemoryColumns,
     flop: Floats,
     moved: Floats,
@@ -266,12 +269,12 @@ def _results(
     table, comm = parts.table, parts.comm
     # the mean GPU waits in a collective for the slowest one
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
-    exposed = step.exposed_s + comm.norm + late + straggler + exchange.comm_s
-    compute = step.compute_s + optimizer.time_s + exchange.compute_s
+    exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
+    compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
     idle = step.idle_s + profile.step_overhead_s
     step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s
     # replicas that meet every few steps: the mean of those steps
-    step_s = step_s + exchange.comm_s + exchange.compute_s
+    step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)
     per_gpu = tokens / step_s / table.gpus
     loads = (
@@ -283,7 +286,7 @@ def _results(
         + comm.norm
         + late
         + straggler
-        + exchange.comm_s
+        + outer_sync.comm_s
     )
     # beside compute, collectives are charged for the time they take from it
     alone = exposed + step.overlapped_s * parts.kappa / (1.0 + parts.kappa)

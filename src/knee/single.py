@@ -11,13 +11,13 @@ import numpy as np
 from knee.record.events import Events
 from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import EvaluatedStep, Results, evaluate
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
 from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Tail, stage_events, world_name
-from knee.workload.flop import DEFAULT_CONVENTION
 from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, TpMessages, layer_backward
 from knee.workload.traffic import PARAMETER_BYTES
 
@@ -81,9 +81,9 @@ def events_of(job: Job) -> list[Events]:
         optimizer_s=float(w.optimizer.time_s[0]),
         late_gather_s=float(w.late_gather_s[0]),
         straggler_s=float(w.results.straggler_s[0]),
-        exchange_s=float(w.exchange.comm_s[0]),
-        exchange_bytes=float((w.exchange.per_step * w.exchange.message_bytes)[0]),
-        outer_s=float(w.exchange.compute_s[0]),
+        exchange_s=float(w.outer_sync.comm_s[0]),
+        exchange_bytes=float((w.outer_sync.per_step * w.outer_sync.message_bytes)[0]),
+        outer_s=float(w.outer_sync.compute_s[0]),
     )
     scripts = [scripts_of(job.model, job.cluster, w.parts, w.actions, stage) for stage in range(job.plan.pp)]
     return stage_events(w.parts, w.actions, scripts, tail, float(w.results.step_s[0]))
@@ -153,7 +153,7 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
 
 def _exchange_load(w: EvaluatedStep) -> Row:
     """Replicas that do not meet in every step: a fraction of a call in each."""
-    e, ranks = w.exchange, int(w.groups.exchange.ranks[0])
+    e, ranks = w.outer_sync, int(w.groups.exchange.ranks[0])
     return "all_reduce", "dp_replicate", ranks, float(e.per_step[0]), float(e.message_bytes[0]), float(e.comm_s[0])
 
 

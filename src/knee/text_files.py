@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import select
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from knee.errors import InputError
 from knee.limits import MOST_JSON_BYTES, WRITER_S
@@ -15,6 +17,7 @@ from knee.limits import MOST_JSON_BYTES, WRITER_S
 BLOCK_BYTES = 1 << 20
 DEEPEST = 64
 """Tables inside tables."""
+_INK = re.compile(r"\S")
 
 
 class TooLarge(InputError, ValueError):
@@ -50,6 +53,19 @@ def is_deep(tree: object) -> bool:
         if not level:
             return False
     return True
+
+
+def json_values(text: str) -> tuple[list[Any], int | None]:
+    """The JSON values of a text, one after another, of lists their items; and where it stops being JSON, or None."""
+    found: list[Any] = []
+    decoder, at = json.JSONDecoder(), 0
+    while ink := _INK.search(text, at):
+        try:
+            value, at = decoder.raw_decode(text, ink.start())
+        except (ValueError, RecursionError):
+            return found, ink.start()
+        found += value if isinstance(value, list) else [value]
+    return found, None
 
 
 def read_text(path: Path, *, most: int = MOST_JSON_BYTES, encoding: str = "utf-8") -> str:

@@ -101,13 +101,19 @@ _SCALES: dict[str, tuple[tuple[float, str], ...]] = {
 
 def show(value: float, unit: str, digits: int = 3) -> str:
     """A value as people read it: ``show(0.00125, "s")`` is ``1.25 ms``."""
+    number, name = scaled_to_unit(value, unit, digits)
+    return f"{number}%" if name == "%" else f"{number} {name}"
+
+
+def scaled_to_unit(value: float, unit: str, digits: int = 3) -> tuple[str, str]:
+    """The number and the unit that ``show`` writes: ``("1.25", "ms")``."""
     scales = _SCALES[unit]
     if value == 0:
-        return f"0 {next((n for f, n in scales if f == 1.0), scales[0][1])}".replace(" %", "%")
+        return "0", next((n for f, n in scales if f == 1.0), scales[0][1])
     factor, name = next(((f, n) for f, n in scales if abs(value) >= f), scales[-1])
     scaled = value / factor
     decimals = max(0, digits - len(str(int(abs(scaled)))))
-    return f"{scaled:,.{decimals}f} {name}".replace(" %", "%")
+    return f"{scaled:,.{decimals}f}", name
 
 
 def short(count: float) -> str:
@@ -123,6 +129,11 @@ def short(count: float) -> str:
 def amount(value: float) -> str:
     """``1,152``, ``55.2``, ``0.0314``: three digits that count, so that what is small is not shown as zero."""
     return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:.3g}"
+
+
+def precise(value: float) -> str:
+    """``12,345``, ``0.01234``: four digits that count, or all of a large number's."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def counted(value: float, noun: str) -> str:

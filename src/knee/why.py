@@ -15,12 +15,13 @@ from knee.cost.step_parts import product_column, shapes_of
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_rows
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
 from knee.specs.kernel_traffic import pass_rows
 from knee.specs.plan_table import table_of
 from knee.units import dimension, show
 from knee.workload import operations as op
-from knee.workload.flop import DEFAULT_CONVENTION, model_flop_per_token
+from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count
 from knee.workload.tp_messages import LAYER_FORWARD, layer_backward
 from knee.workload.traffic import PARAMETER_BYTES
@@ -187,7 +188,7 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     if plan.tp > 1:
         often = f"{SPELLED[LAYER_FORWARD.all_reduces]} all-reduces a layer and direction"
         if sp:
-            there, back = LAYER_FORWARD.exchanges, layer_backward(job.profile).exchanges
+            there, back = LAYER_FORWARD.collectives, layer_backward(job.profile).collectives
             often = f"{SPELLED[there]} a layer" + (" and direction" if back == there else f", {SPELLED[back]} backward")
         note = f"over tp {plan.tp}; {often}"
         message("tp exchange", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
@@ -196,7 +197,7 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
     if plan.sync_every > 1:
         note = f"in {plan.reduce_dtype}, parameters' difference over {plan.dp_replicate:,} replicas, blocking"
-        message("exchange of replicas", w.exchange.all_reduce_s, float(w.exchange.message_bytes[0]), note)
+        message("exchange of replicas", w.outer_sync.all_reduce_s, float(w.outer_sync.message_bytes[0]), note)
     if plan.pp > 1:
         message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
@@ -225,7 +226,7 @@ def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     )
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
     if job.plan.sync_every > 1:
-        e, often = w.exchange, f"1 / sync_every({job.plan.sync_every:,})"
+        e, often = w.outer_sync, f"1 / sync_every({job.plan.sync_every:,})"
         c.add(1, "exchange, a step's share", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
         c.add(1, "outer optimizer, a step's share", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
     if job.plan.pp > 1:

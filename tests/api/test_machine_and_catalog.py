@@ -109,6 +109,15 @@ def test_the_catalogue() -> None:
     assert knee.catalog_entry("llama2-7b").spec == knee.load_model("llama2-7b").spec
 
 
+def test_studies() -> None:
+    known = knee.list_studies()
+    assert [plain(one) for one in known] == printed("study", "list")
+    fig6 = knee.describe_study("fig6")
+    assert plain(fig6) == printed("study", "show", "fig6")
+    (row,) = [one for one in known if one.name == "fig6"]
+    assert (row.points, row.claims) == (len(fig6.rows()), tuple(claim.id for claim in fig6.study.claim))
+
+
 @pytest.mark.slow
 def test_records(tmp_path: Path) -> None:
     folder = DATA / "h200" / "train"
@@ -125,7 +134,7 @@ def test_published_costs() -> None:
     assert plain(knee.budget_check()) == printed("budget", "--check")
 
 
-@pytest.mark.parametrize("module", ["doctor", "catalog", "probe", "report", "budget_check"])
+@pytest.mark.parametrize("module", ["doctor", "catalog", "probe", "report", "budget_check", "study_list"])
 def test_examples_are_true(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"knee.api.{module}"))
     assert tried

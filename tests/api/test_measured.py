@@ -70,10 +70,10 @@ def test_records_of_every_form_are_compared(step: knee.Simulation, tmp_path: Pat
 
 
 def test_traces_are_read(trace: Path, step: knee.Simulation, tmp_path: Path) -> None:
-    told: list[tuple[int, int, int]] = []
+    told: list[tuple[str, int, int]] = []
     found = knee.read_traces(trace, cache=False, progress=lambda *words: told.append(words))
     assert plain(found.to_dict()) == printed("trace", trace)
-    assert told[-1][:2] == (1, 1)
+    assert told[-1][1:] == (1, 1)
     assert [row["rank"] for row in found.rows()] == [0]
     assert len(repr(found)) < 300
     found.check_whole()
@@ -138,7 +138,7 @@ def test_runs_of_which_none_can_be_used(tmp_path: Path) -> None:
 def test_runs_are_calibrated_on(runs: Path, tmp_path: Path) -> None:
     pytest.importorskip("scipy")
     out, told = tmp_path / "mine.toml", list[str]()
-    found = knee.calibrate([runs], only="gemm_scale", out=out, progress=told.append)
+    found = knee.calibrate([runs], only="gemm_scale", out=out, progress=lambda what, *_: told.append(what))
     data = plain(found.to_dict())
     assert data == printed("calibrate", runs, "--only", "gemm_scale", "-o", out)
     assert told[-1] == f"wrote {out}"

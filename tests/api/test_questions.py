@@ -48,6 +48,24 @@ def test_results_equal_what_commands_print() -> None:
     assert plain(budget.to_dict()) == printed("budget", "--cluster", "dgx-h100", *words)
 
 
+def test_a_budget_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    asked: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 8, "days": 7, "params": "350M"}
+    answer = knee.budget(**asked, frontier=True)
+    answer.plot(tmp_path / "budget.json")
+    assert "concat" in json.loads((tmp_path / "budget.json").read_text(encoding="utf-8"))
+    answer.write_page(tmp_path / "budget.html", command="knee budget --gpus 8")
+    assert "knee budget --gpus 8" in (tmp_path / "budget.html").read_text(encoding="utf-8")
+    for one, file, kind in (
+        (answer, "budget.gif", ("unknown-choice", "plot")),
+        (answer, "none/budget.svg", ("not-writable", "plot")),
+        (knee.budget(**asked), "budget.svg", ("missing-argument", "frontier")),
+    ):
+        with pytest.raises(InputError) as refused:
+            one.plot(tmp_path / file)
+        assert (refused.value.code, refused.value.field) == kind
+
+
 def test_a_result_says_what_is_asked_of_it() -> None:
     step = knee.simulate("llama2-7b", **ASKED, local_batch=2)
     assert step.tokens_per_s == pytest.approx(16 * step.tokens_per_s_per_gpu)

@@ -41,13 +41,16 @@ NODE = Inventory(
         nccl_from="nvidia-nccl-cu13",
         torch="2.11.0+cu130",
         torch_build="CUDA 13.0",
+        torch_backend="cuda",
     ),
 )
 NOTHING = Inventory(
     gpus=(),
     network=(),
     cpu=Cpu(model=None, cpus=None, numa_nodes=None),
-    software=Software(driver=NvidiaDriver(trouble="no"), nccl=None, nccl_from=None, torch=None, torch_build=None),
+    software=Software(
+        driver=NvidiaDriver(trouble="no"), nccl=None, nccl_from=None, torch=None, torch_build=None, torch_backend=None
+    ),
 )
 PROBES = ("probe kernels", "probe collectives", "probe power")
 

@@ -65,8 +65,8 @@ def test_the_mean_of_four_steps_is_three_alone_and_one_that_ends_in_the_exchange
     )
     message = 4.0 * np.array([parameter_count(LLAMA_7B) / 64])
     exchange = float(all_reduce_s(Links.in_training(H100, EAGER), group, message)[0])
-    assert float(w.exchange.all_reduce_s[0]) == pytest.approx(exchange, rel=1e-3)
-    whole = of_results(alone, "step_s") * 4 + exchange + float(w.exchange.optimizer.time_s[0])
+    assert float(w.outer_sync.all_reduce_s[0]) == pytest.approx(exchange, rel=1e-3)
+    whole = of_results(alone, "step_s") * 4 + exchange + float(w.outer_sync.optimizer.time_s[0])
     assert of_results(four, "step_s") * 4 == pytest.approx(whole, rel=1e-5)
     assert of_results(four, "exposed_comm_s") - of_results(alone, "exposed_comm_s") == pytest.approx(
         exchange / 4, rel=1e-3
@@ -93,9 +93,9 @@ def test_the_outer_optimizers_time_is_its_traffic() -> None:
     passes = 16 * 4.0 * w.traffic.layer.elements[0] * 32 + 16 * 4.0 * (
         w.traffic.embedding.elements[0] + w.traffic.head.elements[0]
     )
-    assert w.exchange.optimizer.moved_bytes[0] == pytest.approx(passes)
+    assert w.outer_sync.optimizer.moved_bytes[0] == pytest.approx(passes)
     rate = H100.gpu.hbm_bytes_per_s * H100.gpu.hbm_frac / EAGER.stream_scale
-    assert w.exchange.optimizer.time_s[0] == pytest.approx(passes / rate, rel=1e-2)
+    assert w.outer_sync.optimizer.time_s[0] == pytest.approx(passes / rate, rel=1e-2)
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -279,7 +279,7 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, corpus: Path, tokenizer
     corpus.write_text(corpus.read_text(encoding="utf-8") + '{"text": "new"}\n', encoding="utf-8")
     with pytest.raises(InputError, match=r"something else: the file .*corpus\.jsonl differs") as caught:
         write_shards([corpus], tokenizer, out)
-    assert "--fresh" in str(caught.value.hint)
+    assert "fresh" in str(caught.value.hint)
     assert write_shards([corpus], tokenizer, out, fresh=True).index.documents == 201
 
 

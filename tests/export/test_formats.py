@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import knee
 from knee.errors import InputError
 from knee.export.command_line import LaunchCommand, recorded
-from knee.export.formats import TARGETS, export
+from knee.export.formats import export
 from knee.export.megatron import _layout
+from knee.specs.choices import TARGETS
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_job, load_model, load_profile, make_job
 from knee.specs.plan import AXES, CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS

@@ -9,7 +9,7 @@ import pytest
 
 from knee.cost.kernel_cost import attention_s, gemm_s
 from knee.errors import InputError
-from knee.hardware_fit.kernel_constants import fit_kernels
+from knee.hardware_fit.kernel_constants import FitPart, fit_kernels
 from knee.hardware_fit.residuals import Residuals, held_back
 from knee.probe.kernel_grid import GPU as GRID
 from knee.probe.kernel_grid import attention_points, gemm_points
@@ -97,8 +97,8 @@ def test_it_finds_the_truth(readings: Readings) -> None:
         assert getattr(fit.gpu, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
     for name in RATE.__slots__:
         assert getattr(fit.gpu.attention["flash2"], name) == pytest.approx(getattr(RATE, name), rel=0.03), name
-    assert fit.residuals["products bf16"].p90_frac < 0.01
-    assert fit.residuals["attention flash2 backward"].worst_frac < 0.02
+    assert fit.residuals[FitPart("products", "bf16")].p90_frac < 0.01
+    assert fit.residuals[FitPart("attention", "flash2", "backward")].worst_frac < 0.02
     assert fit.gpu.attention["cudnn"] == BASE.attention["cudnn"]  # not measured, not changed
 
 

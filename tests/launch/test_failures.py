@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from knee.launch.failures import diagnose
-from knee.launch.log_patterns import last_words
+from knee.launch.log_patterns import last_error_line
 from knee.launch.run_status import Status
 
 
@@ -365,6 +365,6 @@ def test_nothing_at_all_is_a_cause_too(tmp_path: Path) -> None:
 
 def test_the_last_meaningful_line() -> None:
     log = "0: begun\n0: Traceback (most recent call last):\n0:   File x\n0: ValueError: wrong\n0: ===\n0:  exitcode : 1"
-    assert last_words(log) == "ValueError: wrong"
-    assert last_words("UserWarning: old\nbash: torchrn: not here\n") == "bash: torchrn: not here"
-    assert last_words("") == ""
+    assert last_error_line(log) == "ValueError: wrong"
+    assert last_error_line("UserWarning: old\nbash: torchrn: not here\n") == "bash: torchrn: not here"
+    assert last_error_line("") == ""

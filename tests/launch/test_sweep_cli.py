@@ -202,8 +202,8 @@ def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub:
 
 def test_what_does_not_move_is_ended(grid: Path, tmp_path: Path, stub: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stub never ends, so that it hangs however short the timeout is, on any machine."""
-    monkeypatch.setattr(supervisor, "BEYOND_S", 0.0)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.1)
+    monkeypatch.setattr(supervisor, "TIMEOUT_MARGIN_S", 0.0)
+    monkeypatch.setattr(supervisor, "HEARTBEAT_POLL_S", 0.1)
     out = tmp_path / "out"
     sweep(grid, "--out", out, "--program", stub, "--set", "gpus=1", "--env", NEVER, "--timeout", "0.2", codes=(5,))
     hung = status(out)["0001"]

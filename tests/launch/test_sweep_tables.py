@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from knee.cli.render.sweep import print_status
+from knee.errors import Incomplete, as_flags
 from knee.launch.run_status import Status
 from knee.launch.sweep_folder import Sweep, SweepRun
 from knee.results.sweep_result import SweepStatus
@@ -33,6 +34,17 @@ def test_only_a_nodes_own_faults_are_held_against_it() -> None:
         Status(state="oom", cause="memory", node="good"),
     )
     assert answer.totals.bad_nodes == {"bad": 3}
+
+
+def test_failed_runs_are_said_with_how_to_start_them_again() -> None:
+    swept("local", Status(state="done"), Status(state="skipped", cause="knee")).check_done()
+    answer = swept("local", Status(state="done"), Status(state="oom"), Status(state="failed", cause="error"))
+    with pytest.raises(Incomplete, match="2 of 3 runs") as caught:
+        answer.check_done()
+    assert "retry_sweep('out', states=['failed', 'oom'])" in str(caught.value.hint)
+    with as_flags(), pytest.raises(Incomplete) as caught:
+        answer.check_done()
+    assert "`knee sweep retry out --status failed,oom`" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

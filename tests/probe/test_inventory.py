@@ -269,6 +269,7 @@ def test_torch_is_read_and_not_imported(
     monkeypatch.setattr(inventory, "_installed", lambda package: "2.9.1" if package == "torch" else None)
     software = read_inventory(bare).software
     assert (software.torch, software.torch_build) == (version, build)
+    assert software.torch_uses_gpus == ("cpu" not in version and build is not None)
 
 
 def test_nccl_of_a_package_then_of_the_system(monkeypatch: pytest.MonkeyPatch, bare: Path) -> None:

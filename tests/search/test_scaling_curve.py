@@ -13,7 +13,6 @@ from knee.errors import InputError, SpecError
 from knee.figures.scale_chart import ScaleSeries, bars, spec_of
 from knee.record.measurement import Measurement
 from knee.search.knee import GOALS, knees_of
-from knee.search.plan_search import OBJECTIVES
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, parse_counts, point_of
 from knee.search.space import Space
 from knee.single import simulate
@@ -233,9 +232,3 @@ def test_bars_and_charts_show_the_knee() -> None:
     assert len(spec["hconcat"]) == 2
     assert json.dumps(spec).count('"knee": true') == json.dumps(spec).count('"gpus": 16,')
     assert '"knee": true' not in json.dumps(spec_of([replace(one, knee_gpus=32, open=True)]))
-
-
-def test_objectives_are_those_of_the_search() -> None:
-    from knee.cli import scale
-
-    assert scale.OBJECTIVES == OBJECTIVES

@@ -17,7 +17,7 @@ from knee.errors import InputError
 from knee.studies import answers
 from knee.studies import record_store as store
 from knee.studies.questions import Question, points_of
-from knee.studies.record_store import IMPOSSIBLE, Store, damage, fidelity_kept, key_of
+from knee.studies.record_store import IMPOSSIBLE, Store, cached_fidelity, damage, key_of
 from knee.studies.run_study import points_to_run, recorded
 from knee.studies.study_file import load_study
 from knee.validation.carried_set import CarriedFidelity
@@ -239,7 +239,7 @@ def test_how_knee_does_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store, "carried_fidelity", lambda: made.append(1) or table)
 
     def asked() -> int:
-        assert fidelity_kept(tmp_path / "kept") == table
+        assert cached_fidelity(tmp_path / "kept") == table
         return len(made)
 
     assert (asked(), asked()) == (1, 1)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from knee.cli.render.ending import fail
+from knee.errors import ERROR_FILE, ExitCode, InputError
 from knee.studies import trained_points as real
 from knee.studies.questions import Question, StudyPoint
 from knee.studies.trained_points import refused, trained
@@ -54,15 +56,16 @@ def test_this_machine() -> None:
 
 
 class Stub:
-    """In place of ``knee train``: leaves the record that it is told to, and counts."""
+    """In place of ``knee train``: leaves the record or the error that it is told to, and counts."""
 
-    def __init__(self, record: dict[str, Any] | None, says: str = "") -> None:
-        self.record, self.says = record, says
+    def __init__(self, record: dict[str, Any] | None, error: str = "") -> None:
+        self.record, self.error = record, error
         self.commands: list[list[str]] = []
 
-    def __call__(self, command: list[str], *, stdout: Any, **_: Any) -> SimpleNamespace:
+    def __call__(self, command: list[str], *, env: dict[str, str], **_: Any) -> SimpleNamespace:
         self.commands.append(command)
-        stdout.write(self.says.encode())
+        if self.error:
+            Path(env[ERROR_FILE]).write_text(json.dumps({"message": self.error}), encoding="utf-8")
         if self.record is not None:
             out = Path(command[command.index("--out") + 1])
             out.mkdir(parents=True, exist_ok=True)
@@ -144,7 +147,7 @@ def test_another_length_is_another_run(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(("stub", "words"), [
     (Stub({"status": "failed", "error": "rank 1 was ended"}), "the run failed: rank 1 was ended"),
     (Stub({"status": "interrupted"}), "the run interrupted"),
-    (Stub(None, "error: ring attention is not trained\nhint: use another\n"),
+    (Stub(None, "ring attention is not trained\n  and more"),
      "the run left no record: ring attention is not trained"),
     (Stub(None), "the run left no record"),
 ])  # fmt: skip
@@ -157,6 +160,17 @@ def test_a_run_that_did_not_end_well_is_said_and_left_out(
     better = Stub(DONE)
     assert train(monkeypatch, tmp_path, said, better) == [(point(), DONE)]  # and is tried again
     assert len(better.commands) == 1
+
+
+def test_a_command_that_fails_writes_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv(ERROR_FILE, str(path))
+    wrong = InputError("tp is 0", hint="use 1", code="out-of-range", field="tp")
+    assert fail(wrong) == ExitCode.WRONG_INPUT
+    told = {"code": "out-of-range", "field": "tp", "message": "tp is 0", "hint": "use 1"}
+    assert json.loads(path.read_text(encoding="utf-8")) == told
+    monkeypatch.setenv(ERROR_FILE, str(tmp_path / "nowhere" / "error.json"))
+    assert fail(wrong) == ExitCode.WRONG_INPUT
 
 
 def test_one_failure_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]) -> None:

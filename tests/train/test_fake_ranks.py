@@ -1,8 +1,9 @@
 """The simulator's workload is the trainer's: collectives and FLOP of every rank, one by one, on fake ranks.
 
 The trainer runs on fake ranks; what it issued is held against the simulator's own passes, under the rules of
-``validation.program_messages``. Two real processes then show that fake ranks log what real ones do. Most of it runs on small
-tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run on both and log the same.
+``validation.program_messages``. Two real processes then show that fake ranks log what real ones do. Most of it runs on
+small tensors that have values, because ``knee dryrun``'s, which have none, are slow; some plans run on both and log the
+same.
 """
 
 from __future__ import annotations

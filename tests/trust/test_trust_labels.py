@@ -12,9 +12,10 @@ import pytest
 
 from knee.specs.job import Job
 from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile, make_job
-from knee.specs.plan import SHARDINGS
+from knee.specs.notes import code_of
+from knee.specs.plan import SHARDING_FAMILIES, SHARDINGS
 from knee.trust.error_table import COLUMNS, LATER, OWN, Errors, error_rows, read_errors
-from knee.trust.similarity import ENOUGH, FAMILIES, GATHERED_GPUS, VENDOR, likeness_of
+from knee.trust.similarity import ENOUGH, GATHERED_GPUS, VENDOR, likeness_of
 from knee.trust.trust import Trust, trust_of, truth_band
 from knee.validation.published_bandwidths import carried_bandwidths
 from knee.validation.published_runs import PublishedRun, Setting
@@ -248,17 +249,17 @@ def test_columns_that_a_file_has_not_are_not_compared(tmp_path: Path) -> None:
     assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *some(20), names=names)).label == "validated"
 
 
-def test_rungs_end_with_all_runs_whose_layers_are_not_far_larger_or_smaller() -> None:
+def test_levels_end_with_all_runs_whose_layers_are_not_far_larger_or_smaller() -> None:
     errors = read_errors()
     usual, tiny = (likeness_of(asked, (), errors) for asked in (job(), sized(hidden=8, heads=2, kv_heads=2, ffn=8)))
-    assert np.count_nonzero(usual.rungs[-1].chosen) > len(errors) / 3
-    assert usual.memory_rungs[-1].chosen.all()
+    assert np.count_nonzero(usual.levels[-1].chosen) > len(errors) / 3
+    assert usual.memory_levels[-1].chosen.all()
     # where there are none such, all
-    assert tiny.rungs[-1].chosen.all()
+    assert tiny.levels[-1].chosen.all()
 
 
 def test_every_sharding_has_a_family() -> None:
-    assert FAMILIES.keys() == set(SHARDINGS)
+    assert SHARDING_FAMILIES.keys() == set(SHARDINGS)
 
 
 # Labels of known jobs, on the errors that knee carries.
@@ -320,6 +321,16 @@ def test_what_is_not_quite_alike_is_near(asked: Job, reason: str) -> None:
     assert found.label == "near"
     assert found.kind_runs > 0
     assert any(words.startswith(reason) for words in found.reasons), found.reasons
+
+
+@pytest.mark.parametrize(("profile", "name", "fitted"), [
+    ("paper", "paper", True), ("paper-v100", "paper-v100", True), ("paper", "mine", True),
+    ("eager", "paper-mine", False),
+])  # fmt: skip
+def test_what_is_fitted_to_the_paper_is_told_by_values(profile: str, name: str, fitted: bool) -> None:
+    asked = job(profile=profile)
+    found = trust_of(replace(asked, profile=replace(asked.profile, name=name)))
+    assert ("fitted-to-paper" in map(code_of, found.reasons)) == fitted
 
 
 def test_bands_do_not_get_narrower_as_labels_get_weaker() -> None:

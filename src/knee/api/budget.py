@@ -19,6 +19,7 @@ from knee.energy.carbon import CarbonGrid
 from knee.energy.carbon import grid as grid_of
 from knee.errors import DoesNotFit, InputError, argument, example
 from knee.inputs.amounts import Amount, amount_of, count_of
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import both_given, require
 from knee.inputs.request import (
     ClusterLike,
@@ -38,7 +39,8 @@ from knee.results.budget_result import Budget
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.catalog import Source
 from knee.specs.constants import constant_source
-from knee.specs.load import DEFAULT_SEQ_LEN, Loaded, make_job, split_overrides
+from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
+from knee.specs.load import Loaded, make_job, split_overrides
 from knee.trust.trust import Trust, trust_of
 from knee.units import short
 
@@ -47,6 +49,7 @@ MOST_GPUS = 16_384
 
 
 @np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@checked_arguments
 def budget(
     *,
     cluster: ClusterLike | None = None,
@@ -56,17 +59,17 @@ def budget(
     mwh: Amount | None = None,
     tokens_max: Amount | None = None,
     batch_max: Amount | None = None,
-    family: str = "llama",
+    family: str = DEFAULT_FAMILY,
     model: ModelLike | None = None,
     params: Amount | None = None,
     tokens_per_param: float | None = None,
-    law: str = "besiroglu-2024",
-    batch_law: str = "kaplan-2020",
+    law: str = DEFAULT_LAW,
+    batch_law: str = DEFAULT_BATCH_LAW,
     mfu: float | None = None,
     seq_len: int = DEFAULT_SEQ_LEN,
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
-    grid: str = "world",
+    grid: str = DEFAULT_GRID,
     pue: float | None = None,
     frontier: bool = False,
     progress: Progress | None = None,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from knee.budgets.published_budgets import published_runs
+from knee.inputs.argument_types import checked_arguments
 from knee.results.budget_check_result import BudgetCheck
 
 
+@checked_arguments
 def budget_check() -> BudgetCheck:
     """Predict every training run whose cost was published, and say how far off knee is.
 

@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from knee.errors import InputError, argument, either
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
 from knee.profile_fit.stack_fit import need_scipy
 from knee.progress import Progress, silent
 from knee.results.calibrate_result import Calibration
+from knee.specs.defaults import HOLD_OUT_FRAC
 from knee.specs.load import load_profile
 from knee.validation.skipped_rows import none_used
 from knee.validation.user_runs import UserRuns, read_user_runs
@@ -32,7 +35,12 @@ class NothingUsable(InputError):
         self.skipped = runs.skipped
         """Why rows were skipped -> how many."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as ``knee calibrate --json`` prints it."""
+        return {"rows": self.rows, "rows_used": 0, "skipped": self.skipped}
 
+
+@checked_arguments
 def calibrate(
     files: str | Path | Iterable[str | Path],
     *,
@@ -40,7 +48,7 @@ def calibrate(
     cluster: ClusterLike | None = None,
     only: str | Iterable[str] = (),
     fix: str | Iterable[str] = (),
-    hold_out: float = 0.25,
+    hold_out: float = HOLD_OUT_FRAC,
     anyway: bool = False,
     out: str | Path | None = None,
     progress: Progress | None = None,

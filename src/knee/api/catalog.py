@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from knee.errors import InputError
+from knee.inputs.argument_types import checked_arguments
 from knee.results.catalog_result import CONSTANTS, CatalogEntries, CatalogEntry, budget_tables
 from knee.specs.catalog import KINDS, entry_names
 
 
+@checked_arguments
 def catalog_entries() -> CatalogEntries:
     """List what knee knows: models, GPUs, clusters, software profiles, and what ``knee.budget`` rests on.
 
@@ -21,6 +23,7 @@ def catalog_entries() -> CatalogEntries:
     )
 
 
+@checked_arguments
 def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     """Every value of one entry, with the kind of its source and the source itself.
 

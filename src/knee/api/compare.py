@@ -4,80 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, either
-from knee.record.side_by_side import FORM, ComparedRow, checked_record, compared, differences, read_record, refuse_mixed
+from knee.inputs.argument_types import checked_arguments
+from knee.record.side_by_side import FORM, checked_record, compared, differences, read_record, refuse_mixed
+from knee.results.compare_result import ComparedValue, Comparison
 from knee.results.result import Result
 
 RecordLike = str | Path | Mapping[str, Any] | Result
 """A record: its file, the folder of its run, its keys and values, or a result of ``knee.simulate`` or
 ``knee.read_traces``."""
-HEAD = ("kind", "model", "cluster", "profile", "gpus", "global_batch", "seq_len", "flop_convention", "status")
-"""What is said of each record before its values."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComparedValue:
-    """One quantity in every record."""
-
-    quantity: ComparedRow
-    values: tuple[float | None, ...]
-    """One for each record; None where it does not say."""
-    difference_frac: tuple[float | None, ...]
-    """How far each is from the first record's, as a share of that; None where one of them is not known."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Result):
-    """Records beside each other, with what of their jobs differs."""
-
-    names: tuple[str, ...]
-    """Files and folders as they were given; ``record 2`` for what is in none."""
-    records: tuple[dict[str, Any], ...]
-    values: tuple[ComparedValue, ...]
-    """Of each quantity that some record knows."""
-    notes: tuple[str, ...]
-    """What of the job is not the same in all, and runs that did not end well."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee compare --json`` prints it."""
-        return {
-            "records": [_head(name, record) for name, record in zip(self.names, self.records, strict=True)],
-            "rows": [
-                {
-                    "name": one.quantity.title,
-                    "key": one.quantity.key,
-                    "share_of": one.quantity.over,
-                    "values": list(one.values),
-                    "difference_frac": list(one.difference_frac),
-                }
-                for one in self.values
-            ],
-            "notes": list(self.notes),
-        }
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Every quantity of every record: one row each."""
-        return [
-            {
-                "record": name,
-                "kind": record.get("kind", "measured"),
-                "name": one.quantity.title,
-                "key": one.quantity.key,
-                "share_of": one.quantity.over,
-                "value": value,
-                "difference_frac": apart,
-            }
-            for one in self.values
-            for name, record, value, apart in zip(
-                self.names, self.records, one.values, one.difference_frac, strict=True
-            )
-        ]
-
-
+@checked_arguments
 def compare(*records: RecordLike) -> Comparison:
     """Put records side by side, with each one's difference to the first.
 
@@ -128,12 +69,3 @@ def _record(name: str, record: RecordLike) -> dict[str, Any]:
     except (TypeError, ValueError, RecursionError):
         raise InputError(f"{name} is not a JSON document", hint=FORM, code="not-json") from None
     return checked_record(plain, name)
-
-
-def _head(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    return {"record": name} | {key: _plain(record.get(key)) for key in HEAD}
-
-
-def _plain(value: Any) -> Any:
-    """As the record has it, where JSON does; what it says of anything else."""
-    return value if isinstance(value, (str, bool, int, type(None))) else str(value)

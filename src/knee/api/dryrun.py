@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 from knee.errors import RunFailed, either
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
 from knee.inputs.trainer_request import Say, completed_request, ranks_of
@@ -83,6 +84,7 @@ class DryRun(Result):
             )
 
 
+@checked_arguments
 def dryrun(
     model: ModelLike,
     *,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import DoesNotFit, InputError, argument, example
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import require
 from knee.inputs.request import (
     ClusterLike,
@@ -27,16 +28,21 @@ from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import Objective, SearchResult, search
+from knee.search.plan_search import SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
-from knee.specs.load import DEFAULT_SEQ_LEN, split_overrides
+from knee.specs.choices import Objective
+from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.hardware import Precision
+from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
+from knee.specs.plan import Recompute, ReduceDtype, Schedule, Sharding, StateDtype
 from knee.specs.plan_table import PlanTable
 
 
 @np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@checked_arguments
 def plan(
     model: ModelLike,
     *,
@@ -47,16 +53,16 @@ def plan(
     seq_len: int | None = None,
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    state_dtype: str | None = None,
+    precision: Precision | None = None,
+    reduce_dtype: ReduceDtype | None = None,
+    state_dtype: StateDtype | None = None,
     sync_every: int = 1,
     max_tp: int | None = None,
     max_pp: int | None = None,
     max_cp: int | None = None,
-    sharding: Sequence[str] = (),
-    schedule: Sequence[str] = (),
-    recompute: Sequence[str] = (),
+    sharding: Sequence[Sharding] = (),
+    schedule: Sequence[Schedule] = (),
+    recompute: Sequence[Recompute] = (),
     micro_batch: Sequence[int] = (),
     only: str | None = None,
     objective: Objective = "tokens_per_s",

@@ -14,6 +14,7 @@ from knee.hardware_fit.links import contention, fit_links
 from knee.hardware_fit.measured_steps import simulated_steps
 from knee.hardware_fit.power_constants import fit_power, values_of, windows_of
 from knee.hardware_fit.probe_session import ProbeSession
+from knee.inputs.argument_types import checked_arguments
 from knee.probe.collective_grid import COLLECTIVES, check_collectives, message_bytes, plan_series
 from knee.probe.kernel_grid import device_points, step_points
 from knee.probe.listener import SILENT, ProbeListener
@@ -21,15 +22,16 @@ from knee.probe.measure_points import collect
 from knee.record.probe_points import HostPoint, Record
 from knee.record.readings import Probe, Readings, read_readings
 from knee.results.probe_result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
+from knee.specs.defaults import CLUSTER_FILE
 from knee.specs.load import load_cluster, load_profile
 
-OUT = "mine.toml"
 Device = Literal["cuda", "cpu"]
 Backend = Literal["nccl", "gloo"]
 
 
+@checked_arguments
 def probe_kernels(
-    out: str | Path = OUT,
+    out: str | Path = CLUSTER_FILE,
     *,
     base: str | None = None,
     quick: bool = False,
@@ -70,8 +72,9 @@ def probe_kernels(
     return KernelsProbe(path=session.path, readings=readings, fit=fit, held_out=away, written=written)
 
 
+@checked_arguments
 def probe_power(
-    out: str | Path = OUT,
+    out: str | Path = CLUSTER_FILE,
     *,
     base: str | None = None,
     quick: bool = False,
@@ -101,8 +104,9 @@ def probe_power(
     return PowerProbe(path=session.path, readings=readings, fit=fit, written=written)
 
 
+@checked_arguments
 def probe_steps(
-    out: str | Path = OUT,
+    out: str | Path = CLUSTER_FILE,
     *,
     base: str | None = None,
     quick: bool = False,
@@ -139,8 +143,9 @@ def probe_steps(
     return StepsProbe(path=session.path, readings=readings, cluster=name, steps=steps)
 
 
+@checked_arguments
 def probe_collectives(
-    out: str | Path = OUT,
+    out: str | Path = CLUSTER_FILE,
     *,
     base: str | None = None,
     quick: bool = False,

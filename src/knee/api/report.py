@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.inputs.argument_types import checked_arguments
 from knee.report.record_files import gather, predicted, rows_of
 from knee.results.records_report import RecordsReport
 
 
+@checked_arguments
 def read_records(
     records: str | Path | Sequence[str | Path], *, by: str | None = None, simulate: bool = False
 ) -> RecordsReport:

@@ -8,23 +8,26 @@ from typing import Any
 
 import numpy as np
 
-from knee.budgets.training_cost import bill_of, checked_pue, parse_tokens
+from knee.budgets.training_cost import bill_of, checked_pue
 from knee.energy.carbon import grid as grid_of
 from knee.errors import InputError, argument
+from knee.inputs.amounts import count_of
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan, require
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, pairs_of
 from knee.progress import Progress, silent
 from knee.results.scale_question import ScaleQuestion, shown
 from knee.results.scale_result import Scaling, ScalingCurve
-from knee.search.knee import KEEP_FRAC, THRESHOLD, knees_of
-from knee.search.plan_search import OBJECTIVES, Objective
+from knee.search.knee import knees_of
 from knee.search.scaling_curve import ScalePoint, check_batch, checked_counts, parse_counts
+from knee.specs.choices import OBJECTIVES, Objective
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID, KEEP_FRAC, THRESHOLD
 from knee.trust.doubling_errors import doubling_band
 from knee.trust.trust import trust_of
-from knee.workload.flop import DEFAULT_CONVENTION
 
 
 @np.errstate(all="ignore")  # extreme input overflows, and its answer says so
+@checked_arguments
 def scale(
     model: ModelLike | Sequence[ModelLike],
     *,
@@ -40,7 +43,7 @@ def scale(
     threshold: float = THRESHOLD,
     keep: float = KEEP_FRAC,
     tokens: str | float | None = None,
-    grid: str = "world",
+    grid: str = DEFAULT_GRID,
     pue: float | None = None,
     flop_convention: str = DEFAULT_CONVENTION,
     progress: Progress | None = None,
@@ -86,10 +89,11 @@ def scale(
         convention=flop_convention,
         progress=progress or silent,
     )
+    require({"model": model or None}, ("model",), 'for example knee.scale("llama2-7b", ...)')
     # a job file names its own cluster
     places = _several(cluster) or [None]
     curves = [asked.curve(one, place) for one in _several(model) for place in places]
-    wanted = None if tokens is None else parse_tokens(tokens) if isinstance(tokens, str) else float(tokens)
+    wanted = count_of("tokens", tokens)
     return _answer(curves, asked, threshold=threshold, keep=keep, tokens=wanted, grid_name=grid, pue=pue)
 
 

@@ -17,9 +17,11 @@ import numpy as np
 from knee.datasets.documents import Split
 from knee.datasets.shard_index import TOKENIZER, Index, read_index
 from knee.datasets.tokenize import load_tokenizer
-from knee.datasets.write_shards import MAX_BAD_FRAC, SHARD_TOKENS, ShardProgress, write_shards
+from knee.datasets.write_shards import ShardProgress, write_shards
 from knee.errors import KneeError
+from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
+from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
 FIRST_TOKENS = 64
 
@@ -67,6 +69,7 @@ class ShardFolder(Result):
         return [asdict(shard) for shard in self.index.shards]
 
 
+@checked_arguments
 def prepare_shards(
     files: str | Path | Iterable[str | Path],
     *,
@@ -113,6 +116,7 @@ def prepare_shards(
     return _shard_folder(Path(out), done.index, made=done.made, made_s=time.perf_counter() - began_s)
 
 
+@checked_arguments
 def read_shards(folder: str | Path, *, verify: bool = False) -> ShardFolder:
     """What lies in a folder of shards.
 

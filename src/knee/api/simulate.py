@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knee.errors import DoesNotFit, InputError, KneeError, argument
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
 from knee.limits import LONGEST_TRACE_NS
@@ -20,11 +21,11 @@ from knee.results.result import Result
 from knee.single import events_of
 from knee.single import simulate as simulate_job
 from knee.specs import Job
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.plan import RECOMPUTES
 from knee.trust.answer_record import record_of
 from knee.trust.trust import Trust, trust_of
 from knee.units import show
-from knee.workload.flop import DEFAULT_CONVENTION
 
 if TYPE_CHECKING:
     from knee.why import WhyLine
@@ -42,11 +43,14 @@ class Simulation(Result, Measurement):
     request: Request
     overrides: tuple[tuple[str, str], ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as ``knee simulate --json`` prints it."""
+    def to_dict(self, *, why: bool = False) -> dict[str, Any]:
+        """Plain data, as ``knee simulate --json`` prints it; with ``why`` also the lines of ``why()``, as ``--why``."""
         data = record_of(self.job, self.measurement, self.trust)
         if self.overrides:
             data["set"] = [list(pair) for pair in self.overrides]
+        if why:
+            keys = ("name", "value", "formula", "source", "depth")
+            data["why"] = [{key: getattr(line, key) for key in keys} for line in self.why()]
         return data
 
     @property
@@ -60,12 +64,6 @@ class Simulation(Result, Measurement):
         from knee.why import explain
 
         return explain(self.job, self.request.sources, convention=self.flop_convention)
-
-    def why_dicts(self) -> list[dict[str, Any]]:
-        """``why`` as plain data."""
-        return [
-            {key: getattr(line, key) for key in ("name", "value", "formula", "source", "depth")} for line in self.why()
-        ]
 
     def write_trace(self, path: str | Path) -> list[Path]:
         """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
@@ -103,6 +101,7 @@ class Simulation(Result, Measurement):
         )
 
 
+@checked_arguments
 def simulate(
     model: ModelLike | Job,
     *,

@@ -8,18 +8,20 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from knee.errors import InputError, MissingExtra, argument, either
 from knee.files import csv_text, make_folder, write_text
+from knee.inputs.argument_types import checked_arguments
 from knee.progress import Progress, watched
 from knee.record.side_by_side import read_record
 from knee.results.result import Result, flat
+from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.studies.claims import Tally, Verdict
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.quantities import Row
 from knee.studies.questions import StudyPoint
-from knee.studies.record_store import Store, fidelity_kept
+from knee.studies.record_store import Store, cached_fidelity
 from knee.studies.rows import step_row
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
 from knee.studies.study_file import study_names
@@ -27,8 +29,6 @@ from knee.studies.tables import write_tables
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
 from knee.validation.user_runs import records_in
 
-Launcher = Literal["simulate", "local"]
-LAUNCHERS: tuple[Launcher, ...] = ("simulate", "local")
 Measured = tuple[StudyPoint | None, Mapping[str, Any]]
 """A measured record, with its point where that is known."""
 KEPT = ".kept"
@@ -73,7 +73,7 @@ class Studies(Result):
     @cached_property
     def fidelity(self) -> CarriedFidelity:
         """How knee does on the published runs that it carries."""
-        return carried_fidelity() if self.out is None else fidelity_kept(self.out / KEPT)
+        return carried_fidelity() if self.out is None else cached_fidelity(self.out / KEPT)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee study run --json`` prints it."""
@@ -137,10 +137,11 @@ class Studies(Result):
             return ""
 
 
+@checked_arguments
 def study(
     *names: str,
     out: str | Path | None = None,
-    launcher: Launcher = "simulate",
+    launcher: StudyLauncher = "simulate",
     records: str | Path | Iterable[str | Path] = (),
     overrides: GridChanges = (),
     steps: int | None = None,
@@ -200,9 +201,9 @@ def study(
 
 
 def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:
-    if launcher not in LAUNCHERS:
+    if launcher not in STUDY_LAUNCHERS:
         raise InputError(
-            f"{argument('launcher')} is {launcher!r}; it is {' or '.join(LAUNCHERS)}",
+            f"{argument('launcher')} is {launcher!r}; it is {' or '.join(STUDY_LAUNCHERS)}",
             code="unknown-choice",
             field="launcher",
         )

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from knee.errors import InputError, SpecError, argument
+from knee.inputs.argument_types import checked_arguments
 from knee.launch.environment import redacted, stored_site
 from knee.launch.run_status import STATES, Status
 from knee.launch.site import Site, in_folder
@@ -16,7 +17,9 @@ from knee.limits import MOST_RUNS
 from knee.progress import Progress, watched
 from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
-from knee.specs.trainer_job import Device
+from knee.specs.choices import Launcher
+from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
+from knee.specs.trainer_job import LONGEST_TIMEOUT_S, Device
 from knee.studies.answers import job_of
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.questions import StudyPoint, all_points, check_count
@@ -24,7 +27,7 @@ from knee.studies.study_file import load_study
 from knee.sweeps import local, slurm
 from knee.sweeps.control import cancel_runs, current_statuses, requeue
 from knee.sweeps.job_for_trainer import RunSettings
-from knee.sweeps.launchers import Launcher, refusal_by, require_launcher
+from knee.sweeps.launchers import refusal_by, require_launcher
 from knee.sweeps.new_sweep import prepare_folder
 from knee.sweeps.preflight import RequestedRun, plan_runs
 
@@ -33,9 +36,9 @@ OnRun = Callable[[int, int, SweepRun, Status], None]
 Say = Callable[[str], None]
 """Takes a sentence on what happens in Slurm's queue."""
 ENDED = tuple(state for state in STATES if state not in ("pending", "running"))
-MOST_TIMEOUT_S = 1e6
 
 
+@checked_arguments
 def prepare_sweep(
     grid: str | Path,
     *,
@@ -45,9 +48,9 @@ def prepare_sweep(
     overrides: GridChanges = (),
     steps: int | None = None,
     warmup: int | None = None,
-    trace_steps: int = 3,
+    trace_steps: int = TRACE_STEPS,
     device: Device | None = None,
-    timeout_s: float = 600.0,
+    timeout_s: float = TIMEOUT_S,
     program: Sequence[str] = (),
     max_gpu_hours: float | None = None,
     until_knee: bool = False,
@@ -79,6 +82,9 @@ def prepare_sweep(
             code="not-a-folder-name",
             field="out",
         )
+    if Path(out).exists() and not Path(out).is_dir():
+        text = f"{out} cannot be a folder: a file of that name is in the way"
+        raise InputError(text, hint="name another folder", code="not-a-folder", field="out")
     if site.container_runtime == "pyxis" and launcher != "slurm":
         raise InputError(
             f"pyxis is a part of Slurm: {argument('launcher')} {launcher} starts no containers with it",
@@ -126,6 +132,7 @@ def prepare_sweep(
     )
 
 
+@checked_arguments
 def run_sweep(
     plan: SweepPlan,
     *,
@@ -147,17 +154,20 @@ def run_sweep(
         return _start_missing(plan.sweep, plan.site, wait=wait, only=None, on_run=on_run, say=say)
 
 
+@checked_arguments
 def sweep_status(folder: str | Path) -> SweepStatus:
     """How the runs of a sweep stand; Slurm is asked where they are in its queue."""
     sweep = read_sweep(Path(folder).resolve())
     return SweepStatus(sweep=sweep, statuses=current_statuses(sweep))
 
 
+@checked_arguments
 def cancel_sweep(folder: str | Path) -> tuple[int, int]:
     """End the runs of a sweep; how many of them ran, and how many waited."""
     return cancel_runs(read_sweep(Path(folder).resolve()))
 
 
+@checked_arguments
 def retry_sweep(
     folder: str | Path,
     *,
@@ -256,8 +266,8 @@ def _check_numbers(
     for name, value, least in counts:
         if value is not None and value < least:
             raise _out_of_range(name, str(value), f"it must be at least {least}")
-    if not 0 < timeout_s <= MOST_TIMEOUT_S:
-        raise _out_of_range("timeout_s", f"{timeout_s:g}", f"it must be positive and at most {MOST_TIMEOUT_S:,.0f}")
+    if not 0 < timeout_s <= LONGEST_TIMEOUT_S:
+        raise _out_of_range("timeout_s", f"{timeout_s:g}", f"it must be positive and at most {LONGEST_TIMEOUT_S:,.0f}")
     if max_gpu_hours is not None and not max_gpu_hours >= 0:
         rule = "it cannot be negative" if max_gpu_hours < 0 else "it must be a number"
         raise _out_of_range("max_gpu_hours", f"{max_gpu_hours:g}", rule)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knee.errors import Incomplete, InputError, MissingExtra, argument, either
+from knee.inputs.argument_types import checked_arguments
 from knee.kineto.trace_files import find_files
 from knee.progress import Progress
 from knee.results.result import Result
@@ -134,6 +135,7 @@ class TraceDiff(Result, Diff):
         _check_whole([self.a, self.b])
 
 
+@checked_arguments
 def read_traces(
     paths: PathLike | Iterable[PathLike],
     *,

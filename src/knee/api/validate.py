@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from knee.errors import InputError, argument, either
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
 from knee.progress import Progress, watched
 from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
@@ -25,6 +26,7 @@ from knee.validation.user_records import is_json
 CARRIED = "knee's own validation set"
 
 
+@checked_arguments
 def validate(
     file: str | Path | None = None,
     *,

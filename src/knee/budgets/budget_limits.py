@@ -37,7 +37,7 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
     if limits.usd is not None and not priced:
         raise InputError(
             f"{argument('usd')} is given, and the price of {cluster} is not known",
-            hint="give --set cluster.usd_per_gpu_h='2.5 USD/h'",
+            hint=f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'",
         )
 
 

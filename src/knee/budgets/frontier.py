@@ -13,7 +13,7 @@ from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRu
 from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import Law
 from knee.budgets.training_cost import DAY_S
-from knee.search.knee import THRESHOLD
+from knee.specs.defaults import THRESHOLD
 from knee.specs.model import Model
 
 Axis = Literal["days", "usd", "mwh", "co2e_kg"]

@@ -13,6 +13,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.errors import InputError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.defaults import DEFAULT_BATCH_LAW
 from knee.specs.model import Model
 from knee.units import short
 from knee.workload.parameters import embedding_tensors, head_tensors, parameter_count
@@ -21,7 +22,6 @@ FLOP_PER_PARAM_TOKEN = 6.0
 """C = 6 N D: two for a product and its sum, forward once and backward twice (Kaplan et al. 2020, section 2.1)."""
 DRAWS = 200
 SEED = 20240416
-DEFAULT_BATCH_LAW = "kaplan-2020"
 BAND_FRAC = 0.8
 """Share of the draws that a law's band holds, as that of a validated answer's trust."""
 _NOT_LAWS = ("critical_batch", "flop_counting")

@@ -13,7 +13,7 @@ import click
 
 import knee
 from knee import signals
-from knee.cli.render.delivery import Delivery
+from knee.cli.delivery import Delivery
 from knee.cli.render.ending import code_of, see_help
 from knee.errors import ExitCode, InputError, as_flags
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -14,11 +12,7 @@ import click
 from knee.cli import job_options
 from knee.cli.options import Sectioned
 from knee.cli.plan_options import option
-from knee.progress import Progress
-from knee.specs.defaults import DEFAULT_SEQ_LEN
-
-EVERY_S = 2.0
-"""Between two lines of progress."""
+from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
 
 
 @click.command("budget", cls=Sectioned)
@@ -46,7 +40,7 @@ EVERY_S = 2.0
     "--family",
     section="What",
     metavar="NAME",
-    default="llama",
+    default=DEFAULT_FAMILY,
     show_default=True,
     help="Family whose shapes are tried, about four sizes to a doubling.",
 )
@@ -63,7 +57,7 @@ EVERY_S = 2.0
     "--law",
     section="What",
     metavar="NAME",
-    default="besiroglu-2024",
+    default=DEFAULT_LAW,
     show_default=True,
     help="Scaling law: besiroglu-2024, hoffmann-2022 or kaplan-2020.",
 )
@@ -71,7 +65,7 @@ EVERY_S = 2.0
     "--batch-law",
     section="What",
     metavar="NAME",
-    default="kaplan-2020",
+    default=DEFAULT_BATCH_LAW,
     show_default=True,
     help="Law of the critical batch: kaplan-2020 or merrill-2025.",
 )
@@ -97,7 +91,7 @@ EVERY_S = 2.0
     "--grid",
     section="Site",
     metavar="NAME",
-    default="world",
+    default=DEFAULT_GRID,
     show_default=True,
     help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
 )
@@ -160,38 +154,21 @@ def command(
     from knee.api.budget import budget
     from knee.cli.overrides import parse_sets
     from knee.cli.render.budget import print_answer
+    from knee.cli.render.progress import Steady
 
     overrides = parse_sets(options.pop("sets"))
     drawn = plot is not None or html is not None
-    answer = budget(overrides=overrides, frontier=frontier or drawn, progress=_steady(), **options)
+    answer = budget(overrides=overrides, frontier=frontier or drawn, progress=Steady(), **options)
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))
     else:
         print_answer(answer)
     if plot is not None:
-        from knee.report.plot_file import write_budget_plot
-
-        write_budget_plot(answer.to_dict(), plot)
+        answer.plot(plot)
         click.echo(f"wrote {plot}", err=True)
     if html is not None:
-        from knee.files import write_text
-        from knee.report.budget_page import budget_page
-
-        write_text(Path(html), budget_page(answer.to_dict(), command=shlex.join(["knee", *sys.argv[1:]])))
+        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
         click.echo(f"wrote {html}", err=True)
-
-
-def _steady() -> Progress:
-    """Lines of progress, one every few seconds."""
-    last_s = [time.monotonic()]
-
-    def say(what: str, *_: int) -> None:
-        now = time.monotonic()
-        if now - last_s[0] > EVERY_S:
-            last_s[0] = now
-            click.echo(f"looking at {what}", err=True)
-
-    return say
 
 
 def _check(as_json: bool) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import click
 from click.core import ParameterSource
 
 from knee.errors import InputError
-from knee.figures.vega import ENDINGS
+from knee.figures.vega import check_picture
+from knee.files import check_writable
 
 
 def refuse_beside_check(ctx: click.Context) -> None:
@@ -30,25 +28,11 @@ def refuse_beside_check(ctx: click.Context) -> None:
 
 def check_files(plot: str | None, html: str | None) -> None:
     """Refuse what cannot be written, before the search."""
-    if plot and not plot.endswith(ENDINGS):
-        raise InputError(
-            f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
-            hint="for example --plot budget.svg",
-        )
-    for name, file in (("--plot", plot), ("--html", html)):
-        if file is None:
-            continue
-        if not file.strip():
-            raise InputError(f"{name} is empty", hint=f"for example {name} budget.html")
-        path = Path(file)
-        why = (
-            "it is a folder"
-            if path.is_dir()
-            else f"there is no folder {path.parent}"
-            if not path.parent.is_dir()
-            else None
-            if os.access(path if path.exists() else path.parent, os.W_OK)
-            else "permission denied"
-        )
-        if why is not None:
-            raise InputError(f"{file} cannot be written: {why}", hint=f"give {name} another path")
+    for name, file in (("plot", plot), ("html", html)):
+        if file is not None and not file.strip():
+            hint = f"for example --{name} budget.html"
+            raise InputError(f"--{name} is empty", hint=hint, code="missing-argument", field=name)
+    if plot is not None:
+        check_picture(plot, hint="for example --plot budget.svg")
+    if html is not None:
+        check_writable(html, "html")

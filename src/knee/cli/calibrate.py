@@ -8,6 +8,8 @@ from shlex import quote
 
 import click
 
+from knee.specs.defaults import HOLD_OUT_FRAC
+
 
 @click.command("calibrate")
 @click.argument("files", nargs=-1, metavar="RUNS...", type=click.Path(path_type=Path, allow_dash=True))
@@ -40,7 +42,7 @@ import click
     "--hold-out",
     metavar="FRAC",
     type=float,
-    default=0.25,
+    default=HOLD_OUT_FRAC,
     show_default=True,
     help="Share of the runs that a first fit does not see and is tried on; 0 is none.",
 )
@@ -95,7 +97,7 @@ def command(
         )
     except NothingUsable as error:
         if as_json:
-            click.echo(json.dumps({"rows": error.rows, "rows_used": 0, "skipped": error.skipped}, indent=2))
+            click.echo(json.dumps(error.to_dict(), indent=2))
         raise
     if as_json:
         click.echo(json.dumps(answer.to_dict(), indent=2, allow_nan=False))

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
+
 
 @click.group("data", invoke_without_command=True)
 @click.pass_context
@@ -47,14 +49,14 @@ def command(ctx: click.Context) -> None:
     "--shard-tokens",
     type=click.IntRange(min=1),
     metavar="N",
-    default=1 << 26,
+    default=SHARD_TOKENS,
     show_default=True,
     help="Tokens of a shard, about.",
 )
 @click.option(
     "--max-bad",
     type=click.FloatRange(0, 1),
-    default=0.01,
+    default=MAX_BAD_FRAC,
     show_default=True,
     metavar="FRAC",
     help="Share of a file's lines that may be left out because they cannot be used.",

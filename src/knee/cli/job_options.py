@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from knee.cli.plan_options import option
+from knee.specs.defaults import DEFAULT_CONVENTION
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _what = partial(option, section="What")
@@ -53,7 +54,7 @@ def sets(text: str) -> Decorator:
 def flop_convention() -> Decorator:
     """``--flop-convention``."""
     text = "How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan."
-    return _output("--flop-convention", metavar="NAME", default="palm", show_default=True, help=text)
+    return _output("--flop-convention", metavar="NAME", default=DEFAULT_CONVENTION, show_default=True, help=text)
 
 
 def as_json(text: str = "Print JSON; every key carries its unit.") -> Decorator:

@@ -12,10 +12,8 @@ from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
 from knee.cli.render.progress import Patience
 from knee.errors import InputError
+from knee.specs.choices import OBJECTIVES, TARGETS
 from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
-
-OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
-TOOLS = ("knee", "torchtitan", "megatron")
 
 
 @click.command("plan", cls=Sectioned)
@@ -80,7 +78,7 @@ TOOLS = ("knee", "torchtitan", "megatron")
     "--export",
     "export_to",
     section="Output",
-    type=Word(TOOLS),
+    type=Word(TARGETS),
     help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
     "ranking that it can run.",
 )

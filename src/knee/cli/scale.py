@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +12,11 @@ from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.render.progress import Patience
 from knee.errors import InputError
+from knee.specs.choices import OBJECTIVES
+from knee.specs.defaults import DEFAULT_GRID, KEEP_FRAC, THRESHOLD
 
 if TYPE_CHECKING:
     from knee.results.scale_result import Scaling
-
-OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
 
 
 @click.command("scale", cls=Sectioned)
@@ -58,7 +56,7 @@ OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
     section="Knee",
     type=float,
     metavar="X",
-    default=1.5,
+    default=THRESHOLD,
     show_default=True,
     help="Speed-up from which a doubling pays, above 1 and at most 2.",
 )
@@ -67,7 +65,7 @@ OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
     section="Knee",
     type=float,
     metavar="FRAC",
-    default=0.9,
+    default=KEEP_FRAC,
     show_default=True,
     help="Share of the best tokens per joule, and per dollar, that is kept up to their knees.",
 )
@@ -81,7 +79,7 @@ OBJECTIVES = ("tokens_per_s", "tokens_per_j", "usd_per_mtoken")
     "--grid",
     section="Training",
     metavar="NAME",
-    default="world",
+    default=DEFAULT_GRID,
     show_default=True,
     help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
 )
@@ -160,32 +158,13 @@ def _listed(texts: Sequence[str]) -> list[str]:
 
 
 def _check_plot(plot: str, as_json: bool) -> None:
-    from knee.figures.vega import ENDINGS
+    from knee.figures.vega import check_picture
 
-    if plot == "-" and as_json:
+    if plot != "-":
+        check_picture(plot, hint="for example --plot scale.svg, or --plot - for the terminal")
+    elif as_json:
         hint = "give --plot a file, or leave one out"
         raise InputError("--plot - draws on stdout, where --json is", hint=hint, code="contradiction", field="plot")
-    if plot != "-" and not plot.endswith(ENDINGS):
-        raise InputError(
-            f"--plot {plot!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
-            hint="for example --plot scale.svg, or --plot - for the terminal",
-            code="unknown-choice",
-            field="plot",
-        )
-    if plot != "-":
-        path = Path(plot)
-        why = (
-            "it is a folder"
-            if path.is_dir()
-            else f"there is no folder {path.parent}"
-            if not path.parent.is_dir()
-            else None
-            if os.access(path if path.exists() else path.parent, os.W_OK)
-            else "permission denied"
-        )
-        if why is not None:
-            hint = "give --plot another path"
-            raise InputError(f"{plot} cannot be written: {why}", hint=hint, code="not-writable", field="plot")
 
 
 def _draw(answer: Scaling, plot: str) -> None:

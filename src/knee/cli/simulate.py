@@ -86,8 +86,7 @@ def command(
         for written in answer.write_trace(trace):
             click.echo(f"wrote {written}", err=True)
     if as_json:
-        data = answer.to_dict() | ({"why": answer.why_dicts()} if why else {})
-        click.echo(json.dumps(data, indent=2, allow_nan=False))
+        click.echo(json.dumps(answer.to_dict(why=why), indent=2, allow_nan=False))
     else:
         print_answer(answer, answer.why() if why else ())
     answer.check_fits()

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from knee.cli.options import Word
 from knee.errors import InputError
-
-if TYPE_CHECKING:
-    from knee.api.study import Launcher
-    from knee.studies.questions import StudyPoint
+from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 
 DEFAULT_OUT = "out"
-LAUNCHERS = ("simulate", "local")
 NAME_WIDTH = 12
 """Of studies beside their bars."""
 
@@ -81,99 +76,31 @@ command = study
 
 @study.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_studies(as_json: bool) -> None:
+def list_command(as_json: bool) -> None:
     """All studies: where in the paper, what about, how many runs and claims."""
-    from knee.cli.render.table import print_rows
-    from knee.studies.questions import points_of
-    from knee.studies.study_file import load_study, study_names
+    from knee.api.study_list import list_studies
+    from knee.cli.render.study import print_studies
 
-    found = [load_study(name) for name in study_names()]
+    found = list_studies()
     if as_json:
-        data = [
-            {
-                "name": s.name,
-                "kind": s.kind,
-                "place": s.place,
-                "title": s.title,
-                "points": len(points_of(s)),
-                "claims": [c.id for c in s.claim],
-            }
-            for s in found
-        ]
-        click.echo(json.dumps(data, indent=2))
-        return
-    rows = [["study", "where", "about", "runs", "claims"]]
-    rows += [
-        [s.name, s.place or "beyond the paper", s.title, str(len(points_of(s)) or ""), str(len(s.claim) or "")]
-        for s in found
-    ]
-    print_rows(rows, right=(3, 4))
+        click.echo(json.dumps([one.to_dict() for one in found], indent=2))
+    else:
+        print_studies(found)
 
 
 @study.command("show")
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
-def show_study(name: str, as_json: bool) -> None:
+def show_command(name: str, as_json: bool) -> None:
     """What a study asks, runs, assumes and is judged by."""
-    from knee.cli.render.table import print_heading, print_rows
-    from knee.studies.questions import points_of
-    from knee.studies.study_file import load_study
+    from knee.api.study_list import describe_study
+    from knee.cli.render.study import print_description
 
-    found = load_study(name)
-    points = points_of(found)
+    found = describe_study(name)
     if as_json:
-        data = asdict(found) | {"points": [{"series": p.series, **asdict(p.question)} for p in points]}
-        click.echo(json.dumps(data, indent=2, default=str))
-        return
-    print_heading(f"{found.name}: {found.title}")
-    print_rows(
-        [
-            ["where", found.place or "beyond the paper"],
-            ["question", found.question],
-            *([["paper", found.paper]] if found.paper else []),
-            ["charts", "; ".join(draw.title for draw in found.draw)],
-            ["run it", f"knee study run {shlex.quote(name)}"],
-        ]
-    )
-    if points:
-        print_heading(f"{len(points)} runs")
-        rows = [["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]]
-        rows += [
-            [
-                p.series,
-                p.question.model,
-                p.question.cluster,
-                p.question.profile,
-                f"{p.question.gpus:,}",
-                f"{p.question.global_batch:,}",
-                f"{p.question.seq_len:,}",
-                _plan(p),
-            ]
-            for p in points
-        ]
-        print_rows(rows, right=(4, 5, 6))
-    if found.claim:
-        print_heading(f"{len(found.claim)} claims")
-        print_rows(
-            [
-                ["id", "says", "paper", "reproduced if", "fitted on it"],
-                *([c.id, c.says, c.paper, c.bar, c.fitted or "nothing"] for c in found.claim),
-            ]
-        )
-    if found.assumptions:
-        print_heading("assumptions:")
-        for sentence in found.assumptions:
-            click.echo(f"  - {sentence}")
-
-
-def _plan(point: StudyPoint) -> str:
-    """A plan as the grid names it, or how it is picked."""
-    question = point.question
-    if len(question.plans) > 1:
-        return f"{question.pick} of {len(question.plans)} that fits"
-    words = [f"{name} {value}" for name, value in question.plans[0] if name != "placement"]
-    words += [f"{name} {value}" for name, value in question.sets]
-    return ", ".join(words) or "FSDP"
+        click.echo(json.dumps(found.to_dict(), indent=2, default=str))  # the values of a file may be dates
+    else:
+        print_description(found)
 
 
 @study.command("run")
@@ -181,7 +108,7 @@ def _plan(point: StudyPoint) -> str:
 @_out
 @click.option(
     "--launcher",
-    type=Word(LAUNCHERS),
+    type=Word(STUDY_LAUNCHERS),
     default="simulate",
     show_default=True,
     help="local: train for real the points that this machine can run; the others are simulated.",
@@ -222,7 +149,7 @@ def _run(
     *,
     out: Path,
     as_json: bool,
-    launcher: Launcher = "simulate",
+    launcher: StudyLauncher = "simulate",
     records: Sequence[Path] = (),
     sets: Sequence[str] = (),
     steps: int | None = None,

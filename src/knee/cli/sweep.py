@@ -14,15 +14,16 @@ from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
 from knee.cli.sweep_options import check_launcher_options, site_options, take_site
-from knee.errors import Incomplete, InputError
+from knee.errors import InputError
 from knee.signals import BY_SIGNAL
+from knee.specs.choices import LAUNCHERS
+from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
 if TYPE_CHECKING:
     from knee.launch.run_status import Status
     from knee.launch.sweep_folder import SweepRun
     from knee.results.sweep_result import SweepStatus
 
-LAUNCHERS = ("local", "torchrun", "slurm")
 MANY = 500
 """Runs above which a bar is shown while they are checked and written."""
 RUN = "run"
@@ -129,7 +130,7 @@ def command(ctx: click.Context) -> None:
     "--trace-steps",
     section="Runs",
     type=int,
-    default=3,
+    default=TRACE_STEPS,
     show_default=True,
     metavar="N",
     help="Steps under the profiler after the measured ones; 0 for none.",
@@ -145,7 +146,7 @@ def command(ctx: click.Context) -> None:
     "timeout_s",
     section="Runs",
     type=float,
-    default=600.0,
+    default=TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
     help="A run of which nothing moves for so long is ended.",
@@ -323,10 +324,4 @@ def _finish(answer: SweepStatus, *, as_json: bool) -> None:
     if answer.signal is not None:
         _say("interrupted: the same command goes on")
         sys.exit(BY_SIGNAL + answer.signal)
-    if answer.failures:
-        states = ",".join(sorted({status.state for status in answer.failures}))
-        raise Incomplete(
-            f"{len(answer.failures):,} of {len(answer.statuses):,} runs did not end well: {answer.failures[0].words}",
-            hint=f"the table has each; `knee sweep retry {shlex.quote(str(answer.sweep.folder))} --status "
-            f"{states}` starts them again",
-        )
+    answer.check_done()

@@ -14,6 +14,7 @@ from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.signals import BY_SIGNAL
+from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 
 
 @click.command("train", cls=Sectioned)
@@ -45,7 +46,7 @@ from knee.signals import BY_SIGNAL
     "--trace-steps",
     section="Run",
     type=int,
-    default=3,
+    default=TRACE_STEPS,
     show_default=True,
     metavar="N",
     help="Steps under the profiler after the measured ones; 0 for none.",
@@ -73,13 +74,13 @@ from knee.signals import BY_SIGNAL
     help="Shards of `knee data`; synthetic tokens if left out.",
 )
 @option("--seed", section="Run", type=int, default=0, show_default=True, help="Of the weights and the data.")
-@option("--lr", section="Run", type=float, default=3e-4, show_default=True, help="Learning rate.")
+@option("--lr", section="Run", type=float, default=LEARNING_RATE, show_default=True, help="Learning rate.")
 @option(
     "--timeout",
     "timeout_s",
     section="Run",
     type=float,
-    default=600.0,
+    default=TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
     help="A run that does not move for so long is ended.",

@@ -48,7 +48,7 @@ class OuterSync:
         return self.per_step * self.optimizer.moved_bytes
 
 
-def exchange_of(
+def outer_sync_cost(
     model: Model, cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
 ) -> OuterSync:
     """What replicas do at the end of every ``sync_every``-th step.

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from knee.errors import InputError, MissingExtra
+from knee.errors import InputError, MissingExtra, argument
 
 BLOCK_BYTES = 1 << 20
 PARQUET_ROWS = 1024
@@ -257,7 +257,7 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
             if field not in names:
                 raise InputError(
                     f"{path} has no column {field!r}, but {', '.join(map(repr, names[:5]))}",
-                    hint="--field names the column of the text",
+                    hint=f"{argument('field')} names the column of the text",
                 )
             first = 1
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):

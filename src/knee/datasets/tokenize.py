@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from knee.datasets.documents import DATA, Split, TextBlock, documents
 from knee.datasets.shard_index import Dtype, Tokenizer, sha256_of
-from knee.errors import InputError, MissingExtra, RunFailed
+from knee.errors import InputError, MissingExtra, RunFailed, argument
 
 EOS_NAMES = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>", "<|eos|>", "<EOS>", "[EOS]", "<|im_end|>")
 """How tokenizers in use call the token that ends a text; the file itself does not say which it is."""
@@ -91,7 +91,8 @@ def describe_tokenizer(path: Path, eos: str | None = None) -> Tokenizer:
         special = [t.content for t in library.get_added_tokens_decoder().values() if t.special]
         missing = f"has no token {name!r}" if name else "does not say which token ends a text"
         raise InputError(
-            f"{path} {missing}", hint=f"--eos names it; its special tokens are {', '.join(special[:12]) or 'none'}"
+            f"{path} {missing}",
+            hint=f"{argument('eos')} names it; its special tokens are {', '.join(special[:12]) or 'none'}",
         )
     return Tokenizer(
         path=str(path), sha256=sha256_of(path), vocab_size=max(vocab.values()) + 1, eos=name, eos_id=vocab[name]
@@ -159,7 +160,7 @@ def encode_all(encoding: Encoding, blocks: Iterable[TextBlock], jobs: int) -> It
     except BrokenProcessPool:
         raise RunFailed(
             "a process that made tokens was killed, perhaps because memory ran out",
-            hint="the same command goes on with what is finished; fewer --jobs need less memory",
+            hint=f"the same command goes on with what is finished; fewer {argument('jobs')} need less memory",
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

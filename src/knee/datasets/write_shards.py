@@ -24,15 +24,13 @@ from knee.datasets import shard_index
 from knee.datasets.documents import Split, TextBlock, blocks, find_files
 from knee.datasets.shard_index import INDEX, TOKENIZER, Index, Shard, ShardRequest, SkippedFile, TextSource
 from knee.datasets.tokenize import FIRST_BAD, Encoded, Encoding, describe_tokenizer, encode_all
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.files import cannot_write, make_folder, write_text
+from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
 JOURNAL = "unfinished.jsonl"
 LOCK = ".lock"
 PART = ".part"
-SHARD_TOKENS = 1 << 26
-"""Tokens after which a shard ends with the block it is at: 128 MiB of uint16, a minute or so of one process."""
-MAX_BAD_FRAC = 0.01
 EARLY_RECORDS = 10_000
 """A file this far into which too much is bad is not read to its end first."""
 GOES_ON = "what is finished is kept, and the same command goes on with it"
@@ -70,16 +68,19 @@ class _State:
     records: int = 0
     """Of that source, so far."""
     bad: int = 0
+    first_bad: tuple[str, ...] = ()
+    """The first places of that source that could not be used, with the reason."""
     left_out: SkippedFile = field(default_factory=SkippedFile)
     text_bytes: int = 0
 
     def take(self, source: int, encoded: Encoded) -> None:
         """Count a block."""
         if source != self.source:
-            self.source, self.block, self.records, self.bad = source, 0, 0, 0
+            self.source, self.block, self.records, self.bad, self.first_bad = source, 0, 0, 0, ()
         self.block += 1
         self.records += encoded.records
         self.bad += encoded.bad
+        self.first_bad = (*self.first_bad, *encoded.first_bad)[:FIRST_BAD]
         self.text_bytes += encoded.text_bytes
         before = self.left_out
         self.left_out = SkippedFile(
@@ -158,13 +159,16 @@ def _journal(out: Path, asked: ShardRequest) -> list[_State]:
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(f"{path} is not the journal of a preparation", hint="--fresh begins anew") from None
+        raise InputError(
+            f"{path} is not the journal of a preparation", hint=f"{argument('fresh')} begins anew"
+        ) from None
     _refuse_other(out, before, asked)
     return list(takewhile(lambda step: step.shard is not None and _is_whole(out, step.shard), steps))
 
 
 def _state_of(data: dict[str, Any]) -> _State:
-    return _State(**data | {"shard": Shard(**data["shard"]), "left_out": shard_index.left_out_of(data["left_out"])})
+    left_out, first_bad = shard_index.left_out_of(data["left_out"]), tuple(map(str, data["first_bad"]))
+    return _State(**data | {"shard": Shard(**data["shard"]), "left_out": left_out, "first_bad": first_bad})
 
 
 def _is_whole(out: Path, shard: Shard) -> bool:
@@ -176,7 +180,7 @@ def _refuse_other(out: Path, before: ShardRequest, asked: ShardRequest) -> None:
     if what := asked.differs_from(before):
         raise InputError(
             f"{out} has shards of something else: {what} differs",
-            hint="give another --out, or --fresh to make them anew",
+            hint=f"give another {argument('out')}, or {argument('fresh')} to make them anew",
         )
 
 
@@ -204,11 +208,13 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{out} is being prepared by another process", hint="wait for it, or give another --out"
+                f"{out} is being prepared by another process", hint=f"wait for it, or give another {argument('out')}"
             ) from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                raise InputError(f"{out} cannot be locked: {error.strerror}", hint="give another --out") from None
+                raise InputError(
+                    f"{out} cannot be locked: {error.strerror}", hint=f"give another {argument('out')}"
+                ) from None
         yield
 
 
@@ -268,7 +274,8 @@ class _Preparation:
             yield from islice(every, skip if number == begin else 0, None)
             if _source(path) != source:
                 raise InputError(
-                    f"{path} changed while it was read", hint="begin anew with --fresh once it stays as it is"
+                    f"{path} changed while it was read",
+                    hint=f"begin anew with {argument('fresh')} once it stays as it is",
                 )
 
     def _take(self, block: TextBlock, encoded: Encoded) -> None:
@@ -292,11 +299,11 @@ class _Preparation:
         if state.bad <= self.max_bad_frac * state.records:
             return
         path = self.asked.sources[state.source].path
-        named = [place for place in state.left_out.first if place.startswith(path)] or state.left_out.first
         raise InputError(
             f"{state.bad:,} of {state.records:,} records of {path} cannot be used, more than {self.max_bad_frac:.3g} "
-            f"of them; {'; '.join(named[:3])}",
-            hint="--field names the field of the text; --max-bad is the share that may be left out",
+            f"of them; {'; '.join(state.first_bad[:3])}",
+            hint=f"{argument('field')} names the field of the text; "
+            f"{argument('max_bad_frac')} is the share that may be left out",
         )
 
     def _finish(self) -> Index:
@@ -304,7 +311,7 @@ class _Preparation:
         path = Path(self.asked.tokenizer.path)
         write_text(self.out / TOKENIZER, path.read_bytes().decode())
         if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
-            raise InputError(f"{path} changed while it was used", hint="begin anew with --fresh")
+            raise InputError(f"{path} changed while it was used", hint=f"begin anew with {argument('fresh')}")
         index = Index(
             asked=self.asked,
             dtype=self.encoding.dtype,

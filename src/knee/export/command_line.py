@@ -159,7 +159,7 @@ def placed(plan: Plan, order: tuple[str, ...]) -> bool:
     return [a for a in plan.placement if getattr(plan, a) > 1] == [a for a in order if getattr(plan, a) > 1]
 
 
-def dealt(job: Job) -> tuple[int, ...]:
+def layers_per_chunk(job: Job) -> tuple[int, ...]:
     """Layers of each chunk of the pipeline, as knee's answer had them."""
     by_cost = head_layers(job.model) if job.profile.deals_by_cost else 0.0
     return chunk_layers(job.model.layers, job.plan.pp * job.plan.virtual_stages, by_cost)

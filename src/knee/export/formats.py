@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
-
 from knee.errors import InputError
 from knee.export.job_file import job_file
 from knee.export.megatron import megatron_command
 from knee.export.torchtitan import torchtitan_command
+from knee.specs.choices import TARGETS
 from knee.specs.job import Job
-
-Target = Literal["knee", "torchtitan", "megatron"]
-TARGETS: tuple[Target, ...] = get_args(Target)
 
 
 def export(job: Job, to: str) -> str:

@@ -8,7 +8,7 @@ from knee.export.command_line import (
     LaunchCommand,
     add_torchrun,
     cannot,
-    dealt,
+    layers_per_chunk,
     placed,
     refuse_prefetch,
     refuse_processors,
@@ -225,7 +225,7 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.pp == 1:
         return
-    layers = dealt(job)
+    layers = layers_per_chunk(job)
     ends_less = (layers[0], *(layers[0] + 1 for _ in layers[2:]), layers[0])
     if len(set(layers)) > 1 and layers != ends_less:
         launch.option("--pipeline-model-parallel-layout", _layout(layers))
@@ -284,7 +284,7 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
         launch.option("--recompute-method", "uniform")
         launch.option("--recompute-num-layers", 1)
         return
-    layers = dealt(job)
+    layers = layers_per_chunk(job)
     again = plan.recompute_frac * layers[0]
     if len(set(layers)) > 1 or abs(again - round(again)) > 1e-9:
         raise cannot(

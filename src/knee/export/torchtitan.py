@@ -8,7 +8,7 @@ from knee.export.command_line import (
     LaunchCommand,
     add_torchrun,
     cannot,
-    dealt,
+    layers_per_chunk,
     placed,
     recorded,
     refuse_prefetch,
@@ -250,7 +250,7 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
                 f"the nearest plan it can run has --virtual-stages {ITS_CHUNKS}",
             )
         launch.option("--parallelism.pipeline_parallel_layers_per_stage", per_stage)
-    mine = dealt(job)
+    mine = layers_per_chunk(job)
     even = len(set(mine)) == 1 or (
         less and (layers + 2) % chunks == 0 and mine[0] == mine[-1] == min(mine) and len(set(mine[1:-1])) == 1
     )

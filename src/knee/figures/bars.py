@@ -220,7 +220,7 @@ def _stack(
             continue
         share = seconds / step if step else 0.0
         who = f"{series}, {label(x, place)}" if many else label(x, place)
-        time = value_with_name("step_s", seconds).removeprefix("step ")
+        time = label("step_s", seconds)
         found.append(
             {
                 "c": series,

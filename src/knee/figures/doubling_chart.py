@@ -9,7 +9,7 @@ from itertools import pairwise
 from knee.figures.axes import AXIS_WIDTH, WIDTH, with_config
 from knee.figures.palette import BAR, IDEAL, INK, MUTED, PARTS
 from knee.figures.vega import Spec
-from knee.search.knee import THRESHOLD
+from knee.specs.defaults import THRESHOLD
 from knee.studies.quantities import Row
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from knee.units import show
+from knee.units import scaled_to_unit
 
 NAMES: dict[str, str] = {
     "series": "series",
@@ -216,7 +216,7 @@ def format_count(value: float) -> str:
 
 def format_bytes(value: float) -> str:
     """Bytes of a message, without empty decimals: ``64 MiB``."""
-    number, _, word = show(value, "bytes").partition(" ")
+    number, word = scaled_to_unit(value, "bytes")
     return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {word}"
 
 

@@ -65,7 +65,11 @@ def svg_of(series: Sequence[ScaleSeries]) -> str:
 
 def chart_of(series: Sequence[ScaleSeries]) -> Any:
     """As altair's own chart, which a notebook shows and others may change."""
-    return load("altair").Chart.from_dict(spec_of(series))
+    spec = spec_of(series)
+    config = spec["config"]
+    # Vega-Lite draws it, but altair's schema does not have it
+    legend = {key: value for key, value in config["legend"].items() if key != "layout"}
+    return load("altair").Chart.from_dict(spec | {"config": config | {"legend": legend}})
 
 
 def spec_of(series: Sequence[ScaleSeries]) -> Spec:

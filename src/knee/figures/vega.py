@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from knee.errors import MissingExtra
+from knee.errors import InputError, MissingExtra, argument
 from knee.figures.palette import GRID, INK, MUTED
+from knee.files import check_writable
 
 INSTALL = "pip install 'knee[report]'"
 FONT = "Helvetica, Arial, sans-serif"
@@ -62,6 +63,18 @@ def load(name: str, what: str = "figures") -> Any:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingExtra(f"{what} need {name.replace('_', '-')}, which is not installed: {INSTALL}") from error
+
+
+def check_picture(file: str, *, hint: str = "for example figure.svg") -> None:
+    """Refuse, before anything is drawn, a file of no known ending or one that cannot be written."""
+    if not file.endswith(ENDINGS):
+        raise InputError(
+            f"{argument('plot')} {file!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
+            hint=hint,
+            code="unknown-choice",
+            field="plot",
+        )
+    check_writable(file, "plot")
 
 
 def to_svg(spec: Spec) -> str:

@@ -10,13 +10,13 @@ from typing import Any, get_args
 from knee.errors import InputError, KneeError, argument
 from knee.files import scratch_folder, write_text
 from knee.hardware_fit.gemms import FEWEST
-from knee.hardware_fit.kernel_constants import KernelFit, fit_kernels
+from knee.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
 from knee.hardware_fit.link_constants import link_values
 from knee.hardware_fit.power_constants import power_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
-from knee.specs.write import Value, cluster_toml
+from knee.specs.write import Value, cluster_toml, four_digits
 from knee.units import show
 
 BASES = {
@@ -134,53 +134,49 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
     """A fit as values with their sources."""
     taken = f"knee probe kernels, {machine.date}, {machine.device}, {machine.software}, spread {fit.spread_frac:.1%}"
 
-    def fitted(value: float | str, part: str) -> Value:
+    def fitted(value: float | str, part: FitPart) -> Value:
         return Value(value=value, kind="fitted", source=f"{taken}: {fit.residuals[part].words}")
 
     def read(value: float | str, what: str) -> Value:
         return Value(value=value, kind="measured", source=f"{taken}: {what}")
 
-    gpu, main = fit.gpu, next(part for part in fit.residuals if part.startswith("products"))
+    gpu, main = fit.gpu, next(part for part in fit.residuals if part.kind == "products")
     values = {
         "gpu.sms": read(gpu.sms, "as torch reports it"),
         "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
-        "gpu.gemm_frac": fitted(_short(gpu.gemm_frac), main),
-        "gpu.gemm_half_k": fitted(_short(gpu.gemm_half_k), main),
-        "gpu.gemm_half_intensity": fitted(_short(gpu.gemm_half_intensity), main),
-        "gpu.kernel_s": fitted(f"{_short(gpu.kernel_s * 1e6)} us", main),
-        "gpu.hbm_frac": read(_short(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
+        "gpu.gemm_frac": fitted(four_digits(gpu.gemm_frac), main),
+        "gpu.gemm_half_k": fitted(four_digits(gpu.gemm_half_k), main),
+        "gpu.gemm_half_intensity": fitted(four_digits(gpu.gemm_half_intensity), main),
+        "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
+        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
     }
     if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
-        streamed = f"{_short(gpu.hbm_bytes_per_s / 1e9)} GB/s"
+        streamed = f"{four_digits(gpu.hbm_bytes_per_s / 1e9)} GB/s"
         values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
     if machine.kind == "cpu":
-        best = f"{_short((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
+        best = f"{four_digits((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
         for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
             values[field] = read(best, "the best fp32 product, in place of a peak")
-    eight = fit.residuals.get("products fp8")
+    fp8 = FitPart("products", "fp8")
+    eight = fit.residuals.get(fp8)
     if gpu.fp8_gemm_frac is not None and eight is not None and eight.points >= FEWEST:
-        values["gpu.fp8_gemm_frac"] = fitted(_short(gpu.fp8_gemm_frac), "products fp8")
+        values["gpu.fp8_gemm_frac"] = fitted(four_digits(gpu.fp8_gemm_frac), fp8)
     for kernel, rate in gpu.attention.items():
-        if f"attention {kernel} forward" in fit.residuals:
+        if FitPart("attention", kernel, "forward") in fit.residuals:
             for field, value in asdict(rate).items():
                 # `knee probe power` tells the energy; rows that did not vary tell nothing of themselves
                 if field == "j_per_flop" or (field == "half_rows" and not fit.rows_vary[kernel]):
                     continue
-                part = f"attention {kernel} {'backward' if 'backward' in field else 'forward'}"
-                values[f"gpu.attention.{kernel}.{field}"] = fitted(_short(value), part)
+                part = FitPart("attention", kernel, "backward" if "backward" in field else "forward")
+                values[f"gpu.attention.{kernel}.{field}"] = fitted(four_digits(value), part)
     if fit.launch_s is not None:
         eager = load_profile("eager").spec.launch_s
         what = (
             f"{show(fit.launch_s, 's')} a kernel in an eager step too small to keep the device busy, over the "
             f"profile's {show(eager, 's')}"
         )
-        values["node.launch_scale"] = read(_short(fit.launch_s / eager), what)
+        values["node.launch_scale"] = read(four_digits(fit.launch_s / eager), what)
     return values
-
-
-def _short(value: float) -> float:
-    """Four digits: more than any reading has."""
-    return float(f"{value:.4g}")
 
 
 DERIVE: dict[Probe, Callable[[Readings, Cluster], Values]] = {

@@ -7,6 +7,7 @@ parameters of matrix products, six of each attention kernel.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,13 +31,25 @@ POOR_FRAC = 0.15
 """Median error above which a formula does not describe the device."""
 
 
+class FitPart(NamedTuple):
+    """Kernels that one formula describes: matrix products of a type, an attention kernel, memory-bound kernels."""
+
+    kind: Literal["products", "attention", "memory-bound"]
+    of: str
+    """Type of the products, attention kernel, or set of memory-bound kernels."""
+    direction: Literal["", "forward", "backward"] = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, self))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelFit:
     """A GPU as measured, and how well its formulas hold."""
 
     gpu: Gpu
-    residuals: dict[str, Residuals]
-    """By part: products by type, attention by kernel and direction, memory-bound kernels by set."""
+    residuals: dict[FitPart, Residuals]
+    """The products of the main type come first."""
     spread_frac: float
     """Median spread of the readings themselves."""
     rows_vary: dict[AttentionKernel, bool]
@@ -47,7 +60,7 @@ class KernelFit:
     @property
     def poor(self) -> list[str]:
         """Parts whose formula is off by more than a fit should be."""
-        return [part for part, r in self.residuals.items() if r.median_frac > POOR_FRAC]
+        return [str(part) for part, r in self.residuals.items() if r.median_frac > POOR_FRAC]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,21 +130,22 @@ def held_settings(readings: Readings, kernel: str) -> frozenset[Setting]:
     return frozenset(s for s, away in zip(settings, held_back(settings), strict=True) if away)
 
 
-def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[str, Residuals]:
-    found: dict[str, Residuals] = {}
+def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[FitPart, Residuals]:
+    found: dict[FitPart, Residuals] = {}
     for dtype in dict.fromkeys([main_type(readings), *(p.dtype for p, _ in readings.good("gemm"))]):
         products = gemms_of(readings, dtype)
         chip = replace(gpu, gemm_frac=gpu.fp8_gemm_frac) if dtype == "fp8" and gpu.fp8_gemm_frac else gpu
-        found[f"products {dtype}"] = Residuals.of(products.predict(chip, peak_of(gpu, dtype)), products.measured_s)
+        predicted_s = products.predict(chip, peak_of(gpu, dtype))
+        found[FitPart("products", dtype)] = Residuals.of(predicted_s, products.measured_s)
     for kernel in kernels_of(readings):
         for forward in (True, False):
             points, seconds = causal_points(readings, kernel, forward)
-            name = f"attention {kernel} {'forward' if forward else 'backward'}"
-            found[name] = Residuals.of(predict_attention(gpu, kernel, gpu.attention[kernel], points), seconds)
+            part = FitPart("attention", kernel, "forward" if forward else "backward")
+            found[part] = Residuals.of(predict_attention(gpu, kernel, gpu.attention[kernel], points), seconds)
     for name, wanted in (("eager", False), ("compiled", True)):
         streams = [(p, r["median_s"]) for p, r in readings.good("stream") if p.compiled == wanted]
         if streams:
             predicted = [stream_seconds(gpu, profile, p, readings.machine.kind) for p, _ in streams]
             measured = np.array([s for _, s in streams])
-            found[f"memory-bound {name}"] = Residuals.of(np.array(predicted), measured)
+            found[FitPart("memory-bound", name)] = Residuals.of(np.array(predicted), measured)
     return found

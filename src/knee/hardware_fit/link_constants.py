@@ -13,7 +13,7 @@ from knee.record.probe_points import CollectivePoint
 from knee.record.readings import Readings
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
-from knee.specs.write import Value
+from knee.specs.write import Value, four_digits
 
 RINGS = ("all_gather",)
 """What a cluster's latency and bandwidth are fitted on: a ring that nothing is added in. gloo's reduce-scatter is an
@@ -63,7 +63,7 @@ def _node(readings: Readings, ring: _Ring, cluster: Cluster) -> dict[str, Value]
     wire = min(node.link_bytes_per_s, node.pair_bytes_per_s * (ring.point.group - 1))
     values = {"node.hop_s": _value(f"{inside_hop_s(ring) * 1e6:.4g} us", readings, ring)}
     if _stated(readings) and ring.bytes_per_s <= wire:
-        return values | {"node.link_frac": _value(_digits(ring.bytes_per_s / wire), readings, ring)}
+        return values | {"node.link_frac": _value(four_digits(ring.bytes_per_s / wire), readings, ring)}
     rate = _value(_rate(ring.bytes_per_s), readings, ring)
     whole = _value(1.0, readings, "the measured rate is what a collective reaches")
     return values | {"node.link_bytes_per_s": rate, "node.pair_bytes_per_s": rate, "node.link_frac": whole}
@@ -84,14 +84,14 @@ def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, cluster: Cluster
     values = {"fabric.hop_s": _value(f"{max(left_s, 0.0) / (point.nodes - 1) * 1e6:.4g} us", readings, ring)}
     rate = ring.bytes_per_s / (point.group / point.nodes)
     if _stated(readings) and rate <= nic:
-        values["fabric.nic_frac"] = _value(_digits(rate / nic), readings, ring)
+        values["fabric.nic_frac"] = _value(four_digits(rate / nic), readings, ring)
     else:
         nic = rate
         values["fabric.nic_bytes_per_s"] = _value(_rate(rate), readings, ring)
         values["fabric.nic_frac"] = _value(1.0, readings, "the measured rate is what a collective reaches")
     pair = _widest(readings, ("send_receive",), lambda p: p.nodes == p.group)  # every rank sends over the network
     if pair is not None:
-        values["fabric.p2p_frac"] = _value(_digits(min(pair.bytes_per_s / nic, 1.0)), readings, pair)
+        values["fabric.p2p_frac"] = _value(four_digits(min(pair.bytes_per_s / nic, 1.0)), readings, pair)
     return values
 
 
@@ -132,10 +132,6 @@ def _value(value: str | float, readings: Readings, by: _Ring | str) -> Value:
     )
     source = f"knee probe collectives, {machine.date}, {machine.device}, {machine.software}, {how}"
     return Value(value=value, kind="measured" if isinstance(by, str) else "fitted", source=source)
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def _rate(bytes_per_s: float) -> str:

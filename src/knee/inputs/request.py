@@ -11,8 +11,8 @@ from knee.errors import InputError, argument, example
 from knee.inputs.arguments import SIZES, checked_plan, require
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.catalog import read_toml
+from knee.specs.defaults import DEFAULT_PROFILE
 from knee.specs.load import (
-    DEFAULT_PROFILE,
     Loaded,
     Source,
     catalog_entries,

@@ -14,6 +14,7 @@ from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
+from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.notes import code_of
 from knee.specs.trainer_job import AttentionChoice, Device, Dtype, TrainJob
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
@@ -66,21 +67,21 @@ def trainer_job(
     device: Device | None = None,
     steps: int | None = None,
     warmup: int | None = None,
-    trace_steps: int = 3,
+    trace_steps: int = TRACE_STEPS,
     dtype: Dtype | None = None,
     compile: bool = False,
     attention: AttentionChoice = "auto",
     data: str | Path | None = None,
     seed: int = 0,
-    lr: float = 3e-4,
-    timeout_s: float = 600.0,
+    lr: float = LEARNING_RATE,
+    timeout_s: float = TIMEOUT_S,
     local_batch: float | None = None,
     global_batch: int | None = None,
     seq_len: int | None = None,
     cluster: ClusterLike | None = None,
     profile: str | Path | None = None,
     overrides: Overrides = (),
-    flop_convention: str = "palm",
+    flop_convention: str = DEFAULT_CONVENTION,
     command: Sequence[str] = (),
     elsewhere: bool = False,
     say: Say = lambda _: None,
@@ -177,7 +178,7 @@ def _device_here(wanted: Device | None, world: int) -> Device:
     found = read_inventory()
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     count = len(found.gpus) if hidden is None else len([name for name in hidden.split(",") if name.strip()])
-    usable = bool(count and found.gpus) and (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
+    usable = bool(count and found.gpus) and found.software.torch_uses_gpus
     if wanted == "cuda" and not usable:
         why = found.software.driver.trouble or f"torch {found.software.torch} was built for the CPU alone"
         raise InputError(

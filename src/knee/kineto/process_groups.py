@@ -106,17 +106,19 @@ class ProcessGroups:
                 ranks = tuple(rank for rank in map(whole, entry["ranks"]) if rank is not None)
                 if ranks and min(ranks) >= 0:
                     name = str(entry.get("pg_name"))
-                    self.known[name] = group_of(self.name(str(entry.get("pg_desc")), name), ranks)
+                    self.known[name] = group_of(*self.name(str(entry.get("pg_desc")), name), ranks)
         self.rank_texts = {id(group): _rank_text(group) for group in self.known.values()}
         self.widest: dict[str, RankGroup] = {}
         for group in self.known.values():
             if group.name not in self.widest or group.size > self.widest[group.name].size:
                 self.widest[group.name] = group
 
-    def name(self, description: str, torch_name: str = "") -> str:
-        """The axis that a description stands for; a group without one goes by its name in torch."""
+    def name(self, description: str, torch_name: str = "") -> tuple[str, bool]:
+        """The axis that a description stands for, and True; a group without one goes by its name in torch."""
         plain = description.removeprefix("mesh_")
-        return f"group {torch_name}" if plain in NAMELESS and torch_name else self.renamed.get(plain, plain)
+        if plain in NAMELESS and torch_name:
+            return f"group {torch_name}", False
+        return self.renamed.get(plain, plain), True
 
     def of_args(self, args: Args) -> tuple[RankGroup | None, bool]:
         """The group of a NCCL kernel, and whether its ranks are known."""
@@ -130,18 +132,18 @@ class ProcessGroups:
         is_sized = size is not None and 1 <= size <= MOST_RANKS
         start, stride = whole(args.rank_start), whole(args.rank_stride) or 1
         if ranks and (size is None or len(ranks) == size):
-            return group_of(self._axis(args, len(ranks)), ranks), True
+            return group_of(*self._axis(args, len(ranks)), ranks), True
         if not is_sized or size is None:
             return None, False
-        axis = self._axis(args, size)
+        name, is_axis = self._axis(args, size)
         if start is not None and start >= 0 and stride >= 1:
-            return RankGroup(name=axis, size=size, first_rank=start, stride=stride), True
+            return RankGroup(name=name, is_axis=is_axis, size=size, first_rank=start, stride=stride), True
         # a group as large as the world has all of its ranks; which ranks a smaller one has, nothing tells
-        return RankGroup(name=axis, size=size), size == self.world_size
+        return RankGroup(name=name, is_axis=is_axis, size=size), size == self.world_size
 
-    def _axis(self, args: Args, size: int) -> str:
+    def _axis(self, args: Args, size: int) -> tuple[str, bool]:
         if args.group is None and args.group_description is None:
-            return self.name("default_pg") if size == self.world_size else f"{UNKNOWN} (size {size})"
+            return self.name("default_pg") if size == self.world_size else (f"{UNKNOWN} (size {size})", True)
         return self.name(str(args.group_description or args.group), str(args.group))
 
     def call(self, args: Args, kernel: str) -> Call:
@@ -199,10 +201,15 @@ def _ranks(text: Any) -> tuple[int, ...]:
     return tuple(ranks) if good else ()
 
 
-def group_of(name: str, ranks: tuple[int, ...]) -> RankGroup:
+def group_of(name: str, is_axis: bool, ranks: tuple[int, ...]) -> RankGroup:
     """A group by its ranks."""
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
     return RankGroup(
-        name=name, size=len(ranks), first_rank=ranks[0], stride=stride if even else 1, members=() if even else ranks
+        name=name,
+        is_axis=is_axis,
+        size=len(ranks),
+        first_rank=ranks[0],
+        stride=stride if even else 1,
+        members=() if even else ranks,
     )

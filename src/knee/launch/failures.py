@@ -25,7 +25,7 @@ from knee.launch.log_patterns import (
     LogPattern,
     Memory,
     failures_of,
-    last_words,
+    last_error_line,
     peer_of,
     signal_words,
 )
@@ -43,6 +43,8 @@ class Diagnosis:
     state: State
     cause: Cause = ""
     words: str = ""
+    log_line: str = ""
+    """The line of a log that says so, where one does."""
     node: str = ""
     rank: int | None = None
     memory: Memory = ""
@@ -128,6 +130,7 @@ def _by_patterns(found: Evidence, patterns: Sequence[LogPattern], logs: Mapping[
                     state=STATE_OF.get(pattern.cause, "failed"),
                     cause=pattern.cause,
                     words=pattern.prefix + line,
+                    log_line=line,
                     rank=rank,
                     node=_node(found, rank),
                     memory=pattern.memory,
@@ -280,7 +283,7 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
         return Diagnosis(state="failed", cause="error", words=error, rank=rank, node=_node(found, rank))
     broken = _by_patterns(found, BROKEN, logs)
     if broken is not None:  # the node that says it has only noticed
-        node = peer_of(broken.words, found.nodes.values())
+        node = peer_of(broken.log_line, found.nodes.values())
         where = "" if broken.rank is None else f"rank {broken.rank}{f' on {broken.node}' if broken.node else ''}: "
         broken = replace(broken, node=node, rank=None, words=f"{where}{broken.words}")
     # not by its supervisor: by Slurm, a batch system's epilogue, a person
@@ -304,7 +307,7 @@ def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[
     if error:
         return Diagnosis(state="failed", cause="error", words=str(error), rank=rank, node=_node(found, rank))
     for name, log in found.logs.items():
-        line = last_words(log)
+        line = last_error_line(log)
         if line:
             rank = rank_of(name)
             return Diagnosis(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))

@@ -277,7 +277,7 @@ def peer_of(line: str, known: Iterable[str]) -> str:
     return same[0] if same else "" if ADDRESS.fullmatch(name) else name
 
 
-def last_words(log: str) -> str:
+def last_error_line(log: str) -> str:
     """The last line that says something: an error, or else what is no warning, no rule and no stack."""
     text = LABEL.sub("", log)
     errors = ERROR_LINE.findall(text)

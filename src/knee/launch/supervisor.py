@@ -27,19 +27,20 @@ from knee.launch.run_status import Status, read_status, write_status
 from knee.launch.sweep_folder import ENVIRONMENT, SweepRun, is_cancel_requested, new_attempt, read_record
 from knee.launch.terminate import end_ranks
 from knee.launch.usage import with_usage
+from knee.specs.defaults import TIMEOUT_S
 from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 POLL_S = 0.1
-LOOK_S = 1.0
+HEARTBEAT_POLL_S = 1.0
 """Between looks at heartbeats and at whether the run was cancelled; longer with many ranks."""
-ALONE_S = 15.0
+PEER_GRACE_S = 15.0
 """How long other nodes may take to notice that one has failed, before they are asked to end."""
-ASKED_S = 25.0
+TERMINATE_GRACE_S = 25.0
 """How long what is asked to end may take; Slurm itself waits for 30 s by default."""
 ASK_AGAIN_S = 5.0
 LATE_SIGNAL_S = 3.0
 """How much later than a job's steps its supervisor may receive Slurm's signal to end."""
-BEYOND_S = 15.0
+TIMEOUT_MARGIN_S = 15.0
 """Beyond the timeout after which ranks end themselves."""
 
 
@@ -77,7 +78,7 @@ class SupervisedRun:
     entry: SweepRun
     commands: Sequence[Sequence[str]] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    timeout_s: float = 600.0
+    timeout_s: float = TIMEOUT_S
     """A run of which nothing moves for so long, and a little, is ended."""
     time_s: float | None = None
     """A run that takes longer is ended."""
@@ -176,10 +177,10 @@ class _Supervisor:
             now = time.monotonic()
             if failed_s is None and any(self._codes()):
                 failed_s = now
-            if looked_s is None or now - looked_s > LOOK_S * (1 + self.what.entry.gpus / 200):
+            if looked_s is None or now - looked_s > HEARTBEAT_POLL_S * (1 + self.what.entry.gpus / 200):
                 looked_s = now
                 why = self._reason_to_stop(now)
-                if why or (failed_s is not None and now - failed_s > ALONE_S):
+                if why or (failed_s is not None and now - failed_s > PEER_GRACE_S):
                     self._end(why)
                     return
             if self.what.stop.signal is not None:
@@ -206,7 +207,7 @@ class _Supervisor:
         state = _progress(what.run)
         if state != self.seen:
             self.seen, self.moved_s = state, now
-        return "hang" if now - self.moved_s > what.timeout_s + BEYOND_S else ""
+        return "hang" if now - self.moved_s > what.timeout_s + TIMEOUT_MARGIN_S else ""
 
     def _end(self, why: StopReason) -> None:
         """Ask, wait, kill."""
@@ -216,7 +217,7 @@ class _Supervisor:
             for process in self.pids:
                 send(process, signal.SIGTERM)
         asked_s, began_s = None, time.monotonic()
-        while self._running() and (now := time.monotonic()) - began_s < ASKED_S:
+        while self._running() and (now := time.monotonic()) - began_s < TERMINATE_GRACE_S:
             # a signal from Slurm has reached the ranks as well; and it may be too busy to pass one on
             by_slurm = why == "signal" and self.what.job
             if signal_ranks is not None and not by_slurm and (asked_s is None or now - asked_s > ASK_AGAIN_S):

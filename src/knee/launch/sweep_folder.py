@@ -15,6 +15,7 @@ from typing import Any
 from knee.errors import InputError
 from knee.files import make_folder, write_text
 from knee.launch.run_status import Status, is_number, read_status
+from knee.specs.choices import LAUNCHERS
 from knee.text_files import read_text
 from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
@@ -122,7 +123,7 @@ def _sweep(folder: Path, plain: Any) -> Sweep:
         and is_number(options["timeout_s"])
         and isinstance(options["until_knee"], bool)
         and isinstance(options.get("site", {}), dict)
-        and found.launcher in ("local", "torchrun", "slurm")
+        and found.launcher in LAUNCHERS
     )
     if not right or not all(_is_folder_name(entry.id) for entry in entries):
         raise ValueError(plain)

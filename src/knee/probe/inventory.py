@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
 
 from knee.probe.gpus import LocalGpu, NvidiaDriver, amd_gpus, nvidia_gpus
 from knee.probe.sysfs import entries, number_of, text_of
 from knee.units import GB, MB
+
+TorchBackend = Literal["cuda", "rocm", "cpu"]
+BACKENDS: dict[TorchBackend, str] = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPU"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,12 @@ class Software:
     torch: str | None
     torch_build: str | None
     """``CUDA 13.0``, ``ROCm 6.4`` or ``CPU``."""
+    torch_backend: TorchBackend | None
+
+    @property
+    def torch_uses_gpus(self) -> bool:
+        """Whether torch was built for GPUs."""
+        return self.torch_backend in ("cuda", "rocm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +78,16 @@ class Inventory:
 def read_inventory(root: Path = Path("/")) -> Inventory:
     """Look at everything; ``root`` holds ``sys``, ``proc`` and the libraries."""
     gpus, driver = nvidia_gpus(root)
-    torch, build = _torch()
-    nccl, place = _nccl(root, build)
+    torch, backend, backend_version = _torch()
+    nccl, place = _nccl(root, backend_version if backend == "cuda" else None)
+    build = None if backend is None else f"{BACKENDS[backend]} {backend_version or ''}".rstrip()
     return Inventory(
         gpus=(*gpus, *amd_gpus(root, after=len(gpus))),
         network=(*_rdma(root), *_ethernet(root)),
         cpu=_cpu(root),
-        software=Software(driver=driver, nccl=nccl, nccl_from=place, torch=torch, torch_build=build),
+        software=Software(
+            driver=driver, nccl=nccl, nccl_from=place, torch=torch, torch_build=build, torch_backend=backend
+        ),
     )
 
 
@@ -116,23 +129,24 @@ def _cpu(root: Path) -> Cpu:
     return Cpu(model=model[1] if model else None, cpus=os.cpu_count(), numa_nodes=nodes or None)
 
 
-def _torch() -> tuple[str | None, str | None]:
-    """Version and build, from the file that torch itself reads them from."""
+def _torch() -> tuple[str | None, TorchBackend | None, str | None]:
+    """Version, backend and the backend's version, from the file that torch itself reads them from."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
-        return None, None
+        return None, None, None
     text = text_of(Path(spec.origin).with_name("version.py")) or ""
     said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*=\s*['\"]?([^'\"\s]+)", text, re.M))
     version = said.get("__version__") or _installed("torch")
-    for name, key in (("CUDA", "cuda"), ("ROCm", "hip")):
-        if said.get(key, "None") != "None":
-            return version, f"{name} {said[key]}"
-    return version, "CPU" if said.get("cuda") == "None" else None
+    if said.get("cuda", "None") != "None":
+        return version, "cuda", said["cuda"]
+    if said.get("hip", "None") != "None":
+        return version, "rocm", said["hip"]
+    return version, "cpu" if said.get("cuda") == "None" else None, None
 
 
-def _nccl(root: Path, torch_build: str | None) -> tuple[str | None, str | None]:
+def _nccl(root: Path, cuda_version: str | None) -> tuple[str | None, str | None]:
     """The package that torch's wheels bring, otherwise the library of the system."""
-    cuda = re.match(r"CUDA (\d+)", torch_build or "")
+    cuda = re.match(r"(\d+)", cuda_version or "")
     for major in (cuda[1],) if cuda else ("13", "12"):
         if version := _installed(package := f"nvidia-nccl-cu{major}"):
             return version, package

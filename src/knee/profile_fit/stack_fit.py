@@ -149,7 +149,7 @@ def calibrate(
             break
         kept = [p for p in kept if left[p.path] <= UNDETERMINED]
         values = {p.path: values[p.path] for p in kept}
-    apart = problem.told_apart(parameters, values, uncertainty) if like is None else {}
+    apart = problem.confounding(parameters, values, uncertainty) if like is None else {}
     estimates = tuple(
         Estimate(
             parameter=p,
@@ -215,7 +215,7 @@ class _Problem:
             free.pop(int(np.argmax(left)))
         return found
 
-    def told_apart(
+    def confounding(
         self, parameters: Sequence[Parameter], values: Values, uncertainty: Values
     ) -> dict[str, tuple[float, str | None]]:
         """What is left of each one's uncertainty with all of them free, and the one that it cannot be told from.

@@ -43,6 +43,8 @@ class RankGroup:
     name: str
     """The mesh axes it runs over, such as ``dp_shard`` or ``tp``."""
     size: int
+    is_axis: bool = True
+    """Whether its name is that of mesh axes; where a trace names none, it is ``group`` and torch's own word for it."""
     first_rank: int = 0
     stride: int = 1
     members: tuple[int, ...] = ()

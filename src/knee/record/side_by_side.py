@@ -12,7 +12,7 @@ from knee.errors import InputError, argument
 from knee.record.measurement import Kind
 from knee.specs.notes import Note
 from knee.text_files import read_text
-from knee.units import show
+from knee.units import precise, show
 
 FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
 JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
@@ -171,7 +171,7 @@ def shown(row: ComparedRow, value: float | None) -> str:
         return "unknown"
     if row.unit is not None:
         return show(value, row.unit) if value else f"0 {row.unit}".replace("0 frac", "0%")
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+    return precise(value)
 
 
 def _number(record: Record, key: str) -> float | None:

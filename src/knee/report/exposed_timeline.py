@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from knee.record.events import RankGroup
 from knee.report.lanes import Lanes, LaneSpan, LaneStyle
 from knee.report.page import Fold
 from knee.report.tables import UNKNOWN, Table, clipped_name, kind_table
@@ -154,7 +155,7 @@ def _what(span: ExposedInterval) -> tuple[str, str, int | None, float | None, st
     trace = span.rank.trace
     call = trace.calls.get(span.of)
     name = trace.columns.names[int(trace.columns.name_id[span.of])]
-    group = call.group if call is not None else None
+    group = _group(span)
     return (
         (call.collective if call is not None else None) or UNKNOWN,
         group.name if group is not None else UNKNOWN,
@@ -164,15 +165,22 @@ def _what(span: ExposedInterval) -> tuple[str, str, int | None, float | None, st
     )
 
 
+def _group(span: ExposedInterval) -> RankGroup | None:
+    call = span.rank.trace.calls.get(span.of)
+    return None if call is None else call.group
+
+
 def _kinds(drawn: Timeline) -> tuple[list[str], list[int]]:
     """What ran in each stretch in words, each once, and which of them each stretch is."""
     known: dict[str, int] = {}
     numbers = []
     for span in drawn.spans:
         collective, group, size, message, name = _what(span)
+        of = _group(span)
+        where = group if of is not None and not of.is_axis else f"group {group}"
         ranks = f" of {size} ranks" if size is not None else ""
         moved = show(message, "bytes") if message else "unknown size"
-        words = f"{collective}, group {group.removeprefix('group ')}{ranks}, {moved}, kernel {clipped_name(name)}"
+        words = f"{collective}, {where}{ranks}, {moved}, kernel {clipped_name(name)}"
         numbers.append(known.setdefault(words, len(known)))
     return list(known), numbers
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,12 @@ from knee.record.measurement import Kind
 from knee.record.side_by_side import FORM
 from knee.single import simulate
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.notes import Note
+from knee.specs.plan import SHARDING_FAMILIES
 from knee.studies.quantities import Row
 from knee.studies.row_columns import METRICS
 from knee.studies.rows import identity, step_row
-from knee.text_files import read_text
+from knee.text_files import json_values, read_text
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
 from knee.validation.user_runs import records_in
@@ -56,7 +57,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     skipped: list[tuple[str, str]] = []
     for file in _files(paths):
         for name, value in _values(file):
-            why = value if isinstance(value, str) else refused(value)
+            why = value if isinstance(value, Note) else refused(value)
             if why is None:
                 found.append(FoundRecord(name=name, record=_measured(value)))
             else:
@@ -88,35 +89,24 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 
 
 def _values(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every JSON value of a file with its name; a text where one is damaged."""
+    """Every JSON value of a file with its name; a note where one is damaged."""
     try:
         text = read_text(path, encoding="utf-8-sig")
     except InputError as error:
-        yield str(path), error.message
+        yield str(path), Note(error.code, error.message)
         return
     except (OSError, UnicodeDecodeError) as error:
-        yield str(path), f"it cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
+        text = f"it cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
+        yield str(path), Note("unreadable", text)
         return
-    values: list[Any] = []
-    decoder, at = json.JSONDecoder(), 0
-    while (at := _next(text, at)) < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            line = text.count("\n", 0, at) + 1
-            values.append(f"from line {line} on it is not JSON")
-            break
-        values += value if isinstance(value, list) else [value]
+    values, at = json_values(text)
+    if at is not None:
+        line = text.count("\n", 0, at) + 1
+        values.append(Note("not-json", f"from line {line} on it is not JSON"))
     if not values:
-        values = ["it is empty"]
+        values = [Note("empty", "it is empty")]
     for number, value in enumerate(values, start=1):
         yield str(path) if len(values) == 1 else f"{path}, record {number}", value
-
-
-def _next(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
 
 
 def refused(value: Any) -> str | None:
@@ -211,9 +201,8 @@ def _cell(name: str, value: Any) -> Any:
     return value
 
 
-SHARDINGS = {"fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "zero1": "ZeRO-1", "ddp": "DDP"}
-
-
+SHARDING_NAMES = SHARDING_FAMILIES | {"hsdp": "hsdp"}
+"""As a series names them: one with replicas is told from one without."""
 NAMED = {
     "precision": "",
     "cp_method": "",
@@ -244,7 +233,7 @@ def _series(row: Row, apart: Sequence[str]) -> str:
     if row.get("plan") is None:
         words.append("plan unknown")
     else:
-        words.append(SHARDINGS.get(str(row.get("sharding")), str(row.get("sharding"))))
+        words.append(SHARDING_NAMES.get(str(row.get("sharding")), str(row.get("sharding"))))
         words += [f"{axis.upper()} {row[axis]}" for axis in ("tp", "pp", "cp") if (row.get(axis) or 1) > 1]
         words += [f"{row['dp_replicate']} replicas"] if (row.get("dp_replicate") or 1) > 1 else []
         words += [f"recompute {row['recompute']}"] if row.get("recompute") not in (None, "none") else []

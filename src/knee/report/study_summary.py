@@ -10,7 +10,7 @@ from knee.figures.figure import Figure
 from knee.report.claim_tables import tested
 from knee.report.page import Chart, chart_of
 from knee.report.tables import record_table
-from knee.search.knee import THRESHOLD
+from knee.specs.defaults import THRESHOLD
 from knee.studies.claims import Verdict
 from knee.studies.quantities import Row, knee_of
 from knee.studies.run_study import Ran

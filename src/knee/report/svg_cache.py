@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from knee.figures.vega import Spec, svg_to_png, to_svg
 from knee.files import make_folder, write_bytes, write_text
+from knee.record.digest import digest
 
 DRAWER = "vl-convert-python"
 
@@ -58,4 +58,4 @@ def _digest(spec: Spec) -> str:
         drawer = version(DRAWER)
     except PackageNotFoundError:
         drawer = ""
-    return hashlib.sha256(json.dumps([spec, drawer], sort_keys=True).encode()).hexdigest()[:24]
+    return digest([spec, drawer])[:24]

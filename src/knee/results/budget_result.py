@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from knee.budgets.model_family import STEPS_PER_DOUBLING
 from knee.budgets.scaling_laws import BAND_FRAC, FLOP_PER_PARAM_TOKEN
 from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
+from knee.errors import InputError, argument
+from knee.files import write_text
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
@@ -28,7 +31,7 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 """Half of a step of the ladder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # its frontiers are arrays
 class Budget(Result):
     """The best run within the limits, those around it, and what counting FLOP would have chosen."""
 
@@ -125,6 +128,31 @@ class Budget(Result):
     def rows(self) -> list[dict[str, Any]]:
         """The best run at every count of GPUs."""
         return [flat(run_data(self, run)) for run in self.by_count.values()]
+
+    def plot(self, path: str | Path) -> None:
+        """Draw it into a file .svg, .png, .html or .json (Vega-Lite); loss against each limit where ``frontier`` was
+        asked for."""
+        from knee.figures.budget_charts import budget_figures
+        from knee.figures.vega import check_picture
+        from knee.report.plot_file import write_budget_plot
+
+        check_picture(str(path))
+        data = self.to_dict()
+        if not any(figure.spec for figure in budget_figures(data)):
+            raise InputError(
+                "there is nothing to draw of one size on one count of GPUs",
+                hint=f"ask with {argument('frontier')}",
+                code="missing-argument",
+                field="frontier",
+            )
+        write_budget_plot(data, str(path))
+
+    def write_page(self, out: str | Path, *, command: str = "") -> None:
+        """Write one HTML file that needs no network, with every chart and its values; ``command`` is shown on it as
+        what makes it again."""
+        from knee.report.budget_page import budget_page
+
+        write_text(Path(out), budget_page(self.to_dict(), command=command))
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------

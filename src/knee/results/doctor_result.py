@@ -24,11 +24,13 @@ class MachineCheck(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee doctor --json`` prints it."""
+        inventory = asdict(self.inventory)
+        del inventory["software"]["torch_backend"]  # torch_build says it too
         return {
             "knee": self.knee,
             "python": self.python,
             "platform": self.platform,
-            **asdict(self.inventory),
+            **inventory,
             "needs": self.rows(),
             "commands": {
                 name: {"ready": not lacking, "missing": list(lacking)} for name, lacking in self.missing.items()

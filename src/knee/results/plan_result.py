@@ -18,6 +18,7 @@ from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
 from knee.single import simulate as simulate_job
 from knee.specs import Job, Plan
+from knee.specs.notes import Note
 from knee.trust.trust import Trust, trust_of
 
 EXPORT_TRIES = 500
@@ -103,14 +104,14 @@ class PlanSearch(Result):
 
     @cached_property
     @np.errstate(all="ignore")
-    def _plain_fsdp(self) -> Baseline | str:
+    def _plain_fsdp(self) -> Baseline | Note:
         return baseline(self.found)
 
     @cached_property
     def baseline(self) -> RankedPlan | None:
         """The best plan of plain FSDP; None where it cannot be."""
         plain = self._plain_fsdp
-        if isinstance(plain, str):
+        if isinstance(plain, Note):
             return None
         if plain.row is not None:
             return self.ranked(plain.row)
@@ -122,7 +123,7 @@ class PlanSearch(Result):
     def why(self) -> str:
         """What the recommended plan saves beside plain FSDP."""
         plain = self._plain_fsdp
-        return plain if isinstance(plain, str) else why(self.job, simulate_job(self.job), plain)
+        return plain if isinstance(plain, Note) else why(self.job, simulate_job(self.job), plain)
 
     @cached_property
     @np.errstate(all="ignore")
@@ -177,7 +178,7 @@ class PlanSearch(Result):
             },
             "plans": [plan.to_dict() for plan in self.plans],
             "recommended": self.best.to_dict(),
-            "alike": [row + 1 for row in drawn.alike],
+            "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
             "front": [plan.to_dict() for plan in self.front],

@@ -33,14 +33,14 @@ class KernelsProbe(Result):
         """Plain data, as ``knee probe kernels --json`` prints it."""
         return {
             "readings": str(self.path),
-            "residuals": {name: asdict(r) for name, r in self.fit.residuals.items()},
+            "residuals": {str(part): asdict(r) for part, r in self.fit.residuals.items()},
             "held_out": None if self.held_out is None else asdict(self.held_out),
             **self.written.to_dict(),
         }
 
     def rows(self) -> list[dict[str, Any]]:
         """Errors of the fitted formulas, one a part."""
-        return [{"part": name, **asdict(r)} for name, r in self.fit.residuals.items()]
+        return [{"part": str(part), **asdict(r)} for part, r in self.fit.residuals.items()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

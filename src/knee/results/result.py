@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -21,6 +22,11 @@ class Result(ABC):
     """Mixed into every result of the API."""
 
     __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """What any ``to_dict`` gives has lists, as JSON does, so that it equals what is read back from ``--json``."""
+        if (made := cls.__dict__.get("to_dict")) is not None:
+            cls.to_dict = _with_lists(made)  # type: ignore[method-assign]
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
@@ -55,6 +61,20 @@ class Result(ABC):
     def _chart_svg(self) -> str:
         """A picture of the result; empty where it has none, or where what draws it is not installed."""
         return ""
+
+
+def _with_lists(made: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    @wraps(made)
+    def to_dict(self: Result, **options: Any) -> dict[str, Any]:
+        return {key: _listed(value) for key, value in made(self, **options).items()}
+
+    return to_dict
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _listed(one) for key, one in value.items()}
+    return [_listed(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from knee.errors import DoesNotFit, SpecError, argument
 from knee.results.scale_question import space_within
 from knee.results.scale_result import Scaling
-from knee.search.plan_search import OBJECTIVES
+from knee.specs.choices import OBJECTIVES
 from knee.specs.make import NOT_WHOLE
 from knee.specs.plan import Plan
 

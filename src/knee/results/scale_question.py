@@ -11,10 +11,10 @@ from knee.inputs.arguments import require
 from knee.inputs.request import ClusterLike, ModelLike, Pairs, ProfileLike, Request, is_job_file, request
 from knee.progress import Progress
 from knee.results.scale_result import ScalingCurve
-from knee.search.plan_search import Objective
 from knee.search.scaling_curve import Curve, ScalePoint, best_point, curve_of, refused_point
 from knee.search.space import Space
 from knee.specs import Job
+from knee.specs.choices import Objective
 from knee.specs.load import make_job, split_overrides
 from knee.specs.make import global_batch_of
 

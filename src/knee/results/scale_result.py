@@ -12,9 +12,9 @@ from knee.errors import InputError
 from knee.inputs.request import Request
 from knee.results.result import Result, flat
 from knee.search.knee import Goal, Knee
-from knee.search.plan_search import Objective
 from knee.search.scaling_curve import Curve, ScalePoint
 from knee.specs import Job
+from knee.specs.choices import Objective
 from knee.trust.doubling_errors import DoublingBand
 from knee.trust.trust import Trust
 
@@ -119,10 +119,12 @@ class Scaling(Result):
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw it into a file .svg, .png, .html or .json; without one, the Vega-Lite chart, which a notebook shows."""
         from knee.figures.scale_chart import chart_of
+        from knee.figures.vega import check_picture
         from knee.report.plot_file import write_scale_plot
 
         if path is None:
             return chart_of(self.series())
+        check_picture(str(path))
         write_scale_plot(self.series(), str(path))
         return None
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from knee.errors import DoesNotFit, InputError, argument, either
+from knee.errors import DoesNotFit, Incomplete, InputError, argument, either
 from knee.launch.run_status import Status
 from knee.launch.site import Site
 from knee.launch.sweep_folder import Sweep
@@ -101,6 +102,20 @@ class SweepStatus(Result):
             and status.state != "done"
             and status.cause != "knee"
             and not entry.refused
+        )
+
+    def check_done(self) -> None:
+        """``Incomplete`` where runs failed: how many, why the first did, and how they are started again."""
+        if not self.failures:
+            return
+        states, folder = sorted({status.state for status in self.failures}), str(self.sweep.folder)
+        raise Incomplete(
+            f"{len(self.failures):,} of {len(self.statuses):,} runs did not end well: {self.failures[0].words}",
+            hint=either(
+                f"rows() has each; knee.retry_sweep({folder!r}, states={states}) starts them again",
+                f"the table has each; `knee sweep retry {shlex.quote(folder)} --status {','.join(states)}` starts them "
+                "again",
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:

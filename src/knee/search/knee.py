@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from knee.search.scaling_curve import Curve, Return
+from knee.specs.defaults import KEEP_FRAC, THRESHOLD
 from knee.trust.doubling_errors import DoublingBand
 
 Goal = Literal["throughput", "energy", "cost"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
-THRESHOLD = 1.5
-"""Speed-up from which a doubling pays: three quarters of the ideal 2, so that an added GPU does half of a first one's
-work."""
-KEEP_FRAC = 0.9
-"""Share of the best tokens per joule, and per dollar, that is kept up to the knee."""
 
 WORDS: dict[Goal, str] = {
     "throughput": "the largest count to which a doubling still multiplies tokens/s by at least {threshold:g}",

@@ -13,6 +13,7 @@ from knee.search.space import Space
 from knee.simulator import Results
 from knee.single import simulate
 from knee.specs.job import Job
+from knee.specs.notes import Note
 from knee.specs.plan import SHARDINGS, Plan
 from knee.specs.plan_table import PlanTable
 from knee.units import show
@@ -54,11 +55,12 @@ class Baseline:
     """Its place in the search; None where it is too slow to be simulated there, or not within the limits."""
 
 
-def baseline(found: SearchResult) -> Baseline | str:
+def baseline(found: SearchResult) -> Baseline | Note:
     """Plain FSDP, or why it cannot be."""
     space = found.space
     if space.global_batch % space.gpus:
-        return f"plain FSDP cannot be: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
+        text = f"plain FSDP cannot be: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
+        return Note("batch-does-not-split", text, field="global_batch")
     plain = Space(
         model=space.model,
         gpus=space.gpus,
@@ -73,7 +75,7 @@ def baseline(found: SearchResult) -> Baseline | str:
     )
     alone = search(plain, found.cluster, found.profile, objective=found.objective, only="dp_replicate == 1", margin=1.0)
     if not len(alone):
-        return "plain FSDP does not fit in memory"
+        return Note("does-not-fit", "plain FSDP does not fit in memory")
     job = alone.job(0)
     same = [row for row in _rows_like(found.table, job.plan) if found.table.plan(row) == job.plan]
     return Baseline(job=job, result=simulate(job), row=same[0] if same else None)

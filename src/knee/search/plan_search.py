@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args
 
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.step_parts import shapes_of
-from knee.errors import InputError
+from knee.errors import InputError, argument
 from knee.progress import Progress, silent
 from knee.search.bound import least_compute_s, least_step_s
 from knee.search.plan_filter import matching
 from knee.search.space import Space, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
+from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.plan import RECOMPUTES, Plan
@@ -24,8 +24,6 @@ from knee.specs.profile import Profile
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.traffic import Modes, traffic_of
 
-Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
-OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 LIKELY, FIRST = 8192, 1024
 """Plans with the least compute, and of those the ones with the least bounds, simulated first: one is near the best."""
 MARGIN = 1.15
@@ -110,7 +108,7 @@ def search(
 ) -> SearchResult:
     """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
-        hint = "give --set cluster.usd_per_gpu_h='2.5 USD/h'"
+        hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
         text = f"the price of {cluster.name} is not known"
         raise InputError(text, hint=hint, code="no-rate", field="cluster.usd_per_gpu_h")
     if space.gpus > cluster.max_gpus:

@@ -45,7 +45,7 @@ class Robust:
     """Row of the first plan, or of the one that is good clearly more often."""
 
     @property
-    def alike(self) -> list[int]:
+    def indistinguishable_rows(self) -> list[int]:
         """Rows of plans that cannot be told from the recommended one."""
         near = self.ahead_frac >= UNSURE
         return [int(row) for row in np.flatnonzero(near) if row != self.recommended]

@@ -16,14 +16,15 @@ from knee.metrics.scaling import per_doubling
 from knee.progress import Progress, silent
 from knee.record.measurement import Measurement
 from knee.search.plan_filter import matching
-from knee.search.plan_search import Objective, SearchResult, memory_table, search
+from knee.search.plan_search import SearchResult, memory_table, search
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
+from knee.specs.choices import Objective
+from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.profile import Profile
 from knee.units import show
-from knee.workload.flop import DEFAULT_CONVENTION
 
 MOST_COUNTS = 64
 """Of GPUs in one question."""

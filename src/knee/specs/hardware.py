@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from knee.errors import FieldError, SpecError, out_of_range
+from knee.errors import FieldError, SpecError, argument, out_of_range
 
 SLOWEST_FLOP_PER_S = 1e9
 
@@ -148,7 +148,7 @@ class Gpu:
             others = " or ".join(name for name, value in rates.items() if value is not None)
             raise SpecError(
                 f"{self.name} has no {precision} tensor cores",
-                hint=f"use --precision {others}",
+                hint=f"use {argument('precision')} {others}",
                 code="no-rate",
                 field="plan.precision",
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from knee.errors import SpecError, out_of_range
+from knee.errors import SpecError, argument, either, out_of_range
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import Plan
@@ -85,7 +85,8 @@ class Job:
             raise SpecError(
                 f"sequence parallelism splits {self.seq_len // plan.cp} tokens a sequence over tp {plan.tp}, which "
                 "does not divide them",
-                hint="use --no-sequence-parallel, or a sequence length that tp x cp divides",
+                hint=either("use sequence_parallel=False", "use --no-sequence-parallel")
+                + ", or a sequence length that tp x cp divides",
                 code="does-not-divide",
                 field="plan.tp",
             )
@@ -126,7 +127,7 @@ class Job:
             known = ", ".join(self.cluster.gpu.attention)
             raise SpecError(
                 f"no rate is known for {self.profile.attention} attention on {self.cluster.gpu.name}",
-                hint=f"use a profile with {known}, or --set profile.attention=...",
+                hint=f"use a profile with {known}, or {argument('overrides')} profile.attention=...",
                 code="no-rate",
                 field="profile.attention",
             )

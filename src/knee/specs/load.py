@@ -1,14 +1,11 @@
 """Everything that turns names, files and options into specs: the door to the modules beside this one."""
 
 from knee.specs.catalog import Source
-from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import split_overrides
 from knee.specs.make import default_profile_note, load_job, make_job
 from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
 
 __all__ = [
-    "DEFAULT_PROFILE",
-    "DEFAULT_SEQ_LEN",
     "Loaded",
     "Source",
     "catalog_entries",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
-from knee.errors import SpecError, out_of_range
+from knee.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
@@ -16,6 +16,8 @@ ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
+SHARDING_FAMILIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "hsdp": "FSDP"}
+"""Shardings that communicate alike."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
@@ -84,7 +86,7 @@ class Plan:
             raise SpecError(
                 f"recompute_frac {self.recompute_frac:g} is a share of full recomputation, but recompute is "
                 f"{self.recompute}",
-                hint="add --recompute full",
+                hint=f"add {argument('recompute')} full",
                 code="contradiction",
             )
         if sorted(self.placement) != sorted(AXES):
@@ -102,19 +104,19 @@ class Plan:
             raise SpecError(
                 f"hsdp needs dp_replicate and dp_shard of at least 2; got dp_replicate {self.dp_replicate}, "
                 f"dp_shard {self.dp_shard}",
-                hint="give --dp-replicate, or use --sharding fsdp",
+                hint=f"give {argument('dp_replicate')}, or use {argument('sharding')} fsdp",
                 code="contradiction",
             )
         if self.sharding == "fsdp" and self.dp_replicate > 1:
             raise SpecError(
                 f"fsdp shards over every data-parallel rank, but dp_replicate is {self.dp_replicate}",
-                hint="use --sharding hsdp (reshard) or fsdp_no_reshard with --dp-replicate",
+                hint=f"use {argument('sharding')} hsdp (reshard) or fsdp_no_reshard with {argument('dp_replicate')}",
                 code="contradiction",
             )
         if self.sharding == "ddp" and self.dp_shard > 1:
             raise SpecError(
                 f"ddp shards nothing, but dp_shard is {self.dp_shard}",
-                hint="put the data-parallel ranks into dp_replicate, or use --sharding zero1",
+                hint=f"put the data-parallel ranks into dp_replicate, or use {argument('sharding')} zero1",
                 code="contradiction",
             )
 
@@ -122,7 +124,8 @@ class Plan:
             raise SpecError(
                 f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "
                 "each other",
-                hint="give --dp-replicate, for example with --sharding hsdp, or leave --sync-every out",
+                hint=f"give {argument('dp_replicate')}, for example with {argument('sharding')} hsdp, "
+                f"or leave {argument('sync_every')} out",
                 code="contradiction",
             )
 
@@ -130,23 +133,23 @@ class Plan:
         if self.virtual_stages > 1 and self.schedule != "interleaved":
             raise SpecError(
                 f"{self.virtual_stages} virtual stages need the interleaved schedule, not {self.schedule}",
-                hint="add --schedule interleaved, or drop --virtual-stages",
+                hint=f"add {argument('schedule')} interleaved, or drop {argument('virtual_stages')}",
                 code="contradiction",
             )
         if self.virtual_stages > 1 and self.pp == 1:
-            hint = "give --pp, or drop --virtual-stages"
+            hint = f"give {argument('pp')}, or drop {argument('virtual_stages')}"
             raise SpecError("virtual stages need a pipeline", hint=hint, code="contradiction")
         if self.schedule == "interleaved" and self.pp > 1 and self.virtual_stages == 1:
             raise SpecError(
                 "the interleaved schedule with one virtual stage is 1f1b",
-                hint="give --virtual-stages 2 or more, or use --schedule 1f1b",
+                hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
                 code="contradiction",
             )
         if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in RESHARDING:
             raise SpecError(
                 f"zero_bubble with {self.sharding} is not modelled: resharding would gather again between "
                 "the two halves of backward",
-                hint="use --sharding fsdp_no_reshard, zero1 or ddp",
+                hint=f"use {argument('sharding')} fsdp_no_reshard, zero1 or ddp",
                 code="not-modelled",
             )
 

@@ -42,112 +42,34 @@ class Parameter:
         return self.inside(position * self.spread if self.is_share else exp(position * self.spread))
 
 
-PARAMETERS = (
+_ROWS = (
+    ("launch_s", "floor", 1e-6, 150e-6, 1.0, "host time to launch a kernel"),
+    ("issue_s", "floor", 1e-6, 1e-3, 1.5, "host time to issue a tensor-parallel collective"),
+    ("crowded_issue_s", "floor", 1e-6, 2e-3, 2.0, "what each rank adds to that while pipeline transfers cross nodes"),
+    ("step_overhead_s", "scale", 1e-3, 0.5, 0.7, "host work once a step"),
+    ("gemm_scale", "scale", 0.8, 1.04, 0.05, "rate of the stack's matrix products over the GPU's own"),
+    ("stream_scale", "scale", 0.3, 2.5, 0.3, "time of the stack's memory-bound kernels over its kernel set's"),
+    ("compute_slowdown_frac", "share", 0.0, 0.4, 0.1, "slowdown of compute beside collectives"),
+    ("hop_scale", "scale", 1.0, 4.0, 0.3, "in-training latency of a hop over its idle latency"),
+    ("bandwidth_scale_frac", "share", 0.4, 1.0, 0.15, "in-training bandwidth between nodes over its idle bandwidth"),
+    ("tp_overlap_frac", "share", 0.0, 0.98, 0.2, "share of tensor-parallel communication hidden beside products"),
+    ("p2p_overlap_frac", "share", 0.0, 1.0, 0.3, "share of pipeline transfers hidden beside compute"),
+    ("cp_overlap_frac", "share", 0.0, 1.0, 0.3, "share of a context-parallel ring's transfers hidden beside attention"),
+    ("straggler_frac", "share", 0.0, 0.05, 0.01, "spread of step times among GPUs"),
+    ("context_bytes", "scale", 0.3e9, 12e9, 0.5, "GPU memory outside the allocator"),
+    ("allocator_frac", "share", 0.0, 0.3, 0.05, "memory lost to fragmentation"),
+)
+PARAMETERS = tuple(
     Parameter(
-        path="profile.launch_s",
-        is_floor=True,
-        low=1e-6,
-        high=150e-6,
-        spread=1.0,
-        meaning="host time to launch a kernel",
-    ),
-    Parameter(
-        path="profile.issue_s",
-        is_floor=True,
-        low=1e-6,
-        high=1e-3,
-        spread=1.5,
-        meaning="host time to issue a tensor-parallel collective",
-    ),
-    Parameter(
-        path="profile.crowded_issue_s",
-        is_floor=True,
-        low=1e-6,
-        high=2e-3,
-        spread=2.0,
-        meaning="what each rank adds to that while pipeline transfers cross nodes",
-    ),
-    Parameter(path="profile.step_overhead_s", low=1e-3, high=0.5, spread=0.7, meaning="host work once a step"),
-    Parameter(
-        path="profile.gemm_scale",
-        low=0.8,
-        high=1.04,
-        spread=0.05,
-        meaning="rate of the stack's matrix products over the GPU's own",
-    ),
-    Parameter(
-        path="profile.stream_scale",
-        low=0.3,
-        high=2.5,
-        spread=0.3,
-        meaning="time of the stack's memory-bound kernels over its kernel set's",
-    ),
-    Parameter(
-        path="profile.compute_slowdown_frac",
-        low=0.0,
-        high=0.4,
-        spread=0.1,
-        is_share=True,
-        meaning="slowdown of compute beside collectives",
-    ),
-    Parameter(
-        path="profile.hop_scale",
-        low=1.0,
-        high=4.0,
-        spread=0.3,
-        meaning="in-training latency of a hop over its idle latency",
-    ),
-    Parameter(
-        path="profile.bandwidth_scale_frac",
-        low=0.4,
-        high=1.0,
-        spread=0.15,
-        is_share=True,
-        meaning="in-training bandwidth between nodes over its idle bandwidth",
-    ),
-    Parameter(
-        path="profile.tp_overlap_frac",
-        low=0.0,
-        high=0.98,
-        spread=0.2,
-        is_share=True,
-        meaning="share of tensor-parallel communication hidden beside products",
-    ),
-    Parameter(
-        path="profile.p2p_overlap_frac",
-        low=0.0,
-        high=1.0,
-        spread=0.3,
-        is_share=True,
-        meaning="share of pipeline transfers hidden beside compute",
-    ),
-    Parameter(
-        path="profile.cp_overlap_frac",
-        low=0.0,
-        high=1.0,
-        spread=0.3,
-        is_share=True,
-        meaning="share of a context-parallel ring's transfers hidden beside attention",
-    ),
-    Parameter(
-        path="profile.straggler_frac",
-        low=0.0,
-        high=0.05,
-        spread=0.01,
-        is_share=True,
-        meaning="spread of step times among GPUs",
-    ),
-    Parameter(
-        path="profile.context_bytes", low=0.3e9, high=12e9, spread=0.5, meaning="GPU memory outside the allocator"
-    ),
-    Parameter(
-        path="profile.allocator_frac",
-        low=0.0,
-        high=0.3,
-        spread=0.05,
-        is_share=True,
-        meaning="memory lost to fragmentation",
-    ),
+        path=f"profile.{name}",
+        low=low,
+        high=high,
+        spread=spread,
+        meaning=meaning,
+        is_share=kind == "share",
+        is_floor=kind == "floor",
+    )
+    for name, kind, low, high, spread, meaning in _ROWS
 )
 """Every parameter that runs may determine."""
 

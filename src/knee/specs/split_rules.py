@@ -5,7 +5,7 @@ Simulated jobs, real runs and the search share these rules.
 
 from __future__ import annotations
 
-from knee.errors import SpecError
+from knee.errors import SpecError, argument
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 
@@ -34,7 +34,7 @@ def check_fills(plan: Plan, gpus: int, *, unit: str, shown: str) -> None:
         raise SpecError(
             f"the plan fills {plan.gpus} {unit}, not {gpus}: dp_replicate({plan.dp_replicate}) * "
             f"dp_shard({plan.dp_shard}) * tp({plan.tp}) * pp({plan.pp}) * cp({plan.cp}) != {shown}",
-            hint=f"make the product {gpus}, for example by leaving --dp-shard out",
+            hint=f"make the product {gpus}, for example by leaving {argument('dp_shard')} out",
             code="does-not-fill",
             field="gpus",
         )
@@ -82,7 +82,7 @@ def check_interleaved(plan: Plan, microbatches: int) -> None:
         raise SpecError(
             f"the interleaved schedule runs microbatches in groups of pp; {microbatches} is not a multiple "
             f"of {plan.pp}",
-            hint="change --micro-batch or the batch, or use --schedule 1f1b",
+            hint=f"change {argument('micro_batch')} or the batch, or use {argument('schedule')} 1f1b",
             code="does-not-divide",
             field="plan.pp",
         )
@@ -93,7 +93,7 @@ def check_reduce_dtype(plan: Plan, products: str) -> None:
     if products == "fp16" and plan.reduce_dtype == "bf16":
         raise SpecError(
             "fp16 training cannot reduce gradients in bf16",
-            hint="use --reduce-dtype fp32",
+            hint=f"use {argument('reduce_dtype')} fp32",
             code="contradiction",
             field="plan.reduce_dtype",
         )

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from knee.errors import SpecError, out_of_range
+from knee.errors import SpecError, argument, out_of_range
+from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.specs.split_rules import (
@@ -52,7 +53,7 @@ class TrainJob:
     compile: bool = False
     """torch.compile of every block and of the loss."""
     attention: AttentionChoice = "auto"
-    lr: float = 3e-4
+    lr: float = LEARNING_RATE
     clip_norm: float = 1.0
     """Largest norm of the gradient; 0 does not clip (the norm is reported all the same)."""
     trace_steps: int = 0
@@ -61,7 +62,7 @@ class TrainJob:
     """Where tokens come from; empty is synthetic tokens."""
     out: str = ""
     """Folder of the records; empty writes none."""
-    timeout_s: float = 600.0
+    timeout_s: float = TIMEOUT_S
     """A collective that waits longer ends the run."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Passed through into the record: names, sources, versions, what the command line was."""
@@ -126,7 +127,7 @@ class TrainJob:
         if self.warmup >= self.steps:
             raise SpecError(
                 f"warmup {self.warmup} leaves none of {self.steps} steps to report",
-                hint="give --steps more than --warmup",
+                hint=f"give {argument('steps')} more than {argument('warmup')}",
                 code="contradiction",
                 field="warmup",
             )
@@ -147,33 +148,40 @@ class TrainJob:
                 "simulate it, or train a Llama model of its size",
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
-            text, hint = f"attention {self.attention} is a GPU's kernel", "use --attention auto on a processor"
+            text, hint = (
+                f"attention {self.attention} is a GPU's kernel",
+                f"use {argument('attention')} auto on a processor",
+            )
             raise _not_trained("attention", text, hint)
         if plan.precision == "fp8":
-            raise _not_trained("plan.precision", "fp8 products are simulated but not trained", "use --precision bf16")
+            raise _not_trained(
+                "plan.precision", "fp8 products are simulated but not trained", f"use {argument('precision')} bf16"
+            )
         if plan.sharding == "zero1":
             raise _not_trained(
                 "plan.sharding",
                 "zero1 is simulated but not trained: FSDP2 has no mode that shards optimizer states alone",
-                "use --sharding fsdp_no_reshard, which shards gradients too, or ddp",
+                f"use {argument('sharding')} fsdp_no_reshard, which shards gradients too, or ddp",
             )
         if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
-            raise _not_trained("plan.sharding", "nothing is sharded: dp_shard and cp are 1", "use --sharding ddp")
+            raise _not_trained(
+                "plan.sharding", "nothing is sharded: dp_shard and cp are 1", f"use {argument('sharding')} ddp"
+            )
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute == "full":
             raise _not_trained(
                 "plan.schedule",
-                "zero_bubble with --recompute full is simulated but not trained: torch's split backward "
+                f"zero_bubble with {argument('recompute')} full is simulated but not trained: torch's split backward "
                 "would recompute a block once for every weight",
-                "use --schedule 1f1b, or --recompute selective or none",
+                f"use {argument('schedule')} 1f1b, or {argument('recompute')} selective or none",
             )
         if plan.sync_every > 1:
             raise _not_trained(
                 "plan.sync_every",
                 f"replicas that exchange every {plan.sync_every:,} steps are simulated but not trained",
-                "leave --sync-every out: they then reduce gradients in every step",
+                f"leave {argument('sync_every')} out: they then reduce gradients in every step",
             )
         if plan.cp > 1 and plan.cp_method == "ring":
-            text, hint = "ring attention is simulated but not trained", "use --cp-method allgather"
+            text, hint = "ring attention is simulated but not trained", f"use {argument('cp_method')} allgather"
             raise _not_trained("plan.cp_method", text, hint)
         if model.tied_embeddings and plan.pp > 1:
             raise _not_trained(
@@ -183,7 +191,9 @@ class TrainJob:
             )
         check_reduce_dtype(plan, self.dtype)
         if self.dtype == "fp16" and plan.state_dtype == "bf16":
-            raise _not_trained("plan.state_dtype", "fp16 training keeps fp32 parameters", "use --state-dtype fp32")
+            raise _not_trained(
+                "plan.state_dtype", "fp16 training keeps fp32 parameters", f"use {argument('state_dtype')} fp32"
+            )
 
     def _check_split_of_model(self) -> None:
         model, plan = self.model, self.plan
@@ -210,7 +220,7 @@ class TrainJob:
             raise SpecError(
                 f"global_batch {self.global_batch} is no multiple of dp_replicate({plan.dp_replicate}) * "
                 f"dp_shard({plan.dp_shard}) * micro_batch({plan.micro_batch})",
-                hint="change --micro-batch or the batch, or raise tp, pp or cp",
+                hint=f"change {argument('micro_batch')} or the batch, or raise tp, pp or cp",
                 code="does-not-divide",
                 field="global_batch",
             )

@@ -20,6 +20,11 @@ class Value:
     source: str
 
 
+def four_digits(value: float) -> float:
+    """A value as it is written: no reading has more digits."""
+    return float(f"{value:.4g}")
+
+
 def cluster_toml(base: str, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
     """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.gemm_frac``."""
     return _toml(base, values, comments)

@@ -17,11 +17,12 @@ from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
 from knee.budgets.throughput import Rates
 from knee.budgets.training_cost import checked_pue
 from knee.files import make_folder
+from knee.record.digest import digest
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.specs.model import Model
 from knee.studies.quantities import Row
-from knee.studies.record_store import digest, engine, kept_or_made
+from knee.studies.record_store import cached, engine
 from knee.studies.study_file import Budgets
 from knee.trust.trust import trust_of
 from knee.units import short
@@ -38,7 +39,7 @@ def budget_rows(study: str, grid: Budgets, folder: Path | None = None) -> Iterat
         rows = _rows(grid)
     else:
         key = key_of(grid)
-        rows = kept_or_made(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
+        rows = cached(make_folder(folder) / f"budget-{key}.json", key, lambda: _rows(grid))
     yield from ({"study": study} | row for row in rows)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from knee.errors import KneeError, SpecError
 from knee.metrics.scaling import doubling_pays
+from knee.specs.defaults import THRESHOLD
 from knee.units import show
 
 NOISE = 0.01
@@ -202,8 +203,6 @@ def shown(metric: str, value: float) -> str:
 
 def knee_of(found: Sequence[Row], metric: str, over: str) -> float:
     """The largest count to which a doubling still multiplies the metric by ``knee scale``'s threshold."""
-    from knee.search.knee import THRESHOLD  # here, as no answer rests on the search
-
     ordered = sorted((metric_of(row, over), metric_of(row, metric)) for row in found)
     last = ordered[0][0]
     for (n1, v1), (n2, v2) in pairwise(ordered):

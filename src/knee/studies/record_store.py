@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 import knee
 from knee.errors import SpecError
 from knee.files import make_folder, write_text
+from knee.record.digest import digest
 from knee.specs.catalog import KINDS, ROOT
 from knee.studies.answers import answer, specs_of
 from knee.studies.questions import Options, Question
@@ -133,15 +134,15 @@ def engine() -> str:
     return total.hexdigest()[:16]
 
 
-def fidelity_kept(folder: Path) -> CarriedFidelity:
+def cached_fidelity(folder: Path) -> CarriedFidelity:
     """How knee does on the published runs it carries: kept in a folder while neither engine nor catalogue changes."""
     entries = sorted(path for kind in KINDS for path in (ROOT / f"{kind}s").glob("*.toml"))
     key = digest([engine(), *(path.read_text(encoding="utf-8") for path in entries)])[:24]
-    found = kept_or_made(make_folder(folder) / "fidelity.json", key, lambda: asdict(carried_fidelity()))
+    found = cached(make_folder(folder) / "fidelity.json", key, lambda: asdict(carried_fidelity()))
     return TypeAdapter(CarriedFidelity).validate_python(found)
 
 
-def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
+def cached(path: Path, key: str, make: Callable[[], Any]) -> Any:
     """What lies in a file under this key, if it is whole; else what is made, which then does."""
     with contextlib.suppress(OSError, ValueError):
         text = read_text(path)
@@ -150,8 +151,3 @@ def kept_or_made(path: Path, key: str, make: Callable[[], Any]) -> Any:
     text = json.dumps(sealed({"key": key, "found": make()}), allow_nan=False)
     write_text(path, text + "\n")
     return json.loads(text)["found"]  # as it will be read: tuples are lists
-
-
-def digest(value: Any) -> str:
-    """Return the digest of plain data, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()

@@ -18,7 +18,7 @@ from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, Vali
 from knee.errors import InputError, SpecError
 from knee.specs.catalog import ROOT, did_you_mean, read_toml
 from knee.specs.check import SeveralMistakes
-from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
@@ -126,8 +126,8 @@ class Budgets:
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
     days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
     seq_len: Count = DEFAULT_SEQ_LEN
-    law: str = "besiroglu-2024"
-    family: str = "llama"
+    law: str = DEFAULT_LAW
+    family: str = DEFAULT_FAMILY
     set: Mapping[str, str] = field(default_factory=dict)
     """As ``--set``, of the cluster and the profile."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,18 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from knee.errors import SpecError
+from knee.errors import ERROR_FILE, SpecError
 from knee.export.job_file import job_file
 from knee.files import make_folder, write_text
+from knee.record.digest import digest
 from knee.specs.fields import split_overrides
 from knee.specs.job import Job
 from knee.studies.answers import job_of, loaded
 from knee.studies.questions import StudyPoint
-from knee.studies.record_store import digest
 from knee.sweeps.job_for_trainer import PROCESSOR
 from knee.sweeps.local_devices import LocalDevices
 
-RUN, LOG = "run", "train.log"
+RUN, LOG, ERROR = "run", "train.log", "error.json"
+RECORD = Path(RUN, "record.json")
 
 
 def refused(machine: LocalDevices, point: StudyPoint) -> str | None:
@@ -43,13 +45,13 @@ def trained(
             yield point, None
             continue
         own = folder / _name_of(job, steps)
-        record = _read(own)
+        record = _read(own / RECORD)
         if record.get("status") != "done":
             record = _train(job, own, steps)
         if record.get("status") == "done":
             yield point, record
             continue
-        how, said = record.get("status") or "left no record", record.get("error") or _last_error(own)
+        how, said = record.get("status") or "left no record", record.get("error") or _error_of(own)
         warn(f"{point.name}: the run {how}{f': {said}' if said else ''} (its output is in {own / LOG})")
         yield point, None
 
@@ -62,21 +64,22 @@ def _train(job: Job, own: Path, steps: int | None) -> Mapping[str, Any]:
     command = [sys.executable, "-m", "knee", "train", str(own / "job.toml"), "--nproc", str(job.gpus)]
     command += ["--device", device, "--out", str(own / RUN), "--force"]
     command += [] if steps is None else ["--steps", str(steps)]
+    (own / ERROR).unlink(missing_ok=True)  # an earlier attempt's
+    around = os.environ | {ERROR_FILE: str(own / ERROR)}
     with (own / LOG).open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=around, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
         try:
             process.wait()
         except KeyboardInterrupt:  # it ends its ranks, and leaves a record
             process.terminate()
             process.wait()
             raise
-    return _read(own)
+    return _read(own / RECORD)
 
 
-def _last_error(own: Path) -> str:
-    """What a run said before it ended without a record."""
-    lines = (own / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
-    return next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), "")
+def _error_of(own: Path) -> str:
+    """The first line of the error that a run ended with; the log has the list of mistakes that may follow."""
+    return str(_read(own / ERROR).get("message", "")).partition("\n")[0]
 
 
 def _name_of(job: Job, steps: int | None) -> str:
@@ -86,9 +89,10 @@ def _name_of(job: Job, steps: int | None) -> str:
     return digest(asked)[:24]
 
 
-def _read(own: Path) -> Mapping[str, Any]:
+def _read(path: Path) -> Mapping[str, Any]:
+    """A table of a JSON file; an empty one where the file has none."""
     try:
-        record = json.loads((own / RUN / "record.json").read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return record if isinstance(record, dict) else {}
+    return found if isinstance(found, dict) else {}

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from knee.specs import Job, Model
+from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
 from knee.specs.trainer_job import Device, TrainJob
 
 STEPS: dict[Device, int] = {"cuda": 60, "cpu": 30}
@@ -23,10 +24,10 @@ class RunSettings:
 
     steps: int | None = None
     warmup: int | None = None
-    trace_steps: int = 3
+    trace_steps: int = TRACE_STEPS
     device: Device | None = None
     """The processor where the cluster is one, the GPUs elsewhere, if None."""
-    timeout_s: float = 600.0
+    timeout_s: float = TIMEOUT_S
     """A run that does not move for so long is ended."""
 
 
@@ -41,7 +42,7 @@ def train_job(job: Job, settings: RunSettings, *, out: str, command: list[str]) 
     steps = STEPS[device] if settings.steps is None else settings.steps
     dtype: Any = "fp32" if device == "cpu" else job.plan.precision
     # the record's profile is that of the program that ran, whatever stack the grid has simulated
-    facts = facts_of(job, cluster=job.cluster.name, profile=None, convention="palm", command=command)
+    facts = facts_of(job, cluster=job.cluster.name, profile=None, convention=DEFAULT_CONVENTION, command=command)
     return TrainJob(
         model=job.model,
         plan=job.plan,

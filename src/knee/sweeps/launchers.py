@@ -5,18 +5,16 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 from knee.errors import InputError, argument, either
 from knee.launch.site import Site
 from knee.launch.torchrun import through
 from knee.probe.machine_facts import need_torch
 from knee.specs import Job
+from knee.specs.choices import Launcher
 from knee.sweeps.local_devices import LocalDevices
 from knee.sweeps.slurm import node_count, require_slurm
 
-Launcher = Literal["local", "torchrun", "slurm"]
-LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 Refusal = Callable[[Job], str | None]
 """Why a launcher cannot start a job; None where it can."""
 

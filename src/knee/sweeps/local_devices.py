@@ -25,8 +25,8 @@ class LocalDevices:
     def here(cls) -> LocalDevices:
         """This machine."""
         found = read_inventory()
-        usable = (found.software.torch_build or "").startswith(("CUDA", "ROCm"))
-        return cls(gpus=tuple(gpu.name or "" for gpu in found.gpus) if usable else (), cores=os.cpu_count() or 1)
+        gpus = found.gpus if found.software.torch_uses_gpus else ()
+        return cls(gpus=tuple(gpu.name or "" for gpu in gpus), cores=os.cpu_count() or 1)
 
     def refuses(self, cluster: Cluster, ranks: int) -> str | None:
         """Why a run of a cluster's GPUs cannot be trained here, if it cannot."""

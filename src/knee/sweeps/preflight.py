@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +10,7 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.launch.sweep_folder import SweepRun
+from knee.record.digest import digest
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.plan_table import table_of
@@ -69,7 +68,7 @@ def plan_runs(
 
 def _distinct(requested: Iterable[RequestedRun]) -> list[RequestedRun]:
     """Points that are the same run stand for one."""
-    return list({_digest(_identity(one)): one for one in reversed(list(requested))}.values())[::-1]
+    return list({digest(_identity(one)): one for one in reversed(list(requested))}.values())[::-1]
 
 
 def _identity(one: RequestedRun) -> dict[str, Any]:
@@ -155,8 +154,4 @@ def _id(number: int, one: RequestedRun, settings: RunSettings) -> str:
         plan = one.job.plan
         words += [f"{axis}{size}" for axis in ("tp", "pp", "cp") if (size := getattr(plan, axis)) > 1]
     how = {name: getattr(settings, name) for name in ("steps", "warmup", "trace_steps", "device")}
-    return f"{number:04d}-{'-'.join(words)}-{_digest({**_identity(one), 'how': how})[:8]}"
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{number:04d}-{'-'.join(words)}-{digest({**_identity(one), 'how': how})[:8]}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from knee.errors import InputError, KneeError
 from knee.files import write_text
 from knee.launch.failures import Diagnosis, diagnose
-from knee.launch.log_patterns import last_words
+from knee.launch.log_patterns import last_error_line
 from knee.launch.run_status import Status, read_status, write_status
 from knee.launch.slurm_job import query_slurm, slurm_output, unreachable_nodes
 from knee.launch.sweep_folder import Sweep, SweepRun, is_cancel_requested, read_record
@@ -210,7 +210,9 @@ def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) 
 def _never_began(sweep: Sweep, job: str) -> Diagnosis:
     """A job that ended before the supervisor of its run was there: what its own log says."""
     try:
-        last_line = last_words((sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace"))
+        last_line = last_error_line(
+            (sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace")
+        )
     except OSError:
         return Diagnosis(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
     return Diagnosis(

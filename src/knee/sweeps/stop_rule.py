@@ -12,7 +12,7 @@ from typing import Any
 from knee.launch.run_status import Cause, Status
 from knee.launch.sweep_folder import Sweep, SweepRun, read_record
 from knee.metrics.scaling import per_doubling
-from knee.search.knee import THRESHOLD
+from knee.specs.defaults import THRESHOLD
 
 SIGMAS = 1.645
 """One-sided 95% of a normal distribution."""

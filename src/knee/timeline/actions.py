@@ -86,8 +86,8 @@ def local_comms(
     issue = host_scale * issue_s(profile, table, groups)
 
     def tp(of: tp_messages.TpMessages) -> LocalComm:
-        total = np.where(sp, of.exchanges * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
-        host = np.where(sp, of.exchanges, of.all_reduces) * issue
+        total = np.where(sp, of.collectives * comm.tp_gather, of.all_reduces * comm.tp_all_reduce)
+        host = np.where(sp, of.collectives, of.all_reduces) * issue
         return LocalComm(hidden_s=share * total, blocking_s=(1.0 - share) * total, host_s=host)
 
     def blocking(seconds: Floats) -> LocalComm:

@@ -213,8 +213,8 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
     if len(numbers) > 1:
         (one, a), (two, b) = list(numbers.items())[:2]
-        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): --skip and "
-        notes.append(Note("steps-differ", text + "--steps count those that all have"))
+        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): skip and "
+        notes.append(Note("steps-differ", text + "steps count those that all have"))
     return tuple(notes)
 
 

@@ -51,13 +51,13 @@ class Watch:
         timeout_s: float,
         progress: Callable[[], Any],
         step: Callable[[], int],
-        last_words: Callable[[str, str, bool], None],
+        write_final_record: Callable[[str, str, bool], None],
         parent: int = 0,
     ) -> None:
         self.parent = parent
         """The process that started this one and watches over it; 0 where nobody does."""
         self.path, self.timeout_s = path, timeout_s
-        self.progress, self.step, self.last_words = progress, step, last_words
+        self.progress, self.step, self.write_final_record = progress, step, write_final_record
         self.beat_s = BEAT_S * (1 + world / 100)
         self.signal: int | None = None
         self._over = threading.Event()
@@ -133,7 +133,7 @@ class Watch:
         try:
             if stalled_s is not None:
                 self._beat(stalled_s=stalled_s)
-            self.last_words(status, error, lost)
+            self.write_final_record(status, error, lost)
         finally:
             os._exit(code)
 

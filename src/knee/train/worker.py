@@ -103,7 +103,7 @@ def work(job: TrainJob, place: Place) -> int:
                 os.replace(run.out / RECORD, run.out / f"previous-{RECORD}")
                 say(f"{run.out} has the record of another run: it is previous-{RECORD} now")
 
-    def last_words(status: str, error: str, lost_peer: bool) -> None:
+    def write_final_record(status: str, error: str, lost_peer: bool) -> None:
         say(f"rank {place.rank}: {error}")
         leave(run, run.piece(status, error, lost_peer=lost_peer, alive=False))
 
@@ -111,7 +111,7 @@ def work(job: TrainJob, place: Place) -> int:
         path=beat,
         world=place.world,
         timeout_s=job.timeout_s,
-        last_words=last_words,
+        write_final_record=write_final_record,
         progress=lambda: (run.phase, run.clock.passed()),
         step=lambda: run.steps_done,
         parent=int(os.environ.get(LAUNCHED, "0")),

@@ -12,12 +12,11 @@ from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.notes import Note
+from knee.specs.plan import SHARDING_FAMILIES
 from knee.specs.profile import Profile
 from knee.trust.catalog_differences import Entry, entry_of
 from knee.trust.error_table import Errors, micro_tokens, tokens_per_gpu
 
-FAMILIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "hsdp": "FSDP"}
-"""Shardings that communicate alike."""
 ENOUGH = 8
 """Runs that make a job validated, and that a band is taken from."""
 FAR = 4.0
@@ -76,13 +75,15 @@ class SimilarityLevel:
 class Similarity:
     """A job's place among the published runs."""
 
+    stack: str
+    """Name of its profile, or of the catalogue's entry with the same values."""
     kind: SimilarityLevel
     """Runs with its GPU, its stack or kernel set, and its kinds of parallelism."""
     like: Bools
     """Those of them that are close in every size, and alike in recomputation and in crossing nodes."""
-    rungs: tuple[SimilarityLevel, ...]
+    levels: tuple[SimilarityLevel, ...]
     """Sets to take a band from: those of its kind first, all runs last."""
-    memory_rungs: tuple[SimilarityLevel, ...]
+    memory_levels: tuple[SimilarityLevel, ...]
     """The same for memory, of which the stack says more than the GPU."""
     absent: tuple[str, ...]
     """What makes it extrapolated."""
@@ -98,7 +99,7 @@ def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Similarity:
 def kind_words(job: Job) -> str:
     """The parallelism that is at work: ``FSDP + TP``."""
     plan = job.plan
-    words = [FAMILIES[plan.sharding]] if plan.dp > 1 else []
+    words = [SHARDING_FAMILIES[plan.sharding]] if plan.dp > 1 else []
     words += [axis.upper() for axis in ("tp", "pp", "cp") if getattr(plan, axis) > 1]
     return " + ".join(words) or "one GPU alone"
 
@@ -115,7 +116,7 @@ class _Comparison:
         self.stack = job.profile.name if self.profile.changed else self.profile.spec.name
         self.on_gpu, self.of_plan = errors.is_("gpu", self.gpu), _of_plan(job, errors)
         self.own, self.kernels = errors.is_("profile", self.stack), errors.is_("kernels", job.profile.kernels)
-        mine, self.others = self._rung(True, self.own, gpu=True), self._rung(False, self.kernels, gpu=True)
+        mine, self.others = self._level(True, self.own, gpu=True), self._level(False, self.kernels, gpu=True)
         self.kind = mine if mine.chosen.any() else self.others
         # sizes that other stacks with its kernels had are known too
         self.around = mine.chosen | self.others.chosen
@@ -127,20 +128,22 @@ class _Comparison:
         absent = tuple(self._absent())
         every = SimilarityLevel(like="", chosen=np.ones(len(self.errors), dtype=np.bool_), of_stack=False)
         kind = [self.kind, self.others] if self.kind.of_stack else [self.kind]
-        same, mixed = self._rung(False, self.kernels), (self._rung(False, self.on_gpu), self._rung(False, every.chosen))
-        stacked = (self._rung(True, self.own), self._rung(True, self.own, plan=False))
+        same = self._level(False, self.kernels)
+        mixed = (self._level(False, self.on_gpu), self._level(False, every.chosen))
+        stacked = (self._level(True, self.own), self._level(True, self.own, plan=False))
         # what no run had is judged by all of them; other kernels with its parallelism say no more than those
         wider = [same] if absent else [same, *mixed]
         return Similarity(
+            stack=self.stack,
             kind=self.kind,
             like=like,
-            rungs=tuple(_narrowed(rung, alike) for rung in (*kind, *wider, every)),
-            memory_rungs=(self.kind, *stacked, self.others, same, *mixed, every),
+            levels=tuple(_narrowed(level, alike) for level in (*kind, *wider, every)),
+            memory_levels=(self.kind, *stacked, self.others, same, *mixed, every),
             absent=absent,
             doubts=(*self._given_values(), *self._other_stack(), *(() if absent else self._apart(like))),
         )
 
-    def _rung(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> SimilarityLevel:
+    def _level(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> SimilarityLevel:
         """Some runs, on this GPU only, with this parallelism only."""
         words = [self.gpu] if gpu or chosen is self.on_gpu else []
         if chosen is self.own:
@@ -294,13 +297,15 @@ def _crosses(job: Job) -> bool:
     return job.gpus > job.cluster.node.gpus
 
 
-def _narrowed(rung: SimilarityLevel, alike: Bools) -> SimilarityLevel:
+def _narrowed(level: SimilarityLevel, alike: Bools) -> SimilarityLevel:
     """Without runs whose layers are far larger or smaller, where enough are left."""
-    chosen = rung.chosen & alike
-    if np.count_nonzero(chosen) < ENOUGH or np.count_nonzero(chosen) == np.count_nonzero(rung.chosen):
-        return rung
+    chosen = level.chosen & alike
+    if np.count_nonzero(chosen) < ENOUGH or np.count_nonzero(chosen) == np.count_nonzero(level.chosen):
+        return level
     words = f"layers of 1/{ALIKE_WORK:.0f} to {ALIKE_WORK:.0f} times the work"
-    return SimilarityLevel(like=f"{rung.like}, {words}" if rung.like else words, chosen=chosen, of_stack=rung.of_stack)
+    return SimilarityLevel(
+        like=f"{level.like}, {words}" if level.like else words, chosen=chosen, of_stack=level.of_stack
+    )
 
 
 def _work(job: Job) -> float:
@@ -317,7 +322,7 @@ def _work_of_runs(errors: Errors) -> Floats:
 def _of_plan(job: Job, errors: Errors) -> Bools:
     """Runs that use the same kinds of parallelism, whatever their degrees."""
     plan = job.plan
-    family = [name for name, other in FAMILIES.items() if other == FAMILIES[plan.sharding]]
+    family = [name for name, other in SHARDING_FAMILIES.items() if other == SHARDING_FAMILIES[plan.sharding]]
     chosen = errors.is_("sharding", *family) if plan.dp > 1 else np.ones(len(errors), dtype=np.bool_)
     for axis in ("dp", "tp", "pp", "cp"):
         chosen &= (errors.numbers[axis] > 1) == (getattr(plan, axis) > 1)

@@ -23,6 +23,8 @@ WIDER_FRAC = 0.9
 OTHERS = 2
 """Stacks that the runs of a band must be of, where they are not of the job's own."""
 ALL = "all"
+PAPER_PROFILES = ("paper", "paper-v100")
+"""Entries of the catalogue that are fitted to the paper."""
 PAPER = Note(
     "fitted-to-paper",
     "profile paper is fitted to arXiv 2411.13055 (to 2,048 H100s); `knee study` shows which of its claims hold",
@@ -74,9 +76,9 @@ class Trust:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Errors of the runs of one rung; its ends are no closer than those of stricter rungs."""
+    """Errors of the runs of one level; its ends are no closer than those of stricter levels."""
 
-    rung: int
+    level: int
     runs: int
     sources: int
     low_frac: float
@@ -98,11 +100,11 @@ def trust_of(job: Job, given: Iterable[str] = (), errors: Errors | None = None) 
     else:
         label = "near" if found.doubts or like < ENOUGH else "validated"
     # what no run had may err as any of them did, and more
-    rungs = found.rungs[:1] if label == "validated" else found.rungs
+    levels = found.levels[:1] if label == "validated" else found.levels
     known = job.cluster.gpu.vendor == VENDOR
     covered = COVERED_FRAC if label == "validated" else WIDER_FRAC
-    speed = _band(rungs, errors, covered, all_runs=label == "extrapolated") if known else None
-    memory = _band(found.memory_rungs, errors, COVERED_FRAC, memory=True) if known else None
+    speed = _band(levels, errors, covered, all_runs=label == "extrapolated") if known else None
+    memory = _band(found.memory_levels, errors, COVERED_FRAC, memory=True) if known else None
     reasons = (*found.absent, *found.doubts)
     return Trust(
         label=label,
@@ -117,29 +119,29 @@ def trust_of(job: Job, given: Iterable[str] = (), errors: Errors | None = None) 
         memory_runs=memory.runs if memory else 0,
         memory_low_frac=memory.low_frac if memory else None,
         memory_high_frac=memory.high_frac if memory else None,
-        like=found.rungs[speed.rung].like or ALL if speed else "none",
-        memory_like=found.memory_rungs[memory.rung].like or ALL if memory else "none",
-        reasons=(*reasons, PAPER) if job.profile.name.startswith("paper") else reasons,
+        like=found.levels[speed.level].like or ALL if speed else "none",
+        memory_like=found.memory_levels[memory.level].like or ALL if memory else "none",
+        reasons=(*reasons, PAPER) if found.stack in PAPER_PROFILES else reasons,
     )
 
 
 def _band(
-    rungs: Sequence[SimilarityLevel],
+    levels: Sequence[SimilarityLevel],
     errors: Errors,
     covered_frac: float,
     *,
     memory: bool = False,
     all_runs: bool = False,
 ) -> Band | None:
-    """Of the first rung with enough runs, or of the last; no narrower than before. None where no rung has any."""
+    """Of the first level with enough runs, or of the last; no narrower than before. None where no level has any."""
     low, high = np.inf, -np.inf
-    for number, rung in enumerate(rungs):
-        column = "memory_error_frac" if memory else "error_frac" if rung.of_stack else "unseen_error_frac"
+    for number, level in enumerate(levels):
+        column = "memory_error_frac" if memory else "error_frac" if level.of_stack else "unseen_error_frac"
         error = errors.numbers[column]
-        chosen = rung.chosen & np.isfinite(error)
+        chosen = level.chosen & np.isfinite(error)
         runs = int(np.count_nonzero(chosen))
-        last = number == len(rungs) - 1
-        alone = not rung.of_stack and len(set(errors.of("profile", chosen))) < OTHERS
+        last = number == len(levels) - 1
+        alone = not level.of_stack and len(set(errors.of("profile", chosen))) < OTHERS
         # runs of one other stack tell of that stack; they count where they are of its kind and not far from it
         if not runs or (alone and not last and (number or all_runs)):
             continue
@@ -147,7 +149,7 @@ def _band(
         low, high = min(low, ends[0]), max(high, ends[1])
         if last or (runs >= ENOUGH and not alone and not all_runs):
             return Band(
-                rung=number,
+                level=number,
                 runs=runs,
                 sources=len(set(errors.of("source", chosen))),
                 low_frac=round(low, 4),

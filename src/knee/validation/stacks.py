@@ -101,7 +101,7 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
         raise unknown_choice("attention", setting.attention, ATTENTIONS)
     unfused = setting.attention == "unfused"
     name = stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
-    profile = given or _profile(name)
+    profile = given or catalog_profile(name)
     if given is not None and setting.compile and given.kernels == "eager":
         raise SpecError(
             f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
@@ -117,5 +117,6 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
 
 
 @cache
-def _profile(name: str) -> Profile:
+def catalog_profile(name: str) -> Profile:
+    """The profile of a name or a file, read once."""
     return load_profile(name).spec

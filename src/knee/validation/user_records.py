@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
-from knee.errors import InputError, SpecError
+from knee.errors import InputError, SpecError, argument
 from knee.hardware_fit.cluster_file import base_of
 from knee.hardware_fit.measured_steps import job_of_step
 from knee.record.measurement import Kind
@@ -18,13 +17,15 @@ from knee.record.probe_points import Record, StepPoint, point_of
 from knee.record.readings import Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.load import load_cluster, load_model, load_profile, make_job
+from knee.specs.load import load_cluster, load_model, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
+from knee.text_files import json_values
 from knee.validation.csv_cells import LEAST, unknown_choice
 from knee.validation.published_runs import PublishedRun, Setting, Status
 from knee.validation.run_to_job import MOST_STAGES, RunJob
 from knee.validation.skipped_rows import reason_of
+from knee.validation.stacks import catalog_profile
 
 Pair = tuple[PublishedRun, RunJob]
 RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
@@ -33,7 +34,7 @@ AGREE = 0.01
 CUT_OFF = "it was cut off while it was written"
 _FORM = (
     "a record has model, cluster, profile, gpus, global_batch, seq_len, plan and what was measured, as "
-    "`knee simulate --json` prints it"
+    f"`knee simulate {argument('json')}` prints it"
 )
 
 
@@ -55,7 +56,7 @@ def is_json(text: str) -> bool:
 
 def read_records(path: Path, text: str, profile: Profile | None, cluster: Cluster | None) -> list[RecordedRun]:
     """All of a file: measurements one after another or in a list, or the readings of ``knee probe steps``."""
-    found = list(_values(path, text.lstrip("\ufeff")))
+    found = _values(path, text.lstrip("\ufeff"))
     if found and isinstance(found[0], dict) and "probe" in found[0]:
         return _steps(path, read_readings(path), profile, cluster)
     if not found:
@@ -95,26 +96,16 @@ def _one(runs: Sequence[PublishedRun]) -> PublishedRun:
     )
 
 
-def _values(path: Path, text: str) -> Iterator[Any]:
-    """Every JSON value of a text: lines, printed ones after another, or the items of a list."""
-    decoder, at = json.JSONDecoder(), 0
-    while (at := _next(text, at)) < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            rest = text[at:].rstrip("\n")
-            if at and "\n" not in rest and rest.startswith("{"):
-                yield CUT_OFF
-                return
-            line = text.count("\n", 0, at) + 1
-            raise InputError(f"{path}, line {line}: it is not JSON from here on", hint=_FORM) from None
-        yield from value if isinstance(value, list) else [value]
-
-
-def _next(text: str, at: int) -> int:
-    while at < len(text) and text[at].isspace():
-        at += 1
-    return at
+def _values(path: Path, text: str) -> list[Any]:
+    """Every JSON value of a text; last ``CUT_OFF`` where its last line was not finished."""
+    values, at = json_values(text)
+    if at is None:
+        return values
+    rest = text[at:].rstrip("\n")
+    if at and "\n" not in rest and rest.startswith("{"):
+        return [*values, CUT_OFF]
+    line = text.count("\n", 0, at) + 1
+    raise InputError(f"{path}, line {line}: it is not JSON from here on", hint=_FORM)
 
 
 def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> RecordedRun:
@@ -152,7 +143,7 @@ def _job(record: Mapping[str, Any], profile: Profile | None, cluster: Cluster | 
     job, _ = make_job(
         _model(_name(record, "model")),
         _cluster(_name(record, "cluster")) if cluster is None else _given(record, cluster),
-        _profile(_name(record, "profile")) if profile is None else profile,
+        catalog_profile(_name(record, "profile")) if profile is None else profile,
         gpus=_count(record, "gpus"),
         global_batch=_count(record, "global_batch"),
         seq_len=_count(record, "seq_len"),
@@ -228,7 +219,7 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
     if machine.probe != "steps":
         raise InputError(
             f"{path} has readings of `knee probe {machine.probe}`, which say nothing of a stack",
-            hint="give the cluster file that was made from them as --cluster",
+            hint=f"give the cluster file that was made from them as {argument('cluster')}",
         )
     where = cluster or load_cluster(base_of(machine, None)).spec
     found = []
@@ -296,8 +287,3 @@ def _model(name: str) -> Model:
 @cache
 def _cluster(name: str) -> Cluster:
     return load_cluster(name).spec
-
-
-@cache
-def _profile(name: str) -> Profile:
-    return load_profile(name).spec

@@ -28,7 +28,6 @@ CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]
     # torchtitan: the input embedding is a lookup, not a product
     "torchtitan": lambda m, s: 6.0 * (parameter_count(m) - m.vocab * m.hidden) + 12.0 * _attention(m, s),
 }
-DEFAULT_CONVENTION = "palm"
 
 
 def model_flop_per_token(model: Model, seq_len: NDArray[np.int64], convention: str) -> NDArray[np.float64]:

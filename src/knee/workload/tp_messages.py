@@ -19,7 +19,7 @@ class TpMessages:
     all_reduces: int = 0
 
     @property
-    def exchanges(self) -> int:
+    def collectives(self) -> int:
         """Gathers and scatters, which take equally long."""
         return self.gathers + self.scatters
 

@@ -86,10 +86,10 @@ def catalogue() -> tuple[dict[str, Any], ...]:
 @cache
 def kept() -> bytes:
     """How knee does on the published runs, which every study would work out anew."""
-    from knee.studies.record_store import fidelity_kept
+    from knee.studies.record_store import cached_fidelity
 
     with TemporaryDirectory() as folder:
-        fidelity_kept(Path(folder))
+        cached_fidelity(Path(folder))
         return (Path(folder) / "fidelity.json").read_bytes()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-OUT = "mine.toml"
+from knee.specs.defaults import CLUSTER_FILE
 
 
 def options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -18,7 +18,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--out",
                 type=click.Path(dir_okay=False, path_type=Path),
-                default=OUT,
+                default=CLUSTER_FILE,
                 show_default=True,
                 help="The cluster file; readings go beside it.",
             ),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import click
 
 import knee
 from knee import signals
-from knee.cli.render.delivery import Delivery
-from knee.errors import ExitCode, InputError, KneeError, RunFailed
+from knee.cli.delivery import Delivery
+from knee.errors import ERROR_FILE, ExitCode, InputError, KneeError, RunFailed
 
 TRACEBACK = "KNEE_TRACEBACK"
 """Set to 1, it shows the traceback of a bug."""
@@ -48,6 +50,10 @@ def fail(error: KneeError) -> ExitCode:
     click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
     if error.hint is not None:
         click.echo(f"{click.style('hint:', fg='cyan', bold=True)} {error.hint}", err=True)
+    if path := os.environ.get(ERROR_FILE):
+        told = {name: getattr(error, name) for name in ("code", "field", "message", "hint")}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps(told) + "\n", encoding="utf-8")
     return error.exit_code
 
 

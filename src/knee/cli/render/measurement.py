@@ -85,8 +85,8 @@ def _print_throughput(m: Measurement) -> None:
     print_rows(
         [
             ["step time", _time(m.step_s)],
-            ["tokens/s", _number(m.tokens_per_s)],
-            ["tokens/s per GPU", _number(m.tokens_per_s_per_gpu)],
+            ["tokens/s", units.precise(m.tokens_per_s)],
+            ["tokens/s per GPU", units.precise(m.tokens_per_s_per_gpu)],
             ["MFU", f"{units.show(m.mfu_frac, 'frac')} ({m.flop_convention} FLOP convention)"],
         ]
     )
@@ -154,8 +154,8 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
 def _print_power(m: Measurement) -> None:
     print_heading("power and cost")
     power = None if m.power_w_per_gpu is None else units.show(m.power_w_per_gpu, "w")
-    tokens = None if m.tokens_per_j is None else _number(m.tokens_per_j)
-    price = None if m.usd_per_mtoken is None else f"{_number(m.usd_per_mtoken)} USD"
+    tokens = None if m.tokens_per_j is None else units.precise(m.tokens_per_j)
+    price = None if m.usd_per_mtoken is None else f"{units.precise(m.usd_per_mtoken)} USD"
     print_rows(
         [
             ["power per GPU", power or UNKNOWN],
@@ -184,8 +184,3 @@ def _time(time_s: float) -> str:
 
 def _change(share_frac: float) -> str:
     return f"{share_frac:+.0%}"
-
-
-def _number(value: float) -> str:
-    """Four digits, or all of a large number's: 12,345 and 0.01234."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -46,7 +46,7 @@ def print_search(answer: PlanSearch) -> None:
         f"{len(found):,} simulated"
     )
     sys.stdout.write(f"  {counts}\n")
-    alike = [row + 1 for row in drawn.alike if row < answer.top]
+    alike = [row + 1 for row in drawn.indistinguishable_rows if row < answer.top]
     print_rows(
         [
             ["recommended", plan_words(found.table.plan(drawn.recommended))],

@@ -112,7 +112,7 @@ def print_kernels(answer: KernelsProbe, as_json: bool) -> None:
     _print_machine(answer.readings)
     print_heading("fit (error of the formula on every reading)")
     head = ["part", "points", "median", "p90", "worst", "bias"]
-    rows = [[name, *_errors(r)] for name, r in fit.residuals.items()]
+    rows = [[str(part), *_errors(r)] for part, r in fit.residuals.items()]
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
     if away is not None:
         print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")

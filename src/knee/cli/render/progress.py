@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 1.0
 """Searches that take longer say how far they are."""
+EVERY_S = 2.0
+"""Between two lines about a search that looks at one thing after another."""
 LINES_S = 10.0
 """Between two lines where there is no terminal to draw a bar on."""
 REDRAWN_S = 0.2
@@ -77,6 +79,19 @@ class Patience:
         """One line for what is being done, and for how much of it is."""
         if time.monotonic() - self.began_s > PATIENCE_S:
             click.echo(what + (f": {done / total:.0%}" if done and total else ""), err=True)
+
+
+class Steady:
+    """A line on stderr about what is being looked at, whenever a while has passed."""
+
+    def __init__(self) -> None:
+        self.last_s = time.monotonic()
+
+    def __call__(self, what: str, *_: int) -> None:
+        """It is looked at now."""
+        if time.monotonic() - self.last_s > EVERY_S:
+            self.last_s = time.monotonic()
+            click.echo(f"looking at {what}", err=True)
 
 
 class Meter:

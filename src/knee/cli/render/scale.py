@@ -11,6 +11,7 @@ from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
 from knee.specs.plan import plan_words
 from knee.trust.doubling_errors import DoublingBand
+from knee.units import precise
 
 PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 
@@ -81,8 +82,8 @@ def _print_points(one: ScalingCurve) -> None:
         rows.append(
             [
                 f"{point.gpus:,}",
-                _number(m.tokens_per_s),
-                _number(m.tokens_per_s_per_gpu),
+                precise(m.tokens_per_s),
+                precise(m.tokens_per_s_per_gpu),
                 f"{m.mfu_frac:.1%}",
                 f"{m.exposed_comm_s / m.step_s:.1%}",
                 f"{m.bubble_s / m.step_s:.1%}",
@@ -192,8 +193,8 @@ def _print_comparison(answer: Scaling) -> None:
                 one.name,
                 *knees,
                 f"{gpus:,}",
-                _number(last.tokens_per_s),
-                _number(last.tokens_per_s_per_gpu),
+                precise(last.tokens_per_s),
+                precise(last.tokens_per_s_per_gpu),
                 f"{last.tokens_per_s_per_gpu / first.tokens_per_s_per_gpu:.0%}",
                 f"{last.exposed_comm_s / last.step_s:.1%}",
                 _or(last.tokens_per_j, ".4g"),
@@ -217,7 +218,3 @@ def _or(value: float | None, form: str) -> str:
 def _amount(value: float | None) -> str:
     """Whole from a hundred on, three digits below."""
     return "unknown" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

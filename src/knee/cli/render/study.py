@@ -1,16 +1,56 @@
-"""What studies found, on the screen."""
+"""What studies ask, and what they found, on the screen."""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
 
 import click
 
 from knee.api.study import Studies
 from knee.cli.render.table import print_heading, print_rows
 from knee.cli.render.validate_carried import print_fidelity
+from knee.results.study_description import StudyDescription, StudySummary
 from knee.studies.claims import Tally, Verdict
 
 MOST = 90
 """Characters of a finding's numbers in a cell; all of them are on the page and in claims.csv."""
+BEYOND = "beyond the paper"
+
+
+def print_studies(found: Sequence[StudySummary]) -> None:
+    """One line a study."""
+    rows = [["study", "where", "about", "runs", "claims"]]
+    rows += [[s.name, s.place or BEYOND, s.title, str(s.points or ""), str(len(s.claims) or "")] for s in found]
+    print_rows(rows, right=(3, 4))
+
+
+def print_description(found: StudyDescription) -> None:
+    """The question, the runs of the grid, the claims and the assumptions."""
+    study = found.study
+    print_heading(f"{study.name}: {study.title}")
+    print_rows(
+        [
+            ["where", study.place or BEYOND],
+            ["question", study.question],
+            *([["paper", study.paper]] if study.paper else []),
+            ["charts", "; ".join(draw.title for draw in study.draw)],
+            ["run it", f"knee study run {shlex.quote(found.asked)}"],
+        ]
+    )
+    if found.points:
+        print_heading(f"{len(found.points)} runs")
+        rows = [["series", "model", "cluster", "profile", "GPUs", "batch", "tokens", "plan"]]
+        rows += [[f"{v:,}" if isinstance(v, int) else v for v in row.values()] for row in found.rows()]
+        print_rows(rows, right=(4, 5, 6))
+    if study.claim:
+        print_heading(f"{len(study.claim)} claims")
+        rows = [["id", "says", "paper", "reproduced if", "fitted on it"]]
+        print_rows([*rows, *([c.id, c.says, c.paper, c.bar, c.fitted or "nothing"] for c in study.claim)])
+    if study.assumptions:
+        print_heading("assumptions:")
+        for sentence in study.assumptions:
+            click.echo(f"  - {sentence}")
 
 
 def print_answer(answer: Studies, *, whole: bool) -> None:

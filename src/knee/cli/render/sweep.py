@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from knee.cli.render.delivery import nobody_reads
+from knee.cli.delivery import nobody_reads
 from knee.cli.render.table import print_heading, print_rows, seen
 from knee.units import show
 

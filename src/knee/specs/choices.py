@@ -1,0 +1,17 @@
+"""Words that an option takes, in the order in which help lists them. It imports no other module of knee."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Objective = Literal["tokens_per_s", "tokens_per_j", "usd_per_mtoken"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+"""What a plan may be best at."""
+Launcher = Literal["local", "torchrun", "slurm"]
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
+"""What starts the runs of a sweep."""
+StudyLauncher = Literal["simulate", "local"]
+STUDY_LAUNCHERS: tuple[StudyLauncher, ...] = get_args(StudyLauncher)
+"""What answers the points of a study."""
+TARGETS = ("knee", "torchtitan", "megatron")
+"""Programs that plans are exported to."""
