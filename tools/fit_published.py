@@ -3,8 +3,8 @@
     python tools/fit_published.py [--write] [OTHER_RUNS.csv]
 
 Fitted on: the runs of src/knee/catalog/validation/runs.csv that ran, stack by stack. Each parameter of
-``specs.profile_parameters`` starts from the stack's base profile with its prior; what a stack's runs do not determine stays
-there. Judged on: the same runs without the model size, and without the source, that is predicted (the choice of
+``specs.profile_parameters`` starts from the stack's base profile with its prior; what a stack's runs do not determine
+stays there. Judged on: the same runs without the model size, and without the source, that is predicted (the choice of
 parameters is the whole fit's, their values are not; facts about a stack stay); and, where a larger file is given, on
 its rows, of which the carried ones are a part.
 
