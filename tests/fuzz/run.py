@@ -40,7 +40,7 @@ BY_NAME = (
     ("knee.studies.budget_rows", "_parts"),
     ("knee.validation.user_records", "_model"),
     ("knee.validation.user_records", "_cluster"),
-    ("knee.validation.user_records", "_profile"),
+    ("knee.validation.stacks", "catalog_profile"),
 )
 """What a process remembers by the name of a file, which is another file in the next case."""
 

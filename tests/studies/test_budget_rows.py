@@ -66,6 +66,7 @@ def test_the_key_is_of_every_file_that_a_row_rests_on(monkeypatch: pytest.Monkey
         Path("__init__.py"),
         Path("errors.py"),
         Path("files.py"),
+        Path("progress.py"),
         Path("limits.py"),
         Path("signals.py"),
     }
