@@ -25,7 +25,7 @@ from knee.studies.record_store import Store, cached_fidelity
 from knee.studies.rows import step_row
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
 from knee.studies.study_file import study_names
-from knee.studies.tables import write_tables
+from knee.studies.table_files import write_tables
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
 from knee.validation.user_runs import records_in
 
