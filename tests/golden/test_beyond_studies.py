@@ -138,7 +138,7 @@ def test_a_what_if_is_not_trained(ran: dict[str, Ran]) -> None:
 # physics
 
 
-def never_slower(study: Ran, order: Sequence[str], noise: float = 1e-9) -> None:
+def assert_never_slower(study: Ran, order: Sequence[str], noise: float = 1e-9) -> None:
     """Along the order no run is slower than the one before, at any count that both have."""
     for worse, better in pairwise(order):
         both = counts(study, worse, better)
@@ -161,10 +161,10 @@ def test_half_is_half_of_what_the_catalogue_has() -> None:
 
 def test_a_faster_fabric_is_not_slower(ran: dict[str, Ran]) -> None:
     rates = ("200 Gbit/s", "400 Gbit/s", "800 Gbit/s", "1600 Gbit/s", "1600, NVLink x 2")
-    never_slower(ran["fabric"], rates, NOISE)
-    never_slower(ran["fabric"], ("400 Gbit/s", "half network latency", "half latency"))
-    never_slower(ran["fabric"], ("RoCE", "400 Gbit/s"))
-    never_slower(ran["fabric"], ("400 Gbit/s", "400 Gbit/s, TP"))
+    assert_never_slower(ran["fabric"], rates, NOISE)
+    assert_never_slower(ran["fabric"], ("400 Gbit/s", "half network latency", "half latency"))
+    assert_never_slower(ran["fabric"], ("RoCE", "400 Gbit/s"))
+    assert_never_slower(ran["fabric"], ("400 Gbit/s", "400 Gbit/s, TP"))
 
 
 def test_more_network_alone_meets_nvlink(ran: dict[str, Ran]) -> None:
@@ -181,9 +181,9 @@ def test_latency_is_worth_more_than_bandwidth_where_rings_are_long(ran: dict[str
 
 
 def test_newer_gpus_are_faster_and_expose_more(ran: dict[str, Ran]) -> None:
-    never_slower(ran["generations"], ("A100", "H100", "H200", "B200", "GB200 NVL72"))
+    assert_never_slower(ran["generations"], ("A100", "H100", "H200", "B200", "GB200 NVL72"))
     for name in ("A100", "H100", "H200", "B200", "GB200 NVL72", "MI300X"):
-        never_slower(ran["generations"], (name, f"{name}, TP"))
+        assert_never_slower(ran["generations"], (name, f"{name}, TP"))
     exposed = by_series(ran["generations"], "exposed_frac")
     assert exposed("A100", 2048) < exposed("H100", 2048) < exposed("B200", 2048)
     assert exposed("GB200 NVL72", 2048) < exposed("B200", 2048)
@@ -218,12 +218,12 @@ def test_recomputing_less_is_not_slower(ran: dict[str, Ran]) -> None:
     assert the(study, "selective", 2048, "memory_bytes", local_batch=2) <= kept
 
 
-def test_fewer_exchanges_are_not_slower(ran: dict[str, Ran]) -> None:
+def test_fewer_outer_syncs_are_not_slower(ran: dict[str, Ran]) -> None:
     steps = ("H = 1", "H = 10", "H = 100", "H = 500")
-    never_slower(ran["local-sgd"], steps)
-    never_slower(ran["local-sgd"], tuple(f"10 Gbit/s, {name}" for name in steps))
+    assert_never_slower(ran["local-sgd"], steps)
+    assert_never_slower(ran["local-sgd"], tuple(f"10 Gbit/s, {name}" for name in steps))
     for name in steps:
-        never_slower(ran["local-sgd"], (f"10 Gbit/s, {name}", name))
+        assert_never_slower(ran["local-sgd"], (f"10 Gbit/s, {name}", name))
 
 
 def test_logarithmic_gathers_are_not_slower(ran: dict[str, Ran]) -> None:
@@ -231,15 +231,15 @@ def test_logarithmic_gathers_are_not_slower(ran: dict[str, Ran]) -> None:
     gathers = by_series(study, "all_gather_s")
     for gpus in counts(study, "FSDP, ring"):
         assert gathers("FSDP, logarithmic", gpus) <= gathers("FSDP, ring", gpus)
-    never_slower(study, ("FSDP, ring", "FSDP, logarithmic"))
-    never_slower(study, ("TP, ring", "TP, logarithmic"))
+    assert_never_slower(study, ("FSDP, ring", "FSDP, logarithmic"))
+    assert_never_slower(study, ("TP, ring", "TP, logarithmic"))
 
 
 def test_fp8_is_not_slower_and_exposes_more(ran: dict[str, Ran]) -> None:
     study = ran["precision"]
     exposed = by_series(study, "exposed_frac")
     for gpu in ("H100", "B200"):
-        never_slower(study, (f"{gpu}, bf16", f"{gpu}, fp8"))
+        assert_never_slower(study, (f"{gpu}, bf16", f"{gpu}, fp8"))
         for gpus in counts(study, f"{gpu}, fp8"):
             assert exposed(f"{gpu}, fp8", gpus) > exposed(f"{gpu}, bf16", gpus)
 

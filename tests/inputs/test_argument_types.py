@@ -122,3 +122,10 @@ def test_errors_cross_processes() -> None:
 def test_a_curve_becomes_a_chart() -> None:
     pytest.importorskip("altair")
     assert knee.scale("llama2-7b", **CURVE).plot().to_dict()["hconcat"]
+
+
+@pytest.mark.parametrize("path", [5, [], b"x.svg", "a\0b.svg", None])
+def test_a_result_is_written_to_a_path_only(path: Any) -> None:
+    with pytest.raises(InputError) as refused:
+        knee.simulate("llama2-7b", **JOB).write_trace(path)
+    assert (refused.value.code, refused.value.field) == ("wrong-type", "path")

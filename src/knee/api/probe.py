@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from knee.errors import InputError, argument
 from knee.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
 from knee.hardware_fit.kernel_constants import fit_kernels, held_out
 from knee.hardware_fit.links import contention, fit_links
@@ -53,7 +52,6 @@ def probe_kernels(
     >>> mine.fit.gpu.gemm_frac  # doctest: +SKIP
     0.727
     """
-    _check_choice("device", device, get_args(Device))
     session = _session("kernels", out, base, quick, fresh, replay)
     if session.replay is not None:
         _replay(session, listener)
@@ -121,7 +119,6 @@ def probe_steps(
     The simulation takes the cluster file ``out`` where a probe has written one, and ``base`` or the catalogue's entry
     otherwise. The other arguments are those of ``knee.probe_kernels``.
     """
-    _check_choice("device", device, get_args(Device))
     session = _session("steps", out, base, quick, fresh, replay)
     if session.replay is not None:
         _replay(session, listener)
@@ -162,7 +159,6 @@ def probe_collectives(
     ``backend`` is NCCL where there is a GPU, else gloo on the CPU. ``max_size`` is the largest message; memory and time
     may end a series earlier. The other arguments are those of ``knee.probe_kernels``; ``replay`` needs no ranks.
     """
-    _check_choice("backend", backend, get_args(Backend))
     check_collectives(collectives)
     most_bytes = message_bytes(max_size)
     session = _session("collectives", out, base, quick, fresh, replay)
@@ -211,10 +207,3 @@ def _measure_kernel(point: Any, device: str) -> Record:
     from knee.probe.launch_overhead import measure_host
 
     return measure_host(point, device) if isinstance(point, HostPoint) else asdict(measure(point, device))
-
-
-def _check_choice(name: str, value: str | None, known: Sequence[str]) -> None:
-    if value is not None and value not in known:
-        raise InputError(
-            f"{argument(name)} is {value!r}; it is one of {', '.join(known)}", code="unknown-choice", field=name
-        )

@@ -65,6 +65,7 @@ class Simulation(Result, Measurement):
 
         return explain(self.job, self.request.sources, convention=self.flop_convention)
 
+    @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
         """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
         from knee.kineto.kineto_writer import write_kineto

@@ -104,6 +104,7 @@ class Studies(Result):
         """Every row of every study: a simulated or measured point, a bandwidth, a budget or a data sheet."""
         return [flat(row) for one in self.ran for row in one.rows]
 
+    @checked_arguments
     def write_page(self, out: str | Path | None = None, *, command: str = "") -> Path:
         """Write figures and one page that needs no network into a folder, ``out`` of the studies if left out.
 

@@ -78,6 +78,7 @@ class TraceAnalysis(Result, Analysis):
         names, rows = ask(self, query)
         return QueryResult(columns=tuple(names), values=tuple(rows))
 
+    @checked_arguments
     def write_html(self, path: PathLike, *, command: str = "") -> Path:
         """Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.
 
@@ -90,6 +91,7 @@ class TraceAnalysis(Result, Analysis):
         write_text(Path(path), trace_page(self, command=command))
         return Path(path)
 
+    @checked_arguments
     def write_perfetto(self, path: PathLike) -> SmallTrace:
         """Write a small trace (.json or .json.gz) of the exposed intervals and what surrounds them, for Perfetto."""
         from knee.trace.perfetto import write_small

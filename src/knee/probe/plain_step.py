@@ -41,7 +41,7 @@ def build(case: StepPoint, device: str) -> Any:
             y = rmsnorm(x, self.fn)
             return x + self.w2(swiglu(self.w1(y), self.w3(y)))
 
-    class Decoder(nn.Module):
+    class PlainDecoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embedding = nn.Embedding(case.vocab, case.hidden)
@@ -56,7 +56,7 @@ def build(case: StepPoint, device: str) -> Any:
             return self.output(rmsnorm(x, self.norm))
 
     with torch.device(device):
-        model = Decoder()
+        model = PlainDecoder()
     model = model.to(torch.bfloat16) if case.master == "bf16" else model
     if case.compiled:
         for i, layer in enumerate(model.layers):

@@ -18,6 +18,7 @@ from knee.budgets.training_cost import DAY_S
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.files import write_text
+from knee.inputs.argument_types import checked_arguments
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
@@ -129,6 +130,7 @@ class Budget(Result):
         """The best run at every count of GPUs."""
         return [flat(run_data(self, run)) for run in self.by_count.values()]
 
+    @checked_arguments
     def plot(self, path: str | Path) -> None:
         """Draw it into a file .svg, .png, .html or .json (Vega-Lite); loss against each limit where ``frontier`` was
         asked for."""
@@ -147,6 +149,7 @@ class Budget(Result):
             )
         write_budget_plot(data, str(path))
 
+    @checked_arguments
     def write_page(self, out: str | Path, *, command: str = "") -> None:
         """Write one HTML file that needs no network, with every chart and its values; ``command`` is shown on it as
         what makes it again."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from knee.files import write_text
 from knee.hardware_fit.residuals import Residuals
+from knee.inputs.argument_types import checked_arguments
 from knee.profile_fit.calibration import OwnProfile
 from knee.profile_fit.profile_file import profile_text
 from knee.results.result import Result
@@ -106,6 +107,7 @@ class Calibration(Result):
             date=date.today().isoformat(),
         )
 
+    @checked_arguments
     def write(self, path: str | Path) -> Path:
         """Write the profile as a TOML file, which ``profile=`` of every question takes."""
         write_text(Path(path), self.profile_text())

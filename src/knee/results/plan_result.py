@@ -11,6 +11,7 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.export.formats import export
+from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result, flat
 from knee.search.pareto_front import Baseline, baseline, pareto, why
 from knee.search.plan_search import SearchResult
@@ -198,6 +199,7 @@ class PlanSearch(Result):
         """The listed plans, one a row."""
         return [flat(plan.to_dict()) for plan in self.plans]
 
+    @checked_arguments
     def export(self, to: str) -> str:
         """The recommended plan for a tool: a job file of knee's, or launch flags of torchtitan or Megatron."""
         return export(self.job, to)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.files import write_text
+from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
 
 TITLE = "Training runs"
@@ -29,6 +30,7 @@ class RecordsReport(Result):
         """One a record."""
         return list(self.records)
 
+    @checked_arguments
     def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:
         """Write one HTML file that needs no network, with every value behind its chart; ``command`` is shown on it as
         what makes it again."""

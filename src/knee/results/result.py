@@ -10,7 +10,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
-from knee.errors import InputError, MissingExtra
+from knee.errors import MissingExtra
+from knee.inputs.argument_types import checked_arguments
 
 Library = Literal["pandas", "polars"]
 LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
@@ -36,14 +37,9 @@ class Result(ABC):
         """The result as a table: one row an item, nested keys joined by dots."""
         return [flat(self.to_dict())]
 
+    @checked_arguments
     def to_frame(self, library: Library | None = None) -> Any:
         """``rows`` as a data frame of pandas or polars, whichever is installed; pandas where both are."""
-        if library is not None and library not in LIBRARIES:
-            raise InputError(
-                f"library is {library!r}; frames are made by {' or '.join(LIBRARIES)}",
-                code="unknown-choice",
-                field="library",
-            )
         names = [name for name in (LIBRARIES if library is None else (library,)) if find_spec(name)]
         if not names:
             wanted = library or "pandas or polars"

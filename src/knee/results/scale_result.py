@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from knee.budgets.training_cost import Bill
 from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError
+from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import Request
 from knee.results.result import Result, flat
 from knee.search.knee import Goal, Knee
@@ -19,8 +21,6 @@ from knee.trust.doubling_errors import DoublingBand
 from knee.trust.trust import Trust
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from knee.figures.scale_chart import ScaleSeries
     from knee.results.scale_question import ScaleQuestion
 
@@ -116,6 +116,7 @@ class Scaling(Result):
             for point in curve["points"]
         ]
 
+    @checked_arguments
     def plot(self, path: str | Path | None = None) -> Any:
         """Draw it into a file .svg, .png, .html or .json; without one, the Vega-Lite chart, which a notebook shows."""
         from knee.figures.scale_chart import chart_of

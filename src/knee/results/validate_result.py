@@ -10,6 +10,7 @@ from typing import Any
 
 from knee.errors import InputError, argument
 from knee.files import csv_text, write_text
+from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
 from knee.studies.claims import Tally, Verdict
 from knee.validation.bandwidth_errors import LARGE_BYTES, BandwidthValidation
@@ -52,6 +53,7 @@ class FileValidation(Result):
         """Measured, predicted and error of each row of the file, or why it was skipped."""
         return list(self._each())
 
+    @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
         """Write ``rows`` as a CSV file; the files that were written."""
         refuse_overwriting(Path(path), self.path)
@@ -200,6 +202,7 @@ class CarriedValidation(Result):
         """The sources of runs, one a row; ``runs.rows()`` and ``bandwidths.rows()`` have every run and every test."""
         return [asdict(source) for source in self.fidelity.sources]
 
+    @checked_arguments
     def write_rows(self, path: str | Path) -> list[Path]:
         """Write the rows of runs as a CSV file, and those of bandwidths to ``NAME.bandwidths.csv`` beside it."""
         path = Path(path)
