@@ -198,8 +198,9 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
     whole = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements)
-    # FSDP casts its shard on the way into the gather; whole fp32 parameters are cast in every forward
-    casts = ~parts.modes.gathers & (table.state_bytes > PARAMETER_BYTES)
+    # FSDP casts its shard on the way into the gather, and ZeRO-1 keeps parameters in 16 bit; DDP's whole fp32 ones are
+    # cast in every forward
+    casts = parts.modes.ddp & (table.state_bytes > PARAMETER_BYTES)
     cast = np.where(casts, whole * table.microbatches, 0.0)
     operations = op.optimizer(whole / shards, table.state_bytes, cast, profile.kernels)
     return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)

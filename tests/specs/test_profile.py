@@ -17,7 +17,7 @@ from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan import Plan
 from knee.specs.plan_table import table_of
-from knee.timeline.step_time import layout_of
+from knee.timeline.chunks import layout_of
 from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.parameters import head_layers
 from knee.workload.traffic import Modes, traffic_of

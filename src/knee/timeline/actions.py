@@ -1,7 +1,7 @@
 """The passes of a step: what each chunk does in its first, middle and last microbatch, as columns over plans.
 
-A plan has few kinds of chunks (see ``CHUNKS``), and each kind few actions; those are the columns that ``timeline.walk``
-walks, not stages or microbatches.
+A plan has few kinds of chunks (see ``timeline.chunks``), and each kind few actions; those are the columns that
+``timeline.walk`` walks, not stages or microbatches.
 """
 
 from __future__ import annotations
@@ -10,22 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import Cost, attention_launches, stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
+from knee.timeline.chunks import ChunkRows
 from knee.timeline.passes import Pass, Segment
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
-
-MIDDLES = ("middle", "short", "shorter", "shortest")
-"""Chunks between the ends, by how many layers they have."""
-CHUNKS = ("only", "first", "last", "last_early", *MIDDLES, *(f"{name}_early" for name in MIDDLES))
-"""Kinds of chunks; early ones end their backward before the rank's last chunk does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,25 +138,6 @@ def _context_parallel(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChunkRows:
-    """One row for each kind of chunk of each plan."""
-
-    plan: Ints
-    layers: Ints
-    embedding: Bools
-    head: Bools
-    early: Bools
-    """Its reductions are carried on to the rank's last chunk."""
-    ends_rank: Bools
-    """The last chunk of its rank to end, which takes over what early ones left."""
-    count: Floats
-    """Chunks of this kind in the plan."""
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
     """Everything the passes of a step are made of."""
 
@@ -241,7 +218,7 @@ def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Flo
 
 
 def gathers_while_filling(parts: StepParts, rows: ChunkRows) -> Bools:
-    """Chunks whose parameters ZeRO-1 gathers while the pipeline fills: all but the first, which cannot wait."""
+    """Chunks whose parameters ZeRO-1 gathers before they are needed, while the pipeline fills: all but the first."""
     overlaps = parts.modes.zero1 & parts.profile.gather_overlap
     return np.asarray(overlaps[rows.plan] & ~rows.embedding, dtype=np.bool_)
 

@@ -19,7 +19,7 @@ from knee.specs.plan import Schedule
 from knee.timeline.schedules import orders
 
 # rows of a rank's chunk in the table of durations
-KINDS = ("F_first", "F", "B", "B_last", "W", "W_last")
+KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
 _ROW = {name: i for i, name in enumerate(KINDS)}
 
 
@@ -93,7 +93,12 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     place = np.concatenate([np.argsort(order, kind="stable"), np.arange(size, size + ranks + 1)])
     rank_of, chunk_of = a.rank[order], a.chunk[order]
     ends = np.where(a.kind == F, a.micro == 0, a.micro == microbatches - 1)
-    kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], ROWS_BETWEEN[a.kind])[order]
+    between = ROWS_BETWEEN[a.kind]
+    if chunks > 1:
+        # beside the first and last group of microbatches run the gathers and reductions of the chunk above
+        near = np.where(a.kind == F, a.micro < ranks, a.micro >= microbatches - ranks) & (a.chunk < chunks - 1)
+        between = np.where(near, ROWS_IN_END_GROUPS[a.kind], between)
+    kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], between)[order]
     needs = place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
     edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
@@ -122,6 +127,7 @@ _CODES = {"F": F, "B": B, "W": W}
 ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
 """Of the first microbatch's forward and the last one's backward, by kind."""
 ROWS_BETWEEN = np.array([_ROW["F"], _ROW["B"], _ROW["W"]])
+ROWS_IN_END_GROUPS = np.array([_ROW["F_fill"], _ROW["B_late"], _ROW["W"]])
 
 
 class _Actions(NamedTuple):
@@ -225,7 +231,9 @@ def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) ->
     late = microbatches - 1 if schedule == "gpipe" else microbatches - ranks - 1
     if late - apart < 0:
         return ()
-    seen = ((B, 0, late), (B, ranks - 1, microbatches - 2))
+    # the last group of an interleaved order takes over reductions, and so is no cycle
+    end = late if schedule == "interleaved" else microbatches - 2
+    seen = ((B, 0, late), (B, ranks - 1, end))
     if schedule == "gpipe":
         seen = ((F, ranks - 1, late), (B, 0, late))
     found = []

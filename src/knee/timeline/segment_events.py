@@ -34,7 +34,7 @@ def scripts_of(
             receives = not (a.rows.embedding[row] if forward else a.rows.head[row]) and action[0] != "W"
             send = _hidden_send(parts, stage, int(a.rows.layers[row]), forward) if receives else []
             scripts[(action, row)] = script_of(
-                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage, last=action.endswith("last")
+                parts, kernels, _local(parts, stage, send, forward=forward), row, a, stage, action
             )
     return scripts
 
@@ -58,7 +58,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
     reshards = bool(parts.modes.reshards[0])
     if reshards:  # every microbatch gathers and reduces
-        copies |= {"F": copies["F_first"], "B": copies["B_last"]}
+        copies |= dict.fromkeys(("F", "F_fill"), copies["F_first"]) | dict.fromkeys(("B", "B_late"), copies["B_last"])
     extra = []
     if action in copies and not (split and action == "B_last"):
         name, which = copies[action]

@@ -18,8 +18,9 @@ from knee.specs.plan import AXES, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
+from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
-from knee.timeline.step_time import Actions, layout_of, pipeline_times, transfers
+from knee.timeline.step_time import Actions, pipeline_times, transfers
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 
@@ -62,6 +63,8 @@ class Script:
     root_replicate: Message
     replicate_share: float
     """Share of a queued reduction that is the replicas' all-reduce, where both share the wire."""
+    carried: Message
+    """What the chunk above left in the queue: its gathers in forward, its reductions in backward."""
     local: dict[str, tuple[tuple[Message, float], ...]]
     """Per segment: its own collectives, each with its share of their time."""
 
@@ -155,7 +158,7 @@ def play(log: EventLog, recorded: RecordedWalk, script: Script, start_s: float) 
     gathers = _Channel(log, _QUEUE, [(script.root_gather, r.root_gather_s), *n * [(script.gather, r.gather_s)]])
     layer = _queued(script.reduce, script.replicate, r.reduce_s, script.replicate_share)
     root = _queued(script.root_reduce, script.root_replicate, r.root_reduce_s, script.replicate_share)
-    reduces = _Channel(log, _QUEUE, [(script.reduce, r.carried_reduce_s), *n * layer, *root])
+    reduces = _Channel(log, _QUEUE, [(script.carried, r.carried_reduce_s), *n * layer, *root])
     replicated = [(script.replicate, r.carried_replicate_s), *n * [(script.replicate, r.replicate_s)]]
     replicas = _Channel(log, _REPLICAS, [*replicated, (script.root_replicate, r.root_replicate_s)])
     now = start_s
@@ -253,10 +256,9 @@ def script_of(
     row: int,
     a: Actions,
     stage: int,
-    *,
-    last: bool,
+    action: str,
 ) -> Script:
-    """Messages of one chunk kind on one stage, in the ``last`` microbatch or one before."""
+    """Messages of one action of one chunk kind on one stage."""
     t, ddp = parts.traffic, bool(parts.modes.ddp[0])
     shard = _shard_group(parts, stage)
     copies = ("dp_replicate", "cp") if ddp else ("dp_replicate",)
@@ -288,7 +290,8 @@ def script_of(
         root_reduce=reduction(root),
         replicate=replication(layer),
         root_replicate=replication(root),
-        replicate_share=float(parts.replicate_share()[0]) if last else 0.0,
+        replicate_share=float(parts.replicate_share()[0]) if action.endswith("last") else 0.0,
+        carried=gather(layer) if action[0] == "F" else reduction(layer),
     )
 
 
@@ -330,7 +333,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     pipeline.run(g, times.durations, times.drains, times.ready, ends)
     layout = layout_of(a.layers, p, v, a.head_layers)
     for rank in range(p):
-        _play_filling(logs[rank], parts, a, scripts[rank], [int(a.row_of[kind, 0]) for kind in layout.kinds[rank::p]])
+        _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
     wait = float(transfers(parts)[0])
     for i in range(g.size):
         rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
@@ -347,19 +350,16 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
 
 
 def _play_filling(
-    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], rows: list[int]
+    log: EventLog, parts: StepParts, a: Actions, scripts: dict[tuple[str, int], Script], row: int
 ) -> None:
-    """ZeRO-1's gathers of a rank's chunks, back to back from the start of the step."""
-    now = 0.0
-    for row in rows:
-        script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
-        layer = float(parts.comm.gather_layer[0])
-        whole = float(a.filling_gather_s[row])
-        pieces = [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)]
-        for message, seconds in pieces if whole > 0 else []:
-            if seconds > 0:
-                message.write(log, now, seconds, _QUEUE)
-            now += seconds
+    """ZeRO-1's gathers before a rank starts, back to back: its lowest chunk's, and what its upper ones cannot hide."""
+    script, layers = scripts[("F_first", row)], int(a.rows.layers[row])
+    layer, whole, now = float(parts.comm.gather_layer[0]), float(a.filling_gather_s[row]), 0.0
+    pieces = [*layers * [(script.gather, layer)], (script.root_gather, whole - layers * layer)] if whole > 0 else []
+    for message, seconds in [*pieces, (script.gather, float(a.late_gather_s[0]))]:
+        if seconds > 0:
+            message.write(log, now, seconds, _QUEUE)
+        now += seconds
 
 
 def world_name(table: PlanTable) -> str:

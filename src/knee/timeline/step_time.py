@@ -3,62 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from functools import cache
 
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.specs.plan import SCHEDULES, Schedule
-from knee.specs.plan_table import PlanTable
 from knee.timeline import pipeline
 from knee.timeline.actions import (
-    CHUNKS,
-    MIDDLES,
-    ChunkRows,
     StepParts,
     backward_pass,
     filling_gather_s,
     forward_pass,
     is_zero_bubble,
 )
+from knee.timeline.chunk_queues import carrying, left_by_upper_chunks, per_rank, spread, with_group_passes
+from knee.timeline.chunks import ChunkRows, chunk_rows, layout_of
 from knee.timeline.passes import SUM_NAMES, Pass, Sums
-from knee.timeline.walk import run, run_passes, run_repeated
-from knee.workload.layers_per_stage import chunk_layers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The chunks of a pipeline: which kind each one is."""
-
-    kinds: tuple[int, ...]
-    """Kind (index into CHUNKS) of chunk v * ranks + rank."""
-    layers: dict[int, int]
-    """Layers of each kind."""
-    counts: dict[int, int]
-
-
-@cache
-def layout_of(layers: int, ranks: int, virtual: int, head_layers: float) -> Layout:
-    """Sort the chunks of a pipeline into kinds."""
-    dealt = chunk_layers(layers, ranks * virtual, head_layers)
-    # stages dealt evenly have two sizes, those dealt by cost a remainder and empty ones too
-    sizes = sorted(set(dealt[1:-1]), reverse=True)
-    kinds = []
-    for chunk, count in enumerate(dealt):
-        if len(dealt) == 1:
-            name = "only"
-        elif chunk == 0:
-            name = "first"
-        elif chunk == len(dealt) - 1:
-            name = "last" if virtual == 1 else "last_early"
-        else:
-            name = MIDDLES[sizes.index(count)] + ("_early" if chunk >= ranks else "")
-        kinds.append(CHUNKS.index(name))
-    return Layout(
-        kinds=tuple(kinds),
-        layers=dict(zip(kinds, dealt, strict=True)),
-        counts={k: kinds.count(k) for k in set(kinds)},
-    )
+from knee.timeline.walk import run, run_repeated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,38 +36,11 @@ class Actions:
     ranks: Ints
     """Pipeline ranks of each plan."""
     filling_gather_s: Floats
-    """ZeRO-1's gather of a chunk before its rank starts; the filling of the pipeline hides it on later ranks."""
+    """ZeRO-1's gather of a chunk before it starts; the filling of the pipeline hides it on later ranks."""
+    late_gather_s: Floats
+    """What the gathers of a rank's upper chunks leave exposed, per plan."""
     passes: dict[str, Pass]
     sums: dict[str, Sums]
-
-
-def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[ChunkRows, Ints]:
-    """One row for each kind of chunk of each plan, the kinds of a plan side by side in ``row_of``."""
-    n = len(table)
-    row_of = np.full((len(CHUNKS), n), -1)
-    layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
-    count = np.zeros((len(CHUNKS), n))
-    for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
-        plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
-        layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
-        for kind, number in layout.counts.items():
-            layer_count[kind, plans] = layout.layers[kind]
-            count[kind, plans] = number
-    kinds, plan = np.nonzero(count)
-    row_of[kinds, plan] = np.arange(len(kinds))
-    name = np.array(CHUNKS)[kinds]
-    early = np.char.endswith(name, "_early")
-    ends_rank = np.isin(name, ("first", *MIDDLES))
-    rows = ChunkRows(
-        plan=plan,
-        layers=layer_count[kinds, plan],
-        embedding=(name == "first") | (name == "only"),
-        head=np.isin(name, ("last", "last_early", "only")),
-        early=early,
-        ends_rank=ends_rank,
-        count=count[kinds, plan],
-    )
-    return rows, row_of
 
 
 def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
@@ -138,6 +72,7 @@ def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Acti
             row_of=row_of,
             ranks=table.pp,
             filling_gather_s=filling_gather_s(parts, rows),
+            late_gather_s=np.zeros(len(table)),
             passes=passes,
             sums={},
         ),
@@ -163,10 +98,12 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
     gamma = parts.profile.comm_slowdown
     reshards = parts.modes.reshards[a.rows.plan]
     passes = dict(a.passes)
+    reduces = None
+    if a.rows.early.any():
+        passes["B_last"], reduces = _carry(parts, a, gamma)
     sums: dict[str, Sums] = {"F_first": run(passes["F_first"], gamma)}
     for name in ("B_last", "W_last"):
         if name in passes:
-            passes[name] = _carry(passes[name], a, gamma)
             sums[name] = run(passes[name], gamma)
     # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
     for name, like in (("F", "F_first"), ("B", "B_last")):
@@ -183,24 +120,27 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
             getattr(sums["B"], name)[at] = getattr(walked, name)
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], gamma)
-    return replace(a, passes=passes, sums=sums)
+    if reduces is None:
+        return replace(a, passes=passes, sums=sums)
+    gathers = spread(parts, a.rows, passes["F"], a.filling_gather_s, gamma)
+    passes["B_late"], sums["B_late"] = carrying(passes["B"], sums["B"], reduces, gamma, gathers=False)
+    passes["F_fill"], sums["F_fill"] = carrying(passes["F"], sums["F"], gathers.carried_s, gamma, gathers=True)
+    return replace(a, passes=passes, sums=sums, late_gather_s=gathers.exposed_s)
 
 
-def _carry(p: Pass, a: Actions, gamma: float) -> Pass:
-    """Hand what early chunks leave in the queue to the chunks that end their ranks' work, evenly over the ranks."""
-    if not a.rows.early.any():
-        return p
-    early = np.flatnonzero(a.rows.early)
-    left = run_passes(p.rows(early), gamma)
-    plans = a.rows.plan[early]
-
-    def per_rank(seconds: Floats) -> Floats:
-        total = np.bincount(plans, weights=seconds * a.rows.count[early], minlength=len(a.ranks))
-        return np.where(a.rows.ends_rank, total[a.rows.plan] / a.ranks[a.rows.plan], 0.0)
-
-    return replace(
-        p, carried_reduce_s=per_rank(left.left_reduce_s), carried_replicate_s=per_rank(left.left_replicate_s)
+def _carry(parts: StepParts, a: Actions, gamma: float) -> tuple[Pass, Floats]:
+    """The last backwards with what is left of upper chunks' reductions, and what the passes before them take over."""
+    last = a.passes["B_last"]
+    left_reduce, left_replicate = left_by_upper_chunks(last, a.rows, gamma)
+    reduces = spread(parts, a.rows, a.passes["B"], left_reduce, gamma)
+    replicas = per_rank(a.rows, a.ranks, left_replicate)
+    ends = a.rows.ends_rank
+    carried = replace(
+        last,
+        carried_reduce_s=np.where(ends, reduces.exposed_s[a.rows.plan], 0.0),
+        carried_replicate_s=np.where(ends, replicas[a.rows.plan], 0.0),
     )
+    return carried, reduces.carried_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,12 +179,13 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
         if "W" in a.sums:
             weights = getattr(a.sums["W_last"], name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], name)
             per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
+        per_row = with_group_passes(per_row, parts, a.rows, a.sums, name)
         sums[name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
     # every chunk boundary is crossed once forward and once backward by each microbatch
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp
     p2p = transfers(parts) * waits
-    filling = np.bincount(a.rows.plan, weights=a.filling_gather_s * a.rows.count, minlength=n) / table.pp
+    filling = per_rank(a.rows, a.ranks, a.filling_gather_s * ~a.rows.early) + a.late_gather_s
     span = np.where(table.pp > 1, 0.0, sums["duration_s"])
     _pipelines(parts, a, span, fold)
     return StepColumns(
@@ -375,12 +316,13 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
     wait = transfers(parts)[plans]
     durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))
-    ready = np.zeros((p, len(plans)))
+    ready = np.tile(a.late_gather_s[plans], (p, 1))
     forward, backward = (np.zeros((p, len(plans))) for _ in range(2))
     for chunk, kind in enumerate(layout.kinds):
         rank, virtual = chunk % p, chunk // p
         at = a.row_of[kind, plans]
-        ready[rank] += a.filling_gather_s[at]
+        if virtual == 0:
+            ready[rank] += a.filling_gather_s[at]
         for k, name in enumerate(pipeline.KINDS):
             if name not in a.sums or (name[0] == "W" and not split):
                 continue
