@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
+from knee.cost.skew import expected_maximum
 from knee.cost.step_parts import (
     CommCosts,
     ComputeCosts,
@@ -123,7 +123,7 @@ def evaluate(
         compute=compute,
         comm=comm,
         local=local_comms(profile, table, groups, comm, compute, host_scale),
-        kappa=contention(cluster, profile, table, modes, groups),
+        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
         **_who_shares_the_network(profile, modes, groups),
     )
     actions = run_actions(parts, model.layers, head_layers(model) if profile.deals_by_cost else 0.0)
@@ -240,16 +240,6 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     products = halved * (totals["flop"][0] - attention)
     flop = products + attention + selective * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
-
-
-def expected_maximum(gpus: NDArray[np.int64]) -> Floats:
-    """Expected maximum of n standard normal draws, in standard deviations.
-
-    Formula: Phi^-1((n - 0.375) / (n + 0.25))   (Blom 1958); 0 for one GPU, 1.43 for 8, 3.43 for 2,048
-    """
-    values, inverse = np.unique(gpus, return_inverse=True)
-    normal = NormalDist()
-    return np.array([normal.inv_cdf((n - 0.375) / (n + 0.25)) for n in values.tolist()])[inverse]
 
 
 def _results(

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats, Ints
-from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
+from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.placement import GroupPlacement, nodes_apart, place
+from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -171,21 +172,6 @@ def _either(where: Bools, a: GroupPlacement, b: GroupPlacement) -> GroupPlacemen
     )
 
 
-def contention(cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, g: GroupPlacements) -> Floats:
-    """How much slower compute runs beside this plan's communication.
-
-    Formula: kappa * min(1, B / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides in the node
-    Where:   B is the ring bandwidth of the group whose gathers and reduces run beside compute; 0.102 is an H100 node's
-    Source:  NCCL's channels, and with them the SMs and the memory traffic taken from compute, follow the wire's rate
-    """
-    links = Links.idle(cluster)
-    ring = np.where(modes.ddp, ring_bandwidth(links, g.replicate), ring_bandwidth(links, g.shard))
-    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
-    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
-    share = np.minimum(1.0, ring / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
-    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommCosts:
     """Seconds of each message, alone on the machine's in-training links."""
@@ -223,18 +209,20 @@ def comm_costs(
     per_node = cluster.node.gpus
     root = t.embedding.moved + t.head.moved
 
+    shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
+
     def gather(elements: Floats) -> Floats:
-        return gather_s(links, g.shard, PARAMETER_BYTES * elements)
+        return gather_s(links, g.shard, PARAMETER_BYTES * elements) + shard_wait
 
     def reduce(elements: Floats) -> Floats:
-        return np.where(modes.ddp, 0.0, gather_s(links, g.shard, t.reduce_bytes * elements))
+        return np.where(modes.ddp, 0.0, gather_s(links, g.shard, t.reduce_bytes * elements) + shard_wait)
 
     def replicate(elements: Floats) -> Floats:
         shards = np.where(modes.ddp, 1.0, g.shard.ranks)
         message = t.reduce_bytes * elements / shards
         # DDP cuts gradients into buckets, each an all-reduce of its own; a shard goes in one piece
         buckets = np.where(modes.ddp, np.maximum(np.floor(message / profile.ddp_bucket_bytes), 1.0), 1.0)
-        return buckets * all_reduce_s(links, g.replicate, message / buckets)
+        return buckets * all_reduce_s(links, g.replicate, message / buckets) + replica_wait
 
     def over(price: Callable[[Floats], Floats], name: str) -> dict[str, Floats]:
         return {
@@ -249,11 +237,30 @@ def comm_costs(
         **over(gather, "gather"),
         **over(reduce, "reduce"),
         **over(replicate, "replicate"),
-        tp_gather=gather_s(links, g.tp, t.tp_bytes),
-        tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
+        tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
+        tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, nodes_apart(table, per_node, "cp")), 0.0),
         pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, nodes_apart(table, per_node, "pp")), 0.0),
         norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
     )
+
+
+def contention(
+    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements, comm: CommCosts
+) -> Floats:
+    """How much slower compute runs beside this plan's communication.
+
+    Formula: kappa * min(1, (bytes sent / time) / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides
+    Where:   bytes and time are those of a layer's gather (DDP: all-reduce); 0.102 is what an H100 node's ring reaches
+    Source:  a collective takes memory traffic and SMs from compute as it moves bytes; one that waits for latency does not
+    """
+    ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
+    sent = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES) * t.layer.moved * (ranks - 1.0) / ranks
+    time = np.where(modes.ddp, comm.replicate_layer, comm.gather_layer)
+    rate = sent / np.where(time > 0, time, 1.0)
+    overlap = np.where(np.isnan(table.tp_overlap_frac), profile.tp_overlap_frac, table.tp_overlap_frac)
+    hides = (table.tp > 1) & (g.tp.nodes == 1) & (overlap > 0.0)
+    share = np.minimum(1.0, rate / (constant("collectives", "contention_frac") * cluster.gpu.hbm_bytes_per_s))
+    return profile.compute_slowdown_frac * np.where(hides, 1.0, share)

@@ -54,6 +54,8 @@ class Profile:
     """Share of pipeline transfers that runs beside compute."""
     cp_overlap_frac: float
     """Share of context-parallel transfers of KV that runs beside attention (ring; all-gather blocks)."""
+    skew_s: float = 0.0
+    """One standard deviation of the ranks' arrival at a collective between nodes; each waits for the last."""
     straggler_frac: float
     """Spread of step times among GPUs (one standard deviation over the mean)."""
 
@@ -102,6 +104,7 @@ class Profile:
             "issue_s",
             "crowded_issue_s",
             "step_overhead_s",
+            "skew_s",
             "straggler_frac",
             "allocator_frac",
             "context_bytes",
