@@ -1,9 +1,9 @@
-"""Choose the runs that knee carries from a larger file of published ones: small sources whole, large ones in part.
+"""Write the published runs that knee carries from files of them: every row, in one form.
 
-    python tools/carry_runs.py published_runs.csv
+    python tools/carry_runs.py published_runs.csv runs.csv ...
 
-Every n-th row of a large source is taken, in the order of the file, so that nobody chooses by how well a row is
-predicted; the rest is left for testing. Notes are cut to the words that tell a stack or a fabric.
+Nobody chooses rows. Facts that a file has in its notes become columns (the fabric, the type that gradients are reduced
+in), its stack is a column too, and the notes themselves are left out.
 """
 
 from __future__ import annotations
@@ -12,34 +12,57 @@ import csv
 import re
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 OUT = Path(__file__).parent.parent / "src/knee/catalog/validation/runs.csv"
-EVERY = {"bloom_prequel": 2, "mosaicml_llm_foundry": 3, "vtrain_single": 4, "hf_ultrascale": 4}
-FAILED_EVERY = 8
-DROPPED = ("fabric_stated", "step_time_s", "async_tp")
-WORDS = ("EFA", "RoCE", "MP mode PURE", "NeMo", "MaxText", "Paxml")
+DROPPED = ("fabric_stated", "note")
+ADDED = ("stack", "software", "fabric", "reduce_dtype", "tp_overlap", "dp_overlap", "cuda_graphs", "sharp", "fp8_recipe")
+STACKS = {
+    "bloom_prequel": "Megatron-DeepSpeed",
+    "hf_ultrascale": "nanotron",
+    "ibm_fms_fsdp_readme": "fms-fsdp",
+    "ibm_fms_fsdp_readme_head": "fms-fsdp",
+    "ibm_fsdp_blog1": "fms-fsdp",
+    "internevo": "InternEvo",
+    "korthikanti2022": "Megatron-LM",
+    "mosaicml_llm_foundry": "llm-foundry",
+    "vtrain_single": "Megatron-DeepSpeed",
+}
+"""Software of sources whose file has no such column: each is one stack."""
+NAMED_IN_NOTES = ("NeMo", "MaxText", "Paxml")
+FABRICS = ("efa", "roce")
 
 
-def main(path: Path) -> None:
+def carried(row: Mapping[str, str]) -> dict[str, str]:
+    """A row in the form of the carried file."""
+    words = re.findall(r"\w+", row["note"].lower())
+    stack = row.get("stack") or STACKS.get(row["source"])
+    stack = stack or next((name for name in NAMED_IN_NOTES if name.lower() in words), "")
+    # llm-foundry's "PURE" keeps parameters, reductions and buffers in 16 bit
+    added = {
+        "stack": stack,
+        "fabric": next((word for word in FABRICS if word in words), ""),
+        "reduce_dtype": "bf16" if re.search(r"\bMP mode PURE\b", row["note"]) else "",
+    }
+    kept = {name: value for name, value in row.items() if name not in DROPPED}
+    if kept["tokens_per_s_per_gpu"]:
+        kept["step_time_s"] = ""  # the same fact twice
+    return kept | {name: added.get(name) or row.get(name, "") for name in ADDED}
+
+
+def main(paths: list[Path]) -> None:
     """Write the carried file."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    seen: Counter[tuple[str, str]] = Counter()
-    kept = []
-    for row in rows:
-        source, failed = row["source"], row["status"] == "failed"
-        seen[source, row["status"]] += 1
-        every = FAILED_EVERY if failed else EVERY.get(source, 1)
-        if (seen[source, row["status"]] - 1) % every == 0:
-            note = "; ".join(w for w in WORDS if re.search(rf"\b{w}\b", row["note"], flags=re.IGNORECASE))
-            kept.append({k: v for k, v in row.items() if k not in DROPPED} | {"note": note})
+    rows = []
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows += [carried(row) for row in csv.DictReader(file)]
     with OUT.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(kept[0]), lineterminator="\n")
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept)
-    print(f"{len(kept)} of {len(rows)} rows -> {OUT.name}: {dict(Counter(row['source'] for row in kept))}")
+        writer.writerows(rows)
+    print(f"{len(rows)} rows -> {OUT.name}: {dict(Counter(row['source'] for row in rows))}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(argument) for argument in sys.argv[1:]])

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
-Kernels = Literal["eager", "compiled", "fused"]
+Kernels = Literal["eager", "fused_norm", "flash_attn", "compiled", "fused"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -21,7 +21,7 @@ class Profile:
 
     name: str
     kernels: Kernels
-    """Memory-bound kernels: eager pays each of them, compiled and fused pay what is left after fusion."""
+    """Memory-bound kernels: eager pays each of them, the others pay what is left after fusion."""
     saves: Kernels | None = None
     """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
     attention: AttentionKernel
@@ -65,6 +65,8 @@ class Profile:
     """FSDP's copy-in (and cast) before a reduce-scatter: rate over the HBM streaming rate."""
     reduces_in_flight: int
     """Reduce-scatters that may be outstanding before the compute stream waits; 0 is unlimited."""
+    reduce_overlap: bool = True
+    """DDP and ZeRO-1 reduce gradients beside backward, not after it."""
     gather_overlap: bool
     """ZeRO-1 gathers parameters beside the next forward, not after the optimizer."""
     deals_by_cost: bool = False

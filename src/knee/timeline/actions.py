@@ -314,6 +314,11 @@ def backward_pass(
         comm.reduce_head + np.where(queues, comm.replicate_head, 0.0),
         comm.reduce_root + np.where(queues, comm.replicate_root, 0.0),
     )
+    if not parts.profile.reduce_overlap:
+        # everything waits for the end of backward
+        after = ~parts.modes.gathers[i]
+        root_reduce = np.where(after, root_reduce + rows.layers * reduce, root_reduce)
+        reduce = np.where(after, 0.0, reduce)
     beside = sends & replicates & ~queues[i]
     root_replicate = _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root)
     # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued

@@ -35,7 +35,9 @@ def group_passes(parts: StepParts) -> Floats:
     return (np.minimum(parts.table.microbatches, parts.table.pp) - 1).astype(np.float64)
 
 
-def spread(parts: StepParts, rows: ChunkRows, p: Pass, work_s: Floats, gamma: float) -> SpreadQueue:
+def spread(
+    parts: StepParts, rows: ChunkRows, p: Pass, work_s: Floats, gamma: float, *, overlaps: bool = True
+) -> SpreadQueue:
     """Spread ``work_s`` of each row's upper chunks over the passes ``p`` of the chunks below them.
 
     Formula: each pass takes min(work / passes, what it can hide); what it can hide is what it takes from an endless
@@ -43,7 +45,7 @@ def spread(parts: StepParts, rows: ChunkRows, p: Pass, work_s: Floats, gamma: fl
     """
     plans, n = rows.plan, len(parts.table)
     total = np.bincount(plans, weights=work_s * rows.count * rows.early, minlength=n)
-    passes = rows.below_top * group_passes(parts)[plans]
+    passes = rows.below_top * group_passes(parts)[plans] * overlaps
     places = np.bincount(plans, weights=passes, minlength=n)
     share = total / np.maximum(places, 1.0)
     carried = np.zeros(len(rows))

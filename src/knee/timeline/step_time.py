@@ -132,7 +132,8 @@ def _carry(parts: StepParts, a: Actions, gamma: float) -> tuple[Pass, Floats]:
     """The last backwards with what is left of upper chunks' reductions, and what the passes before them take over."""
     last = a.passes["B_last"]
     left_reduce, left_replicate = left_by_upper_chunks(last, a.rows, gamma)
-    reduces = spread(parts, a.rows, a.passes["B"], left_reduce, gamma)
+    overlaps = parts.profile.reduce_overlap
+    reduces = spread(parts, a.rows, a.passes["B"], left_reduce, gamma, overlaps=overlaps)
     replicas = per_rank(a.rows, a.ranks, left_replicate)
     ends = a.rows.ends_rank
     carried = replace(

@@ -57,6 +57,22 @@ class Setting:
     kernel: str = ""
     """What the source says of its kernels."""
     async_tp: bool = False
+    stack: str = ""
+    """Software, by its name; empty: unknown."""
+    software: str = ""
+    """Its version or release."""
+    fabric: str = ""
+    """Kind of network: infiniband, roce, efa, ..."""
+    reduce_dtype: str | None = None
+    """Type in which gradients are reduced."""
+    tp_overlap: bool | None = None
+    """Whether tensor-parallel communication runs beside products; dp_overlap: that of gradients and parameters beside
+    compute."""
+    dp_overlap: bool | None = None
+    cuda_graphs: bool | None = None
+    sharp: bool | None = None
+    """Whether switches reduce."""
+    fp8_recipe: str = ""
     note: str = field(default="", compare=False)
     """Free text: two runs that differ only in it are repeats."""
 
@@ -245,13 +261,14 @@ DEFAULTS = {
     "recompute": "recompute none",
     "compile": "no torch.compile",
     "attention": "attention flash",
+    "stack": "an unknown stack, its profile chosen by kernel, attention and compile",
     "mlp": "mlp swiglu",
     "gpus_per_node": "as many gpus_per_node as the GPU's server has",
     "node_gbit_per_s": "the network rate of that server",
 }
 """Column -> what is taken where a file does not have it."""
 _PARSERS: dict[str, Callable[[str, str], Any]] = {"int": count, "bool": _flag}
-_TEXTS = ("source", "model", "kernel", "note")
+_TEXTS = ("source", "model", "kernel", "stack", "software", "note")
 _COLUMNS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     f.name: (f.name, _text if f.name in _TEXTS else _PARSERS.get(str(f.type).removesuffix(" | None"), _word))
     for f in fields(Setting)

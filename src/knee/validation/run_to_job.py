@@ -85,7 +85,7 @@ _MARKETING = {
 }
 """Words of a GPU's full name that tell no two of the catalogue apart."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
-"""A word of the note -> the catalogue cluster whose fabric has that latency and efficiency."""
+"""A word of the fabric column, or of the note where that is empty -> the catalogue cluster whose fabric has that latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "none": ("none", 1.0, None),
     "selective": ("selective", 1.0, None),
@@ -144,8 +144,8 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
         **_recompute(setting, notes),
         **_precision(setting),
         "cp_method": stack.cp_method,
-        "reduce_dtype": "fp32" if setting.precision == "fp16" else stack.reduce_dtype,
-        "tp_overlap_frac": ASYNC_TP if setting.async_tp else None,
+        "reduce_dtype": setting.reduce_dtype or ("fp32" if setting.precision == "fp16" else stack.reduce_dtype),
+        "tp_overlap_frac": _tp_overlap(setting, software),
         **_data_parallel(setting, where.node.gpus, notes),
     }
     job, filled = make_job(
@@ -201,7 +201,7 @@ def _check_nodes(setting: Setting, cluster: Cluster) -> None:
 
 def cluster_of(setting: Setting) -> Cluster:
     """The catalogue's cluster with the run's own nodes and injection bandwidth."""
-    words = re.findall(r"\w+", setting.note.lower())
+    words = [setting.fabric] if setting.fabric else re.findall(r"\w+", setting.note.lower())
     fabric = next((word for word in FABRICS if word in words), None)
     return _cluster(gpu_key(setting.gpu) or setting.gpu, setting.gpus_per_node, setting.node_bytes_per_s, fabric)
 
@@ -293,6 +293,13 @@ def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
         part = "" if share == 1 else f" of {share:.0%}"
         notes.append(f"recompute {setting.recompute} taken as {word}{part}: {why}")
     return {"recompute": word, "recompute_frac": share}
+
+
+def _tp_overlap(setting: Setting, profile: Profile) -> float | None:
+    """Share of tensor-parallel communication that hides, where the row states whether it does."""
+    if setting.async_tp or setting.tp_overlap:
+        return profile.tp_overlap_frac or ASYNC_TP
+    return 0.0 if setting.tp_overlap is False else None
 
 
 def _precision(setting: Setting) -> Mapping[str, Any]:

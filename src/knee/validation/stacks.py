@@ -1,11 +1,11 @@
-"""Software stacks of published runs: from what a row says of its kernels to a profile of the catalogue."""
+"""Software stacks of published runs: from the stack that a row names, or its words for kernels, to a profile."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from knee.errors import SpecError
 from knee.specs.hardware import AttentionKernel, Gpu
@@ -24,9 +24,8 @@ class Stack:
     """What a family of runs has in common."""
 
     name: str
-    words: tuple[str, ...]
-    """Any of them, as whole words, in the row's kernel, source or note tells it; the first stack of the table that
-    matches. Marks count as blanks."""
+    names: tuple[str, ...] = ()
+    """What a file's ``stack`` column may say: whole names in lower case, marks as blanks, versions left out."""
     profile: str
     unfused_profile: str = "megatron-2021"
     """The profile of its years before fused attention."""
@@ -40,29 +39,21 @@ class Stack:
 
 
 STACKS = (
-    Stack(name="nanotron", words=("nanotron",), profile="nanotron"),
-    # "PURE" is llm-foundry's word for parameters, reductions and buffers all in 16 bit
-    Stack(
-        name="llm-foundry, pure",
-        words=("mp mode pure",),
-        profile="llm-foundry",
-        attention="flash1",
-        reduce_dtype="bf16",
-    ),
-    Stack(name="llm-foundry", words=("llm foundry",), profile="llm-foundry", attention="flash1"),
+    Stack(name="nanotron", names=("nanotron",), profile="nanotron"),
+    Stack(name="llm-foundry", names=("llm foundry", "composer"), profile="llm-foundry", attention="flash1"),
     # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
     Stack(
         name="fms-fsdp",
-        words=("fms", "ibm fsdp"),
+        names=("fms fsdp",),
         profile="fms-fsdp",
         compiled_profile="fms-fsdp-compiled",
         reduce_dtype="bf16",
     ),
     # reduces gradients as they are (internlm/solver/optimizer/hybrid_zero_optim.py); only the states are fp32
-    Stack(name="InternEvo", words=("internevo", "internlm"), profile="internevo", reduce_dtype="bf16"),
+    Stack(name="InternEvo", names=("internevo", "internlm"), profile="internevo", reduce_dtype="bf16"),
     Stack(
         name="Megatron-DeepSpeed",
-        words=("megatron deepspeed",),
+        names=("megatron deepspeed",),
         profile="megatron-deepspeed",
         unfused_profile="megatron-deepspeed",
         compiled_profile="megatron-deepspeed",
@@ -71,28 +62,51 @@ STACKS = (
         memory_read="device",
     ),
     # the benchmarks reduce gradients in bf16 (NeMo-Framework-Launcher, examples/training: optim.grad_sync_dtype=bf16)
-    Stack(name="NeMo", words=("nemo",), profile="nemo", compiled_profile="nemo", reduce_dtype="bf16", cp_method="ring"),
+    Stack(
+        name="NeMo",
+        names=("nemo", "nvidia nemo", "megatron bridge", "nemo framework"),
+        profile="nemo",
+        compiled_profile="nemo",
+        reduce_dtype="bf16",
+        cp_method="ring",
+    ),
     # Transformer Engine passes keys and values around a ring
     Stack(
         name="Megatron",
-        words=("megatron", "transformer engine", "korthikanti", "korthikanti2022"),
+        names=("megatron", "megatron lm", "megatron core"),
         profile="fused",
         compiled_profile="fused",
         cp_method="ring",
     ),
-    Stack(name="XLA", words=("maxtext", "paxml", "jax"), profile="xla", compiled_profile="xla", reduce_dtype="bf16"),
+    Stack(
+        name="XLA", names=("maxtext", "paxml", "jax", "xla"), profile="xla", compiled_profile="xla", reduce_dtype="bf16"
+    ),
+    Stack(name="torchtitan", names=("torchtitan",), profile="eager", unfused_profile="eager"),
 )
-PLAIN = Stack(name="PyTorch", words=(), profile="eager")
-"""What is taken where nothing is said."""
+PYTORCH = Stack(name="PyTorch", profile="eager", unfused_profile="eager")
+TRANSFORMER_ENGINE = Stack(
+    name="Transformer Engine", profile="fused", unfused_profile="fused", compiled_profile="fused", cp_method="ring"
+)
+FUSED_NORMS = ("rms kernel", "rmsnorm kernel", "fused rmsnorm", "fused norm", "apex")
+"""Words of the kernel column that tell a fused RMSNorm; they select kernels, not a stack."""
 ATTENTIONS = ("flash", *get_args(AttentionKernel))
+GRAPH_LAUNCH_FRAC = 0.1
+"""Host time of a kernel that a CUDA graph replays over that of a launch."""
 FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
 """Fused kernels in the order in which one stands for another that a GPU does not have."""
 
 
 def stack_of(setting: Setting) -> Stack:
-    """The stack that a row's words tell."""
-    text = re.sub(r"[^a-z0-9]+", " ", f" {setting.kernel} {setting.source} {setting.note} ".lower())
-    return next((stack for stack in STACKS if any(f" {word} " in text for word in stack.words)), PLAIN)
+    """The stack of the row's ``stack`` column; a generic one where that is empty or nobody's known."""
+    said = re.sub(r"[^a-z0-9]+", " ", setting.stack.lower())
+    said = re.sub(r"( v?[0-9]+)+$", "", said.strip())
+    return next((stack for stack in STACKS if said in stack.names), generic_stack(setting))
+
+
+def generic_stack(setting: Setting) -> Stack:
+    """What stands for a stack that is not known, by the words for its kernels: Transformer Engine's, or PyTorch's own,
+    compiled or eager."""
+    return TRANSFORMER_ENGINE if "transformer engine" in setting.kernel.lower() else PYTORCH
 
 
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:
@@ -106,14 +120,36 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
         raise SpecError(
             f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
         )
-    said = None if setting.attention == "flash" else setting.attention
+    said = _stated_attention(setting)
     wanted = said or (stack.attention if given is None else None) or profile.attention
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
     if not kernels or (unfused and kernels[0] != wanted):
         raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}", code="no-rate", field="attention")
     if kernels[0] != wanted:
         notes.append(f"{wanted} attention on {gpu.name}: taken as {kernels[0]}, as no rate is known")
-    return replace(profile, attention=kernels[0])
+    return _as_stated(replace(profile, attention=kernels[0]), setting)
+
+
+def _stated_attention(setting: Setting) -> AttentionKernel | None:
+    """The attention kernel that the row names, in either column; None where it only says that it is fused."""
+    if setting.attention != "flash":
+        return next(kernel for kernel in get_args(AttentionKernel) if kernel == setting.attention)
+    text = re.sub(r"[^a-z0-9]+", "", setting.kernel.lower())
+    versions: dict[str, AttentionKernel] = {"flashattentionv1": "flash1", "flashattention1": "flash1"}
+    versions |= {"flashattention2": "flash2", "flashattentionv2": "flash2", "flashattention3": "flash3"}
+    return next((kernel for word, kernel in versions.items() if word in text), None)
+
+
+def _as_stated(profile: Profile, setting: Setting) -> Profile:
+    """The profile with what the row states of kernels and overlap."""
+    stated: dict[str, Any] = {}
+    if profile.kernels == "eager" and any(word in setting.kernel.lower() for word in FUSED_NORMS):
+        stated["kernels"] = "fused_norm"
+    if setting.dp_overlap is not None:
+        stated |= {"gather_overlap": setting.dp_overlap, "reduce_overlap": setting.dp_overlap}
+    if setting.cuda_graphs:
+        stated["launch_s"] = GRAPH_LAUNCH_FRAC * profile.launch_s
+    return replace(profile, **stated) if stated else profile
 
 
 @cache
