@@ -202,7 +202,9 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     # cast in every forward
     casts = parts.modes.ddp & (table.state_bytes > PARAMETER_BYTES)
     cast = np.where(casts, whole * table.microbatches, 0.0)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, profile.kernels)
+    keeps_fp8 = (table.precision == PRECISIONS.index("fp8")) & ~parts.modes.reshards
+    eight_bit = np.where(keeps_fp8, whole, 0.0)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, eight_bit, profile.kernels)
     return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)
 
 

@@ -29,6 +29,7 @@ from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 def shapes_of(table: PlanTable) -> op.Shapes:
     """What the kernels of each plan depend on."""
     tokens = table.micro_tokens.astype(np.float64)
+    eight_bit = table.precision == PRECISIONS.index("fp8")
     ring = table.cp_method == CP_METHODS.index("ring")
     return op.Shapes(
         tokens=tokens,
@@ -38,7 +39,8 @@ def shapes_of(table: PlanTable) -> op.Shapes:
         cp=table.cp.astype(np.float64),
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
-        eight_bit=np.where(table.precision == PRECISIONS.index("fp8"), 1.0, 0.0),
+        eight_bit=np.where(eight_bit, 1.0, 0.0),
+        casts_weights=np.where(eight_bit & Modes.of(table).reshards, 1.0, 0.0),
     )
 
 
@@ -79,6 +81,7 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
         table.cp_method,
         table.sequence_parallel,
         table.precision,
+        (table.precision == PRECISIONS.index("fp8")) & Modes.of(table).reshards,
     )
     few = table.rows(first)
     s = shapes_of(few)

@@ -33,6 +33,8 @@ class Shapes:
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
+    casts_weights: Floats
+    """1 where fp8 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operation]:
     """fp8 products read 8-bit copies: each operand is read in 16 bit and written in 8."""
-    operands = sum(s.tokens * inner + out * inner for _, out, inner in _projections(model, s, kernels))
+    operands = sum((s.tokens + out * s.casts_weights) * inner for _, out, inner in _projections(model, s, kernels))
     moved = 3.0 * times * operands * s.eight_bit
     return [MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
 
@@ -202,12 +204,19 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     ]
 
 
-def optimizer(parameters: Floats, state_bytes: Floats, cast: Floats, kernels: Kernels) -> list[Operation]:
+FP8_COPY_BYTES = 4.0  # a weight is read in 16 bit and written in 8 twice, as it is and transposed
+
+
+def optimizer(
+    parameters: Floats, state_bytes: Floats, cast: Floats, eight_bit: Floats, kernels: Kernels
+) -> list[Operation]:
     """The gradient norm, clipping and AdamW over the parameters a rank owns; ``cast`` of them have a 16-bit copy that
-    is made anew in forward and a gradient that is cast back."""
+    is made anew in forward and a gradient that is cast back, ``eight_bit`` of them fp8 copies that are kept for all
+    microbatches of the step."""
     clip, adamw, casts = (passes_of(kernels, name) for name in ("clip", "adamw", "cast"))
     states = parameters * state_bytes
     moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
+    moved = moved + FP8_COPY_BYTES * eight_bit
     return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 
 
