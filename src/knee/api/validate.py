@@ -16,6 +16,7 @@ from knee.studies.study_file import study_names
 from knee.validation.bandwidth_errors import validate_bandwidths
 from knee.validation.carried_set import carried_fidelity, carried_runs
 from knee.validation.csv_cells import Lines, read_table, text_of
+from knee.validation.left_out import unseen_job_of
 from knee.validation.published_bandwidths import carried_bandwidths, is_bandwidths, read_bandwidths
 from knee.validation.published_runs import REQUIRED, read_runs
 from knee.validation.record_rows import records_of
@@ -32,6 +33,7 @@ def validate(
     *,
     profile: ProfileLike | None = None,
     cluster: ClusterLike | None = None,
+    unseen: bool = False,
     progress: Progress | None = None,
 ) -> Validation:
     """Predict what was measured, and say how far off knee is.
@@ -41,6 +43,9 @@ def validate(
     lists the columns. Without a file it is what knee carries: several hundred published runs and bandwidths, and the
     claims of the paper. ``profile`` and ``cluster`` stand in place of what the rows of training runs tell; nodes and
     rates that a row states stay its own.
+
+    With ``unseen`` every published source is predicted as if it had never been seen: by a profile that nothing of it was
+    fitted to, and without the facts that were learned from it. That is the error that a new stack's runs would meet.
 
     ``progress`` is called with what is being done, how many are done and of how many. The result has a row for each of
     the file; ``used`` is false where none could be predicted, and ``check_used()`` raises with the reasons.
@@ -64,7 +69,15 @@ def validate(
                 code="missing-argument",
                 field="file",
             )
-        return _carried(progress)
+        return _unseen(progress) if unseen else _carried(progress)
+    if unseen and (profile is not None or cluster is not None):
+        raise InputError(
+            f"{argument('unseen')} chooses the profile of each run, and {argument('profile')} or {argument('cluster')} "
+            "is given too",
+            hint="leave one of them out",
+            code="contradiction",
+            field="unseen",
+        )
     path = Path(file)
     text = None if path.is_dir() else text_of(path)  # once: it may be a pipe
     if text is not None and not is_json(text):
@@ -79,7 +92,14 @@ def validate(
                     field="cluster" if profile is None else "profile",
                 )
             return _bandwidths(path, text, progress)
-    return _runs(path, text, profile, cluster, progress)
+    return _runs(path, text, profile, cluster, unseen, progress)
+
+
+def _unseen(progress: Progress | None) -> RunsValidation:
+    """The carried runs, each without anything that was learned from its source."""
+    file = carried_runs()
+    found = validate_runs(file, unseen_job_of, lambda runs: watched(runs, "predicting", len(runs), progress))
+    return RunsValidation(path=Path(CARRIED), file=file, found=found)
 
 
 def _carried(progress: Progress | None) -> CarriedValidation:
@@ -101,6 +121,7 @@ def _runs(
     text: str | None,
     profile: ProfileLike | None,
     cluster: ClusterLike | None,
+    unseen: bool,
     progress: Progress | None,
 ) -> RunsValidation:
     """Training runs of a table, of records in JSON, or of a folder of those, for which there is no text."""
@@ -110,7 +131,7 @@ def _runs(
         file, ask = records_of(path, text, stack, where)
     else:
         file = read_runs(path, text, watch=partial(_reading, text, progress))
-        ask = partial(job_of, profile=stack, cluster=where)
+        ask = unseen_job_of if unseen else partial(job_of, profile=stack, cluster=where)
     found = validate_runs(file, ask, lambda runs: watched(runs, "predicting", len(runs), progress))
     return RunsValidation(path=path, file=file, found=found)
 

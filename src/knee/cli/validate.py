@@ -29,6 +29,11 @@ MANY = 2_000
     help="Cluster of all training runs, in place of what the rows tell: a name of `knee catalog` or a TOML "
     "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.",
 )
+@click.option(
+    "--unseen",
+    is_flag=True,
+    help="Predict every published source as if it had never been seen: without what was fitted on it or learned from it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 @click.option(
     "--rows",
@@ -38,7 +43,9 @@ MANY = 2_000
     help="Also write published, predicted and error of each row, or why it was skipped; without a file, "
     "those of bandwidths go to OUT.bandwidths.csv.",
 )
-def command(file: Path | None, profile: str | None, cluster: str | None, as_json: bool, rows_path: Path | None) -> None:
+def command(
+    file: Path | None, profile: str | None, cluster: str | None, unseen: bool, as_json: bool, rows_path: Path | None
+) -> None:
     """Predict what others measured, in a CSV FILE (- is standard input), and say how far off knee is. Without a file:
     what knee carries, several hundred published runs and bandwidths with their sources, and the claims of the paper.
     Or what you measured: FILE may be the folder of a `knee sweep` or a `knee train`, or JSON of knee's own records.
@@ -47,13 +54,15 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom or failed). What else is known of a run is
     used: ffn, kv_heads, vocab, mlp, tied_embeddings, gpus_per_node, node_gbit_per_s, micro_batch, tp, pp, cp, dp,
     virtual_pp, shard_group, sharding, sequence_parallel, recompute, precision, compile, attention, kernel, async_tp,
-    source, model, note. Batches are in sequences.
+    stack, software, fabric, reduce_dtype, tp_overlap, dp_overlap, cuda_graphs, sharp, fp8_recipe, source, model, note.
+    Batches are in sequences.
 
     What is not given is assumed, and said: tp, pp, cp and virtual_pp 1, dp all other GPUs, micro_batch all of a rank's
     sequences, sharding fsdp, hsdp inside a node, recompute none, precision bf16 (fp16 on a GPU without), no
     torch.compile, flash attention, mlp swiglu, ffn 4 x hidden (8/3 for swiglu), vocab 32,000, nodes and network rate of
-    the GPU's usual server. The software stack is told by words of kernel, source and note, and is plain PyTorch where
-    none is known.
+    the GPU's usual server. The software stack is the one that the column stack names; where that is empty or unknown, a
+    generic profile stands for it: Transformer Engine's where kernel says so, compiled or eager PyTorch else. Words of
+    kernel and attention (flash-1, flash-2, RMS kernel, unfused) select kernels.
 
     Or bandwidths of collectives as nccl-tests prints them, one message size a row: told apart by the column
     collective (all_reduce, all_gather, reduce_scatter, sendrecv). Needed are gpu, n_gpus, collective and bytes, and one
@@ -70,7 +79,7 @@ def command(file: Path | None, profile: str | None, cluster: str | None, as_json
     if rows_path is not None and file is not None:
         refuse_overwriting(rows_path, file)
     with Bars(least=0 if file is None else MANY) as bars:
-        answer = validate(file, profile=profile, cluster=cluster, progress=bars)
+        answer = validate(file, profile=profile, cluster=cluster, unseen=unseen, progress=bars)
     for written in () if rows_path is None else answer.write_rows(rows_path):
         click.echo(f"wrote {written}", err=True)
     if answer.used and answer.ignored_columns:

@@ -55,6 +55,7 @@ _ROWS = (
     ("tp_overlap_frac", "share", 0.0, 0.98, 0.2, "share of tensor-parallel communication hidden beside products"),
     ("p2p_overlap_frac", "share", 0.0, 1.0, 0.3, "share of pipeline transfers hidden beside compute"),
     ("cp_overlap_frac", "share", 0.0, 1.0, 0.3, "share of a context-parallel ring's transfers hidden beside attention"),
+    ("skew_s", "scale", 0.05e-3, 5e-3, 0.7, "spread of the ranks' arrival at collectives between nodes"),
     ("straggler_frac", "share", 0.0, 0.05, 0.01, "spread of step times among GPUs"),
     ("context_bytes", "scale", 0.3e9, 12e9, 0.5, "GPU memory outside the allocator"),
     ("allocator_frac", "share", 0.0, 0.3, 0.05, "memory lost to fragmentation"),

@@ -31,8 +31,6 @@ class Stack:
     """The profile of its years before fused attention."""
     compiled_profile: str = "compiled"
     """The profile under torch.compile."""
-    attention: AttentionKernel | None = None
-    """Fused attention kernel where it is not the profile's."""
     reduce_dtype: ReduceDtype = "fp32"
     cp_method: CpMethod = "allgather"
     memory_read: MemoryRead = "allocator"
@@ -40,7 +38,7 @@ class Stack:
 
 STACKS = (
     Stack(name="nanotron", names=("nanotron",), profile="nanotron"),
-    Stack(name="llm-foundry", names=("llm foundry", "composer"), profile="llm-foundry", attention="flash1"),
+    Stack(name="llm-foundry", names=("llm foundry", "composer"), profile="llm-foundry"),
     # reduces gradients in bf16 (fms_fsdp/policies/mixed_precision.py, bfSixteen)
     Stack(
         name="fms-fsdp",
@@ -57,7 +55,6 @@ STACKS = (
         profile="megatron-deepspeed",
         unfused_profile="megatron-deepspeed",
         compiled_profile="megatron-deepspeed",
-        attention="flash2",
         cp_method="ring",
         memory_read="device",
     ),
@@ -109,19 +106,25 @@ def generic_stack(setting: Setting) -> Stack:
     return TRANSFORMER_ENGINE if "transformer engine" in setting.kernel.lower() else PYTORCH
 
 
+def profile_name(setting: Setting, stack: Stack | None = None) -> str:
+    """The catalogue's profile of a row: its stack's, that of its years before fused attention, or the compiled one."""
+    stack = stack or stack_of(setting)
+    unfused = setting.attention == "unfused"
+    return stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
+
+
 def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given: Profile | None = None) -> Profile:
     """The catalogue's profile, or the one that was given, with the attention kernel that ran on this GPU."""
     if setting.attention not in ATTENTIONS:
         raise unknown_choice("attention", setting.attention, ATTENTIONS)
     unfused = setting.attention == "unfused"
-    name = stack.unfused_profile if unfused else stack.compiled_profile if setting.compile else stack.profile
-    profile = given or catalog_profile(name)
+    profile = given or catalog_profile(profile_name(setting, stack))
     if given is not None and setting.compile and given.kernels == "eager":
         raise SpecError(
             f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
         )
     said = _stated_attention(setting)
-    wanted = said or (stack.attention if given is None else None) or profile.attention
+    wanted = said or ("flash2" if profile.attention == "unfused" else profile.attention)
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]
     if not kernels or (unfused and kernels[0] != wanted):
         raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}", code="no-rate", field="attention")

@@ -18,7 +18,7 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     Where:   recompute 0 none, 1 selective (the attention core is run again), 2 full (only the layer's input is kept)
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
-    h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved == "eager"
+    h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved not in ("compiled", "fused")
     # two norms; what they put out is the input of the products behind them
     norms = 2 * norm_bytes(model, profile) * h * s.norm_tokens
     if profile.keeps_gathered:
@@ -47,11 +47,11 @@ def norm_bytes(model: Model, profile: Profile) -> float:
     fp32 input, the unscaled and the scaled output."""
     if model.norm == "layernorm":
         return 4.0
-    return profile.rmsnorm_bytes or (8.0 if profile.saved == "eager" else 4.0)
+    return profile.rmsnorm_bytes or (8.0 if profile.saved not in ("compiled", "fused") else 4.0)
 
 
 def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
     losses keep 16-bit logits and one fp32 copy."""
-    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved == "eager" else 2.0 + 4.0)
+    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved not in ("compiled", "fused") else 2.0 + 4.0)
     return per_logit * s.tokens * model.vocab / s.tp

@@ -1,0 +1,41 @@
+"""Predicting a published source as if it had never been seen: by a profile that nothing of it was fitted to.
+
+``catalog/validation/left_out.toml`` holds, for each source and each profile of its rows, the profile that stands for it
+and the values that were fitted without the source (``tools/fit_published.py``). The profile is that of the source's own
+stack where other sources have that stack, and a generic one else, so that facts learned from the source are gone too.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+
+from knee.specs.profile import Profile
+from knee.validation.published_runs import Setting
+from knee.validation.run_to_job import RunJob, job_of
+from knee.validation.stacks import catalog_profile, profile_name
+
+LEFT_OUT = files("knee") / "catalog" / "validation" / "left_out.toml"
+
+
+@cache
+def left_out_profiles() -> Mapping[str, Mapping[str, Profile]]:
+    """Source -> name of a profile that its rows have -> the one that stands for it."""
+    tables = tomllib.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    return {
+        source: {name: _profile(dict(values)) for name, values in profiles.items()}
+        for source, profiles in tables.items()
+    }
+
+
+def _profile(values: dict[str, str | float]) -> Profile:
+    return replace(catalog_profile(str(values.pop("profile"))), **{name: float(value) for name, value in values.items()})
+
+
+def unseen_job_of(setting: Setting) -> RunJob:
+    """The run as knee would be asked for it if nothing of its source were known."""
+    profile = left_out_profiles().get(setting.source, {}).get(profile_name(setting))
+    return job_of(setting, profile=profile)
