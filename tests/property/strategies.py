@@ -41,6 +41,8 @@ def settings_of(draw: st.DrawFn) -> tuple[Model, Cluster, Profile, tuple[str, ..
         reduces_in_flight=draw(st.sampled_from((0, 0, 1, 2))),
         comm_slowdown=draw(st.sampled_from((1.0, 1.0, 1.3))),
         gather_overlap=draw(st.booleans()),
+        reduce_overlap=draw(st.booleans()),
+        skew_s=draw(st.sampled_from((0.0, 0.5e-3))),
         p2p_overlap_frac=draw(st.sampled_from((0.0, 0.8, 1.0))),
         pat=draw(st.sampled_from(("off", "off", "nccl", "any"))),
     )

@@ -128,6 +128,7 @@ IMPROVEMENTS: dict[str, Change] = {
     "hop scale": _profile(hop_scale=-1),
     "launch": _profile(launch_s=-1),
     "straggler": _profile(straggler_frac=-1),
+    "skew": _profile(skew_s=-1),
     "step overhead": _profile(step_overhead_s=-1),
 }
 
@@ -143,9 +144,8 @@ def test_better_is_never_slower(name: str, table: list[Job], k: float) -> None:
         evaluate(first.model, where, stack, table_of(table))
         for where, stack in ((first.cluster, first.profile), (better_cluster, better_profile))
     )
-    # a faster wire takes more from compute beside it: where latency is all there is, that is all it changes
-    contention = np.maximum(0.0, after.parts.kappa - before.parts.kappa) * before.results.compute_s
-    assert (after.results.step_s <= before.results.step_s * (1 + 1e-9) + contention).all()
+    # a faster wire takes more from compute beside it, for a shorter time: a hundredth of a percent is all it may cost
+    assert (after.results.step_s <= before.results.step_s * (1 + 1e-4)).all()
 
 
 # units: a machine k times as fast in every respect takes a k-th of the time
