@@ -84,7 +84,8 @@ class Nvml:
         if wanted is None or wanted.isdecimal():
             number, count = int(wanted or 0), n.nvmlDeviceGetCount()
             if number >= count:
-                raise InputError(f"{VISIBLE} names GPU {number}, and there are {count}, counted from 0")
+                text = f"{VISIBLE} names GPU {number}, and there are {count}, counted from 0"
+                raise InputError(text, code="out-of-range", field=VISIBLE)
             return n.nvmlDeviceGetHandleByIndex(number)
         if wanted.startswith("MIG-"):
             return n.nvmlDeviceGetHandleByUUID(wanted)
@@ -211,7 +212,8 @@ def _first_visible() -> str | None:
     first = visible.split(",")[0].strip()
     if first.isdecimal() or first.startswith(("GPU-", "MIG-")):
         return first
-    raise InputError(f"{VISIBLE} is {visible!r}: it hides every GPU", hint=f"unset it, or name one, as in {VISIBLE}=0")
+    hint = f"unset it, or name one, as in {VISIBLE}=0"
+    raise InputError(f"{VISIBLE} is {visible!r}: it hides every GPU", hint=hint, code="no-gpu", field=VISIBLE)
 
 
 def refuse_if_shared(nvml: Nvml) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 from knee.arrays import Bools
 from knee.errors import InputError, argument
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace
-from knee.limits import MOST_TOML_BYTES
-from knee.text_files import read_text
+from knee.specs.catalog import read_toml
 from knee.trace.user_patterns import user_pattern
 
 OTHER = "other"
@@ -83,7 +82,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
             )
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
-        first += _entries(_toml(file), str(file))
+        first += _entries(read_toml(file, field="classes"), str(file))
     always = set(comm)
     entries = [*first, *own]
     if unknown := always - {entry.name for entry in entries}:
@@ -96,15 +95,6 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     return Classes(
         entries=tuple(replace(e, communication=True, side_only=False) if e.name in always else e for e in entries)
     )
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # of the text, of its encoding, of a number without end
-        raise InputError(f"{file} is not TOML: {error}") from None
 
 
 def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[KernelClass]:
