@@ -65,7 +65,8 @@ def gather(paths: Sequence[Path]) -> Gathered:
     if not found:
         some = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-        raise InputError(f"there is no record in what was given{': ' if some else ''}{some}{more}", hint=FORM)
+        text = f"there is no record in what was given{': ' if some else ''}{some}{more}"
+        raise InputError(text, hint=FORM, code="nothing-usable", field="records")
     return Gathered(found=tuple(found), skipped=tuple(skipped))
 
 
@@ -86,7 +87,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         inside = {run.parent for run in runs}
         others = [file for file in sorted(path.rglob("*.json")) if not inside & {*file.parents}]
         if not runs and not others:
-            raise InputError(f"{path} has no {RUN} and no other .json file in it", hint=FORM)
+            text = f"{path} has no {RUN} and no other .json file in it"
+            raise InputError(text, hint=FORM, code="nothing-usable", field="records")
         yield from (*runs, *others)
 
 

@@ -101,16 +101,20 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
     found = []
     for name, entry in table.items():
         if not isinstance(entry, dict) or "pattern" not in entry:
+            hint = "an entry is [name] with pattern = 'regular expression'"
             raise InputError(
-                f"{where}: [{name}] has no pattern", hint="an entry is [name] with pattern = 'regular expression'"
+                f"{where}: [{name}] has no pattern", hint=hint, code="missing-field", field=f"{name}.pattern"
             )
         for key, value in entry.items():
             if key not in FIELDS:
-                raise InputError(f"{where}: [{name}] has an unknown key {key!r}", hint=f"keys are {', '.join(FIELDS)}")
+                text, hint = f"{where}: [{name}] has an unknown key {key!r}", f"keys are {', '.join(FIELDS)}"
+                raise InputError(text, hint=hint, code="unknown-field", field=f"{name}.{key}")
             if not isinstance(value, FIELDS[key]):
-                raise InputError(f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}")
+                text = f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}"
+                raise InputError(text, code="wrong-type", field=f"{name}.{key}")
         if entry.get("streams", "all") not in ("all", "side"):
-            raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
+            text = f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'"
+            raise InputError(text, code="unknown-choice", field=f"{name}.streams")
         if not own:
             user_pattern(entry["pattern"], f"{where}: [{name}]")
         found.append(
