@@ -30,18 +30,6 @@ WRONG_PATHS = {
 """What the system says of a path that can never be written to; all else may pass (no space, no permission)."""
 _unfinished: set[Path] = set()
 
-NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-"""What a system says of a name that cannot be, or is not for us."""
-
-
-def cannot_use(error: OSError) -> InputError | None:
-    """What was named and cannot be looked at, in words; None for other troubles."""
-    if error.errno not in NO_PATH or error.filename is None:
-        return None
-    name = os.fsdecode(error.filename)
-    short = name if len(name) <= 200 else name[:200] + "..."
-    return InputError(f"{short} cannot be used: {error.strerror}", code="unreadable")
-
 
 def make_folder(path: Path) -> Path:
     """The folder, made if need be and known to take files."""

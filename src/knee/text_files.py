@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -18,6 +19,8 @@ BLOCK_BYTES = 1 << 20
 DEEPEST = 64
 """Tables inside tables."""
 _INK = re.compile(r"\S")
+NO_PATH = (errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+"""What a system says of a name that cannot be, or is not for us."""
 
 
 class TooLarge(InputError, ValueError):
@@ -28,12 +31,55 @@ class TooLarge(InputError, ValueError):
         super().__init__(
             f"{path} {size}, and at most {_size(most)} of such a file are read",
             hint="is it the file that was meant? Otherwise give it in parts",
+            code="too-large",
         )
         self.path, self.most, self.has = path, most, has
 
 
 class NotText(InputError, ValueError):
     """A file has what no text has. Also a ValueError, as a document that cannot be parsed is."""
+
+    code = "not-utf8"
+
+
+def cannot_use(error: OSError) -> InputError | None:
+    """What was named and cannot be looked at, in words; None for other troubles."""
+    if error.errno not in NO_PATH or error.filename is None:
+        return None
+    name = os.fsdecode(error.filename)
+    short = name if len(name) <= 200 else name[:200] + "..."
+    return InputError(f"{short} cannot be used: {error.strerror}", code=why_unreadable(error))
+
+
+def why_unreadable(error: OSError | UnicodeDecodeError) -> str:
+    """The code of what was named as a file and cannot be read: one rule, whoever reads it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "not-utf8"
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        return "no-file"
+    return "not-a-file" if error.errno == errno.EISDIR else "unreadable"
+
+
+def cannot_read(
+    path: Path, error: OSError | UnicodeDecodeError, *, field: str | None = None, hint: str | None = None
+) -> InputError:
+    """The sentence for a file that cannot be read; ``field`` names the argument that it comes from."""
+    code = why_unreadable(error)
+    if code == "no-file":
+        return InputError(f"there is no file {str(path)!r}", hint=hint, code=code, field=field)
+    why = "it is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+    return InputError(f"{path} cannot be read: {why}", hint=hint, code=code, field=field)
+
+
+def check_readable(file: str | Path, field: str, *, hint: str | None = None) -> None:
+    """Refuse, before the work that needs it, what is no plain file or cannot be read; ``field`` names the argument."""
+    path = Path(file)
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder" if path.is_dir() else "it is a device or a pipe")
+        path.open("rb").close()
+    except OSError as error:
+        raise cannot_read(path, error, field=field, hint=hint) from None
 
 
 def _size(count: int) -> str:
@@ -118,7 +164,8 @@ def _await_writer(handle: int, path: Path) -> None:
         return
     waits.poll(WRITER_S * 1000)
     if _is_left(handle, path):
-        raise InputError(f"{path} is a pipe that nobody writes to", hint="start what writes to it first")
+        hint = "start what writes to it first"
+        raise InputError(f"{path} is a pipe that nobody writes to", hint=hint, code="unreadable")
 
 
 def _is_left(handle: int, path: Path) -> bool:

@@ -100,4 +100,4 @@ def test_what_is_no_record_is_refused(
 
 def test_records_that_are_missing(tmp_path: Path, simulated: Path) -> None:
     assert kind(refused("compare", simulated)) == ("missing-argument", "records")
-    assert refused("compare", simulated, tmp_path / "none.json").code == "unreadable"
+    assert refused("compare", simulated, tmp_path / "none.json").code == "no-file"

@@ -390,7 +390,7 @@ def test_records_that_cannot_be_used(
 def test_records_that_are_not_there(mine: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.json").write_text("{")
-    for name, code in (("nowhere", "unreadable"), ("empty", "nothing-usable"), ("bad.json", "not-json")):
+    for name, code in (("nowhere", "no-file"), ("empty", "nothing-usable"), ("bad.json", "not-json")):
         assert refused("run", mine, "--out", tmp_path / "out", "--records", tmp_path / name).code == code
 
 

@@ -32,7 +32,8 @@ from knee.datasets.permutation import permute, random_tokens
 from knee.datasets.shard_index import INDEX, read_index
 from knee.datasets.token_batches import Prefetcher, Shards, Share, Synthetic, open_data
 from knee.datasets.write_shards import JOURNAL, write_shards
-from knee.errors import InputError, KneeError, MissingExtra, NotWritten
+from knee.errors import InputError, KneeError, MissingExtra, NotWritten, RunFailed
+from refusals import caught, kind, numbers
 from waiting import LIMIT_S, until
 
 pytestmark = pytest.mark.slow
@@ -157,8 +158,10 @@ def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_one_sentence_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"fine\ncaf\xe9\n")
-    with pytest.raises(InputError, match=r"a\.txt, line 2 \(byte 8\): it is not UTF-8 text"):
-        texts_of(path)
+    error = caught(lambda: texts_of(path))
+    assert kind(error) == ("not-utf8", "files")
+    assert error.message.startswith(f"{path}, ")
+    assert numbers(error.message.removeprefix(str(path)))[:2] == [2, 8]  # the line, and the byte
 
 
 def test_gzip_reads_the_same_and_a_torn_one_is_refused(tmp_path: Path, corpus: Path) -> None:
@@ -166,11 +169,9 @@ def test_gzip_reads_the_same_and_a_torn_one_is_refused(tmp_path: Path, corpus: P
     packed.write_bytes(gzip.compress(corpus.read_bytes()))
     assert texts_of(packed) == texts_of(corpus)
     packed.write_bytes(packed.read_bytes()[:-40])
-    with pytest.raises(InputError, match=r"b\.jsonl\.gz is corrupt"):
-        texts_of(packed)
+    assert kind(caught(lambda: texts_of(packed))) == ("damaged", "files")
     packed.write_bytes(b"plain")
-    with pytest.raises(InputError, match=r"b\.jsonl\.gz is corrupt"):
-        texts_of(packed)
+    assert kind(caught(lambda: texts_of(packed))) == ("damaged", "files")
 
 
 @needs_pyarrow
@@ -183,19 +184,17 @@ def test_parquet_reads_the_same(tmp_path: Path, corpus: Path) -> None:
     assert texts_of(path, field="body") == texts
     bad = [place for block in blocks(path, field="body") for place in documents(block, field="body").bad]
     assert bad == [f"{path}, row 201: 'body' is null, not text"]
-    with pytest.raises(InputError, match="has no column 'text', but 'id', 'body'"):
-        texts_of(path)
+    assert kind(caught(lambda: texts_of(path))) == ("unknown-field", "field")
     path.write_bytes(b"PAR1 not really")
-    with pytest.raises(InputError, match="is not a Parquet file that can be read"):
-        texts_of(path)
+    assert kind(caught(lambda: texts_of(path))) == ("not-parquet", "files")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "c.parquet").touch()
     monkeypatch.setattr(text_module, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match="needs pyarrow") as caught:
-        find_files([tmp_path])
-    assert caught.value.hint == "pip install 'knee[data]'"
+    error = caught(lambda: find_files([tmp_path]))
+    assert isinstance(error, MissingExtra)
+    assert error.hint == "pip install 'knee[data]'"
 
 
 def test_folders_globs_and_files(tmp_path: Path) -> None:
@@ -205,16 +204,15 @@ def test_folders_globs_and_files(tmp_path: Path) -> None:
     names = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
     assert names == ["a.jsonl", "b.txt", "deep/c.jsonl.gz"]
     assert find_files([tmp_path / "b.txt", f"{tmp_path}/*.txt"]) == [tmp_path / "b.txt"]
-    for wrong, words in (
-        ("nothing.txt", "no such file"),
-        ("README.md", "not a file that can be read"),
-        ("deep/../.hidden/*.jsonl", "no such file"),
-    ):
-        with pytest.raises(InputError, match=words):
-            find_files([tmp_path / wrong])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="has no text files"):
-        find_files([tmp_path / "empty"])
+    for wrong, code in (
+        ("nothing.txt", "no-file"),
+        ("README.md", "not-a-text-path"),
+        ("deep/../.hidden/*.jsonl", "no-file"),
+        ("empty", "nothing-usable"),
+    ):
+        assert kind(caught(lambda wrong=wrong: find_files([tmp_path / wrong]))) == (code, "files")
+    assert kind(caught(lambda: find_files([]))) == ("missing-argument", "files")
 
 
 # Preparing.
@@ -274,12 +272,10 @@ def test_what_is_there_is_not_made_again(tmp_path: Path, corpus: Path, tokenizer
     before = (out / INDEX).stat().st_mtime_ns
     again = write_shards([corpus], tokenizer, out)
     assert (again.made, again.index, (out / INDEX).stat().st_mtime_ns) == (0, first.index, before)
-    with pytest.raises(InputError, match="something else: --split differs"):
-        write_shards([corpus], tokenizer, out, split="block")
+    other = caught(lambda: write_shards([corpus], tokenizer, out, split="block"))
+    assert kind(other) == ("already-there", "out")
     corpus.write_text(corpus.read_text(encoding="utf-8") + '{"text": "new"}\n', encoding="utf-8")
-    with pytest.raises(InputError, match=r"something else: the file .*corpus\.jsonl differs") as caught:
-        write_shards([corpus], tokenizer, out)
-    assert "fresh" in str(caught.value.hint)
+    assert kind(caught(lambda: write_shards([corpus], tokenizer, out))) == ("already-there", "out")
     assert write_shards([corpus], tokenizer, out, fresh=True).index.documents == 201
 
 
@@ -307,8 +303,7 @@ def test_an_interrupted_preparation_goes_on(
     with pytest.raises(Interrupted):
         write_shards([corpus, second], tokenizer, out, shard_tokens=2500, report_progress=stop)
     assert not list(out.glob("*.part"))
-    with pytest.raises(InputError, match=r"has no shards: index\.json is not there"):
-        read_index(out)
+    assert kind(caught(lambda: read_index(out))) == ("no-file", "folder")
     finished = len(list(out.glob("shard-*.bin")))
     match damage:
         case "torn journal":
@@ -381,8 +376,9 @@ def test_a_killed_process_of_the_pool_is_said_and_what_is_finished_stays(
             killed.extend(child.pid or 0 for child in multiprocessing.active_children()[:1])
             os.kill(killed[0], signal.SIGKILL)
 
-    with pytest.raises(KneeError, match="a process that made tokens was killed"):
+    with pytest.raises(RunFailed) as killed_one:
         write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500, jobs=2, report_progress=kill_one)
+    assert killed_one.value.code == "run-failed"
     again = write_shards([corpus], tokenizer, tmp_path / "out", shard_tokens=500)
     assert 0 < again.made < len(again.index.shards)
     assert again.index.documents == 200
@@ -403,8 +399,7 @@ def _runs(pid: int) -> bool:
 @needs_tokenizers
 def test_two_preparations_do_not_mix(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
     def at_the_same_time(_: Any) -> None:
-        with pytest.raises(InputError, match="is being prepared by another process"):
-            write_shards([corpus], tokenizer, tmp_path / "out")
+        assert kind(caught(lambda: write_shards([corpus], tokenizer, tmp_path / "out"))) == ("folder-in-use", "out")
 
     write_shards([corpus], tokenizer, tmp_path / "out", report_progress=at_the_same_time)
 
@@ -423,9 +418,9 @@ def test_a_full_disk_is_one_sentence_and_what_is_finished_stays(
         real(handle)
 
     monkeypatch.setattr(shards_module.os, "fsync", full)
-    with pytest.raises(NotWritten, match="shard-00002 cannot be written: No space left on device") as caught:
-        write_shards([corpus], tokenizer, out, shard_tokens=2500)
-    assert "goes on" in str(caught.value.hint)
+    error = caught(lambda: write_shards([corpus], tokenizer, out, shard_tokens=2500))
+    assert isinstance(error, NotWritten)
+    assert "shard-00002" in error.message
     assert not list(out.glob("*.part"))
     again = write_shards([corpus], tokenizer, out, shard_tokens=2500)
     assert again.made == len(again.index.shards) - 2
@@ -447,7 +442,7 @@ def test_a_disk_that_really_is_full(
         ),
     )
     monkeypatch.setattr(shards_module.os, "unlink", lambda _: None)
-    with pytest.raises(NotWritten, match="shard-00000 cannot be written: No space left on device"):
+    with pytest.raises(NotWritten, match="shard-00000"):
         write_shards([corpus], tokenizer, tmp_path / "out")
     assert not (tmp_path / "out" / INDEX).exists()
 
@@ -455,8 +450,9 @@ def test_a_disk_that_really_is_full(
 @needs_tokenizers
 def test_too_many_bad_lines_are_refused_and_few_are_counted(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
     corpus.write_text(corpus.read_text(encoding="utf-8") + "not json\n" * 3, encoding="utf-8")
-    with pytest.raises(InputError, match=r"3 of 203 records of .*corpus\.jsonl cannot be used.*line 201: it is not"):
-        write_shards([corpus], tokenizer, tmp_path / "out")
+    error = caught(lambda: write_shards([corpus], tokenizer, tmp_path / "out"))
+    assert kind(error) == ("too-many-bad", "max_bad_frac")
+    assert numbers(error.message)[:2] == [3, 203]
     made = write_shards([corpus], tokenizer, tmp_path / "out", max_bad_frac=0.02)
     assert made.index.left_out.records == 3
     assert made.index.left_out.first[0].endswith("corpus.jsonl, line 201: it is not JSON")
@@ -467,23 +463,23 @@ def test_a_large_good_file_does_not_hide_a_small_bad_one(tmp_path: Path, tokeniz
     good, bad = tmp_path / "0.jsonl", tmp_path / "1.jsonl"
     good.write_text('{"text": "a"}\n' * 10_000, encoding="utf-8")
     bad.write_text('{"text": "a"}\n' * 3 + '{"body": "a"}\n' * 200, encoding="utf-8")
-    with pytest.raises(InputError, match=r"200 of 203 records of .*1\.jsonl"):
-        write_shards([good, bad], tokenizer, tmp_path / "out", max_bad_frac=0.5)
-    with pytest.raises(InputError, match=r"200 of 203 records of .*1\.jsonl"):
-        write_shards([bad, good], tokenizer, tmp_path / "other", max_bad_frac=0.5)
+    for files in ([good, bad], [bad, good]):
+        out = tmp_path / f"out-{files[0].stem}"
+        error = caught(lambda files=files, out=out: write_shards(files, tokenizer, out, max_bad_frac=0.5))
+        assert kind(error) == ("too-many-bad", "max_bad_frac")
+        assert numbers(error.message)[:2] == [200, 203]
 
 
 @needs_tokenizers
 def test_tokenizers_that_cannot_be_used(tmp_path: Path, corpus: Path, tokenizer: Path) -> None:
     broken = tmp_path / "broken.json"
     broken.write_text("{}", encoding="utf-8")
-    with pytest.raises(InputError, match="is not a tokenizer"):
-        write_shards([corpus], broken, tmp_path / "out")
-    with pytest.raises(InputError, match="is not there"):
-        write_shards([corpus], tmp_path / "none.json", tmp_path / "out")
-    with pytest.raises(InputError, match="has no token '</s>'") as caught:
-        write_shards([corpus], tokenizer, tmp_path / "out", eos="</s>")
-    assert "<|end_of_text|>" in str(caught.value.hint)
+    for path, code in ((broken, "not-a-tokenizer"), (tmp_path / "none.json", "no-file"), (tmp_path, "not-a-file")):
+        error = caught(lambda path=path: write_shards([corpus], path, tmp_path / "out"))
+        assert kind(error) == (code, "tokenizer")
+    error = caught(lambda: write_shards([corpus], tokenizer, tmp_path / "out", eos="</s>"))
+    assert kind(error) == ("unknown-choice", "eos")
+    assert "<|end_of_text|>" in str(error.hint)
     assert not (tmp_path / "out").exists()
 
 
@@ -491,16 +487,16 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path, corpus: Path, tokenizer:
 def test_files_without_text_are_refused(tmp_path: Path, tokenizer: Path) -> None:
     for name in ("a.txt", "b.jsonl"):
         (tmp_path / name).touch()
-    with pytest.raises(InputError, match="there is no text in"):
-        write_shards([tmp_path / "a.txt", tmp_path / "b.jsonl"], tokenizer, tmp_path / "out")
+    files = [tmp_path / "a.txt", tmp_path / "b.jsonl"]
+    assert kind(caught(lambda: write_shards(files, tokenizer, tmp_path / "out"))) == ("nothing-usable", "files")
 
 
 def test_without_tokenizers_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").touch()
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(MissingExtra, match="needs tokenizers") as caught:
-        write_shards([tmp_path / "a.txt"], tmp_path / "tokenizer.json", tmp_path / "out")
-    assert caught.value.hint == "pip install 'knee[data]'"
+    error = caught(lambda: write_shards([tmp_path / "a.txt"], tmp_path / "tokenizer.json", tmp_path / "out"))
+    assert isinstance(error, MissingExtra)
+    assert error.hint == "pip install 'knee[data]'"
 
 
 # Reading.
@@ -606,25 +602,29 @@ def test_synthetic_tokens_are_uniform() -> None:
 def test_a_vocabulary_larger_than_the_models_is_refused(folder: Path) -> None:
     used = read_index(folder).asked.tokenizer.vocab_size
     shards(folder, vocab_size=used)
-    with pytest.raises(InputError, match=f"a vocabulary of {used}, and the model's has {used - 1}"):
-        shards(folder, vocab_size=used - 1)
+    error = caught(lambda: shards(folder, vocab_size=used - 1))
+    assert kind(error) == ("out-of-range", "vocab_size")
+    assert numbers(error.message)[-2:] == [used, used - 1]
 
 
 def test_shards_that_are_not_whole_are_refused_by_name(folder: Path) -> None:
     path = folder / "shard-00001.bin"
     data = path.read_bytes()
     path.write_bytes(data[:-2])
-    with pytest.raises(InputError, match=r"shard-00001\.bin is cut off: it has [\d,]+ bytes, and was written with"):
-        shards(folder)
+
+    def refused(code: str, ask: Callable[[], object], *sizes: int) -> None:
+        error = caught(ask)
+        assert kind(error) == (code, "folder")
+        assert str(path) in error.message
+        assert numbers(error.message.replace(str(path), "")) == [*sizes]
+
+    refused("cut-off", lambda: shards(folder), len(data) - 2, len(data))
     other = shards(folder, replace(SHARE, dp_rank=1, dp_size=2))
-    with pytest.raises(InputError, match=r"shard-00001\.bin is cut off"):
-        [other.batch(step) for step in range(30)]
+    refused("cut-off", lambda: [other.batch(step) for step in range(30)], len(data) - 2, len(data))
     path.write_bytes(data + b"\0\0")
-    with pytest.raises(InputError, match=r"shard-00001\.bin is too long"):
-        shards(folder)
+    refused("damaged", lambda: shards(folder), len(data) + 2, len(data))
     path.unlink()
-    with pytest.raises(InputError, match=r"shard-00001\.bin cannot be read: No such file"):
-        shards(folder)
+    refused("no-file", lambda: shards(folder))
 
 
 def test_changed_bytes_are_found_by_the_checksums(folder: Path) -> None:
@@ -633,25 +633,26 @@ def test_changed_bytes_are_found_by_the_checksums(folder: Path) -> None:
     data[10] ^= 1
     path.write_bytes(data)
     opened = shards(folder)
-    with pytest.raises(InputError, match=r"shard-00002\.bin is corrupt: its checksum"):
-        opened.verify()
+    error = caught(opened.verify)
+    assert kind(error) == ("damaged", "folder")
+    assert str(path) in error.message
 
 
 def test_a_token_beyond_the_vocabulary_is_an_error_and_not_a_crash(folder: Path) -> None:
     for shard in read_index(folder).shards:
         (folder / shard.file).write_bytes(b"\xff" * shard.tokens * 2)
-    with pytest.raises(InputError, match=r"shard-\d+\.bin is corrupt: token 65,535 is beyond its vocabulary"):
-        shards(folder).batch(0)
+    error = caught(lambda: shards(folder).batch(0))
+    assert kind(error) == ("damaged", "folder")
+    assert numbers(error.message)[-2:] == [65_535, 320]
 
 
-@pytest.mark.parametrize(("text", "words"), [
-    ("not json", "is not JSON"), ("[]", "is not an index"), ("{}", "is not an index of shards: it has no 'dtype'"),
-    ('{"version": 99}', "is of version 99"), ("[" * 100_000, "is not JSON"),
+@pytest.mark.parametrize(("text", "code"), [
+    ("not json", "not-json"), ("[]", "other-document"), ("{}", "other-document"),
+    ('{"version": 99}', "other-version"), ("[" * 100_000, "not-json"),
 ])  # fmt: skip
-def test_an_index_that_is_none(folder: Path, text: str, words: str) -> None:
+def test_an_index_that_is_none(folder: Path, text: str, code: str) -> None:
     (folder / INDEX).write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=words):
-        shards(folder)
+    assert kind(caught(lambda: shards(folder))) == (code, "folder")
 
 
 @pytest.mark.parametrize(("field", "value"), [("tokens", -1), ("tokens", "x"), ("file", "../a"), ("sha256", None)])
@@ -659,23 +660,23 @@ def test_an_index_that_was_edited(folder: Path, field: str, value: object) -> No
     data = json.loads((folder / INDEX).read_text(encoding="utf-8"))
     data["shards"][0][field] = value
     (folder / INDEX).write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(InputError, match="is not an index of shards"):
-        shards(folder)
+    assert kind(caught(lambda: shards(folder))) == ("other-document", "folder")
 
 
 def test_what_cannot_be_read(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no shards"):
-        shards(tmp_path)
-    with pytest.raises(InputError, match="one sequence needs 1,000,001"):
-        shards(folder, replace(SHARE, seq_len=1_000_000))
-    with pytest.raises(InputError, match="not a multiple of dp_size 3"):
-        replace(SHARE, dp_size=3)
-    with pytest.raises(InputError, match="dp_rank is 2"):
-        replace(SHARE, dp_rank=2, dp_size=2)
-    with pytest.raises(InputError, match="data is"):
-        open_data({"kind": "shard"}, SHARE, vocab_size=1)
-    with pytest.raises(InputError, match="step is -1"):
-        shards(folder).batch(-1)
+    short = caught(lambda: shards(folder, replace(SHARE, seq_len=1_000_000)))
+    assert numbers(short.message)[-1] == 1_000_001
+    for error, code, field in (
+        (caught(lambda: shards(tmp_path)), "no-file", "folder"),
+        (short, "out-of-range", "seq_len"),
+        (caught(lambda: replace(SHARE, seq_len=0)), "out-of-range", "seq_len"),
+        (caught(lambda: replace(SHARE, global_batch=0)), "out-of-range", "global_batch"),
+        (caught(lambda: replace(SHARE, dp_size=3)), "does-not-divide", "global_batch"),
+        (caught(lambda: replace(SHARE, dp_rank=2, dp_size=2)), "out-of-range", "dp_rank"),
+        (caught(lambda: open_data({"kind": "shard"}, SHARE, vocab_size=1)), "unknown-choice", "data"),
+        (caught(lambda: shards(folder).batch(-1)), "out-of-range", "step"),
+    ):
+        assert kind(error) == (code, field)
     assert isinstance(open_data({}, SHARE, vocab_size=10), Synthetic)
 
 
@@ -710,7 +711,7 @@ class Source:
     def batch(self, step: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         self.turn()
         if step == self.fails_at:
-            raise InputError("the shard is gone")
+            raise InputError("the shard is gone", code="no-file")
         self.read += 1
         return np.full((2, 3), step)
 
@@ -725,7 +726,7 @@ def test_steps_come_in_order_and_from_where_it_is_told() -> None:
         assert [int(tokens[0, 0]) for tokens in got] == [5, 6, 7, 8]
         assert got[0].shape == (2, 3)
         assert batches.step == 9
-        with pytest.raises(KneeError, match="step 9 is not read: the prefetcher is done"):
+        with pytest.raises(KneeError, match=r"step 9"):
             batches.next()
 
 
@@ -777,8 +778,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_at_its_step() -> None:
     with Prefetcher(Source(fails_at=2), ahead=4) as batches:
         assert [int(batches.next()[0, 0]) for _ in range(2)] == [0, 1]
         for _ in range(2):
-            with pytest.raises(InputError, match="the shard is gone"):
-                batches.next()
+            assert caught(batches.next).code == "no-file"
 
 
 @needs_torch

@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 from click.testing import CliRunner, Result
 
+import refusals
 from knee.cli import main
+from knee.errors import InputError
 from knee.launch.sweep_folder import SweepRun
 
 SOURCES = Path(__file__).parents[2] / "src"
@@ -87,12 +89,12 @@ def sweep(*words: str | Path, codes: tuple[int, ...] = (0,)) -> tuple[str, str]:
     return result.stdout, result.stderr
 
 
-def refused(*words: str | Path) -> str:
-    """What is said of a mistake."""
-    result = ask(*words)
-    assert result.exit_code == 2, result.output
-    assert "Traceback" not in result.output
-    return result.output
+def refused(*words: str | Path) -> InputError:
+    """The error of a mistake."""
+    with patch.object(sys, "argv", ["knee", "sweep", *map(str, words)]):
+        _, error = refusals.ended("sweep", *words)
+    assert isinstance(error, InputError), error.message
+    return error
 
 
 def status(folder: Path) -> dict[str, dict[str, Any]]:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from knee.errors import InputError
 from knee.launch.run_status import Status, read_status, write_status
 from knee.launch.site import Site
 from knee.launch.slurm_job import supervised_run
@@ -16,6 +15,7 @@ from knee.launch.sweep_folder import Sweep, SweepRun
 from knee.sweeps.control import current_statuses, requeue
 from knee.sweeps.slurm import _room, submit_missing
 from knee.sweeps.slurm_queue import NoAnswer, Queued, QueuedJob, final_states, job_name, refuse_while_queued
+from refusals import caught, kind, numbers
 
 AWAY = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 Commands = Callable[..., None]
@@ -72,7 +72,7 @@ def test_what_runs_is_not_lost_while_slurm_does_not_answer(commands: Commands, s
     commands(squeue=AWAY, sbatch="echo 8")
     found = current_statuses(sweep)["0001-a"]
     assert (found.state, found.words) == ("running", "Slurm does not answer; this is what was last written down")
-    with pytest.raises(NoAnswer, match="Slurm does not answer"):
+    with pytest.raises(NoAnswer):
         submit_missing(sweep, Site(), wait=False, say=print)
     assert read_status(sweep.run("0001-a")).state == "running"
     assert "sbatch" not in (tmp_path / "called").read_text(encoding="utf-8")
@@ -120,8 +120,7 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
 )
 def test_what_slurm_would_never_take_does_not_wait_for_room(commands: Commands, sweep: Sweep, said: str) -> None:
     commands(sbatch=f'echo "{said}" >&2; exit 1')
-    with pytest.raises(InputError, match="sbatch refuses"):
-        submit_missing(sweep, Site(), wait=True, say=print)
+    assert caught(lambda: submit_missing(sweep, Site(), wait=True, say=print)).code == "refused-by-slurm"
 
 
 def test_a_head_node_that_is_lost_is_named(commands: Commands, sweep: Sweep) -> None:
@@ -162,8 +161,9 @@ def test_a_folder_that_is_moved_keeps_its_jobs(commands: Commands, sweep: Sweep,
     assert job_name(moved, 1) == before
     commands(squeue=f"case \"$*\" in *{before}*) echo '7_0|RUNNING|None|n0'; echo '7_1|PENDING|Priority|';; esac")
     assert [status.words for status in current_statuses(moved).values()] == ["", "waits in Slurm's queue: Priority"]
-    with pytest.raises(InputError, match=r"2 runs of .* are in Slurm's queue"):
-        refuse_while_queued(moved)
+    error = caught(lambda: refuse_while_queued(moved))
+    assert kind(error) == ("folder-in-use", "launcher")
+    assert numbers(error.message)[0] == 2
 
 
 def test_no_more_jobs_than_may_run_where_arrays_cannot_say_so() -> None:

@@ -13,11 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from knee.cli import main
+from knee.errors import InputError
 from knee.launch import supervisor as supervisor
 from knee.launch.rank import interface_towards
 from knee.launch.run_status import Status, write_status
 from knee.launch.sweep_folder import locked
 from knee.sweeps.stop_rule import MeasuredRate, rate_of, returns_of, start_order
+from refusals import kind, numbers
 
 from .sweeps import (
     KNEE,
@@ -70,60 +72,77 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
         ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json", "--anyway").stdout
     )
     assert [bool(run["refused"]) for run in anyway["runs"]] == [False, True, False]
-    words = refused(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--max-gpu-hours", "1")
-    assert "GPU-hours, and --max-gpu-hours is 1" in words
+    error = refused(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--max-gpu-hours", "1")
+    assert kind(error) == ("too-many-gpu-hours", "max_gpu_hours")
+    assert numbers(error.message)[-1] == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "code", "field"),
     [
-        (("figg6", "--out", "o"), "did you mean fig6?"),
-        (("statu", "--out", "o"), "did you mean status?"),
-        (("fig6",), "--out"),
-        (("fig6", "--out", "o", "--launcher", "slrum"), "did you mean slurm?"),
-        (("fig6", "--out", "o", "--set", "gpu=4"), "did you mean gpus?"),
-        (("fig6", "--out", "o", "--steps", "0"), "--steps is 0"),
-        (("fig6", "--out", "o", "--timeout", "0"), "--timeout is 0"),
-        (("fig6", "--out", "o", "--env", "A"), "--env 'A' is not NAME=VALUE"),
-        (("fig6", "--out", "o", "--env", "A B=1", "--dry-run"), "no name of a variable"),
-        (("fig6", "--out", "o", "--partition", "gpu"), "add --launcher slurm"),
-        (("fig6", "--out", "o", "--launcher", "slurm", "--partition", "a\n#SBATCH --x", "--dry-run"), "no blanks"),
-        (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "time is 'soon'"),
-        (("fig6", "--out", "o", "--launcher", "torchrun"), "--hosts is missing"),
-        (("fig6", "--out", "o\nrm", "--dry-run"), "line break"),
-        (("fig6", "--out", "o", "--program", "it's"), "cannot be taken apart: no closing quotation"),
-        (("fig6", "--out", "o", "--program", " "), "--program is empty"),
-        (("fig6", "--out", "o", "--program", "/no/such"), "--program '/no/such' is not here"),
-        (("fig6", "--out", "o", "--python", "./no-python"), "--python './no-python' is not here"),
-        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--via", "ssh {host.x}"), "stands in it as"),
-        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "-oProxyCommand=touch /x"), "name or an address"),
-        (("fig6", "--out", "o", "--container", "i", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
-        (("fig6", "--out", "o", "--launcher", "torchrun", "--container-runtime", "pyxis"), "pyxis is a part of Slurm"),
-        (("fig6", "--out", "o", "--exclude", "n1"), "--exclude is Slurm's"),
-        (("fig6", "--out", "o", "--pack", "2"), "--pack is Slurm's"),
-        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--wait"), "--wait is Slurm's"),
-        (("fig6", "--out", "o", "--max-queued", "2"), "--max-queued is Slurm's"),
-        (("fig6", "--out", "o", "--max-running", "2"), "--max-running is Slurm's"),
-        (("fig6", "--out", "o", "--cpus-per-node", "2"), "--cpus-per-node is Slurm's"),
-        (("fig6", "--out", "o", "--gpus-per-node", "2"), "--gpus-per-node is for nodes"),
-        (("fig6", "--out", "o", "--hosts", "a"), "--hosts is torchrun's"),
-        (("fig6", "--out", "o", "--launcher", "slurm", "--via", "ssh {host}"), "--via is torchrun's"),
-        (("fig6", "--out", "o", "--time", "0"), "leave it out"),
-        (("fig6", "--out", "o", "--max-gpu-hours", "nan"), "it must be a number"),
-        (("fig6", "--out", "o", "--max-gpu-hours", "-1"), "it cannot be negative"),
-        (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "is no file"),
-        (("table1", "--out", "o"), "has no grid"),
-        (("status", "nowhere"), "no sweep's folder"),
-        (("retry", "nowhere"), "no sweep's folder"),
-        (("cancel", "nowhere"), "no sweep's folder"),
-        (("fig6", "--out", "o", "--stpes", "3"), "--steps"),
+        (("figg6", "--out", "o"), "unknown-name", "study"),
+        (("statu", "--out", "o"), "unknown-name", "study"),
+        (("fig6",), "missing-argument", "out"),
+        (("fig6", "--out", "o", "--launcher", "slrum"), "unknown-choice", "launcher"),
+        (("fig6", "--out", "o", "--set", "gpu=4"), "not-an-override", "gpu"),
+        (("fig6", "--out", "o", "--steps", "0"), "out-of-range", "steps"),
+        (("fig6", "--out", "o", "--timeout", "0"), "out-of-range", "timeout_s"),
+        (("fig6", "--out", "o", "--env", "A"), "not-key-value", "env"),
+        (("fig6", "--out", "o", "--env", "A B=1", "--dry-run"), "not-a-name", "env"),
+        (("fig6", "--out", "o", "--partition", "gpu"), "contradiction", "partition"),
+        (
+            ("fig6", "--out", "o", "--launcher", "slurm", "--partition", "a\n#SBATCH --x", "--dry-run"),
+            "invalid-value",
+            "partition",
+        ),
+        (("fig6", "--out", "o", "--launcher", "slurm", "--time", "soon", "--dry-run"), "invalid-value", "time"),
+        (("fig6", "--out", "o", "--launcher", "torchrun"), "missing-argument", "hosts"),
+        (("fig6", "--out", "o\nrm", "--dry-run"), "not-a-folder-name", "out"),
+        (("fig6", "--out", "o", "--program", "it's"), "invalid-value", "program"),
+        (("fig6", "--out", "o", "--program", " "), "missing-argument", "program"),
+        (("fig6", "--out", "o", "--program", "/no/such"), "missing-command", "program"),
+        (("fig6", "--out", "o", "--python", "./no-python"), "missing-command", "python"),
+        (
+            ("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--via", "ssh {host.x}"),
+            "not-a-format",
+            "via",
+        ),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "-oProxyCommand=touch /x"), "not-a-name", "hosts"),
+        (
+            ("fig6", "--out", "o", "--container", "i", "--container-runtime", "pyxis"),
+            "contradiction",
+            "container_runtime",
+        ),
+        (
+            ("fig6", "--out", "o", "--launcher", "torchrun", "--container-runtime", "pyxis"),
+            "contradiction",
+            "container_runtime",
+        ),
+        (("fig6", "--out", "o", "--exclude", "n1"), "contradiction", "exclude"),
+        (("fig6", "--out", "o", "--pack", "2"), "contradiction", "pack"),
+        (("fig6", "--out", "o", "--launcher", "torchrun", "--hosts", "a", "--wait"), "contradiction", "wait"),
+        (("fig6", "--out", "o", "--max-queued", "2"), "contradiction", "max_queued"),
+        (("fig6", "--out", "o", "--max-running", "2"), "contradiction", "max_running"),
+        (("fig6", "--out", "o", "--cpus-per-node", "2"), "contradiction", "cpus_per_node"),
+        (("fig6", "--out", "o", "--gpus-per-node", "2"), "contradiction", "gpus_per_node"),
+        (("fig6", "--out", "o", "--hosts", "a"), "contradiction", "hosts"),
+        (("fig6", "--out", "o", "--launcher", "slurm", "--via", "ssh {host}"), "contradiction", "via"),
+        (("fig6", "--out", "o", "--time", "0"), "out-of-range", "time"),
+        (("fig6", "--out", "o", "--max-gpu-hours", "nan"), "out-of-range", "max_gpu_hours"),
+        (("fig6", "--out", "o", "--max-gpu-hours", "-1"), "out-of-range", "max_gpu_hours"),
+        (("fig6", "--out", "o", "--setup", "none.sh", "--dry-run"), "no-file", "setup"),
+        (("table1", "--out", "o"), "no-grid", "grid"),
+        (("status", "nowhere"), "no-file", "folder"),
+        (("retry", "nowhere"), "no-file", "folder"),
+        (("cancel", "nowhere"), "no-file", "folder"),
+        (("fig6", "--out", "o", "--stpes", "3"), "unknown-option", "--stpes"),
     ],
 )
-def test_mistakes_are_answered_in_words(
-    words: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_mistakes_are_refused_by_code_and_option(
+    words: tuple[str, ...], code: str, field: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert said in refused(*words)
+    assert kind(refused(*words)) == (code, field)
 
 
 def test_cheap_runs_first_and_few_gpus_first_until_the_knee() -> None:
@@ -183,7 +202,7 @@ def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub:
     words = (grid, "--out", out, "--program", stub)
     with start(*words, "--env", NEVER) as first:
         until(lambda: running(out), "a run runs", by=first)
-        assert "another `knee sweep` is working on" in refused(*words)
+        assert kind(refused(*words)) == ("folder-in-use", "folder")
         first.send_signal(signal.SIGINT)
         ended(first, code=130)
     found = status(out)
@@ -195,7 +214,7 @@ def test_interrupted_cancelled_and_two_at_once(grid: Path, tmp_path: Path, stub:
     assert states(out) == dict.fromkeys(("0001", "0003", "0004"), "cancelled") | {"0002": "failed"}
     sweep(*words)
     assert states(out) == dict.fromkeys(("0001", "0003", "0004"), "done") | {"0002": "failed"}
-    assert "has another sweep" in refused(*words, "--set", "gpus=1")
+    assert kind(refused(*words, "--set", "gpus=1")) == ("another-sweep", "out")
     table, _ = sweep("status", out)
     assert "4 runs: 3 done, 1 failed" in table
 
@@ -221,13 +240,14 @@ def test_a_program_is_looked_up_where_the_command_is_given(
         sweep(grid, "--out", tmp_path / f"out{number}", "--program", words, "--set", "gpus=1")
         assert status(tmp_path / f"out{number}")["0001"]["state"] == "done"
     (tmp_path / "stub.sh").chmod(0o644)
-    assert "cannot be run" in refused(grid, "--out", tmp_path / "b", "--program", "./stub.sh", "--set", "gpus=1")
+    error = refused(grid, "--out", tmp_path / "b", "--program", "./stub.sh", "--set", "gpus=1")
+    assert kind(error) == ("missing-command", "program")
     assert not (tmp_path / "b").exists()
 
 
 def test_only_what_is_still_to_be_started_counts(grid: Path, tmp_path: Path, stub: str) -> None:
     words = (grid, "--out", tmp_path / "out", "--program", stub, "--set", "gpus=1")
-    assert "GPU-hours, and --max-gpu-hours is 0" in refused(*words, "--max-gpu-hours", "0")
+    assert kind(refused(*words, "--max-gpu-hours", "0")) == ("too-many-gpu-hours", "max_gpu_hours")
     sweep(*words)
     sweep(*words, "--max-gpu-hours", "0")
 
@@ -240,8 +260,8 @@ def test_the_same_grid_under_another_name_is_the_same_sweep(grid: Path, tmp_path
     facts = json.loads((run_folder(out, "0001") / "job.json").read_text(encoding="utf-8"))["facts"]
     # a record's profile is that of the program that ran; what the grid asked for stands beside it
     assert (facts["profile"], facts["profile_asked"]) == (None, "eager")
-    words = refused(tmp_path / "renamed.toml", "--out", out, "--program", stub, "--dry-run")
-    assert "has another sweep" in words
+    error = refused(tmp_path / "renamed.toml", "--out", out, "--program", stub, "--dry-run")
+    assert kind(error) == ("another-sweep", "out")
 
 
 def test_points_that_are_the_same_run_are_told(grid: Path, tmp_path: Path) -> None:
@@ -264,8 +284,8 @@ def test_retry_starts_what_is_named_and_nothing_else(tmp_path: Path) -> None:
     sweep("retry", out, "--run", run_folder(out, "0002").name, codes=(5,))
     assert list(states(out).values()) == ["failed", "done", "pending"]
     for state in ("pending", "running"):
-        assert "have not ended, and are not to be tried again" in refused("retry", out, "--status", state)
-    assert "leave one out" in refused("status", out, "--watch", "--json")
+        assert refused("retry", out, "--status", state).code == "not-ended"
+    assert refused("status", out, "--watch", "--json").code == "contradiction"
 
 
 def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
@@ -283,8 +303,9 @@ def test_what_may_change_from_call_to_call(tmp_path: Path, stub: str) -> None:
 
 
 def test_the_lock_goes_with_its_process(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(Exception, match="another `knee sweep`"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(InputError) as error, locked(tmp_path):
         pass
+    assert error.value.code == "folder-in-use"
     with locked(tmp_path):
         pass
 

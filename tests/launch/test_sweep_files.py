@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from knee.launch.run_status import Status, read_status, write_status
+from refusals import kind
 
 from .sweeps import ask, refused, run_folder, status, sweep
 
@@ -58,31 +59,31 @@ def test_a_status_of_another_form_does_not_end_the_command(plain: object, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "code"),
     [
-        ({"schema_version": 99}, "is of version 99, and this knee reads up to 1"),
-        ({"options": None}, "not a sweep's"),
-        ({"options": {}}, "not a sweep's"),
-        ({"entries": None}, "not a sweep's"),
+        ({"schema_version": 99}, "other-version"),
+        ({"options": None}, "other-document"),
+        ({"options": {}}, "other-document"),
+        ({"entries": None}, "other-document"),
         (
             {"entries": [{"id": "a", "name": "n", "series": "s", "gpus": "x", "nodes": 1, "per_node": 1}]},
-            "not a sweep's",
+            "other-document",
         ),
         (
             {"entries": [{"id": "../a", "name": "n", "series": "s", "gpus": 1, "nodes": 1, "per_node": 1}]},
-            "not a sweep's",
+            "other-document",
         ),
-        ({"launcher": 3}, "not a sweep's"),
+        ({"launcher": 3}, "other-document"),
     ],
 )
-def test_a_sweep_of_another_form_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
+def test_a_sweep_of_another_form_is_refused(change: dict[str, object], code: str, tmp_path: Path) -> None:
     options = {"pack": 1, "program": [], "timeout_s": 9.0, "until_knee": False, "site": {}}
     whole = {"schema_version": 1, "name": "n", "entries": [], "launcher": "local", "options": options}
     (tmp_path / "sweep.json").write_text(json.dumps(whole), encoding="utf-8")
     assert ask("status", tmp_path).exit_code == 0
     (tmp_path / "sweep.json").write_text(json.dumps(whole | change), encoding="utf-8")
     for command in ("status", "cancel", "retry"):
-        assert said in refused(command, tmp_path)
+        assert kind(refused(command, tmp_path)) == (code, "folder")
 
 
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:

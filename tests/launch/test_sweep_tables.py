@@ -11,6 +11,7 @@ from knee.errors import Incomplete, as_flags
 from knee.launch.run_status import Status
 from knee.launch.sweep_folder import Sweep, SweepRun
 from knee.results.sweep_result import SweepStatus
+from refusals import numbers
 
 
 def swept(launcher: str, *statuses: Status) -> SweepStatus:
@@ -39,8 +40,9 @@ def test_only_a_nodes_own_faults_are_held_against_it() -> None:
 def test_failed_runs_are_said_with_how_to_start_them_again() -> None:
     swept("local", Status(state="done"), Status(state="skipped", cause="knee")).check_done()
     answer = swept("local", Status(state="done"), Status(state="oom"), Status(state="failed", cause="error"))
-    with pytest.raises(Incomplete, match="2 of 3 runs") as caught:
+    with pytest.raises(Incomplete) as caught:
         answer.check_done()
+    assert numbers(caught.value.message)[:2] == [2, 3]
     assert "retry_sweep('out', states=['failed', 'oom'])" in str(caught.value.hint)
     with as_flags(), pytest.raises(Incomplete) as caught:
         answer.check_done()

@@ -125,18 +125,17 @@ def test_one_gpu_of_two_is_closed(nvml: ModuleType, tmp_path: Path) -> None:
     first, second = read_inventory(tmp_path).gpus
     assert first.name is not None
     assert second.name is None
-    assert "no permission" in str(second.trouble)
+    assert second.trouble == gpus.NVML_ERRORS[NO_PERMISSION]
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    (NO_PERMISSION, "no permission"), (NOT_LOADED, "not loaded"), (NO_LIBRARY, "libnvidia-ml.so.1 is not found"),
-    (MISMATCH, "different versions"), (UNKNOWN, "code 999"),
-])  # fmt: skip
-def test_why_the_driver_does_not_answer(nvml: ModuleType, tmp_path: Path, code: int, words: str) -> None:
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH])
+def test_why_the_driver_does_not_answer(nvml: ModuleType, tmp_path: Path, code: int) -> None:
     nvml.nvmlInit = answers(NVMLError(code))
     found = read_inventory(tmp_path)
     assert found.gpus == ()
-    assert words in str(found.software.driver.trouble)
+    assert found.software.driver.trouble == gpus.NVML_ERRORS[code]
+    nvml.nvmlInit = answers(NVMLError(UNKNOWN))
+    assert str(UNKNOWN) in str(read_inventory(tmp_path).software.driver.trouble)
 
 
 def test_a_driver_without_gpus(nvml: ModuleType, tmp_path: Path) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
-from knee.errors import InputError, KneeError, MissingExtra
+from knee.errors import RunFailed
 from knee.probe import nvml as module
 from knee.probe import power_loads as power
+from knee.probe.gpus import NVML_ERRORS
 from knee.probe.nvml import EnergyMeter, Nvml, SamplingMeter, meter_of, refuse_if_shared
 from knee.record.probe_points import PowerPoint
 from knee.units import GIB, MIB
 from made_nvml import NVMLError, answers
+from refusals import caught, kind, numbers
 
 NOT_SUPPORTED, NO_PERMISSION, NOT_LOADED, NO_LIBRARY, LOST, MISMATCH = 3, 4, 9, 12, 15, 18
 UUIDS = ["GPU-aaaa-1", b"GPU-bbbb-2"]
@@ -83,53 +85,44 @@ def test_the_gpu_is_the_one_that_cuda_sees(monkeypatch: pytest.MonkeyPatch, visi
 @pytest.mark.usefixtures("driver")
 def test_the_gpu_is_found_as_cuda_names_it() -> None:
     assert Nvml("bbbb-2").index == 1
-    with pytest.raises(KneeError, match="knows no GPU cccc"):
-        Nvml("cccc")
+    assert caught(lambda: Nvml("cccc")).code == "no-gpu"
 
 
-@pytest.mark.parametrize(("visible", "words"), [("", "hides every"), ("-1", "hides every"), ("7", "there are 2")])
+@pytest.mark.parametrize(("visible", "code"), [("", "no-gpu"), ("-1", "no-gpu"), ("7", "out-of-range")])
 @pytest.mark.usefixtures("driver")
-def test_no_gpu_is_visible(monkeypatch: pytest.MonkeyPatch, visible: str, words: str) -> None:
+def test_no_gpu_is_visible(monkeypatch: pytest.MonkeyPatch, visible: str, code: str) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(InputError, match=words):
-        Nvml()
+    assert kind(caught(Nvml)) == (code, "CUDA_VISIBLE_DEVICES")
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    (NO_PERMISSION, "no permission"), (NOT_LOADED, "not loaded"), (NO_LIBRARY, "no NVIDIA driver"),
-    (MISMATCH, "different versions"),
-])  # fmt: skip
-def test_why_the_driver_does_not_answer(driver: ModuleType, code: int, words: str) -> None:
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_LOADED, NO_LIBRARY, MISMATCH])
+def test_why_the_driver_does_not_answer(driver: ModuleType, code: int) -> None:
     driver.__dict__["nvmlInit"] = answers(NVMLError(code))
-    with pytest.raises(KneeError, match=words) as caught:
-        Nvml()
-    assert caught.value.hint
+    error = caught(Nvml)
+    assert (error.code, error.message) == ("no-driver", NVML_ERRORS[code])
+    assert error.hint
 
 
 def test_a_driver_without_gpus(driver: ModuleType) -> None:
     driver.__dict__["nvmlDeviceGetCount"] = answers(0)
-    with pytest.raises(KneeError, match="shows no GPU"):
-        Nvml()
+    assert caught(Nvml).code == "no-gpu"
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr(module, "nvml_library", lambda: "libnvidia-ml.so.1")
-    with pytest.raises(MissingExtra, match="nvidia-ml-py"):
-        Nvml()
+    assert caught(Nvml).code == "missing-extra"
     monkeypatch.setattr(module, "nvml_library", lambda: None)
-    with pytest.raises(KneeError, match="no NVIDIA driver"):
-        Nvml()
+    assert caught(Nvml).code == "no-driver"
 
 
-@pytest.mark.parametrize(("code", "words"), [
-    (NOT_SUPPORTED, "GPU 0 does not tell its energy counter"), (LOST, "fallen off the bus"), (999, "code 999"),
-    (NO_PERMISSION, "no permission to read the energy counter"),
-])  # fmt: skip
-def test_a_reading_that_fails(driver: ModuleType, code: int, words: str) -> None:
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [(NOT_SUPPORTED, "not-told"), (LOST, "device-broken"), (999, "not-told"), (NO_PERMISSION, "not-told")],
+)
+def test_a_reading_that_fails(driver: ModuleType, code: int, told: str) -> None:
     driver.__dict__["nvmlDeviceGetTotalEnergyConsumption"] = answers(NVMLError(code))
-    with pytest.raises(KneeError, match=words):
-        Nvml().energy_j()
+    assert caught(Nvml().energy_j).code == told
 
 
 def test_a_board_that_tells_little(driver: ModuleType) -> None:
@@ -146,8 +139,7 @@ def test_a_board_that_tells_little(driver: ModuleType) -> None:
     assert isinstance(meter_of(gpu), SamplingMeter)
     refuse_if_shared(gpu)
     driver.__dict__["nvmlDeviceGetPowerUsage"] = answers(NVMLError(NOT_SUPPORTED))
-    with pytest.raises(KneeError, match="does not tell its power"):
-        gpu.instant_w()
+    assert caught(gpu.instant_w).code == "not-told"
 
 
 def test_an_instant_reading_that_says_it_is_none(driver: ModuleType) -> None:
@@ -160,13 +152,12 @@ def test_a_gpu_that_others_use(driver: ModuleType) -> None:
     mine = SimpleNamespace(pid=os.getpid(), usedGpuMemory=1)
     one = SimpleNamespace(pid=4242, usedGpuMemory=2048 * MIB)
     driver.__dict__["nvmlDeviceGetComputeRunningProcesses"] = answers([mine, one])
-    with pytest.raises(InputError, match=r"GPU 0 is in use by 1 other process \(pid 4242 with 2,048 MiB\): ") as caught:
-        refuse_if_shared(Nvml())
-    assert caught.value.field == "anyway"
+    error = caught(lambda: refuse_if_shared(Nvml()))
+    assert kind(error) == ("gpu-in-use", "anyway")
+    assert numbers(error.message)[:4] == [0, 1, 4242, 2048]
     two = SimpleNamespace(pid=17, usedGpuMemory=None)  # what a container may not know
     driver.__dict__["nvmlDeviceGetComputeRunningProcesses"] = answers([one, two])
-    with pytest.raises(InputError, match=r"2 other processes \(pid 4242 with 2,048 MiB, pid 17\)"):
-        refuse_if_shared(Nvml())
+    assert numbers(caught(lambda: refuse_if_shared(Nvml())).message)[:5] == [0, 2, 4242, 2048, 17]
 
 
 class Clock:
@@ -242,13 +233,12 @@ def test_samples_that_fail() -> None:
 
     def lost() -> float:
         asked.set()
-        raise KneeError("GPU 0 no longer answers")
+        raise RunFailed("GPU 0 no longer answers", code="device-broken")
 
     meter = SamplingMeter(SimpleNamespace(instant_w=lost, refresh_s=0.002))  # type: ignore[arg-type]
     meter.start()
     asked.wait()
-    with pytest.raises(KneeError, match="no longer answers"):
-        meter.stop()
+    assert caught(meter.stop).code == "device-broken"
     short = SamplingMeter(SimpleNamespace(instant_w=lambda: 1.0, refresh_s=60.0))  # type: ignore[arg-type]
     short.start()
     with pytest.raises(RuntimeError, match="too short"):
@@ -277,15 +267,13 @@ def test_a_window_under_load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> N
 def test_what_the_power_probe_refuses(monkeypatch: pytest.MonkeyPatch, driver: ModuleType) -> None:
     monkeypatch.setattr(power, "need_torch", lambda _: None)
     driver.__dict__["nvmlDeviceGetMigMode"] = answers([1, 1])
-    with pytest.raises(InputError, match="MIG"):
-        power.ready_gpu(anyway=False)
+    assert kind(caught(lambda: power.ready_gpu(anyway=False))) == ("split-gpu", "CUDA_VISIBLE_DEVICES")
     driver.__dict__["nvmlDeviceGetMigMode"] = answers(NVMLError(NOT_SUPPORTED))
     driver.__dict__["nvmlDeviceGetMemoryInfo"] = answers(SimpleNamespace(total=4 * GIB, free=1 * GIB))
-    with pytest.raises(InputError, match=r"need 3.00 GiB of GPU memory, and 1.00 GiB of 4.00 GiB are free on GPU 0"):
-        power.ready_gpu(anyway=False)
+    error = caught(lambda: power.ready_gpu(anyway=False))
+    assert kind(error) == ("out-of-memory", "CUDA_VISIBLE_DEVICES")
+    assert numbers(error.message) == [3, 1, 4, 0]  # GiB needed, free and in all, and the GPU
     process = SimpleNamespace(pid=4242, usedGpuMemory=None)
     driver.__dict__["nvmlDeviceGetComputeRunningProcesses"] = answers([process])
-    with pytest.raises(InputError, match="in use"):
-        power.ready_gpu(anyway=False)
-    with pytest.raises(InputError, match="memory"):
-        power.ready_gpu(anyway=True)
+    assert caught(lambda: power.ready_gpu(anyway=False)).code == "gpu-in-use"
+    assert caught(lambda: power.ready_gpu(anyway=True)).code == "out-of-memory"

@@ -203,7 +203,7 @@ def test_a_study_that_runs_nothing(tmp_path: Path) -> None:
 
 def test_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "folder.toml").mkdir()
-    for name, code in (("nowhere.toml", "no-file"), (".toml", "no-file"), ("folder.toml", "unreadable")):
+    for name, code in (("nowhere.toml", "no-file"), (".toml", "no-file"), ("folder.toml", "not-a-file")):
         path = str(tmp_path / name)
         assert caught(lambda path=path: load_study(path)).code == code
     assert caught(lambda: load(tmp_path, "title = ")).code == "not-toml"

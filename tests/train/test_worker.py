@@ -23,6 +23,7 @@ from knee.specs.trainer_job import TrainJob
 from knee.train.run_record import compose, compose_from_files, verdict, write_piece
 from knee.train.start_ranks import write_job
 from knee.validation.user_records import read_records
+from refusals import caught, kind, numbers
 from waiting import LIMIT_S
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
@@ -185,12 +186,12 @@ def test_a_run_that_stops_moving_ends_itself_and_needs_torch_and_numpy_alone(tmp
 
 
 def test_a_job_for_another_number_of_processes_is_refused(tmp_path: Path) -> None:
-    from knee.errors import InputError
     from knee.train.rank_state import Place
     from knee.train.worker import work
 
-    with pytest.raises(InputError, match="fills 2 processes, and 1 were started"):
-        work(a_job(tmp_path, gpus=2), Place())
+    error = caught(lambda: work(a_job(tmp_path, gpus=2), Place()))
+    assert kind(error) == ("does-not-fill", "WORLD_SIZE")
+    assert numbers(error.message) == [2, 1]
 
 
 def test_the_rank_that_died_is_named(tmp_path: Path) -> None:

@@ -226,7 +226,8 @@ def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     from knee.cli.render.sweep import watch_status
 
     if watch and as_json:
-        raise InputError("--watch shows a table again and again, and --json is printed once", hint="leave one out")
+        text = "--watch shows a table again and again, and --json is printed once"
+        raise InputError(text, hint="leave one out", code="contradiction", field="watch")
     if watch:
         watch_status(lambda: sweep_status(folder))
     else:
@@ -281,7 +282,7 @@ def _refuse_misspelt_command(grid: str) -> None:
     from knee.studies.study_file import study_names
 
     if not grid.endswith(".toml") and grid not in study_names() and (close := nearest(grid, list(command.commands))):
-        raise InputError(f"there is no study {grid!r}", hint=close)
+        raise InputError(f"there is no study {grid!r}", hint=close, code="unknown-name", field="study")
 
 
 def _words(program: str | None) -> list[str]:
@@ -291,11 +292,15 @@ def _words(program: str | None) -> list[str]:
     try:
         words = shlex.split(program)
     except ValueError as error:
-        raise InputError(
-            f"--program {program!r} cannot be taken apart: {str(error).lower()}", hint="quote it as a shell wants it"
-        ) from None
+        text, hint = (
+            f"--program {program!r} cannot be taken apart: {str(error).lower()}",
+            "quote it as a shell wants it",
+        )
+        raise InputError(text, hint=hint, code="invalid-value", field="program") from None
     if not words:
-        raise InputError("--program is empty", hint="name a command, or leave it out")
+        raise InputError(
+            "--program is empty", hint="name a command, or leave it out", code="missing-argument", field="program"
+        )
     return words
 
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from knee.errors import InputError, MissingExtra, argument
+from knee.text_files import cannot_read
 
 BLOCK_BYTES = 1 << 20
 PARQUET_ROWS = 1024
 Split = Literal["file", "block"]
 Kind = Literal["plain", "jsonl", "parquet"]
 KINDS: dict[str, Kind] = {".txt": "plain", ".jsonl": "jsonl", ".jsonl.gz": "jsonl", ".parquet": "parquet"}
+ENDS = f"files end in {', '.join(KINDS)}"
 DATA = "pip install 'knee[data]'"
 
 
@@ -68,20 +70,23 @@ def find_files(given: Sequence[str | Path]) -> list[Path]:
         if path.is_dir():
             inside = sorted(p for p in path.rglob("*") if p.is_file() and kind_of(p) and not _hidden(p, path))
             if not inside:
-                raise InputError(f"{path} has no text files", hint=f"files end in {', '.join(KINDS)}")
+                raise InputError(f"{path} has no text files", hint=ENDS, code="nothing-usable", field="files")
             found |= dict.fromkeys(inside)
         elif path.is_file():
             found[path] = None
         else:
             matches = [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
             if not matches:
-                raise InputError(f"{name}: there is no such file, and no file of such a name")
+                text = f"{name}: there is no such file, and no file of such a name"
+                raise InputError(text, code="no-file", field="files")
             found |= dict.fromkeys(match for match in matches if match.is_file())
     for path in found:
         if kind_of(path) is None:
-            raise InputError(f"{path} is not a file that can be read as text", hint=f"files end in {', '.join(KINDS)}")
+            text = f"{path} is not a file that can be read as text"
+            raise InputError(text, hint=ENDS, code="not-a-text-path", field="files")
     if not found:
-        raise InputError("no file is given", hint="name text files, folders of them or globs")
+        hint = "name text files, folders of them or globs"
+        raise InputError("no file is given", hint=hint, code="missing-argument", field="files")
     if find_spec("pyarrow") is None and (table := next((p for p in found if kind_of(p) == "parquet"), None)):
         raise MissingExtra(f"{table} is a Parquet file, which needs pyarrow", hint=DATA)
     return list(found)
@@ -116,9 +121,10 @@ def blocks(path: Path, *, field: str = "text", split: Split = "file") -> Iterato
             else:
                 yield from _line_blocks(path, file, file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"{path} is corrupt: {str(error).rstrip('.')}", hint="fetch or compress it again") from None
+        text, hint = f"{path} is corrupt: {str(error).rstrip('.')}", "fetch or compress it again"
+        raise InputError(text, hint=hint, code="damaged", field="files") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise cannot_read(path, error, field="files") from None
 
 
 def documents(block: TextBlock, *, field: str = "text", split: Split = "file") -> Documents:
@@ -173,6 +179,8 @@ def _plain_documents(block: TextBlock, split: Split) -> Documents:
         raise InputError(
             f"{block.path}, line {line} (byte {place:,}): it is not UTF-8 text",
             hint="convert it (`iconv -f latin1 -t utf-8`, say), or leave the file out",
+            code="not-utf8",
+            field="files",
         ) from None
     if split == "block":
         texts = list(_between_blank_lines(text.split("\n")))
@@ -258,6 +266,8 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
                 raise InputError(
                     f"{path} has no column {field!r}, but {', '.join(map(repr, names[:5]))}",
                     hint=f"{argument('field')} names the column of the text",
+                    code="unknown-field",
+                    field="field",
                 )
             first = 1
             for batch in file.iter_batches(batch_size=PARQUET_ROWS, columns=[field]):
@@ -273,9 +283,10 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
                 )
                 first += len(rows)
     except UnicodeDecodeError:
-        raise InputError(f"{path}: column {field!r} is not UTF-8 text") from None
+        raise InputError(f"{path}: column {field!r} is not UTF-8 text", code="not-utf8", field="files") from None
     except ArrowException as error:
-        raise InputError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from None
+        text = f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}"
+        raise InputError(text, code="not-parquet", field="files") from None
 
 
 def _parquet_records(block: TextBlock, field: str) -> Iterator[Found]:

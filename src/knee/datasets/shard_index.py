@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from knee.errors import InputError
-from knee.text_files import is_deep
+from knee.text_files import cannot_read, is_deep
 
 INDEX = "index.json"
 TOKENIZER = "tokenizer.json"
@@ -161,9 +161,8 @@ class Index:
         for shard in self.shards:
             for name, digest in ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256)):
                 if sha256_of(folder / name) != digest:
-                    raise InputError(
-                        f"{folder / name} is corrupt: its checksum is not the one it was written with", hint=ANEW
-                    )
+                    text = f"{folder / name} is corrupt: its checksum is not the one it was written with"
+                    raise InputError(text, hint=ANEW, code="damaged", field="folder")
 
 
 def read_index(folder: Path) -> Index:
@@ -177,17 +176,21 @@ def read_index(folder: Path) -> Index:
         raise InputError(
             f"{folder} has no shards: {INDEX} is not there",
             hint="`knee data prepare` makes them; an interrupted one has to be finished first",
+            code="no-file",
+            field="folder",
         ) from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, field="folder") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path} is not JSON", hint=ANEW) from None
+        raise InputError(f"{path} is not JSON", hint=ANEW, code="not-json", field="folder") from None
     if isinstance(data, dict) and data.get("version") != VERSION and isinstance(data.get("version"), int):
-        raise InputError(f"{path} is of version {data['version']}, and this knee reads version {VERSION}", hint=ANEW)
+        text = f"{path} is of version {data['version']}, and this knee reads version {VERSION}"
+        raise InputError(text, hint=ANEW, code="other-version", field="folder")
     try:
         return _index_of(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{path} is not an index of shards: {_in_words(error)}", hint=ANEW) from None
+        text = f"{path} is not an index of shards: {_in_words(error)}"
+        raise InputError(text, hint=ANEW, code="other-document", field="folder") from None
 
 
 def _index_of(data: dict[str, Any]) -> Index:
@@ -234,10 +237,11 @@ def check_size(path: Path, size: int) -> None:
     try:
         found = path.stat().st_size
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", hint=ANEW) from None
+        raise cannot_read(path, error, hint=ANEW, field="folder") from None
     if found != size:
-        what = "cut off" if found < size else "too long"
-        raise InputError(f"{path} is {what}: it has {found:,} bytes, and was written with {size:,}", hint=ANEW)
+        what, code = ("cut off", "cut-off") if found < size else ("too long", "damaged")
+        text = f"{path} is {what}: it has {found:,} bytes, and was written with {size:,}"
+        raise InputError(text, hint=ANEW, code=code, field="folder")
 
 
 def sha256_of(path: Path) -> str:
@@ -246,7 +250,7 @@ def sha256_of(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise cannot_read(path, error) from None
 
 
 def _check(record: Any) -> None:

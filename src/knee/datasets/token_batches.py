@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from knee.datasets.permutation import key, permute, random_tokens
 from knee.datasets.shard_index import ANEW, Index, check_size, read_index
-from knee.errors import InputError, KneeError
+from knee.errors import InputError, KneeError, out_of_range
+from knee.text_files import cannot_read
 
 Rows = NDArray[np.int64]
 SHUFFLED_AT_ONCE = 1024
@@ -39,11 +40,15 @@ class Share:
 
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.global_batch < 1:
-            raise InputError(f"a batch of {self.global_batch} sequences of {self.seq_len} tokens has nothing to read")
+            field = "seq_len" if self.seq_len < 1 else "global_batch"
+            text = f"a batch of {self.global_batch} sequences of {self.seq_len} tokens has nothing to read"
+            raise InputError(text, code="out-of-range", field=field)
         if not 0 <= self.dp_rank < self.dp_size:
-            raise InputError(f"dp_rank is {self.dp_rank}; it should be from 0 to dp_size - 1 = {self.dp_size - 1}")
+            text = f"dp_rank is {self.dp_rank}; it should be from 0 to dp_size - 1 = {self.dp_size - 1}"
+            raise InputError(text, code="out-of-range", field="dp_rank")
         if self.global_batch % self.dp_size:
-            raise InputError(f"global_batch {self.global_batch} is not a multiple of dp_size {self.dp_size}")
+            text = f"global_batch {self.global_batch} is not a multiple of dp_size {self.dp_size}"
+            raise InputError(text, code="does-not-divide", field="global_batch")
 
     @property
     def rows(self) -> NDArray[np.uint64]:
@@ -72,7 +77,8 @@ def open_data(data: Mapping[str, Any], share: Share, *, vocab_size: int) -> Batc
             return Shards(Path(path), share, vocab_size=vocab_size)
         case {"kind": "synthetic"}:
             return Synthetic(share, vocab_size=vocab_size)
-    raise InputError(f"data is {dict(data)!r}", hint='it should be {"kind": "synthetic"}, or "shards" with a "path"')
+    hint = 'it should be {"kind": "synthetic"}, or "shards" with a "path"'
+    raise InputError(f"data is {dict(data)!r}", hint=hint, code="unknown-choice", field="data")
 
 
 class Synthetic:
@@ -112,12 +118,16 @@ class Shards:
             raise InputError(
                 f"{folder} has tokens of a vocabulary of {used:,}, and the model's has {vocab_size:,}",
                 hint="prepare the text with the model's own tokenizer, or give the model more embeddings",
+                code="out-of-range",
+                field="vocab_size",
             )
         self.sequences = max(0, self.index.tokens - 1) // share.seq_len
         if not self.sequences:
             raise InputError(
                 f"{folder} has {self.index.tokens:,} tokens, and one sequence needs {share.seq_len + 1:,}",
                 hint="prepare more text, or train on shorter sequences",
+                code="out-of-range",
+                field="seq_len",
             )
         self._starts = np.cumsum([0, *(shard.tokens for shard in self.index.shards)])
         self._open: dict[int, NDArray[Any]] = {}
@@ -183,6 +193,8 @@ class Shards:
                 f"{self.folder / self.index.shards[number].file} is corrupt: token {int(piece.max()):,} "
                 f"is beyond its vocabulary of {self.index.asked.tokenizer.vocab_size:,}",
                 hint=ANEW,
+                code="damaged",
+                field="folder",
             )
 
     def _shard(self, number: int) -> NDArray[Any]:
@@ -197,8 +209,11 @@ class Shards:
                 # as a plain array: slices of a memmap are slow to make
                 mapped = np.memmap(self.folder / shard.file, dtype, mode="r", shape=(shard.tokens,))
                 self._open[number] = np.asarray(mapped)
-            except (OSError, ValueError) as error:
-                raise InputError(f"{self.folder / shard.file} cannot be read: {error}", hint=ANEW) from None
+            except OSError as error:
+                raise cannot_read(self.folder / shard.file, error, hint=ANEW, field="folder") from None
+            except ValueError as error:  # it was cut off since its size was looked at
+                text = f"{self.folder / shard.file} cannot be read: {error}"
+                raise InputError(text, hint=ANEW, code="cut-off", field="folder") from None
         return self._open[number]
 
 
@@ -214,7 +229,7 @@ class Prefetcher:
     ) -> None:
         """From step ``start`` up to ``stop``, at most ``ahead`` steps early; ``pin`` for copies that need not wait."""
         if ahead < 1:
-            raise InputError(f"ahead is {ahead}; a prefetcher reads at least one step early")
+            raise out_of_range("ahead", ahead, "a prefetcher reads at least one step early")
         import torch
 
         self.waited_s = 0.0
@@ -280,4 +295,4 @@ class Prefetcher:
 
 def _check_step(step: int) -> None:
     if step < 0:
-        raise InputError(f"step is {step}; steps count from 0")
+        raise out_of_range("step", step, "steps count from 0")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from knee.datasets.documents import DATA, Split, TextBlock, documents
 from knee.datasets.shard_index import Dtype, Tokenizer, sha256_of
 from knee.errors import InputError, MissingExtra, RunFailed, argument
+from knee.text_files import check_readable
 
 EOS_NAMES = ("<|end_of_text|>", "</s>", "<|endoftext|>", "<eos>", "<|eos|>", "<EOS>", "[EOS]", "<|im_end|>")
 """How tokenizers in use call the token that ends a text; the file itself does not say which it is."""
@@ -63,17 +64,16 @@ def load_tokenizer(path: Path) -> Any:
         from tokenizers import Tokenizer as Library
     except ImportError:
         raise MissingExtra("making tokens of text needs tokenizers", hint=DATA) from None
-    if not path.is_file():
-        raise InputError(
-            f"{path} is not there" if not path.exists() else f"{path} is not a file",
-            hint="a model's tokenizer.json comes with its weights, for example on Hugging Face",
-        )
+    hint = "a model's tokenizer.json comes with its weights, for example on Hugging Face"
+    check_readable(path, "tokenizer", hint=hint)
     try:
         found = Library.from_file(str(path))
     except Exception as error:  # the library raises nothing finer
         raise InputError(
             f"{path} is not a tokenizer: {str(error).splitlines()[0]}",
             hint="a tokenizer.json of Hugging Face's tokenizers library is needed",
+            code="not-a-tokenizer",
+            field="tokenizer",
         ) from None
     found.no_truncation()
     found.no_padding()
@@ -85,7 +85,7 @@ def describe_tokenizer(path: Path, eos: str | None = None) -> Tokenizer:
     library = load_tokenizer(path)
     vocab: dict[str, int] = library.get_vocab(with_added_tokens=True)
     if not vocab:
-        raise InputError(f"{path} has an empty vocabulary")
+        raise InputError(f"{path} has an empty vocabulary", code="not-a-tokenizer", field="tokenizer")
     name = eos or next((known for known in EOS_NAMES if known in vocab), None)
     if name is None or name not in vocab:
         special = [t.content for t in library.get_added_tokens_decoder().values() if t.special]
@@ -93,6 +93,8 @@ def describe_tokenizer(path: Path, eos: str | None = None) -> Tokenizer:
         raise InputError(
             f"{path} {missing}",
             hint=f"{argument('eos')} names it; its special tokens are {', '.join(special[:12]) or 'none'}",
+            code="unknown-choice" if name else "missing-argument",
+            field="eos",
         )
     return Tokenizer(
         path=str(path), sha256=sha256_of(path), vocab_size=max(vocab.values()) + 1, eos=name, eos_id=vocab[name]
@@ -134,6 +136,8 @@ class Encoder:
             raise InputError(
                 f"{self.encoding.tokenizer.path} cannot make tokens of the text: {error}",
                 hint="is it the model's own tokenizer.json?",
+                code="not-a-tokenizer",
+                field="tokenizer",
             ) from None
         return encoded
 

@@ -27,6 +27,7 @@ from knee.datasets.tokenize import FIRST_BAD, Encoded, Encoding, describe_tokeni
 from knee.errors import InputError, argument
 from knee.files import cannot_write, make_folder, write_text
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
+from knee.text_files import cannot_read
 
 JOURNAL = "unfinished.jsonl"
 LOCK = ".lock"
@@ -109,8 +110,9 @@ def write_shards(
     Refuses a folder with shards of something else unless ``fresh``, and a file with a larger share of bad lines than
     ``max_bad_frac``; bad lines below it are left out, counted and the first named.
     """
-    if shard_tokens < 1 or jobs < 1:
-        raise InputError(f"{shard_tokens} tokens a shard and {jobs} jobs: both should be at least 1")
+    for name, value in (("shard_tokens", shard_tokens), ("jobs", jobs)):
+        if value < 1:
+            raise InputError(f"{argument(name)} is {value}; it must be at least 1", code="out-of-range", field=name)
     files = find_files(given)
     asked = ShardRequest(
         tokenizer=describe_tokenizer(tokenizer_file, eos),
@@ -138,7 +140,7 @@ def _source(path: Path) -> TextSource:
     try:
         status = path.stat()
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise cannot_read(path, error, field="files") from None
     return TextSource(path=str(path.resolve()), size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
 
 
@@ -157,11 +159,10 @@ def _journal(out: Path, asked: ShardRequest) -> list[_State]:
         first, *lines = path.read_text(encoding="utf-8").split("\n")[:-1]
         before, steps = shard_index.asked_of(json.loads(first)), [_state_of(json.loads(line)) for line in lines]
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+        raise cannot_read(path, error, field="out") from None
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(
-            f"{path} is not the journal of a preparation", hint=f"{argument('fresh')} begins anew"
-        ) from None
+        text, hint = f"{path} is not the journal of a preparation", f"{argument('fresh')} begins anew"
+        raise InputError(text, hint=hint, code="other-document", field="out") from None
     _refuse_other(out, before, asked)
     return list(takewhile(lambda step: step.shard is not None and _is_whole(out, step.shard), steps))
 
@@ -181,6 +182,8 @@ def _refuse_other(out: Path, before: ShardRequest, asked: ShardRequest) -> None:
         raise InputError(
             f"{out} has shards of something else: {what} differs",
             hint=f"give another {argument('out')}, or {argument('fresh')} to make them anew",
+            code="already-there",
+            field="out",
         )
 
 
@@ -207,14 +210,13 @@ def _locked(out: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
-                f"{out} is being prepared by another process", hint=f"wait for it, or give another {argument('out')}"
-            ) from None
+            hint = f"wait for it, or give another {argument('out')}"
+            text = f"{out} is being prepared by another process"
+            raise InputError(text, hint=hint, code="folder-in-use", field="out") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
-                raise InputError(
-                    f"{out} cannot be locked: {error.strerror}", hint=f"give another {argument('out')}"
-                ) from None
+                text, hint = f"{out} cannot be locked: {error.strerror}", f"give another {argument('out')}"
+                raise InputError(text, hint=hint, code="not-writable", field="out") from None
         yield
 
 
@@ -262,7 +264,7 @@ class _Preparation:
         if not self.shards:
             paths = [source.path for source in self.asked.sources]
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-            raise InputError(f"there is no text in {', '.join(paths[:3])}{more}")
+            raise InputError(f"there is no text in {', '.join(paths[:3])}{more}", code="nothing-usable", field="files")
         return self._finish()
 
     def _blocks(self) -> Iterator[TextBlock]:
@@ -276,6 +278,8 @@ class _Preparation:
                 raise InputError(
                     f"{path} changed while it was read",
                     hint=f"begin anew with {argument('fresh')} once it stays as it is",
+                    code="changed",
+                    field="files",
                 )
 
     def _take(self, block: TextBlock, encoded: Encoded) -> None:
@@ -304,6 +308,8 @@ class _Preparation:
             f"of them; {'; '.join(state.first_bad[:3])}",
             hint=f"{argument('field')} names the field of the text; "
             f"{argument('max_bad_frac')} is the share that may be left out",
+            code="too-many-bad",
+            field="max_bad_frac",
         )
 
     def _finish(self) -> Index:
@@ -311,7 +317,8 @@ class _Preparation:
         path = Path(self.asked.tokenizer.path)
         write_text(self.out / TOKENIZER, path.read_bytes().decode())
         if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
-            raise InputError(f"{path} changed while it was used", hint=f"begin anew with {argument('fresh')}")
+            hint = f"begin anew with {argument('fresh')}"
+            raise InputError(f"{path} changed while it was used", hint=hint, code="changed", field="tokenizer")
         index = Index(
             asked=self.asked,
             dtype=self.encoding.dtype,

@@ -200,8 +200,14 @@ def _device_here(wanted: Device | None, world: int) -> Device:
 
 def _check_data(folder: Path, job: Job, say: Say) -> None:
     """Refuse shards that are not whole, or not of this model, before any process is started."""
-    shards = Shards(folder, Share(seq_len=job.seq_len, global_batch=job.global_batch), vocab_size=job.model.vocab)
-    if sum(path.stat().st_size for path in folder.glob("*.bin")) <= READ_BYTES:
-        shards.verify()
-    else:
+    share = Share(seq_len=job.seq_len, global_batch=job.global_batch)
+    try:
+        shards = Shards(folder, share, vocab_size=job.model.vocab)
+        whole = sum(path.stat().st_size for path in folder.glob("*.bin")) <= READ_BYTES
+        if whole:
+            shards.verify()
+    except InputError as error:
+        error.field = "data" if error.field == "folder" else error.field  # whose argument the folder is here
+        raise
+    if not whole:
         say(f"the shards' content is not checked; `knee data show {folder} --verify` does")

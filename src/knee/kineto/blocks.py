@@ -11,7 +11,7 @@ from pathlib import Path
 
 from knee.errors import InputError
 from knee.limits import GIB, MOST_TRACE_BYTES
-from knee.text_files import open_input
+from knee.text_files import cannot_read, open_input
 
 BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
@@ -93,7 +93,7 @@ def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
                 yield first
                 first = read(size)
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", code="unreadable") from None
+        raise cannot_read(path, error, field="paths") from None
 
 
 def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from knee.kineto.blocks import GZIP
 from knee.kineto.event_stream import HINT, SPACE
 from knee.limits import MOST_TRACES
 from knee.specs.notes import Note
+from knee.text_files import cannot_read
 
 IN_FOLDERS = ("*.json", "*.json.gz", "*/*.json", "*/*.json.gz")
 OWN_FOLDER = "traces"
@@ -56,16 +58,13 @@ def find_files(paths: Iterable[str | Path]) -> TraceFiles:
         raise InputError("a trace path is empty", hint=hint, code="missing-argument", field="paths")
     for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
         try:
-            is_folder, exists = path.is_dir(), path.exists()
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
         except OSError as error:
-            text = f"{path} cannot be read: {error.strerror or error}"
-            raise InputError(text, hint=HINT, code="unreadable") from None
+            raise cannot_read(path, error, hint=HINT, field="paths") from None
         if is_folder:
             inside = _in_folder(path)
             found += inside.files
             left_out += inside.left_out
-        elif not exists:
-            raise InputError(f"{path} does not exist", hint=HINT, code="no-file")
         else:
             found.append(path)
     given = dict.fromkeys(found)

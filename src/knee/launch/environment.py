@@ -19,6 +19,7 @@ import knee
 from knee.errors import InputError
 from knee.files import make_folder
 from knee.launch.site import Site, site_of
+from knee.text_files import check_readable
 
 ENV = "env.sh"
 PACKAGE = Path(knee.__file__).resolve().parent
@@ -45,6 +46,8 @@ def write_env(folder: Path, env: Mapping[str, str]) -> None:
         raise InputError(
             f"{folder / ENV} cannot be written: {getattr(error, 'strerror', None) or error}",
             hint="name a folder that can be written to, with space left",
+            code="not-writable",
+            field="out",
         ) from None
 
 
@@ -52,14 +55,13 @@ def stored_site(folder: Path, plain: Mapping[str, Any]) -> Site:
     """The site of a sweep that is there: ``sweep.json`` has the names of variables, the file beside it their values."""
     names = plain.get("env") or []
     if not isinstance(names, (list, dict)) or not all(isinstance(name, str) for name in names):
-        raise InputError("sweep.json: env is no list of names", hint="give the whole `knee sweep` command again")
+        hint = "give the whole `knee sweep` command again"
+        raise InputError("sweep.json: env is no list of names", hint=hint, code="wrong-type", field="env")
     site = replace(site_of({**plain, "env": {}}, "sweep.json"), env=dict.fromkeys(names, HIDDEN))
-    if not os.access(folder / ENV, os.R_OK):
-        if names:
-            raise InputError(
-                f"{folder / ENV} cannot be read: it has the values of {', '.join(names)}",
-                hint="give the whole `knee sweep` command again, with --env",
-            )
+    if names:
+        hint = f"it has the values of {', '.join(names)}: give the whole `knee sweep` command again, with --env"
+        check_readable(folder / ENV, "env", hint=hint)
+    elif not os.access(folder / ENV, os.R_OK):
         write_env(folder, {})
     return site
 

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from knee.errors import InputError
 from knee.specs.catalog import did_you_mean, read_toml
+from knee.text_files import check_readable
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 TIME = re.compile(r"(\d+-)?\d{1,3}(:\d{1,2}){0,2}")
@@ -79,24 +80,30 @@ class Site:
         for name in ("partition", "account", "qos", "time", "exclude"):
             value = getattr(self, name)
             if value and not PLAIN.fullmatch(value):
-                raise InputError(f"{name} is {value!r}; Slurm's names have no blanks and no quotes")
+                text = f"{name} is {value!r}; Slurm's names have no blanks and no quotes"
+                raise InputError(text, code="invalid-value", field=name)
         for option in self.sbatch:
             if not PLAIN.fullmatch(option) or not option.startswith("-"):
-                raise InputError(f"sbatch has {option!r}; it should be an option such as --reservation=weekend")
+                text = f"sbatch has {option!r}; it should be an option such as --reservation=weekend"
+                raise InputError(text, code="invalid-value", field="sbatch")
         if self.time and not TIME.fullmatch(self.time):
-            raise InputError(f"time is {self.time!r}", hint="give it as Slurm takes it: 30 (minutes), 1:30:00 or 2-12")
+            hint = "give it as Slurm takes it: 30 (minutes), 1:30:00 or 2-12"
+            raise InputError(f"time is {self.time!r}", hint=hint, code="invalid-value", field="time")
         if self.seconds == 0:
-            raise InputError(f"time is {self.time!r}, which is no limit to Slurm", hint="leave it out for no limit")
+            text, hint = f"time is {self.time!r}, which is no limit to Slurm", "leave it out for no limit"
+            raise InputError(text, hint=hint, code="out-of-range", field="time")
         for key, value in self.env.items():
             if not NAME.fullmatch(key) or "\0" in value:
-                raise InputError(f"env {key!r} is no name of a variable", hint="--env NAME=VALUE")
+                hint = "--env NAME=VALUE"
+                raise InputError(f"env {key!r} is no name of a variable", hint=hint, code="not-a-name", field="env")
         for name in ("cpus_per_node", "gpus_per_node", "max_queued", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise InputError(f"{name} is {value}; it must be at least 1")
+                raise InputError(f"{name} is {value}; it must be at least 1", code="out-of-range", field=name)
         for host in self.hosts:
             if not HOST.fullmatch(host) and not _is_address(host):
-                raise InputError(f"hosts has {host!r}; it should be a name or an address, with user@ before it at most")
+                text = f"hosts has {host!r}; it should be a name or an address, with user@ before it at most"
+                raise InputError(text, code="not-a-name", field="hosts")
         self._check_via()
 
     def _check_via(self) -> None:
@@ -104,11 +111,11 @@ class Site:
         try:
             words = shlex.split(self.via)
         except ValueError as error:
-            raise InputError(f"via is {self.via!r}: {str(error).lower()}", hint=hint) from None
+            text = f"via is {self.via!r}: {str(error).lower()}"
+            raise InputError(text, hint=hint, code="not-a-format", field="via") from None
         if "{host}" not in self.via or any(set(word.replace("{host}", "")) & set("{}") for word in words):
-            raise InputError(
-                f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces", hint=hint
-            )
+            text = f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces"
+            raise InputError(text, hint=hint, code="not-a-format", field="via")
 
     @property
     def seconds(self) -> float | None:
@@ -125,15 +132,15 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     """A site file, and what the command line says instead; empty values were not given."""
     site = Site()
     if path is not None:
-        site = site_of(read_toml(path), path.name)
+        site = site_of(read_toml(path, field="site"), path.name)
         site = replace(site, **_found({name: getattr(site, name) for name in FILES}, path.parent))
     changes = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
     changes |= _found({name: changes[name] for name in FILES if name in changes}, Path())
     if changes.get("env"):
         changes["env"] = {**site.env, **changes["env"]}
     site = replace(site, **changes)
-    if site.setup and not os.path.isfile(site.setup):
-        raise InputError(f"setup {site.setup} is no file")
+    if site.setup:
+        check_readable(site.setup, "setup")
     return site
 
 
@@ -168,8 +175,16 @@ def site_of(raw: Mapping[str, Any], where: str) -> Site:
         return _adapter().validate_json(json.dumps(raw, default=str), strict=True)
     except ValidationError as error:
         known = [f.name for f in fields(Site)]
-        words = [_mistake(mistake, known) for mistake in error.errors()]
-        raise InputError(f"{where}: {'; '.join(words)}", hint=f"a site has {', '.join(known)}") from None
+        mistakes = error.errors()
+        words = [_mistake(mistake, known) for mistake in mistakes]
+        names = [".".join(map(str, mistake["loc"])) for mistake in mistakes]
+        code = "unknown-field" if names[0].partition(".")[0] not in known else "wrong-type"
+        raise InputError(
+            f"{where}: {'; '.join(words)}",
+            hint=f"a site has {', '.join(known)}",
+            code=code if len(names) == 1 else "several-mistakes",
+            field=names[0] if len(names) == 1 else None,
+        ) from None
 
 
 def _mistake(mistake: Any, known: list[str]) -> str:

@@ -16,7 +16,7 @@ from knee.errors import InputError
 from knee.files import make_folder, write_text
 from knee.launch.run_status import Status, is_number, read_status
 from knee.specs.choices import LAUNCHERS
-from knee.text_files import read_text
+from knee.text_files import cannot_read, read_text
 from knee.train.run_record import HEARTBEATS, LOGS, PIECES, RECORD, TRACES
 
 SWEEP = "sweep.json"
@@ -87,23 +87,27 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         plain = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
-        raise InputError(
-            f"{folder} has no {SWEEP}: it is no sweep's folder", hint="`knee sweep STUDY --out DIR` makes one"
-        ) from None
+        text, hint = f"{folder} has no {SWEEP}: it is no sweep's folder", "`knee sweep STUDY --out DIR` makes one"
+        raise InputError(text, hint=hint, code="no-file", field="folder") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, field="folder") from None
     except InputError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+    except (ValueError, RecursionError):
+        raise InputError(f"{path} cannot be read: it is not JSON", code="not-json", field="folder") from None
     version = plain.get("schema_version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SCHEMA:
         raise InputError(
             f"{path} is of version {version}, and this knee reads up to {SCHEMA}",
             hint="use the knee that wrote it, or a newer one",
+            code="other-version",
+            field="folder",
         )
     try:
         return _sweep(folder, plain)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
-        raise InputError(f"{path} is not a sweep's", hint="another version of knee may have written it") from None
+        hint = "another version of knee may have written it"
+        raise InputError(f"{path} is not a sweep's", hint=hint, code="other-document", field="folder") from None
 
 
 def _sweep(folder: Path, plain: Any) -> Sweep:
@@ -144,7 +148,7 @@ def locked(folder: Path) -> Iterator[None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
-        raise InputError(f"{path} cannot be opened: {error.strerror}") from None
+        raise InputError(f"{path} cannot be opened: {error.strerror}", code="not-writable", field="folder") from None
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,6 +157,8 @@ def locked(folder: Path) -> Iterator[None]:
             raise InputError(
                 f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
                 hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` ends it",
+                code="folder-in-use",
+                field="folder",
             ) from None
         except OSError:  # a file system without locks: what is written there is all that can be done
             pass

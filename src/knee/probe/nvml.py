@@ -61,7 +61,9 @@ class Nvml:
             import pynvml
         except ImportError:
             if nvml_library() is None:
-                raise MissingExtra(NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR) from None
+                raise MissingExtra(
+                    NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR, code="no-driver"
+                ) from None
             raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
         except Exception as error:  # whatever a broken package does
             raise MissingExtra(f"nvidia-ml-py cannot be loaded: {error}", hint=DOCTOR) from None
@@ -69,12 +71,12 @@ class Nvml:
         try:
             pynvml.nvmlInit()
             if not pynvml.nvmlDeviceGetCount():
-                raise MissingExtra(NO_GPU, hint="is one given to this container or job?")
+                raise MissingExtra(NO_GPU, hint="is one given to this container or job?", code="no-gpu")
             self.handle = self._handle(uuid or _first_visible())
         except pynvml.NVMLError as error:
-            raise MissingExtra(nvml_in_words(error), hint=DOCTOR) from None
+            raise MissingExtra(nvml_in_words(error), hint=DOCTOR, code="no-driver") from None
         except OSError as error:
-            raise MissingExtra(f"NVML cannot be loaded: {error}", hint=DOCTOR) from None
+            raise MissingExtra(f"NVML cannot be loaded: {error}", hint=DOCTOR, code="no-driver") from None
         self.index: int | None = self._ask("nvmlDeviceGetIndex")
         self.called = "the GPU" if self.index is None else f"GPU {self.index}"
 
@@ -84,7 +86,8 @@ class Nvml:
         if wanted is None or wanted.isdecimal():
             number, count = int(wanted or 0), n.nvmlDeviceGetCount()
             if number >= count:
-                raise InputError(f"{VISIBLE} names GPU {number}, and there are {count}, counted from 0")
+                text = f"{VISIBLE} names GPU {number}, and there are {count}, counted from 0"
+                raise InputError(text, code="out-of-range", field=VISIBLE)
             return n.nvmlDeviceGetHandleByIndex(number)
         if wanted.startswith("MIG-"):
             return n.nvmlDeviceGetHandleByUUID(wanted)
@@ -95,7 +98,7 @@ class Nvml:
         try:
             return n.nvmlDeviceGetHandleByUUID("MIG-" + wanted)
         except n.NVMLError:
-            raise MissingExtra(f"NVML knows no GPU {wanted}, which CUDA uses", hint=DOCTOR) from None
+            raise MissingExtra(f"NVML knows no GPU {wanted}, which CUDA uses", hint=DOCTOR, code="no-gpu") from None
 
     def _ask(self, call: str, *arguments: Any) -> Any:
         """An answer, or None where the board, the driver or the package does not give it."""
@@ -115,8 +118,10 @@ class Nvml:
                 NO_PERMISSION: f"this user has no permission to read the {what} of {self.called}",
                 LOST: f"{self.called} no longer answers: it has fallen off the bus",
             }
-            kind = RunFailed if code == LOST else MissingExtra
-            raise kind(why.get(code or 0, f"the {what} of {self.called}: {error}"), hint=DOCTOR) from None
+            text = why.get(code or 0, f"the {what} of {self.called}: {error}")
+            if code == LOST:
+                raise RunFailed(text, hint=DOCTOR, code="device-broken") from None
+            raise MissingExtra(text, hint=DOCTOR, code="not-told") from None
 
     @property
     def uuid(self) -> str:
@@ -211,7 +216,8 @@ def _first_visible() -> str | None:
     first = visible.split(",")[0].strip()
     if first.isdecimal() or first.startswith(("GPU-", "MIG-")):
         return first
-    raise InputError(f"{VISIBLE} is {visible!r}: it hides every GPU", hint=f"unset it, or name one, as in {VISIBLE}=0")
+    hint = f"unset it, or name one, as in {VISIBLE}=0"
+    raise InputError(f"{VISIBLE} is {visible!r}: it hides every GPU", hint=hint, code="no-gpu", field=VISIBLE)
 
 
 def refuse_if_shared(nvml: Nvml) -> None:

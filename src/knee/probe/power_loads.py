@@ -9,7 +9,7 @@ from typing import Any
 
 from knee.errors import InputError
 from knee.probe.machine_facts import describe, need_torch, same_gpu
-from knee.probe.nvml import Nvml, meter_of, refuse_if_shared
+from knee.probe.nvml import VISIBLE, Nvml, meter_of, refuse_if_shared
 from knee.record.probe_points import PowerPoint, Record
 from knee.record.readings import Machine
 from knee.units import GIB, show
@@ -60,16 +60,17 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
     if nvml.mig:
         raise InputError(
             f"{nvml.called} is split into MIG instances, which have no power readings of their own",
-            hint="choose a GPU that is whole, with CUDA_VISIBLE_DEVICES",
+            hint=f"choose a GPU that is whole, with {VISIBLE}",
+            code="split-gpu",
+            field=VISIBLE,
         )
     _need_memory(nvml)
     import torch
 
     if not torch.cuda.is_available():
         why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
-        raise InputError(
-            f"{nvml.called} is there, but torch {torch.__version__} {why}", hint="`knee doctor` says what is there"
-        )
+        text = f"{nvml.called} is there, but torch {torch.__version__} {why}"
+        raise InputError(text, hint="`knee doctor` says what is there", code="no-gpu")
     nvml = same_gpu(nvml)
     return describe("power", "cuda", nvml=nvml), nvml
 
@@ -79,7 +80,9 @@ def _need_memory(nvml: Nvml) -> None:
         raise InputError(
             f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, and {show(free, 'bytes')} of "
             f"{show(nvml.limits().memory_bytes, 'bytes')} are free on {nvml.called}",
-            hint="end what holds the rest, or choose another GPU with CUDA_VISIBLE_DEVICES",
+            hint=f"end what holds the rest, or choose another GPU with {VISIBLE}",
+            code="out-of-memory",
+            field=VISIBLE,
         )
 
 

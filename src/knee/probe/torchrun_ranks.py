@@ -41,19 +41,22 @@ def read_launch() -> TorchrunLaunch:
             f"collectives are measured between processes, and {missing[0]} is not set: this is not "
             "running under torchrun",
             hint=f"`{HOW}`",
+            code="missing-argument",
+            field=missing[0],
         )
     try:
         rank, world, local_rank, per_node = (int(os.environ[name]) for name in names)
     except ValueError:
-        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`") from None
+        raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
     if world < 2:
-        raise InputError(
-            "there is nothing to measure with one process: a collective needs two or more", hint=f"`{HOW}`"
-        )
+        text = "there is nothing to measure with one process: a collective needs two or more"
+        raise InputError(text, hint=f"`{HOW}`", code="out-of-range", field="WORLD_SIZE")
     if world % per_node:
         raise InputError(
             f"{world} processes do not fill nodes of {per_node}",
             hint="start the same number of processes on every node",
+            code="does-not-divide",
+            field="WORLD_SIZE",
         )
     return TorchrunLaunch(rank=rank, world=world, local_rank=local_rank, per_node=per_node)
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from knee.errors import InputError, argument
 from knee.files import cannot_write, write_text
 from knee.record.probe_points import KINDS, Record, point_of
-from knee.text_files import read_text
+from knee.text_files import cannot_read, read_text
 
 Probe = Literal["kernels", "power", "collectives", "steps"]
 
@@ -80,10 +80,8 @@ def read_readings(path: Path) -> Readings:
     """Everything in a file, or one sentence about what is wrong with it and where."""
     try:
         lines = read_text(path).rstrip("\n").split("\n")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", code="unreadable") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} cannot be read: it is not UTF-8 text", code="not-utf8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error) from None
     parsed = list(_parsed(path, lines))
     if not parsed or "probe" not in parsed[0]:
         hint = "its first line should say what was measured, and where"

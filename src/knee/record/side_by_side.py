@@ -11,7 +11,7 @@ from typing import Any, get_args
 from knee.errors import InputError, argument
 from knee.record.measurement import Kind
 from knee.specs.notes import Note
-from knee.text_files import read_text
+from knee.text_files import cannot_read, read_text
 from knee.units import precise, show
 
 FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
@@ -67,11 +67,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         text = read_text(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}",
-            hint=FORM,
-            code="unreadable",
-        ) from None
+        raise cannot_read(file, error, hint=FORM, field="records") from None
     try:
         record = json.loads(text)
     except (ValueError, RecursionError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from knee.specs.plan import SHARDING_FAMILIES
 from knee.studies.quantities import Row
 from knee.studies.row_columns import METRICS
 from knee.studies.rows import identity, step_row
-from knee.text_files import json_values, read_text
+from knee.text_files import cannot_read, json_values, read_text, why_unreadable
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
 from knee.validation.user_runs import records_in
@@ -65,16 +65,19 @@ def gather(paths: Sequence[Path]) -> Gathered:
     if not found:
         some = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-        raise InputError(f"there is no record in what was given{': ' if some else ''}{some}{more}", hint=FORM)
+        text = f"there is no record in what was given{': ' if some else ''}{some}{more}"
+        raise InputError(text, hint=FORM, code="nothing-usable", field="records")
     return Gathered(found=tuple(found), skipped=tuple(skipped))
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Every file that may hold records. Of a run's own folder that is its record alone."""
     for path in paths:
-        if not os.path.exists(path):  # False for what no path can be, too
-            raise InputError(f"there is no {path}", hint=FORM)
-        if not path.is_dir():
+        try:
+            is_folder = stat.S_ISDIR(path.stat().st_mode)
+        except OSError as error:
+            raise cannot_read(path, error, hint=FORM, field="records") from None
+        if not is_folder:
             yield path
             continue
         if (path / SWEEP).is_file():  # beside records it has files of its own, and records of earlier attempts
@@ -84,7 +87,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         inside = {run.parent for run in runs}
         others = [file for file in sorted(path.rglob("*.json")) if not inside & {*file.parents}]
         if not runs and not others:
-            raise InputError(f"{path} has no {RUN} and no other .json file in it", hint=FORM)
+            text = f"{path} has no {RUN} and no other .json file in it"
+            raise InputError(text, hint=FORM, code="nothing-usable", field="records")
         yield from (*runs, *others)
 
 
@@ -97,7 +101,7 @@ def _values(path: Path) -> Iterator[tuple[str, Any]]:
         return
     except (OSError, UnicodeDecodeError) as error:
         text = f"it cannot be read ({getattr(error, 'strerror', None) or 'it is not text'})"
-        yield str(path), Note("unreadable", text)
+        yield str(path), Note(why_unreadable(error), text)
         return
     values, at = json_values(text)
     if at is not None:

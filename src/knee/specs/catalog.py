@@ -74,30 +74,26 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
     return _resolve(kind, raw, default=(_as_kind("user"), where), within=())
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, or one sentence about what is wrong with it and where."""
+def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
+    """A TOML file, or one sentence about what is wrong with it and where; ``field`` names the argument."""
     try:
-        tree = tomllib.loads(read_text(path, most=MOST_TOML_BYTES).removeprefix(BOM))
+        tree = tomllib.loads(read_text(path, most=MOST_TOML_BYTES, field=field).removeprefix(BOM))
         if text_files.is_deep(tree):  # a dotted key nests without a bracket
             raise RecursionError
         return tree
     except tomllib.TOMLDecodeError as error:
-        raise InputError(f"{path} is not valid TOML: {error}", code="not-toml") from None
+        raise InputError(f"{path} is not valid TOML: {error}", code="not-toml", field=field) from None
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
         why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
-        raise InputError(f"{path} is not valid TOML: {why}", code="not-toml") from None
+        raise InputError(f"{path} is not valid TOML: {why}", code="not-toml", field=field) from None
 
 
-def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
-    """A text file, or one sentence about why it cannot be read."""
+def read_text(path: Path, *, most: int = MOST_JSON_BYTES, field: str | None = None) -> str:
+    """A text file, or one sentence about why it cannot be read; ``field`` names the argument."""
     try:
         return text_files.read_text(path, most=most)
-    except FileNotFoundError:
-        raise InputError(f"there is no file {str(path)!r}", code="no-file") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}", code="unreadable") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} cannot be read: it is not UTF-8 text", code="not-utf8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise text_files.cannot_read(path, error, field=field) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

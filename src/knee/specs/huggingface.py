@@ -40,14 +40,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(read_text(path))
+        config = json.loads(read_text(path, field="model"))
         if is_deep(config):
             raise RecursionError
     except json.JSONDecodeError as error:
-        raise InputError(f"{path} is not valid JSON: {error}", code="not-json") from None
+        raise InputError(f"{path} is not valid JSON: {error}", code="not-json", field="model") from None
     except (ValueError, RecursionError):
         text = f"{path} is not a model's config: it is nested too deep, or a number has no end"
-        raise InputError(text, code="not-json") from None
+        raise InputError(text, code="not-json", field="model") from None
     if not isinstance(config, dict):
         raise InputError(f"{path} is not a model's config: it holds no table", code="wrong-type")
     return config

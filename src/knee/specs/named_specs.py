@@ -81,7 +81,7 @@ def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:
     path = folder / ref
     if kind == "model" and (path.suffix == ".json" or path.is_dir()):
         return read_table(kind, read_config(path), where=path.name)
-    return read_table(kind, {"name": path.stem, **read_toml(path)}, where=path.name)
+    return read_table(kind, {"name": path.stem, **read_toml(path, field=kind)}, where=path.name)
 
 
 def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]]) -> None:

@@ -169,6 +169,8 @@ def refuse_while_queued(sweep: Sweep) -> None:
         raise InputError(
             f"{len(queued):,} runs of {sweep.folder} are in Slurm's queue",
             hint=f"`knee sweep cancel {sweep.folder}` takes them out; or go on with --launcher slurm",
+            code="folder-in-use",
+            field="launcher",
         )
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from knee.arrays import Bools
 from knee.errors import InputError, argument
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace
-from knee.limits import MOST_TOML_BYTES
-from knee.text_files import read_text
+from knee.specs.catalog import read_toml
 from knee.trace.user_patterns import user_pattern
 
 OTHER = "other"
@@ -83,7 +82,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
             )
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
-        first += _entries(_toml(file), str(file))
+        first += _entries(read_toml(file, field="classes"), str(file))
     always = set(comm)
     entries = [*first, *own]
     if unknown := always - {entry.name for entry in entries}:
@@ -98,29 +97,24 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
     )
 
 
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
-    except (ValueError, RecursionError) as error:  # of the text, of its encoding, of a number without end
-        raise InputError(f"{file} is not TOML: {error}") from None
-
-
 def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[KernelClass]:
     found = []
     for name, entry in table.items():
         if not isinstance(entry, dict) or "pattern" not in entry:
+            hint = "an entry is [name] with pattern = 'regular expression'"
             raise InputError(
-                f"{where}: [{name}] has no pattern", hint="an entry is [name] with pattern = 'regular expression'"
+                f"{where}: [{name}] has no pattern", hint=hint, code="missing-field", field=f"{name}.pattern"
             )
         for key, value in entry.items():
             if key not in FIELDS:
-                raise InputError(f"{where}: [{name}] has an unknown key {key!r}", hint=f"keys are {', '.join(FIELDS)}")
+                text, hint = f"{where}: [{name}] has an unknown key {key!r}", f"keys are {', '.join(FIELDS)}"
+                raise InputError(text, hint=hint, code="unknown-field", field=f"{name}.{key}")
             if not isinstance(value, FIELDS[key]):
-                raise InputError(f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}")
+                text = f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}"
+                raise InputError(text, code="wrong-type", field=f"{name}.{key}")
         if entry.get("streams", "all") not in ("all", "side"):
-            raise InputError(f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'")
+            text = f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'"
+            raise InputError(text, code="unknown-choice", field=f"{name}.streams")
         if not own:
             user_pattern(entry["pattern"], f"{where}: [{name}]")
         found.append(

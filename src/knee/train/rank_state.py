@@ -32,7 +32,7 @@ class Place:
         try:
             return cls(**{ours: int(os.environ[name]) for ours, name in names.items() if name in os.environ})
         except ValueError:
-            raise InputError(f"{', '.join(names.values())} should be whole numbers") from None
+            raise InputError(f"{', '.join(names.values())} should be whole numbers", code="not-a-number") from None
 
 
 class RankState:

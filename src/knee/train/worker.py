@@ -23,6 +23,7 @@ from typing import Any
 from knee.errors import ExitCode, InputError, KneeError
 from knee.signals import BY_SIGNAL
 from knee.specs.trainer_job import TrainJob
+from knee.text_files import cannot_read
 from knee.train.power_meter import open_power
 from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace
 from knee.train.progress_lines import TrainProgress, say
@@ -77,12 +78,12 @@ def read_job(path: Path) -> TrainJob:
     """The job that the command wrote."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise cannot_read(path, error, field="job") from None
     except ValueError:
-        raise InputError(f"{path} is not JSON") from None
+        raise InputError(f"{path} is not JSON", code="not-json", field="job") from None
     if not isinstance(plain, dict):
-        raise InputError(f"{path} is not a job")
+        raise InputError(f"{path} is not a job", code="other-document", field="job")
     return TrainJob.from_json(plain)
 
 
@@ -91,7 +92,8 @@ def work(job: TrainJob, place: Place) -> int:
     # Kineto tells every start and stop on stderr otherwise
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if place.world != job.gpus:
-        raise InputError(f"the job's plan fills {job.gpus} processes, and {place.world} were started")
+        text = f"the job's plan fills {job.gpus} processes, and {place.world} were started"
+        raise InputError(text, code="does-not-fill", field="WORLD_SIZE")
     run = RankState(job, place)
     beat = None
     if run.out is not None:

@@ -71,7 +71,7 @@ def in_words(error: BaseException) -> KneeError:
 
         return cannot_write(Path(os.fsdecode(error.filename or "a file")), error)
     if isinstance(error, OSError) and error.filename is not None:
-        from knee.files import cannot_use
+        from knee.text_files import cannot_use
 
         return cannot_use(error) or _bug(error)
     return _bug(error)
