@@ -43,6 +43,22 @@ def cannot_use(error: OSError) -> InputError | None:
     return InputError(f"{short} cannot be used: {error.strerror}", code="unreadable")
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or a folder; InputError where the system does not say, as of links in a circle."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise cannot_use(error) or error from None
+    return True
+
+
+def real_path(path: str | Path) -> Path:
+    """The path without links. ``Path.resolve`` has no OSError for links in a circle; who opens this one gets it."""
+    return Path(os.path.realpath(path))
+
+
 def make_folder(path: Path) -> Path:
     """The folder, made if need be and known to take files."""
     try:
@@ -95,7 +111,9 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path
             return
-        path = path.resolve()
+        path = real_path(path)
+        if path.is_symlink():  # in a circle, or it would be resolved; a rename would put the file in the link's place
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         partial = path.with_name(f".knee-{os.getpid()}-{secrets.token_hex(4)}.partial")
         _unfinished.add(partial)  # before it is there: a signal may come in between
         try:

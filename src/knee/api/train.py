@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed, argument, either
-from knee.files import write_text
+from knee.files import real_path, write_text
 from knee.inputs.request import ModelLike
 from knee.inputs.trainer_request import Say, trainer_job, under_torchrun
 from knee.probe.machine_facts import need_torch
@@ -126,7 +126,7 @@ def train(
             field="out",
         )
     folder = Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if out is None else Path(out)
-    job = replace(job, out=str(folder.resolve()))
+    job = replace(job, out=str(real_path(folder)))
     if under_torchrun():
         return _one_rank(job, folder, force=force)
     prepare(folder, force=force)

@@ -14,6 +14,7 @@ from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.signals import BY_SIGNAL
+from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 
 
@@ -27,7 +28,7 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
     "torchrun, which starts them itself.",
 )
-@option("--device", section="Run", type=Word(("cuda", "cpu")), help="The GPUs where there are any, if left out.")
+@option("--device", section="Run", type=Word(DEVICES), help="The GPUs where there are any, if left out.")
 @option(
     "--steps",
     section="Run",

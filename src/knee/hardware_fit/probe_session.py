@@ -98,6 +98,7 @@ class ProbeSession:
 
     def _recorded(self) -> Readings:
         assert self.replay is not None
+        recorded = read_readings(self.replay)
         if self.path.exists() and self.path.samefile(self.replay):
             raise InputError(
                 f"{argument('replay')} is {self.replay}, which is the file that {argument('out')} {self.out} writes",
@@ -105,7 +106,6 @@ class ProbeSession:
                 code="would-overwrite",
                 field="out",
             )
-        recorded = read_readings(self.replay)
         if recorded.machine.probe != self.probe:
             raise InputError(
                 f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, not of "

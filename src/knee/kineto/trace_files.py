@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knee.errors import InputError
+from knee.files import is_there
 from knee.kineto.blocks import GZIP
 from knee.kineto.event_stream import HINT, SPACE
 from knee.limits import MOST_TRACES
@@ -55,17 +56,12 @@ def find_files(paths: Iterable[str | Path]) -> TraceFiles:
         hint = "a shell variable may be unset"
         raise InputError("a trace path is empty", hint=hint, code="missing-argument", field="paths")
     for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
-        try:
-            is_folder, exists = path.is_dir(), path.exists()
-        except OSError as error:
-            text = f"{path} cannot be read: {error.strerror or error}"
-            raise InputError(text, hint=HINT, code="unreadable") from None
-        if is_folder:
+        if not is_there(path):
+            raise InputError(f"{path} does not exist", hint=HINT, code="no-file", field="paths")
+        if path.is_dir():
             inside = _in_folder(path)
             found += inside.files
             left_out += inside.left_out
-        elif not exists:
-            raise InputError(f"{path} does not exist", hint=HINT, code="no-file")
         else:
             found.append(path)
     given = dict.fromkeys(found)

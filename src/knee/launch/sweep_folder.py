@@ -93,7 +93,8 @@ def read_sweep(folder: Path) -> Sweep:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}") from None
+        text = f"{path} cannot be read: {getattr(error, 'strerror', None) or 'it is not JSON'}"
+        raise InputError(text, code="unreadable" if isinstance(error, OSError) else "not-json") from None
     version = plain.get("schema_version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SCHEMA:
         raise InputError(

@@ -68,7 +68,9 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
     if not torch.cuda.is_available():
         why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
         raise InputError(
-            f"{nvml.called} is there, but torch {torch.__version__} {why}", hint="`knee doctor` says what is there"
+            f"{nvml.called} is there, but torch {torch.__version__} {why}",
+            hint="`knee doctor` says what is there",
+            code="no-gpu",
         )
     nvml = same_gpu(nvml)
     return describe("power", "cuda", nvml=nvml), nvml

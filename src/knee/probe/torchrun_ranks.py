@@ -48,7 +48,9 @@ def read_launch() -> TorchrunLaunch:
         raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`") from None
     if world < 2:
         raise InputError(
-            "there is nothing to measure with one process: a collective needs two or more", hint=f"`{HOW}`"
+            "there is nothing to measure with one process: a collective needs two or more",
+            hint=f"`{HOW}`",
+            code="too-few-gpus",
         )
     if world % per_node:
         raise InputError(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from knee.errors import InputError, KneeError, argument
+from knee.files import is_there
 from knee.launch.sweep_folder import SWEEP
 from knee.record.measurement import Kind
 from knee.record.side_by_side import FORM
@@ -47,33 +47,40 @@ class Gathered:
     """All that was found."""
 
     found: tuple[FoundRecord, ...]
-    skipped: tuple[tuple[str, str], ...]
-    """Name and why it is no record."""
+    skipped: tuple[Note, ...]
+    """What is no record, and why."""
+    unread: tuple[Note, ...]
+    """Those of them that are damaged or cannot be read: records may be missing."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
     """Records of files (one, a list, or one after another) and of folders; InputError where there is none."""
     found: list[FoundRecord] = []
-    skipped: list[tuple[str, str]] = []
+    skipped: list[Note] = []
+    unread: list[Note] = []
     for file in _files(paths):
         for name, value in _values(file):
-            why = value if isinstance(value, Note) else refused(value)
-            if why is None:
-                found.append(FoundRecord(name=name, record=_measured(value)))
+            if isinstance(value, Note):
+                unread.append(Note(value.code, f"{name}: {value}"))
+                skipped.append(unread[-1])
+            elif why := refused(value):
+                skipped.append(Note("not-a-record", f"{name}: {why}"))
             else:
-                skipped.append((name, why))
+                found.append(FoundRecord(name=name, record=_measured(value)))
     if not found:
-        some = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
+        some = "; ".join(skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
-        raise InputError(f"there is no record in what was given{': ' if some else ''}{some}{more}", hint=FORM)
-    return Gathered(found=tuple(found), skipped=tuple(skipped))
+        code = skipped[0].code if len(skipped) == 1 else "nothing-usable"
+        text = f"there is no record in what was given{': ' if some else ''}{some}{more}"
+        raise InputError(text, hint=FORM, code=code, field="records")
+    return Gathered(found=tuple(found), skipped=tuple(skipped), unread=tuple(unread))
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
     """Every file that may hold records. Of a run's own folder that is its record alone."""
     for path in paths:
-        if not os.path.exists(path):  # False for what no path can be, too
-            raise InputError(f"there is no {path}", hint=FORM)
+        if not is_there(path):
+            raise InputError(f"there is no {path}", hint=FORM, code="no-file", field="records")
         if not path.is_dir():
             yield path
             continue
@@ -84,7 +91,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
         inside = {run.parent for run in runs}
         others = [file for file in sorted(path.rglob("*.json")) if not inside & {*file.parents}]
         if not runs and not others:
-            raise InputError(f"{path} has no {RUN} and no other .json file in it", hint=FORM)
+            text = f"{path} has no {RUN} and no other .json file in it"
+            raise InputError(text, hint=FORM, code="nothing-usable", field="records")
         yield from (*runs, *others)
 
 
@@ -246,19 +254,19 @@ def _series(row: Row, apart: Sequence[str]) -> str:
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[tuple[str, str]]]:
+def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[Note]]:
     """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
     rows = [_row(one) for one in found]
     known = {stack_of(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
     made: list[FoundRecord] = []
-    refused_: list[tuple[str, str]] = []
+    refused_: list[Note] = []
     for one, row in zip(found, rows, strict=True):
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
             continue
         try:
             record = _prediction(one.record)
         except KneeError as error:
-            refused_.append((one.name, error.message))
+            refused_.append(Note(error.code, f"{one.name} is not predicted: {error.message}"))
             continue
         known.add(stack_of(row))
         made.append(FoundRecord(name=f"prediction of {one.name}", record=record))

@@ -102,7 +102,9 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(file, most=MOST_TOML_BYTES))
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
+        raise InputError(
+            f"{file} cannot be read: {error.strerror or error}", code="unreadable", field="classes"
+        ) from None
     except (ValueError, RecursionError) as error:  # of the text, of its encoding, of a number without end
         raise InputError(f"{file} is not TOML: {error}") from None
 

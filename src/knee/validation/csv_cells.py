@@ -35,7 +35,8 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
             raise TooLarge(path, MOST_JSON_BYTES, len(raw))
         return raw.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=f"name {what}") from None
+        text = f"{path} cannot be read: {error.strerror or error}"
+        raise InputError(text, hint=f"name {what}", code="unreadable") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
