@@ -88,6 +88,13 @@ def check_writable(file: str | Path, field: str) -> None:
     raise InputError(f"{file} cannot be written: {why}", hint=hint, code="not-writable", field=field)
 
 
+def check_toml_name(path: Path, field: str) -> None:
+    """Refuse a spec file of another name; ``field`` names the argument."""
+    if path.suffix != ".toml":
+        text = f"{argument(field)} is {str(path)!r}; it should end in .toml, after a name"
+        raise InputError(text, code="not-a-toml-path", field=field)
+
+
 def write_text(path: Path, text: str) -> None:
     """Text as UTF-8, lines as they are; see ``replacing``."""
     write_bytes(path, text.encode("utf-8"))

@@ -33,7 +33,7 @@ class TrainedRun(Result):
     out: Path
     """Folder of the record, traces and logs."""
     signal: int | None = None
-    """The signal that ended the run, if one did."""
+    """The signal that ended the run, if one did and it was not out of memory before."""
     rank_code: int | None = None
     """Exit code of this rank where torchrun has started it; None where ``train`` has started all ranks."""
 
@@ -132,7 +132,8 @@ def train(
     prepare(folder, force=force)
     say(f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {folder}/logs")
     record, signal = launch(job, folder, tell=log)
-    return TrainedRun(record=record, out=folder, signal=signal)
+    # a signal that comes while ranks are out of memory is not the reason
+    return TrainedRun(record=record, out=folder, signal=None if record["status"] == "oom" else signal)
 
 
 def write_train_job(

@@ -13,7 +13,7 @@ import click
 from knee.cli import job_options, nearest, unknown_command
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
-from knee.cli.sweep_options import check_launcher_options, site_options, take_site
+from knee.cli.sweep_options import site_options, take_site
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES, LAUNCHERS
@@ -184,9 +184,11 @@ def run(grid: str, out: Path, **options: Any) -> None:
     from knee.cli.overrides import parse_sets
     from knee.cli.render.progress import Bars
     from knee.cli.render.sweep import print_plan
+    from knee.sweeps.launchers import refuse_unread
 
     as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
-    check_launcher_options(options | {"wait": wait})
+    given = {name for name, value in options.items() if value and (name != "pack" or value > 1)}
+    refuse_unread(options["launcher"], given | ({"wait"} if wait else set()))
     site, program = take_site(options), _words(options.pop("program"))
     with Bars(least=MANY) as bars:
         plan = prepare_sweep(

@@ -163,7 +163,7 @@ def command(
         say(f"warning: {warning}")
     run.check_written()
     say(f"wrote {run.out}/record.json")
-    if run.signal is not None and run.record["status"] != "oom":
+    if run.signal is not None:
         say(f"{run.record['error']} after {run.record['steps_done']} steps")
         sys.exit(BY_SIGNAL + run.signal)
     run.check_done()
