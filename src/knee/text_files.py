@@ -28,6 +28,7 @@ class TooLarge(InputError, ValueError):
         super().__init__(
             f"{path} {size}, and at most {_size(most)} of such a file are read",
             hint="is it the file that was meant? Otherwise give it in parts",
+            code="too-large",
         )
         self.path, self.most, self.has = path, most, has
 
@@ -87,7 +88,8 @@ def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
     found, left = [], most
     while block := file.read(min(BLOCK_BYTES, left + 1)):
         if (at := block.find(0)) >= 0:
-            raise NotText(f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}")
+            text = f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}"
+            raise NotText(text, code="not-utf8")
         found.append(block)
         left -= len(block)
         if left < 0:
@@ -118,7 +120,8 @@ def _await_writer(handle: int, path: Path) -> None:
         return
     waits.poll(WRITER_S * 1000)
     if _is_left(handle, path):
-        raise InputError(f"{path} is a pipe that nobody writes to", hint="start what writes to it first")
+        text = f"{path} is a pipe that nobody writes to"
+        raise InputError(text, hint="start what writes to it first", code="unreadable")
 
 
 def _is_left(handle: int, path: Path) -> bool:

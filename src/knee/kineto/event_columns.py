@@ -167,6 +167,7 @@ def check_kernels(count: int) -> None:
         raise InputError(
             f"there are more than {MOST_KERNELS:,} kernels, copies and launches, and no more are kept in memory",
             hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+            code="too-large",
         )
 
 

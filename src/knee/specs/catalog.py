@@ -78,8 +78,9 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where."""
+    text = read_text(path, most=MOST_TOML_BYTES).removeprefix(BOM)  # a file that is too large is a ValueError, too
     try:
-        tree = tomllib.loads(read_text(path, most=MOST_TOML_BYTES).removeprefix(BOM))
+        tree = tomllib.loads(text)
         if text_files.is_deep(tree):  # a dotted key nests without a bracket
             raise RecursionError
         return tree
