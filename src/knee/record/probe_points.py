@@ -132,7 +132,7 @@ class CollectivePoint:
 
 Point = GemmPoint | AttentionPoint | StreamPoint | HostPoint | StepPoint | PowerPoint | CollectivePoint
 
-KINDS: dict[str, type[Point]] = {fields(point)[0].default: point for point in get_args(Point)}
+KINDS: dict[str, type[Point]] = {str(fields(point)[0].default): point for point in get_args(Point)}
 """By their ``kind``, which is the first field of each."""
 
 

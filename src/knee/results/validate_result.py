@@ -222,6 +222,6 @@ def refuse_overwriting(rows: Path, file: Path) -> None:
         raise InputError(
             f"{argument('rows')} would overwrite {file}, which is read",
             hint="name another file",
-            code="contradiction",
+            code="would-overwrite",
             field="rows",
         )
