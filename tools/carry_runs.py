@@ -17,7 +17,17 @@ from pathlib import Path
 
 OUT = Path(__file__).parent.parent / "src/knee/catalog/validation/runs.csv"
 DROPPED = ("fabric_stated", "note")
-ADDED = ("stack", "software", "fabric", "reduce_dtype", "tp_overlap", "dp_overlap", "cuda_graphs", "sharp", "fp8_recipe")
+ADDED = (
+    "stack",
+    "software",
+    "fabric",
+    "reduce_dtype",
+    "tp_overlap",
+    "dp_overlap",
+    "cuda_graphs",
+    "sharp",
+    "fp8_recipe",
+)
 STACKS = {
     "bloom_prequel": "Megatron-DeepSpeed",
     "hf_ultrascale": "nanotron",

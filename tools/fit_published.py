@@ -248,7 +248,14 @@ def write_values(fits: Mapping[str, StackFit]) -> None:
             fitted_names = "|".join(fitted) if profile in GENERIC and fitted else None
             dropped = rf"({names}) = .*kind = \"fitted\"" + (rf"|({fitted_names}) = " if fitted_names else "")
             lines = [x for x in body.rstrip("\n").splitlines() if not re.match(dropped, x)]
-            text = head + start + "\n".join([*lines, *fitted.values()]) + "\n" + (f"\n{gap.lstrip()}" if gap else "") + tail
+            text = (
+                head
+                + start
+                + "\n".join([*lines, *fitted.values()])
+                + "\n"
+                + (f"\n{gap.lstrip()}" if gap else "")
+                + tail
+            )
         path.write_text(text, encoding="utf-8")
 
 

@@ -31,6 +31,22 @@ WRONG_PATHS = {
 _unfinished: set[Path] = set()
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is a file or a folder; InputError where the system does not say, as of links in a circle."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError as error:
+        raise cannot_use(error) or error from None
+    return True
+
+
+def real_path(path: str | Path) -> Path:
+    """The path without links. ``Path.resolve`` has no OSError for links in a circle; who opens this one gets it."""
+    return Path(os.path.realpath(path))
+
+
 def make_folder(path: Path) -> Path:
     """The folder, made if need be and known to take files."""
     try:
@@ -60,6 +76,13 @@ def check_writable(file: str | Path, field: str) -> None:
     raise InputError(f"{file} cannot be written: {why}", hint=hint, code="not-writable", field=field)
 
 
+def check_toml_name(path: Path, field: str) -> None:
+    """Refuse a spec file of another name; ``field`` names the argument."""
+    if path.suffix != ".toml":
+        text = f"{argument(field)} is {str(path)!r}; it should end in .toml, after a name"
+        raise InputError(text, code="not-a-toml-path", field=field)
+
+
 def write_text(path: Path, text: str) -> None:
     """Text as UTF-8, lines as they are; see ``replacing``."""
     write_bytes(path, text.encode("utf-8"))
@@ -83,7 +106,9 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.exists() and not path.is_file():
             yield path
             return
-        path = path.resolve()
+        path = real_path(path)
+        if path.is_symlink():  # in a circle, or it would be resolved; a rename would put the file in the link's place
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         partial = path.with_name(f".knee-{os.getpid()}-{secrets.token_hex(4)}.partial")
         _unfinished.add(partial)  # before it is there: a signal may come in between
         try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, ByValue, Floats
 from knee.cost.kernel_cost import Cost, cost_of
 from knee.cost.outer_sync import OuterSync, outer_sync_cost
 from knee.cost.skew import expected_maximum
@@ -42,8 +42,8 @@ CHUNK = 32768
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Results(ByValue):
     """A step of every plan of a table; the fields of ``record.Measurement`` as columns."""
 
     step_s: Floats

@@ -133,7 +133,8 @@ def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
     found, left = [], most
     while block := file.read(min(BLOCK_BYTES, left + 1)):
         if (at := block.find(0)) >= 0:
-            raise NotText(f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}")
+            text = f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}"
+            raise NotText(text, code="not-utf8")
         found.append(block)
         left -= len(block)
         if left < 0:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import refusals
 from knee.cli import main
 from knee.files import csv_text
 from knee.profile_fit.calibration import _away, _job_key
@@ -20,6 +21,7 @@ from knee.specs.profile import Profile
 from knee.validation.published_runs import Setting
 from knee.validation.run_to_job import job_of
 from knee.validation.user_runs import read_user_runs
+from refusals import kind, numbers
 
 pytestmark = pytest.mark.slow
 
@@ -212,7 +214,7 @@ def test_failed_runs_are_counted_and_not_used(tmp_path: Path) -> None:
     assert (data["rows"], data["rows_used"], data["runs"]) == (5, 3, 3)
     assert data["skipped"] == {"it did not run to an end (oom or failed), so no time was measured": 2}
     only_failed = write(tmp_path / "f.csv", records[3:])
-    assert "none of the 2 rows can be used:\n  - 2 rows: it did not run" in refused(only_failed)
+    assert refusals.refused("calibrate", only_failed).code == "nothing-usable"
 
 
 def test_runs_that_contradict_each_other(tmp_path: Path) -> None:
@@ -278,9 +280,9 @@ def test_several_stacks_need_a_name(tmp_path: Path) -> None:
     for record, compiled in zip(records, (0, 1, 1), strict=True):
         record["compile"] = compiled
     file = write(tmp_path / "r.csv", records)
-    error = refused(file)
-    assert "several software stacks: compiled (2), eager (1)" in error
-    assert "--profile" in error
+    error = refusals.refused("calibrate", file)
+    assert kind(error) == ("several-stacks", "profile")
+    assert numbers(error.message) == [2, 1]
     data = calibrate(file, "--profile", "eager", "--only", "stream_scale")
     assert data["skipped"] == {"it was compiled, and the kernels of eager are not": 2}
 
@@ -307,7 +309,8 @@ def test_a_fit_goes_on_from_a_file(few: Path, tmp_path: Path) -> None:
     one, two = (load_profile(str(path)).spec for path in (first, second))
     assert two.stream_scale == one.stream_scale != 1.0
     assert two.bandwidth_scale_frac != one.bandwidth_scale_frac
-    assert "which is read" in refused(few, "--profile", first, "-o", first)
+    error = refusals.refused("calibrate", few, "--profile", first, "-o", first)
+    assert kind(error) == ("would-overwrite", "out")
 
 
 @pytest.mark.slow
@@ -389,8 +392,7 @@ def test_steps_of_a_probe() -> None:
     assert data["by_name"]["stream_scale"]["determined"]
     assert "load no data" in data["by_name"]["step_overhead_s"]["why_left"]
     assert data["throughput_after"]["median_frac"] < 0.02
-    assert "--cluster" in refused(steps.with_name("kernels.jsonl"))
-    assert "several software stacks" in refused(steps)
+    assert refusals.refused("calibrate", steps).code == "several-stacks"
 
 
 def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -400,33 +402,31 @@ def test_what_is_refused_before_a_fit(few: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "other.txt").write_text("no columns\n1\n", encoding="utf-8")
     (tmp_path / "bad.json").write_text("{]", encoding="utf-8")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    for args, words in (
-        ((), "a file of runs is needed"),
-        ((tmp_path / "none.csv",), "cannot be read"),
-        ((tmp_path / "other.txt",), "has no column layers"),
-        ((tmp_path / "bad.json",), "line 1: it is not JSON"),
-        ((tmp_path / "bytes.csv",), "not UTF-8"),
-        ((few, "-o", few), "should end in .toml"),
-        ((few, "-o", tmp_path / "folder.toml"), "is a folder"),
-        ((few, "-o", tmp_path / "taken" / "p.toml"), "there is no folder"),
-        ((few, "-o", tmp_path / "no" / "such" / "p.toml"), "there is no folder"),
-        ((few, "--hold-out", "0.9"), "--hold-out is 0.9"),
-        ((few, "--only", "launch"), "--only launch: no such parameter"),
-        ((few, "--only", "launch_s", "--fix", "launch_s"), "leave nothing to fit"),
-        ((few, "--profile", "eagr"), "eagr"),
-        ((few, "--cluster", "dgx-h10"), "dgx-h10"),
-        ((few, "--cluster", "dgx-a100"), "none of the 5 rows can be used"),
-    ):
-        assert words in refused(*args)
+    cases: tuple[tuple[tuple[str | Path, ...], tuple[str, str | None]], ...] = (
+        ((), ("missing-argument", "files")),
+        ((tmp_path / "none.csv",), ("unreadable", None)),
+        ((tmp_path / "other.txt",), ("missing-field", "layers")),
+        ((tmp_path / "bad.json",), ("not-json", None)),
+        ((tmp_path / "bytes.csv",), ("not-utf8", None)),
+        ((few, "-o", few), ("not-a-toml-path", "out")),
+        ((few, "-o", tmp_path / "folder.toml"), ("not-writable", "out")),
+        ((few, "-o", tmp_path / "taken" / "p.toml"), ("not-writable", "out")),
+        ((few, "-o", tmp_path / "no" / "such" / "p.toml"), ("not-writable", "out")),
+        ((few, "--hold-out", "0.9"), ("out-of-range", "hold_out")),
+        ((few, "--only", "launch"), ("unknown-choice", "only")),
+        ((few, "--only", "launch_s", "--fix", "launch_s"), ("nothing-to-fit", "fix")),
+        ((few, "--profile", "eagr"), ("unknown-name", "profile")),
+        ((few, "--cluster", "dgx-h10"), ("unknown-name", "cluster")),
+        ((few, "--cluster", "dgx-a100"), ("nothing-usable", "files")),
+    )
+    assert [kind(refusals.refused("calibrate", *args)) for args, _ in cases] == [found for _, found in cases]
     assert not (tmp_path / "no").exists()
 
 
 def test_without_scipy(few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.optimize", None)
-    result = knee("calibrate", few, "-o", tmp_path / "p.toml")
-    assert result.exit_code == 4
-    assert "pip install 'knee[fit]'" in result.stderr
-    assert "fitting" not in result.stderr
+    _, error = refusals.ended("calibrate", few, "-o", tmp_path / "p.toml")
+    assert (error.code, error.hint) == ("missing-extra", "pip install 'knee[fit]'")
     assert not (tmp_path / "p.toml").exists()
 
 

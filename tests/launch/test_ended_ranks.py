@@ -10,8 +10,8 @@ import pytest
 from knee.launch.failures import diagnose
 from knee.launch.supervisor import SupervisedRun, supervise
 from knee.launch.sweep_folder import SweepRun
+from knee.specs.choices import Device
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
-from knee.specs.trainer_job import Device
 from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.train.start_ranks import write_job
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, argument, either
+from knee.files import check_toml_name, check_writable, real_path
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
@@ -130,23 +130,11 @@ def _names(texts: str | Iterable[str]) -> list[str]:
 
 def _check_out(out: Path, inputs: list[Path]) -> None:
     """Refuse before minutes of fitting what could not be written."""
-    option = argument("out")
-    other, folder = "name another file", out.parent
-    problem: tuple[str, str | None] | None = None
-    if out.suffix != ".toml":
-        problem = f"{option} is {str(out)!r}; it should end in .toml, after a name", None
-    elif out.is_dir():
-        problem = f"{option} {out} is a folder", "name a file in it"
-    elif any(out.resolve() == path.resolve() for path in inputs):
-        problem = f"{option} would overwrite {out}, which is read", other
-    elif out.exists() and not os.access(out, os.W_OK):
-        problem = f"{out} cannot be written: permission denied", other
-    elif not folder.is_dir():
-        problem = f"{out} cannot be written: there is no folder {folder}", "make it first"
-    elif not os.access(folder, os.W_OK):
-        problem = f"{out} cannot be written: {folder} takes no files", "name another folder"
-    if problem is not None:
-        raise InputError(problem[0], hint=problem[1], code="not-writable", field="out")
+    check_toml_name(out, "out")
+    if any(real_path(out) == real_path(path) for path in inputs):
+        text, hint = f"{argument('out')} would overwrite {out}, which is read", "name another file"
+        raise InputError(text, hint=hint, code="would-overwrite", field="out")
+    check_writable(out, "out")
 
 
 def _profile_of(runs: UserRuns) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from knee.hardware_fit.cluster_file import base_of, values_of_fit, write_machine_file
 from knee.hardware_fit.kernel_constants import fit_kernels, held_out
@@ -21,11 +21,9 @@ from knee.probe.measure_points import collect
 from knee.record.probe_points import HostPoint, Record
 from knee.record.readings import Probe, Readings, read_readings
 from knee.results.probe_result import CollectivesProbe, KernelsProbe, PowerProbe, StepsProbe
+from knee.specs.choices import Backend, Device
 from knee.specs.defaults import CLUSTER_FILE
 from knee.specs.load import load_cluster, load_profile
-
-Device = Literal["cuda", "cpu"]
-Backend = Literal["nccl", "gloo"]
 
 
 @checked_arguments

@@ -19,8 +19,9 @@ def read_records(
 
     ``records`` are files or folders: what ``knee simulate --json`` printed, the folder of a ``knee train`` run or its
     record.json, the records of a study; several in one file as a list or one after another. What is no record is named
-    in ``notes`` and passed over. ``by`` is the column that names the curves, by default what differs between records.
-    ``simulate`` adds knee's prediction of every measured record that has none beside it.
+    in ``notes`` and passed over; ``check_whole()`` raises ``Incomplete`` where a file is damaged. ``by`` is the column
+    that names the curves, by default what differs between records. ``simulate`` adds knee's prediction of every
+    measured record that has none beside it.
 
     >>> import knee
     >>> runs = knee.read_records("runs/", simulate=True)  # doctest: +SKIP
@@ -36,9 +37,9 @@ def read_records(
         )
     gathered = gather(paths)
     found = list(gathered.found)
-    notes = [f"{name}: {why}" for name, why in gathered.skipped]
+    notes = [*gathered.skipped]
     if simulate:
         made, refused = predicted(found)
         found += made
-        notes += [f"{name} is not predicted: {why}" for name, why in refused]
-    return RecordsReport(records=tuple(rows_of(found, by)), notes=tuple(notes))
+        notes += refused
+    return RecordsReport(records=tuple(rows_of(found, by)), notes=tuple(notes), unread=gathered.unread)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from knee.errors import InputError, SpecError, argument
+from knee.files import real_path
 from knee.inputs.argument_types import checked_arguments
 from knee.launch.environment import redacted, stored_site
 from knee.launch.run_status import STATES, Status
@@ -17,9 +18,9 @@ from knee.limits import MOST_RUNS
 from knee.progress import Progress, watched
 from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
-from knee.specs.choices import Launcher
+from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
-from knee.specs.trainer_job import LONGEST_TIMEOUT_S, Device
+from knee.specs.trainer_job import LONGEST_TIMEOUT_S
 from knee.studies.answers import job_of
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.questions import StudyPoint, all_points, check_count
@@ -73,7 +74,7 @@ def prepare_sweep(
     >>> plan.estimate.runs_to_start > 0
     True
     """
-    site, folder = site or Site(), Path(out).resolve()
+    site, folder = site or Site(), real_path(out)
     _check_numbers(steps, warmup, trace_steps, pack, timeout_s, max_gpu_hours)
     if any(ord(letter) < 32 for letter in str(folder)):
         raise InputError(
@@ -157,14 +158,14 @@ def run_sweep(
 @checked_arguments
 def sweep_status(folder: str | Path) -> SweepStatus:
     """How the runs of a sweep stand; Slurm is asked where they are in its queue."""
-    sweep = read_sweep(Path(folder).resolve())
+    sweep = read_sweep(real_path(folder))
     return SweepStatus(sweep=sweep, statuses=current_statuses(sweep))
 
 
 @checked_arguments
 def cancel_sweep(folder: str | Path) -> tuple[int, int]:
     """End the runs of a sweep; how many of them ran, and how many waited."""
-    return cancel_runs(read_sweep(Path(folder).resolve()))
+    return cancel_runs(read_sweep(real_path(folder)))
 
 
 @checked_arguments
@@ -183,7 +184,7 @@ def retry_sweep(
     ``runs`` are the ids of those to start again, where not all are meant. ``on_requeued`` is called with their count
     before they are started.
     """
-    sweep = read_sweep(Path(folder).resolve())
+    sweep = read_sweep(real_path(folder))
     _check_states(states)
     _check_ids(sweep, runs)
     site = stored_site(sweep.folder, sweep.options.get("site", {}))

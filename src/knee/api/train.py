@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed, argument, either
-from knee.files import write_text
+from knee.files import real_path, write_text
 from knee.inputs.request import ModelLike
 from knee.inputs.trainer_request import Say, trainer_job, under_torchrun
 from knee.probe.machine_facts import need_torch
@@ -33,7 +33,7 @@ class TrainedRun(Result):
     out: Path
     """Folder of the record, traces and logs."""
     signal: int | None = None
-    """The signal that ended the run, if one did."""
+    """The signal that ended the run, if one did and it was not out of memory before."""
     rank_code: int | None = None
     """Exit code of this rank where torchrun has started it; None where ``train`` has started all ranks."""
 
@@ -126,13 +126,14 @@ def train(
             field="out",
         )
     folder = Path("runs") / f"{job.model.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}" if out is None else Path(out)
-    job = replace(job, out=str(folder.resolve()))
+    job = replace(job, out=str(real_path(folder)))
     if under_torchrun():
         return _one_rank(job, folder, force=force)
     prepare(folder, force=force)
     say(f"{job.gpus} process{'es' if job.gpus > 1 else ''} on {job.device}, {job.dtype}; logs in {folder}/logs")
     record, signal = launch(job, folder, tell=log)
-    return TrainedRun(record=record, out=folder, signal=signal)
+    # a signal that comes while ranks are out of memory is not the reason
+    return TrainedRun(record=record, out=folder, signal=None if record["status"] == "oom" else signal)
 
 
 def write_train_job(

@@ -19,25 +19,37 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
             raise InputError(
                 f"{argument(name)} is {value:g}; it must be above 0, and finite",
                 hint="leave it out where there is no limit",
+                code="out-of-range",
+                field=name,
             )
     if limits.gpus < 1:
         raise InputError(
-            f"{argument('gpus')} is {limits.gpus}; it must be at least 1", hint=f"for example {argument('gpus')} 2048"
+            f"{argument('gpus')} is {limits.gpus}; it must be at least 1",
+            hint=f"for example {argument('gpus')} 2048",
+            code="out-of-range",
+            field="gpus",
         )
     if limits.gpus > max_gpus:
         raise InputError(
-            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}", hint="use fewer"
+            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}",
+            hint="use fewer",
+            code="out-of-range",
+            field="gpus",
         )
     if limits.days is None and limits.usd is None and limits.mwh is None:
         only = f" ({argument('tokens_max')} limits the data, not the work)" if limits.tokens_max is not None else ""
         raise InputError(
             f"nothing limits the work: any model could be trained for ever{only}",
             hint=f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several",
+            code="missing-argument",
+            field="days",
         )
     if limits.usd is not None and not priced:
         raise InputError(
             f"{argument('usd')} is given, and the price of {cluster} is not known",
             hint=f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'",
+            code="no-rate",
+            field="usd",
         )
 
 
@@ -53,12 +65,15 @@ def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]
         raise DoesNotFit(
             f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
             hint=f"raise a limit, or lower {argument('tokens_per_param')}",
+            field="tokens_per_param",
         )
     if priced and all(rate is None for rate in priced):
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
         raise DoesNotFit(
             f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
             hint=f"give more {argument('gpus')}, or a smaller {argument('params')}",
+            code="no-plan-fits",
+            field="gpus",
         )
     seq_len = problem.rates.seq_len
     afford = f"these limits afford {what} at most {short(affordable)} tokens"
@@ -66,6 +81,7 @@ def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]
         raise DoesNotFit(
             f"{afford}, less than one sequence of {seq_len:,}: there is no run",
             hint=f"raise a limit, or give a shorter {argument('seq_len')}",
+            field="seq_len",
         )
     allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
     raise DoesNotFit(

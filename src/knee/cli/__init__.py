@@ -45,7 +45,24 @@ def available() -> list[str]:
     return [name for name, (module, _) in COMMANDS.items() if find_spec(module) is not None]
 
 
-class Commands(click.Group):
+class CommandGroup(click.Group):
+    """A group whose misspelt commands get the nearest one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest command where there is none of that name."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            raise unknown_command(name, known, self.hint_for(ctx, name))
+        return super().resolve_command(ctx, args)
+
+    def hint_for(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002 - for groups that know more
+        """What to do where no command is close."""
+        return see_help(ctx)
+
+
+class Commands(CommandGroup):
     """Commands that are imported when they are called, and errors in one form."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -64,16 +81,6 @@ class Commands(click.Group):
         """The list in ``--help``, without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, COMMANDS[name][1]) for name in available()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, with the nearest command where there is none of that name."""
-        name = args[0]
-        if name not in available() and not name.startswith("-"):
-            hint = nearest(name, available()) or see_help(ctx)
-            raise InputError(f"there is no command {name!r}", hint=hint, code="unknown-command")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; wrong input without a hint of its own is sent to that command's help."""
@@ -106,6 +113,11 @@ class Commands(click.Group):
             if signals.heard():  # one between a file's making and its block leaves it to whoever ends last
                 signals.clean_up()
         sys.exit(code)
+
+
+def unknown_command(name: str, known: Sequence[str], hint: str) -> InputError:
+    """The error for a command that there is not; the hint is for one that is close to none."""
+    return InputError(f"there is no command {name!r}", hint=nearest(name, known) or hint, code="unknown-command")
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:

@@ -23,6 +23,8 @@ def refuse_beside_check(ctx: click.Context) -> None:
         raise InputError(
             f"--check stands alone, and {', '.join(given)} {'is' if len(given) == 1 else 'are'} given",
             hint="leave out --check, or use only --json beside it",
+            code="contradiction",
+            field="check",
         )
 
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import click
 
+from knee.cli import CommandGroup
+from knee.cli.options import Word
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
 
-@click.group("data", invoke_without_command=True)
+@click.group("data", cls=CommandGroup, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
     """Prepare text for `knee train`, which otherwise trains on synthetic tokens."""
@@ -38,7 +40,7 @@ def command(ctx: click.Context) -> None:
 @click.option("--field", default="text", show_default=True, help="Field or column of the text (JSON lines, Parquet).")
 @click.option(
     "--split",
-    type=click.Choice(["file", "block"]),
+    type=Word(("file", "block")),
     default="file",
     show_default=True,
     help="A document of plain text is a file, or a block of lines between blank lines.",

@@ -60,6 +60,7 @@ def command(
     if given or not as_json:
         answer.write_page(out, title=title, command=_command(records, out, by, predict))
         click.echo(f"wrote {out}", err=True)
+    answer.check_whole()
 
 
 def _command(records: Sequence[Path], out: Path, by: str | None, predict: bool) -> str:

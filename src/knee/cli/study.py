@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from knee.cli import CommandGroup
 from knee.cli.options import Word
 from knee.errors import InputError
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
@@ -19,23 +20,12 @@ NAME_WIDTH = 12
 """Of studies beside their bars."""
 
 
-class StudyGroup(click.Group):
-    """A group whose misspelt commands get the nearest one."""
+class StudyGroup(CommandGroup):
+    """A group whose commands may have been left out before a study's name."""
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does."""
-        from knee.cli import nearest
-
-        if args[0] not in self.commands and not args[0].startswith("-"):
-            known = list(self.commands)
-            raise InputError(
-                f"there is no `knee study {args[0]}`",
-                hint=nearest(args[0], known) or f"`knee study run {args[0]}` runs a study; `knee study list` has all",
-                code="unknown-command",
-            )
-        return super().resolve_command(ctx, args)
+    def hint_for(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002
+        """The command that takes names."""
+        return f"`knee study run {name}` runs a study; `knee study list` has all"
 
 
 def _out(command: Any) -> Any:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli import job_options
+from knee.cli import job_options, nearest, unknown_command
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import option
-from knee.cli.sweep_options import check_launcher_options, site_options, take_site
+from knee.cli.sweep_options import site_options, take_site
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
-from knee.specs.choices import LAUNCHERS
+from knee.specs.choices import DEVICES, LAUNCHERS
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Sweeps(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """``knee sweep fig6 ...`` is ``knee sweep run fig6 ...``."""
         if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            _refuse_misspelt_command(args[0])
             args = [RUN, *args]
         return super().parse_args(ctx, args)
 
@@ -138,7 +139,7 @@ def command(ctx: click.Context) -> None:
 @option(
     "--device",
     section="Runs",
-    type=Word(("cuda", "cpu")),
+    type=Word(DEVICES),
     help="The processor where the cluster is one, the GPUs elsewhere, if left out.",
 )
 @option(
@@ -183,10 +184,11 @@ def run(grid: str, out: Path, **options: Any) -> None:
     from knee.cli.overrides import parse_sets
     from knee.cli.render.progress import Bars
     from knee.cli.render.sweep import print_plan
+    from knee.sweeps.launchers import refuse_unread
 
     as_json, dry_run, wait = (options.pop(name) for name in ("as_json", "dry_run", "wait"))
-    check_launcher_options(options | {"wait": wait})
-    _refuse_misspelt_command(grid)
+    given = {name for name, value in options.items() if value and (name != "pack" or value > 1)}
+    refuse_unread(options["launcher"], given | ({"wait"} if wait else set()))
     site, program = take_site(options), _words(options.pop("program"))
     with Bars(least=MANY) as bars:
         plan = prepare_sweep(
@@ -276,13 +278,12 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         _print_answer(answer, as_json=True)
 
 
-def _refuse_misspelt_command(grid: str) -> None:
+def _refuse_misspelt_command(word: str) -> None:
     """A first word that is neither a study nor a file may be a misspelt subcommand."""
-    from knee.cli import nearest
     from knee.studies.study_file import study_names
 
-    if not grid.endswith(".toml") and grid not in study_names() and (close := nearest(grid, list(command.commands))):
-        raise InputError(f"there is no study {grid!r}", hint=close, code="unknown-name", field="study")
+    if not word.endswith(".toml") and (close := nearest(word, list(command.commands))) and word not in study_names():
+        raise unknown_command(word, list(command.commands), close)
 
 
 def _words(program: str | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The options of a site, and which of them each launcher of ``knee sweep`` takes."""
+"""The options of a site, and how the command line of ``knee sweep`` becomes one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ SITE_OPTIONS = (
     *("partition", "account", "qos", "time", "exclusive", "exclude", "gpus_per_node", "cpus_per_node"),
     *("max_queued", "max_running", "via", "container", "container_runtime", "setup", "python"),
 )
-SLURM_OPTIONS = (*SITE_OPTIONS[:3], "exclusive", "exclude", "cpus_per_node", "max_queued", "max_running", "wait")
 _of_site = partial(option, section="Site")
 OPTIONS = (
     _of_site(
@@ -91,28 +90,6 @@ def site_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for add in reversed(OPTIONS):
         function = add(function)
     return function
-
-
-def check_launcher_options(options: dict[str, Any]) -> None:
-    """Refuse options that the launcher would not read; a site file may have them, for other launchers."""
-    launcher = options["launcher"]
-    given = [name for name in SLURM_OPTIONS if options[name]] + (["pack"] if options["pack"] > 1 else [])
-    if given and launcher != "slurm":
-        raise _unread(given[0], "slurm", f"--{given[0].replace('_', '-')} is Slurm's")
-    given = [name for name in ("hosts", "via") if options[name]]
-    if given and launcher != "torchrun":
-        raise _unread(given[0], "torchrun", f"--{given[0]} is torchrun's")
-    if options["gpus_per_node"] and launcher == "local":
-        raise InputError(
-            "--gpus-per-node is for nodes: all processes of --launcher local are on this machine",
-            hint="leave it out",
-            code="contradiction",
-            field="gpus_per_node",
-        )
-
-
-def _unread(name: str, launcher: str, words: str) -> InputError:
-    return InputError(words, hint=f"add --launcher {launcher}", code="contradiction", field=name)
 
 
 def take_site(options: dict[str, Any]) -> Site:

@@ -14,6 +14,7 @@ from knee.cli import job_options
 from knee.cli.options import Sectioned, Word
 from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.signals import BY_SIGNAL
+from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 
 
@@ -27,7 +28,7 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
     "torchrun, which starts them itself.",
 )
-@option("--device", section="Run", type=Word(("cuda", "cpu")), help="The GPUs where there are any, if left out.")
+@option("--device", section="Run", type=Word(DEVICES), help="The GPUs where there are any, if left out.")
 @option(
     "--steps",
     section="Run",
@@ -162,7 +163,7 @@ def command(
         say(f"warning: {warning}")
     run.check_written()
     say(f"wrote {run.out}/record.json")
-    if run.signal is not None and run.record["status"] != "oom":
+    if run.signal is not None:
         say(f"{run.record['error']} after {run.record['steps_done']} steps")
         sys.exit(BY_SIGNAL + run.signal)
     run.check_done()

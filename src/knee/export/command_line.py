@@ -12,7 +12,7 @@ from typing import Any
 import knee
 from knee.errors import InputError
 from knee.specs.job import Job
-from knee.specs.plan import Plan
+from knee.specs.plan import Plan, plan_words
 from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.parameters import head_layers
 
@@ -58,7 +58,7 @@ class LaunchCommand:
         entry = recorded()[self.tool]
         called = f"{entry['called']} {entry['version']}"
         head = f"knee {knee.__version__}: {about(job)}; options of {called}, checked {entry['checked']}"
-        comments = [head, f"plan: {in_words(job.plan)}", *self.notes]
+        comments = [head, f"plan: {plan_words(job.plan)}", *self.notes]
         # what stands in a comment ends with its line
         said = "".join(f"# {' '.join(comment.split())}\n" for comment in comments)
         return said + before + " \\\n  ".join(self.lines) + "\n"
@@ -73,28 +73,6 @@ def about(job: Job) -> str:
     return (
         f"{job.model.name} on {job.gpus:,} GPUs of {job.cluster.name}, {job.global_batch:,} sequences of "
         f"{job.seq_len:,} tokens a step"
-    )
-
-
-def in_words(plan: Plan) -> str:
-    """The plan in one line; degrees of 1 are left out."""
-    degrees = [
-        f"{axis} {getattr(plan, axis)}"
-        for axis in ("tp", "cp", "pp", "dp_shard", "dp_replicate")
-        if getattr(plan, axis) > 1
-    ]
-    degrees += [f"sync_every {plan.sync_every}"] if plan.sync_every > 1 else []
-    pipeline: list[str] = [plan.schedule] if plan.pp > 1 else []
-    pipeline += [f"virtual_stages {plan.virtual_stages}"] if plan.virtual_stages > 1 else []
-    return ", ".join(
-        [
-            *degrees,
-            plan.sharding,
-            *pipeline,
-            f"micro_batch {plan.micro_batch}",
-            f"recompute {plan.recompute}",
-            plan.precision,
-        ]
     )
 
 

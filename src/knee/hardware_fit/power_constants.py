@@ -170,6 +170,7 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
         raise InputError(
             f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
             hint="`knee probe power` goes on where it stopped, and tries again what failed",
+            code="no-readings",
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)
     bare = {name: replace(rate, j_per_flop=None) for name, rate in start.attention.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from knee.errors import InputError, argument
+from knee.files import check_toml_name
 from knee.hardware_fit.cluster_file import base_of, others_beside, readings_path
 from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
 from knee.specs.load import catalog_entries, load_cluster
@@ -25,12 +26,7 @@ class ProbeSession:
     """A file of readings that stands in for this machine."""
 
     def __post_init__(self) -> None:
-        if self.out.suffix != ".toml":
-            raise InputError(
-                f"{argument('out')} is {str(self.out)!r}; it should end in .toml, after a name",
-                code="not-a-toml-path",
-                field="out",
-            )
+        check_toml_name(self.out, "out")
         if self.quick and self.replay is not None:
             raise InputError(
                 f"{argument('quick')} measures less, and {argument('replay')} measures nothing",
@@ -98,6 +94,7 @@ class ProbeSession:
 
     def _recorded(self) -> Readings:
         assert self.replay is not None
+        recorded = read_readings(self.replay)
         if self.path.exists() and self.path.samefile(self.replay):
             raise InputError(
                 f"{argument('replay')} is {self.replay}, which is the file that {argument('out')} {self.out} writes",
@@ -105,7 +102,6 @@ class ProbeSession:
                 code="would-overwrite",
                 field="out",
             )
-        recorded = read_readings(self.replay)
         if recorded.machine.probe != self.probe:
             raise InputError(
                 f"{self.replay} has readings of `knee probe {recorded.machine.probe}`, not of "

@@ -10,13 +10,15 @@ from typing import Any, get_args
 
 from knee.datasets.token_batches import Shards, Share
 from knee.errors import InputError, argument
+from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
+from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.notes import code_of
-from knee.specs.trainer_job import AttentionChoice, Device, Dtype, TrainJob
+from knee.specs.trainer_job import AttentionChoice, Dtype, TrainJob
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")
@@ -131,7 +133,7 @@ def trainer_job(
         attention=attention,
         lr=lr,
         trace_steps=trace_steps,
-        data={} if data is None else {"kind": "shards", "path": str(Path(data).resolve())},
+        data={} if data is None else {"kind": "shards", "path": str(real_path(data))},
         timeout_s=timeout_s,
         facts=facts_of(
             job,

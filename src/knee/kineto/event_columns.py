@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from knee.arrays import ByValue
 from knee.errors import InputError
 from knee.kineto.decode import KEYS, NO_ARGS, Args, nanosecond_column, nanoseconds, plain, whole_column
 from knee.kineto.decode import Int64 as Int64
@@ -57,7 +58,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankTrace:
+class RankTrace(ByValue):
     """What the device of one rank did. Row ``i`` of every column is event ``i``; they are sorted by start."""
 
     path: Path
@@ -166,6 +167,7 @@ def check_kernels(count: int) -> None:
         raise InputError(
             f"there are more than {MOST_KERNELS:,} kernels, copies and launches, and no more are kept in memory",
             hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
+            code="too-large",
         )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools, ByValue, Floats
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "send_recv", "broadcast", "all_to_all")
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "uint8": 1, "int64": 8}
@@ -64,7 +64,7 @@ class RankGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Events:
+class Events(ByValue):
     """Kernels of one GPU in one step; row ``i`` of every column is kernel ``i``.
 
     Time 0 is the start of the step, and every kernel lies within ``[0, step_s]``. Columns are read-only.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 Layout = Literal["forward", "dgrad", "wgrad"]
 StreamName = Literal["rmsnorm", "rope", "swiglu", "residual", "loss", "adamw", "copy"]
@@ -132,15 +132,8 @@ class CollectivePoint:
 
 Point = GemmPoint | AttentionPoint | StreamPoint | HostPoint | StepPoint | PowerPoint | CollectivePoint
 
-KINDS: dict[str, type[Point]] = {
-    "gemm": GemmPoint,
-    "attention": AttentionPoint,
-    "stream": StreamPoint,
-    "host": HostPoint,
-    "step": StepPoint,
-    "power": PowerPoint,
-    "collective": CollectivePoint,
-}
+KINDS: dict[str, type[Point]] = {str(fields(point)[0].default): point for point in get_args(Point)}
+"""By their ``kind``, which is the first field of each."""
 
 
 def key_of(point: Point) -> str:

@@ -47,27 +47,33 @@ class Gathered:
     """All that was found."""
 
     found: tuple[FoundRecord, ...]
-    skipped: tuple[tuple[str, str], ...]
-    """Name and why it is no record."""
+    skipped: tuple[Note, ...]
+    """What is no record, and why."""
+    unread: tuple[Note, ...]
+    """Those of them that are damaged or cannot be read: records may be missing."""
 
 
 def gather(paths: Sequence[Path]) -> Gathered:
     """Records of files (one, a list, or one after another) and of folders; InputError where there is none."""
     found: list[FoundRecord] = []
-    skipped: list[tuple[str, str]] = []
+    skipped: list[Note] = []
+    unread: list[Note] = []
     for file in _files(paths):
         for name, value in _values(file):
-            why = value if isinstance(value, Note) else refused(value)
-            if why is None:
-                found.append(FoundRecord(name=name, record=_measured(value)))
+            if isinstance(value, Note):
+                unread.append(Note(value.code, f"{name}: {value}"))
+                skipped.append(unread[-1])
+            elif why := refused(value):
+                skipped.append(Note("not-a-record", f"{name}: {why}"))
             else:
-                skipped.append((name, why))
+                found.append(FoundRecord(name=name, record=_measured(value)))
     if not found:
-        some = "; ".join(f"{name}: {why}" for name, why in skipped[:3])
+        some = "; ".join(skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+        code = skipped[0].code if len(skipped) == 1 else "nothing-usable"
         text = f"there is no record in what was given{': ' if some else ''}{some}{more}"
-        raise InputError(text, hint=FORM, code="nothing-usable", field="records")
-    return Gathered(found=tuple(found), skipped=tuple(skipped))
+        raise InputError(text, hint=FORM, code=code, field="records")
+    return Gathered(found=tuple(found), skipped=tuple(skipped), unread=tuple(unread))
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -250,19 +256,19 @@ def _series(row: Row, apart: Sequence[str]) -> str:
 # ---- predictions -----------------------------------------------------------------------------------------------------
 
 
-def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[tuple[str, str]]]:
+def predicted(found: Sequence[FoundRecord]) -> tuple[list[FoundRecord], list[Note]]:
     """knee's prediction of each measured record that has none beside it, and of which it cannot say, and why."""
     rows = [_row(one) for one in found]
     known = {stack_of(row) for row in rows if row["kind"] == "simulated" and row.get("plan") is not None}
     made: list[FoundRecord] = []
-    refused_: list[tuple[str, str]] = []
+    refused_: list[Note] = []
     for one, row in zip(found, rows, strict=True):
         if row["kind"] == "simulated" or (row.get("plan") is not None and stack_of(row) in known):
             continue
         try:
             record = _prediction(one.record)
         except KneeError as error:
-            refused_.append((one.name, error.message))
+            refused_.append(Note(error.code, f"{one.name} is not predicted: {error.message}"))
             continue
         known.add(stack_of(row))
         made.append(FoundRecord(name=f"prediction of {one.name}", record=record))

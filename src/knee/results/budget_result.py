@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from knee.arrays import ByValue
 from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRun, Problem
 from knee.budgets.equal_loss import EVEN_LOSS
 from knee.budgets.flop_counting import FlopChoice
@@ -33,7 +34,7 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # its frontiers are arrays
-class Budget(Result):
+class Budget(ByValue, Result):
     """The best run within the limits, those around it, and what counting FLOP would have chosen."""
 
     mfu_given: bool

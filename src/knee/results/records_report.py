@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from knee.errors import Incomplete
 from knee.files import write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
+from knee.specs.notes import Note
 
 TITLE = "Training runs"
 
@@ -19,8 +21,10 @@ class RecordsReport(Result):
 
     records: tuple[dict[str, Any], ...]
     """One row a record; what a record does not say is None."""
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     """What is no record or could not be predicted, and why."""
+    unread: tuple[Note, ...] = ()
+    """Files that are damaged or cannot be read, and why: records may be missing."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee report --json`` prints it."""
@@ -29,6 +33,16 @@ class RecordsReport(Result):
     def rows(self) -> list[dict[str, Any]]:
         """One a record."""
         return list(self.records)
+
+    def check_whole(self) -> None:
+        """``Incomplete`` where a file is damaged or cannot be read, and the answer is about the others."""
+        if self.unread:
+            more = f", and {len(self.unread) - 1} more" if len(self.unread) > 1 else ""
+            raise Incomplete(
+                f"not every file could be read: {self.unread[0]}{more}",
+                hint="the answer is about the others; was the run ended while it wrote its record?",
+                code=self.unread[0].code,
+            )
 
     @checked_arguments
     def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:

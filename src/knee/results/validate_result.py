@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, argument
-from knee.files import csv_text, write_text
+from knee.files import csv_text, real_path, write_text
 from knee.inputs.argument_types import checked_arguments
 from knee.results.result import Result
 from knee.studies.claims import Tally, Verdict
@@ -218,10 +218,10 @@ Validation = RunsValidation | BandwidthsValidation | CarriedValidation
 
 def refuse_overwriting(rows: Path, file: Path) -> None:
     """Rows are not written over the file that they are of."""
-    if rows.resolve() == file.resolve():
+    if real_path(rows) == real_path(file):
         raise InputError(
             f"{argument('rows')} would overwrite {file}, which is read",
             hint="name another file",
-            code="contradiction",
+            code="would-overwrite",
             field="rows",
         )

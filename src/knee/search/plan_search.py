@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.cost.step_parts import shapes_of
 from knee.errors import InputError, argument
 from knee.progress import Progress, silent
@@ -39,7 +39,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SearchResult:
+class SearchResult(ByValue):
     """A searched space."""
 
     space: Space

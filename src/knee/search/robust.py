@@ -7,7 +7,7 @@ from math import exp, log
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import ByValue, Floats
 from knee.search.plan_search import SearchResult, score
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster
@@ -28,7 +28,7 @@ OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Robust:
+class Robust(ByValue):
     """Draws of the fitted parameters, and how the first plans of a search did in them."""
 
     draws: int

@@ -33,6 +33,8 @@ BOM = "\ufeff"
 """What some editors begin a file with."""
 LONGEST_WORD, MOST_WORDS = 80, 1000
 """Words that are compared with a misspelt one."""
+CLOSE = 0.65
+"""Share of letters that a suggestion has in common with it: 0.67 for tpu and cpu, 0.6 for nan and finland."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
 _HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
@@ -76,8 +78,10 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
 
 def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where; ``field`` names the argument."""
+    # a file that is too large is a ValueError, too
+    text = read_text(path, most=MOST_TOML_BYTES, field=field).removeprefix(BOM)
     try:
-        tree = tomllib.loads(read_text(path, most=MOST_TOML_BYTES, field=field).removeprefix(BOM))
+        tree = tomllib.loads(text)
         if text_files.is_deep(tree):  # a dotted key nests without a bracket
             raise RecursionError
         return tree
@@ -102,7 +106,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     if len(word) > LONGEST_WORD:
         return None
     short = [name for name in islice(known, MOST_WORDS) if len(name) <= LONGEST_WORD]
-    close = difflib.get_close_matches(word.lower(), short, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(word.lower(), short, n=1, cutoff=CLOSE)
     return close[0] if close else None
 
 

@@ -13,5 +13,11 @@ LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)
 StudyLauncher = Literal["simulate", "local"]
 STUDY_LAUNCHERS: tuple[StudyLauncher, ...] = get_args(StudyLauncher)
 """What answers the points of a study."""
+Device = Literal["cuda", "cpu"]
+DEVICES: tuple[Device, ...] = get_args(Device)
+"""What is trained on and measured."""
+Backend = Literal["nccl", "gloo"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+"""What runs collectives that are measured."""
 TARGETS = ("knee", "torchtitan", "megatron")
 """Programs that plans are exported to."""

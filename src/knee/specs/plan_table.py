@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.errors import SpecError
 from knee.specs.job import Job
 from knee.specs.plan import (
@@ -23,8 +23,8 @@ from knee.specs.plan import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanTable:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanTable(ByValue):
     """Plans of one model on one cluster under one profile; words are codes into the tuples of ``specs.plan``.
 
     Rows are taken to be valid: whoever makes a table generates valid plans or goes through ``Job``, which

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from knee.errors import SpecError, argument, out_of_range
+from knee.specs.choices import Device
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S
 from knee.specs.model import Model
 from knee.specs.plan import Plan
@@ -21,7 +22,6 @@ from knee.specs.split_rules import (
     splits_tokens,
 )
 
-Device = Literal["cpu", "cuda"]
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
 

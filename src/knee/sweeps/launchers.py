@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from knee.errors import InputError, argument, either
@@ -15,8 +15,34 @@ from knee.specs.choices import Launcher
 from knee.sweeps.local_devices import LocalDevices
 from knee.sweeps.slurm import node_count, require_slurm
 
+SLURM_OPTIONS = (
+    *("partition", "account", "qos", "exclusive", "exclude", "cpus_per_node", "max_queued", "max_running", "wait"),
+    "pack",
+)
+TORCHRUN_OPTIONS = ("hosts", "via")
 Refusal = Callable[[Job], str | None]
 """Why a launcher cannot start a job; None where it can."""
+
+
+def refuse_unread(launcher: Launcher, given: Collection[str]) -> None:
+    """Refuse options that the launcher would not read; a site file may have them, for other launchers."""
+    for owner, name, names in (("slurm", "Slurm", SLURM_OPTIONS), ("torchrun", "torchrun", TORCHRUN_OPTIONS)):
+        unread = [option for option in names if option in given] if launcher != owner else []
+        if unread:
+            raise InputError(
+                f"{argument(unread[0])} is {name}'s",
+                hint=f"add {argument('launcher')} {owner}",
+                code="contradiction",
+                field=unread[0],
+            )
+    if "gpus_per_node" in given and launcher == "local":
+        raise InputError(
+            f"{argument('gpus_per_node')} is for nodes: all processes of {argument('launcher')} local are on this "
+            "machine",
+            hint="leave it out",
+            code="contradiction",
+            field="gpus_per_node",
+        )
 
 
 def require_launcher(launcher: Launcher, site: Site, program: Sequence[str]) -> None:

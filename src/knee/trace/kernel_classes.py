@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools
+from knee.arrays import Bools, ByValue
 from knee.errors import InputError, argument
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace
 from knee.specs.catalog import read_toml
@@ -131,7 +131,7 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Classified:
+class Classified(ByValue):
     """The rows of a trace by class."""
 
     names: tuple[str, ...]

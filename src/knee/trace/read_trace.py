@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from knee.arrays import ByValue
 from knee.errors import InputError
 from knee.kineto.column_cache import cached_columns
 from knee.kineto.cpu_trace import host_calls, of_gpu
@@ -18,7 +19,7 @@ from knee.trace.kernel_classes import Classes, Classified, classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Trace:
+class Trace(ByValue):
     """One rank's trace, ready to be measured."""
 
     columns: RankTrace

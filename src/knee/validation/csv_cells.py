@@ -35,11 +35,13 @@ def text_of(path: Path, what: str = "a CSV file") -> str:
             raise TooLarge(path, MOST_JSON_BYTES, len(raw))
         return raw.decode("utf-8-sig")
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}", hint=f"name {what}") from None
+        text = f"{path} cannot be read: {error.strerror or error}"
+        raise InputError(text, hint=f"name {what}", code="unreadable") from None
     except UnicodeDecodeError as error:
         raise InputError(
             f"{path} is not UTF-8 text: {error.reason} at byte {error.start:,}",
             hint="save it as comma-separated text in UTF-8",
+            code="not-utf8",
         ) from None
 
 
@@ -70,7 +72,8 @@ def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             if "end of data" in str(error)
             else (f"line {reader.line_num}: {error}")
         )
-        raise InputError(f"{path} is no CSV: {trouble}", hint="save it as comma-separated text") from None
+        hint = "save it as comma-separated text"
+        raise InputError(f"{path} is no CSV: {trouble}", hint=hint, code="not-csv") from None
 
 
 def _check_rows(path: Path, text: str, most: int) -> None:
@@ -88,23 +91,27 @@ class TooManyRows(InputError):
         super().__init__(
             f"{path} has {rows:,} rows, and at most {most:,} can be used at once",
             hint="give it in parts, or a sample of its rows",
+            code="too-many",
         )
         self.path, self.rows, self.most = path, rows, most
 
 
 def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
     if not any(header):
-        raise InputError(f"{path} is empty", hint=f"its first line names columns: {', '.join(needed)}, ...")
+        hint = f"its first line names columns: {', '.join(needed)}, ..."
+        raise InputError(f"{path} is empty", hint=hint, code="empty")
     if len(header) == 1:
         for mark, name in _SEPARATORS.items():
             if mark in header[0]:
                 raise InputError(
                     f"{path} is separated by {name}, not by commas",
                     hint="save it as comma-separated text, with a point for decimals",
+                    code="not-csv",
                 )
     twice = sorted(name for name, times in Counter(header).items() if name and times > 1)
     if twice:
-        raise InputError(f"{path} has more than one column {', '.join(twice)}", hint="keep one of each")
+        text = f"{path} has more than one column {', '.join(twice)}"
+        raise InputError(text, hint="keep one of each", code="ambiguous-field", field=twice[0])
 
 
 def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], measured: Sequence[str]) -> None:
@@ -120,11 +127,13 @@ def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], meas
         )
         if all(name in lower for name in missing):
             hint = f"column names are written in lower case: {', '.join(missing)}"
-        raise InputError(f"{path} has no column {', '.join(missing)}", hint=hint)
+        text = f"{path} has no column {', '.join(missing)}"
+        raise InputError(text, hint=hint, code="missing-field", field=missing[0])
     if not any(name in header for name in measured):
         wrong = [f"{name}, instead of {lower[name.lower()]}" for name in measured if name.lower() in lower]
         hint = f"is it {'; '.join(wrong)}?" if wrong else f"add what was measured: one of {', '.join(measured)}"
-        raise InputError(f"{path} has nothing to compare with: no column {' or '.join(measured)}", hint=hint)
+        text = f"{path} has nothing to compare with: no column {' or '.join(measured)}"
+        raise InputError(text, hint=hint, code="missing-field", field="measured")
 
 
 def check_width(header: Sequence[str], cells: Sequence[str]) -> None:

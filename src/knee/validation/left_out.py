@@ -32,7 +32,9 @@ def left_out_profiles() -> Mapping[str, Mapping[str, Profile]]:
 
 
 def _profile(values: dict[str, str | float]) -> Profile:
-    return replace(catalog_profile(str(values.pop("profile"))), **{name: float(value) for name, value in values.items()})
+    return replace(
+        catalog_profile(str(values.pop("profile"))), **{name: float(value) for name, value in values.items()}
+    )
 
 
 def unseen_job_of(setting: Setting) -> RunJob:

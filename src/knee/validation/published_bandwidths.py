@@ -145,7 +145,7 @@ def read_bandwidths(path: Path, text: str | None = None, *, watch: Callable[[Lin
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one message size a row")
+        raise InputError(f"{path} has a header but no rows", hint="give one message size a row", code="empty")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}
     return BandwidthFile(
         rows=rows,

@@ -141,7 +141,7 @@ def read_runs(
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one training run a row")
+        raise InputError(f"{path} has a header but no rows", hint="give one training run a row", code="empty")
     return RunFile(
         rows=rows,
         ignored=tuple(name for name in header if name and name not in _KNOWN),

@@ -105,7 +105,7 @@ def _values(path: Path, text: str) -> list[Any]:
     if at and "\n" not in rest and rest.startswith("{"):
         return [*values, CUT_OFF]
     line = text.count("\n", 0, at) + 1
-    raise InputError(f"{path}, line {line}: it is not JSON from here on", hint=_FORM)
+    raise InputError(f"{path}, line {line}: it is not JSON from here on", hint=_FORM, code="not-json")
 
 
 def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> RecordedRun:

@@ -6,8 +6,7 @@ import importlib
 
 import click
 
-from knee.cli import nearest
-from knee.errors import InputError
+from knee.cli import CommandGroup
 
 SUBCOMMANDS: dict[str, str] = {
     "kernels": "Products, attention and memory-bound kernels of one device; fits the GPU's compute model.",
@@ -17,7 +16,7 @@ SUBCOMMANDS: dict[str, str] = {
 }
 
 
-class Probes(click.Group):
+class Probes(CommandGroup):
     """Subcommands that are imported when they are called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
@@ -27,10 +26,7 @@ class Probes(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """Import a subcommand's module."""
         if cmd_name not in SUBCOMMANDS:
-            raise InputError(
-                f"there is no probe {cmd_name!r}",
-                hint=nearest(cmd_name, list(SUBCOMMANDS)) or f"there are {', '.join(SUBCOMMANDS)}",
-            )
+            return None
         command = importlib.import_module(f"knee.cli.probe.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command

@@ -7,14 +7,16 @@ from typing import Any
 
 import click
 
+from knee.cli.options import Word
 from knee.cli.probe.options import options
 from knee.errors import KneeError, RunFailed
 from knee.probe.collective_grid import COLLECTIVES
+from knee.specs.choices import BACKENDS
 
 
 @click.command("collectives")
 @options
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="NCCL where there is a GPU, else gloo on the CPU.")
+@click.option("--backend", type=Word(BACKENDS), help="NCCL where there is a GPU, else gloo on the CPU.")
 @click.option(
     "--collectives", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Which to measure."
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from knee.cli.options import Word
+from knee.specs.choices import DEVICES
 from knee.specs.defaults import CLUSTER_FILE
 
 
@@ -31,7 +33,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--fresh", is_flag=True, help="Measure anew instead of going on with earlier readings."),
             click.option(
                 "--replay",
-                type=click.Path(exists=True, dir_okay=False, path_type=Path),
+                type=click.Path(path_type=Path),
                 metavar="FILE",
                 help="Take the readings from a file instead of this machine.",
             ),
@@ -44,7 +46,5 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of probes that measure one device."""
-    device = click.option(
-        "--device", type=click.Choice(["cuda", "cpu"]), help="What to measure; the GPU where there is one."
-    )
+    device = click.option("--device", type=Word(DEVICES), help="What to measure; the GPU where there is one.")
     return device(click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")(function))

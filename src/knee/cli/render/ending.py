@@ -93,6 +93,8 @@ def _of_click(error: click.ClickException) -> KneeError:
         message = f"there is no option {error.option_name}"
         known = [name for param in (ctx.command.params if ctx else []) for name in (*param.opts, *param.secondary_opts)]
         hint = nearest(error.option_name, known) or hint
+    elif isinstance(error, click.BadParameter) and error.param is not None and error.message:
+        message = f"{error.param.opts[0]}: {error.message.rstrip('.')}"
     code, field = _kind_of_click(error)
     return InputError(message[:1].lower() + message[1:], hint=hint, code=code, field=field)
 
