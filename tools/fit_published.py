@@ -1,6 +1,6 @@
 """Fit the generic profiles and each software stack's on the published runs that knee carries, and on all but a source.
 
-    python tools/fit_published.py [--write] [--only SOURCE ...]
+    python tools/fit_published.py [--write] [--jobs N] [--only SOURCE ...]
 
 A profile is fitted on the runs of its own stack and of the stacks that are laid over it, asked with the profile itself,
 so that a generic one learns what its stacks have in common. Each parameter of ``specs.profile_parameters`` starts from
@@ -23,6 +23,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -159,34 +160,44 @@ def stand_in(name: str, source: str, runs: Sequence[PublishedRun]) -> str:
     return bases(name)[-1]
 
 
+def fitted_without(source: str | None) -> tuple[dict[str, StackFit], Errors, dict[str, Any]]:
+    """The fits without a source, the errors of its runs and the profiles that predict them; all runs for None."""
+    runs = [run for run in carried_runs().runs if run.status == "ok"]
+    fit = Fit(runs, source)
+    errors: Errors = {}
+    by: dict[str, Any] = {}
+    mine = [run for run in runs if source in (None, run.setting.source)]
+    for name in dict.fromkeys(profile_name(run.setting) for run in mine):
+        some = [run for run in mine if profile_name(run.setting) == name]
+        used = name if source is None else stand_in(name, source, runs)
+        errors |= fit.errors(some, used)
+        by[name] = {
+            "profile": used,
+            **{p.path.partition(".")[2]: value_in(fit.profile(used), p) for p in PARAMETERS},
+        }
+    return fit.fits, errors, by
+
+
 def main(arguments: Sequence[str]) -> None:
     """Fit, judge, write."""
     only = arguments[arguments.index("--only") + 1 :] if "--only" in arguments else []
+    jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1
     runs = [run for run in carried_runs().runs if run.status == "ok"]
-    shipped = Fit(runs)
-    for name in dict.fromkeys(profile_name(run.setting) for run in runs):
-        shipped.profile(name)
-    for name, fit in shipped.fits.items():
+    sources = [s for s in dict.fromkeys(run.setting.source for run in runs) if not only or s in only]
+    with ProcessPoolExecutor(jobs) as pool:
+        shipped, *without = pool.map(fitted_without, [None, *sources])
+    for name, fit in shipped[0].items():
         print_fit(name, fit)
-    own, unseen = shipped.errors(runs), {}
-    left_out: dict[str, dict[str, Any]] = {}
-    for source in dict.fromkeys(run.setting.source for run in runs):
-        if only and source not in only:
-            continue
+    own, unseen = shipped[1], {setting: error for _, errors, _ in without for setting, error in errors.items()}
+    left_out = {source: by for source, (_, _, by) in zip(sources, without, strict=True)}
+    for source in sources:
         mine = [run for run in runs if run.setting.source == source]
-        without = Fit(runs, source)
-        for name in dict.fromkeys(profile_name(run.setting) for run in mine):
-            some = [run for run in mine if profile_name(run.setting) == name]
-            used = stand_in(name, source, runs)
-            unseen |= without.errors(some, used)
-            values = {p.path.partition(".")[2]: value_in(without.profile(used), p) for p in PARAMETERS}
-            left_out.setdefault(source, {})[name] = {"profile": used, **values}
-        print_source(source, {**own}, unseen, mine, left_out[source])
+        print_source(source, own, unseen, mine, left_out[source])
     print_errors({"as shipped": own, "unseen": unseen}, [run for run in runs if run.setting in unseen])
     if "--write" in arguments:
-        write_values(shipped.fits)
+        write_values(shipped[0])
         LEFT_OUT.write_text(tomli_w.dumps(left_out), encoding="utf-8")
-        write_errors(runs, shipped, unseen)
+        write_errors(runs, own, unseen)
 
 
 def value_in(profile: Profile, p: Parameter) -> float:
@@ -281,14 +292,13 @@ def _fitted_lines(found: StackFit) -> dict[str, str]:
     return lines
 
 
-def write_errors(runs: Sequence[PublishedRun], shipped: Fit, unseen: Errors) -> None:
+def write_errors(runs: Sequence[PublishedRun], own: Errors, unseen: Errors) -> None:
     """For ``knee simulate``."""
-    own = shipped.errors(runs)
     rows = error_rows(
         [
             (run, job_of(run.setting), *own[run.setting], unseen[run.setting][0])
             for run in runs
-            if run.setting in unseen and run.tokens_per_s_per_gpu is not None
+            if run.setting in unseen
         ]
     )
     with ERRORS.open("w", encoding="utf-8", newline="") as file:

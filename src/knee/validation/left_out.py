@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from knee.specs.profile import Profile
 from knee.validation.published_runs import Setting
@@ -26,15 +27,14 @@ def left_out_profiles() -> Mapping[str, Mapping[str, Profile]]:
     """Source -> name of a profile that its rows have -> the one that stands for it."""
     tables = tomllib.loads(LEFT_OUT.read_text(encoding="utf-8"))
     return {
-        source: {name: _profile(dict(values)) for name, values in profiles.items()}
+        source: {name: _profile(table) for name, table in profiles.items()}
         for source, profiles in tables.items()
     }
 
 
-def _profile(values: dict[str, str | float]) -> Profile:
-    return replace(
-        catalog_profile(str(values.pop("profile"))), **{name: float(value) for name, value in values.items()}
-    )
+def _profile(table: Mapping[str, Any]) -> Profile:
+    values: dict[str, Any] = {name: value for name, value in table.items() if name != "profile"}
+    return replace(catalog_profile(table["profile"]), **values)
 
 
 def unseen_job_of(setting: Setting) -> RunJob:
