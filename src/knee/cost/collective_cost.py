@@ -158,19 +158,42 @@ def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
     return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
 
 
-def send_s(links: Links, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
-    """One send/receive between neighbours that many nodes apart, all GPUs of a node sending at once.
+def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
+    """One send/receive between neighbours of a group, so many nodes apart, all GPUs of a node sending at once.
 
-    Formula: base + S / pair inside a node; base + tiers + S / (nic * p2p_frac / oversubscription) between nodes
-    Source:  nccl-tests sendrecv on H100: 15 to 25 GB/s of a 50 GB/s NIC, 79 to 367 GB/s over NVLink
+    Formula: base + S / min(pair, c node channel) inside a node
+             base + tiers + S / min(nic p2p_frac / oversubscription, c network channel) between nodes
+    Where:   c = the channels that NCCL gives to a pair of ranks; one channel is one block of a GPU, and over the network
+             one FIFO of a proxy thread, so that a single pair fills neither NVLink nor a fast NIC
+    Source:  NVIDIA/nccl v2.28.9 src/graph/paths.cc and src/enqueue.cc; nccl-tests sendrecv on H100 nodes
     """
     node, fabric = links.cluster.node, links.cluster.fabric
-    inside = message_bytes / (node.pair_bytes_per_s * node.link_frac)
+    channel = constant("collectives", "p2p_node_bytes_per_s")
+    pair = node.pair_bytes_per_s * node.link_frac
+    inside = message_bytes / np.minimum(pair, _node_channels(ranks, message_bytes) * channel)
     over, extra = np.ones_like(apart), np.zeros_like(apart)
     for tier in fabric.tiers:
         crosses = apart >= tier.nodes
         over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
         extra = extra + np.where(crosses, tier.hop_s, 0.0)
-    rate = fabric.nic_bytes_per_s * fabric.p2p_frac * links.bandwidth_scale / over
-    outside = links.hop_scale * extra + message_bytes / rate
+    channel = constant("collectives", "p2p_network_bytes_per_s")
+    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, _network_channels(ranks) * channel)
+    outside = links.hop_scale * extra + message_bytes / (rate * links.bandwidth_scale)
     return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)
+
+
+def _node_channels(ranks: Floats, message_bytes: Floats) -> Floats:
+    """Channels of a pair inside a node: all of them shared by the ranks, doubled while a part is large.
+
+    Formula: the least power of two that is at least most / N and leaves at most 16 MiB to each, up to most
+    """
+    most = constant("collectives", "p2p_channels")
+    by_size = message_bytes / constant("collectives", "p2p_part_bytes")
+    wanted = np.maximum(most / 2.0 ** np.ceil(np.log2(np.maximum(ranks, 1.0))), by_size)
+    return np.minimum(2.0 ** np.ceil(np.log2(np.maximum(wanted, 1.0))), most)
+
+
+def _network_channels(ranks: Floats) -> Floats:
+    """Channels of a pair between nodes: two, one where the group has more ranks than four a channel allow."""
+    crowded = 2.0 * ranks > 4.0 * constant("collectives", "p2p_channels")
+    return np.where(crowded, 1.0, 2.0)

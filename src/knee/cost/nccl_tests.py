@@ -33,7 +33,7 @@ def idle_s(cluster: Cluster, group: GroupPlacement, operation: Operation, messag
         return np.asarray(np.min(times, axis=0))
     if operation == "send_receive":
         # every rank passes its buffer to the next one; between nodes some have to cross
-        return send_s(Links.idle(cluster), group.nodes == 1, message_bytes, np.ones_like(group.nodes))
+        return send_s(Links.idle(cluster), group.ranks, group.nodes == 1, message_bytes, np.ones_like(group.nodes))
     links = ring_links(cluster)
     return gather_s(links, group, message_bytes) + _own_copy_s(links, group, message_bytes)
 

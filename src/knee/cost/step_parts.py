@@ -244,7 +244,9 @@ def comm_costs(
             f"{name}_root": price(root),
         }
 
-    same_stage, same_cp = g.pp.nodes == 1, g.cp.nodes == 1
+    def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
+        return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
+
     return CommCosts(
         **over(gather, "gather"),
         **over(reduce, "reduce"),
@@ -253,7 +255,7 @@ def comm_costs(
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes),
         tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
-        cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, nodes_apart(table, per_node, "cp")), 0.0),
-        pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, nodes_apart(table, per_node, "pp")), 0.0),
+        cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
+        pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
         norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
     )
