@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.placement import GroupPlacement, nodes_apart, place
+from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -143,7 +143,7 @@ class GroupPlacements:
 
 def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes."""
-    per_node = cluster.node.gpus
+    per_node = gpus_used(table.gpus, cluster.node.gpus)
     replicate = place(table, per_node, "dp_replicate")
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
     together, world = _either(modes.ddp, copies, replicate), place(table, per_node, *table.placement)
@@ -220,7 +220,7 @@ def comm_costs(
 ) -> CommCosts:
     """Price every message of every plan."""
     links = Links.in_training(cluster, profile)
-    per_node = cluster.node.gpus
+    per_node = gpus_used(table.gpus, cluster.node.gpus)
     root = t.embedding.moved + t.head.moved
 
     def gather(elements: Floats) -> Floats:
