@@ -161,16 +161,14 @@ def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
 def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
     """One send/receive between neighbours of a group, so many nodes apart, all GPUs of a node sending at once.
 
-    Formula: base + S / min(pair, c node channel) inside a node
-             base + tiers + S / min(nic p2p_frac / oversubscription, c network channel) between nodes
+    Formula: base + S / min(pair, c channel) inside a node
+             base + tiers + S / min(nic p2p_frac / oversubscription, c channel) between nodes
     Where:   c = the channels that NCCL gives to a pair of ranks; one channel is one block of a GPU, and over the network
              one FIFO of a proxy thread, so that a single pair fills neither NVLink nor a fast NIC
     Source:  NVIDIA/nccl v2.28.9 src/graph/paths.cc and src/enqueue.cc; nccl-tests sendrecv on H100 nodes
     """
-    node, fabric = links.cluster.node, links.cluster.fabric
-    channel = constant("collectives", "p2p_node_bytes_per_s")
-    pair = node.pair_bytes_per_s * node.link_frac
-    inside = message_bytes / np.minimum(pair, _node_channels(ranks, message_bytes) * channel)
+    fabric = links.cluster.fabric
+    inside = _inside_s(links, ranks, message_bytes)
     over, extra = np.ones_like(apart), np.zeros_like(apart)
     for tier in fabric.tiers:
         crosses = apart >= tier.nodes
@@ -182,15 +180,18 @@ def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats,
     return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)
 
 
-def _node_channels(ranks: Floats, message_bytes: Floats) -> Floats:
-    """Channels of a pair inside a node: all of them shared by the ranks, doubled while a part is large.
+def _inside_s(links: Links, ranks: Floats, message_bytes: Floats) -> Floats:
+    """A send inside a node: its channels are shared by the ranks, and doubled while each would carry much.
 
-    Formula: the least power of two that is at least most / N and leaves at most 16 MiB to each, up to most
+    Formula: max(S / pair, S / (most channel), min(S / (least channel), part / channel)), least = most / N
+    Where:   channels grow in proportion between the least and the most, so that the time stays that of one part
     """
+    node, channel = links.cluster.node, constant("collectives", "p2p_node_bytes_per_s")
     most = constant("collectives", "p2p_channels")
-    by_size = message_bytes / constant("collectives", "p2p_part_bytes")
-    wanted = np.maximum(most / 2.0 ** np.ceil(np.log2(np.maximum(ranks, 1.0))), by_size)
-    return np.minimum(2.0 ** np.ceil(np.log2(np.maximum(wanted, 1.0))), most)
+    least = np.maximum(most / 2.0 ** np.ceil(np.log2(np.maximum(ranks, 1.0))), 1.0)
+    part_s = constant("collectives", "p2p_part_bytes") / channel
+    wire = message_bytes / np.minimum(node.pair_bytes_per_s * node.link_frac, most * channel)
+    return np.maximum(wire, np.minimum(message_bytes / (least * channel), part_s))
 
 
 def _network_channels(ranks: Floats) -> Floats:
