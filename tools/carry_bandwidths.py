@@ -2,7 +2,7 @@
 
     python tools/carry_bandwidths.py collectives.csv more.csv
 
-Repeats are one row, their median. Rows that knee carries of other sources stay, and so do its smaller messages of these.
+Repeats are one row, their median. What knee carries of other sources stays, and so do its smaller messages of these.
 Nothing is left out for how well it is predicted: only what is not modelled, not stated or called broken by its source.
 """
 
