@@ -19,7 +19,7 @@ from knee.specs.load import load_cluster
 
 SIZES = np.geomspace(1e3, 64e9, 40)
 NODE_RATES = ("link_bytes_per_s", "pair_bytes_per_s", "link_frac")
-FABRIC_RATES = ("nic_bytes_per_s", "nic_frac", "p2p_frac")
+FABRIC_RATES = ("nic_bytes_per_s", "nic_frac", "p2p_frac", "p2p_bytes_per_s")
 LATENCIES = ("node.hop_s", "fabric.hop_s", "fabric.tree_level_s")
 SLOWER = (*(f"node.{n}" for n in NODE_RATES), *(f"fabric.{n}" for n in FABRIC_RATES), *LATENCIES, "fabric.tiers")
 NOISE = 1e-12

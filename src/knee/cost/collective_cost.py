@@ -174,8 +174,7 @@ def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats,
         crosses = apart >= tier.nodes
         over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
         extra = extra + np.where(crosses, tier.hop_s, 0.0)
-    channel = constant("collectives", "p2p_network_bytes_per_s")
-    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, _network_channels(ranks) * channel)
+    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, _channels_bytes_per_s(links, ranks))
     outside = links.hop_scale * extra + message_bytes / (rate * links.bandwidth_scale)
     return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)
 
@@ -191,10 +190,11 @@ def _inside_s(links: Links, ranks: Floats, message_bytes: Floats) -> Floats:
     least = np.maximum(most / 2.0 ** np.ceil(np.log2(np.maximum(ranks, 1.0))), 1.0)
     part_s = constant("collectives", "p2p_part_bytes") / channel
     wire = message_bytes / np.minimum(node.pair_bytes_per_s * node.link_frac, most * channel)
-    return np.maximum(wire, np.minimum(message_bytes / (least * channel), part_s))
+    return np.asarray(np.maximum(wire, np.minimum(message_bytes / (least * channel), part_s)))
 
 
-def _network_channels(ranks: Floats) -> Floats:
-    """Channels of a pair between nodes: two, one where the group has more ranks than four a channel allow."""
+def _channels_bytes_per_s(links: Links, ranks: Floats) -> Floats:
+    """What a pair's channels carry between nodes: two, or one where a group has more ranks than they serve."""
+    most = links.cluster.fabric.p2p_bytes_per_s or np.inf
     crowded = 2.0 * ranks > 4.0 * constant("collectives", "p2p_channels")
-    return np.where(crowded, 1.0, 2.0)
+    return np.where(crowded, most / 2.0, most)
