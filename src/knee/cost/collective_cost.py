@@ -165,7 +165,7 @@ def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats,
              base + tiers + S / min(nic p2p_frac / oversubscription, c channel) between nodes
     Where:   c = the channels that NCCL gives to a pair of ranks; one channel is a block of a GPU, and over the network
              one FIFO of a proxy thread, so that a single pair fills neither NVLink nor a fast NIC
-    Source:  NVIDIA/nccl v2.28.9 src/graph/paths.cc and src/enqueue.cc; nccl-tests sendrecv on H100 nodes
+    Source:  NVIDIA/nccl src/graph/paths.cc (up to 2.28) and src/enqueue.cc; nccl-tests sendrecv on H100 nodes
     """
     fabric = links.cluster.fabric
     inside = _inside_s(links, ranks, message_bytes)
