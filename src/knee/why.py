@@ -154,7 +154,8 @@ def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         c,
         job,
         "hop_scale bandwidth_scale_frac node.hop_s node.link_bytes_per_s node.link_frac fabric.hop_s "
-        "fabric.nic_bytes_per_s fabric.nic_frac fabric.tree_level_s fabric.p2p_frac cp_overlap_frac p2p_overlap_frac",
+        "fabric.nic_bytes_per_s fabric.nic_frac fabric.tree_level_s fabric.p2p_frac "
+        "fabric.p2p_bytes_per_s cp_overlap_frac p2p_overlap_frac",
     )
     for i, tier in enumerate(job.cluster.fabric.tiers):
         c.constant(1, f"fabric.tiers.{i}.hop_s", f"{show(tier.hop_s, 's')} above {tier.nodes} nodes")
@@ -208,6 +209,8 @@ def _constants(c: _Chain, job: Job, keys: str) -> None:
         holder: Any = job.cluster if key.partition(".")[0] in ("gpu", "node", "fabric") else job.profile
         for part in key.split("."):
             holder = holder[part] if isinstance(holder, dict) else getattr(holder, part)
+        if holder is None:  # no such limit
+            continue
         unit = dimension(key.rpartition(".")[2])
         c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
 

@@ -99,4 +99,4 @@ def test_more_bytes_never_take_less(operation: Operation) -> None:
                 for f in ("ranks", "per_node", "nodes", "span")
             }
         )
-        assert (np.diff(idle_s(H100, g, operation, sizes)) > 0).all()
+        assert (np.diff(idle_s(H100, g, operation, sizes)) >= 0).all()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from knee.cost.placement import place
+from knee.cost.placement import gpus_used, place
 from knee.specs.plan import AXES
 from tables import job, table
 
@@ -68,3 +69,40 @@ def test_ranks_never_exceed_nodes_times_ranks_per_node() -> None:
     """Sizes that do not divide a node are cut as evenly as they can be."""
     group = place(table(job(tp=2, dp_shard=3), job(dp_shard=12), job(tp=4, dp_shard=9)), 8, "dp_shard")
     assert (group.ranks <= group.nodes * group.per_node + 1e-9).all()
+
+
+# counts that do not fill nodes
+
+
+@pytest.mark.parametrize(
+    ("gpus", "per_node", "used"),
+    [
+        (256, 72, 64),  # MLPerf's four domains
+        (2496, 72, 64),  # and its 39
+        (144, 72, 72),
+        (40, 72, 72),  # inside one domain
+        (12, 8, 6),
+        (20, 8, 8),  # two nodes and half of a third: fives would leave three of eight idle
+        (13, 8, 8),
+    ],
+)
+def test_gpus_of_each_node(gpus: int, per_node: int, used: int) -> None:
+    assert gpus_used(np.array([gpus]), per_node).tolist() == [used]
+
+
+def test_groups_of_a_job_that_does_not_fill_its_domains() -> None:
+    """256 GPUs of domains of 72: tensor parallelism stays inside them, data parallelism spans four."""
+    plans = table(job(tp=16, dp_shard=16), job(tp=1, dp_shard=256), job(tp=8, pp=4, dp_shard=8))
+    per_node = gpus_used(plans.gpus, 72)
+    assert place(plans, per_node, "tp").nodes.tolist() == [1, 1, 1]
+    assert place(plans, per_node, "dp_shard").nodes.tolist() == [4, 4, 1]
+    assert place(plans, per_node, "dp_shard").per_node.tolist() == [4, 64, 8]
+    assert place(plans, per_node, "pp").nodes.tolist() == [1, 1, 4]
+
+
+def test_a_last_node_may_be_partly_used() -> None:
+    """20 GPUs of nodes of 8 use three, and no group more nodes than it has ranks."""
+    plans = table(job(dp_shard=20), job(tp=4, dp_shard=5))
+    per_node = gpus_used(plans.gpus, 8)
+    assert place(plans, per_node, "dp_shard").nodes.tolist() == [3, 3]
+    assert place(plans, per_node, "tp").nodes.tolist() == [1, 1]

@@ -117,7 +117,7 @@ def test_prices_are_dated_and_may_be_unknown() -> None:
 def test_values_are_shown_as_people_read_them() -> None:
     rows = {field: shown for field, shown, _, _ in describe("cluster", "dgx-h100")}
     assert rows["gpu.hbm_bytes_per_s"] == "3.35 TB/s"
-    assert rows["node.hop_s"] == "3.40 µs"
+    assert rows["node.hop_s"] == "5.00 µs"
     assert rows["node.nvls"] == "true"
     assert rows["fabric.tiers.0.nodes"] == "32"
     assert rows["gpu.gemm_frac"] == f"{load_cluster('dgx-h100').spec.gpu.gemm_frac:g}"

@@ -83,7 +83,7 @@ def test_a_file_that_inherits(tmp_path: Path) -> None:
     assert loaded.spec.gpu.gemm_frac == pytest.approx(0.6)
     assert loaded.spec.gpu.sms == 132
     assert loaded.sources["fabric.nic_bytes_per_s"].kind == "user"
-    assert loaded.sources["fabric.hop_s"].kind == "published"
+    assert loaded.sources["fabric.hop_s"].kind == "fitted"
 
 
 def test_a_file_may_name_its_sources(tmp_path: Path) -> None:

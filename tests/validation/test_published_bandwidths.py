@@ -275,7 +275,7 @@ def test_scores(tmp_path: Path) -> None:
     assert (found.all.rows, found.all.rows_used, found.all.tests) == (4, 3, 3)
     assert found.sources["B"].skipped == {"alltoall is not modelled": 1}
     assert found.operations["alltoall"].errors is None
-    assert set(found.headline) == {"all_reduce", "all_gather"}
+    assert set(found.headline) == {"all_reduce", "all_gather", "reduce_scatter", "send_receive"}
     assert found.headline["all_reduce"] is not None
     assert found.headline["all_reduce"].points == 1
     assert list(found.nodes) == ["all_reduce", "all_gather"]

@@ -44,8 +44,8 @@ def validate(
     claims of the paper. ``profile`` and ``cluster`` stand in place of what the rows of training runs tell; nodes and
     rates that a row states stay its own.
 
-    With ``unseen`` every published source is predicted as if it had never been seen: by a profile that nothing of it was
-    fitted to, and without the facts that were learned from it. That is the error that a new stack's runs would meet.
+    With ``unseen`` every published source is predicted as if it had never been seen: by a profile that nothing of it
+    was fitted to, and without the facts that were learned from it. A new stack's runs would meet that error.
 
     ``progress`` is called with what is being done, how many are done and of how many. The result has a row for each of
     the file; ``used`` is false where none could be predicted, and ``check_used()`` raises with the reasons.

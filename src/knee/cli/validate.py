@@ -32,7 +32,7 @@ MANY = 2_000
 @click.option(
     "--unseen",
     is_flag=True,
-    help="Predict every published source as if it had never been seen: without what was fitted on it or learned from it.",
+    help="Predict every published source as if it had never been seen: without what was fitted on or learned from it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 @click.option(

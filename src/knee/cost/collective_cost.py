@@ -158,19 +158,43 @@ def _nvls_s(links: Links, message_bytes: Floats) -> Floats:
     return links.hop_scale * constant("collectives", "nvls_base_s") + message_bytes / rate
 
 
-def send_s(links: Links, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
-    """One send/receive between neighbours that many nodes apart, all GPUs of a node sending at once.
+def send_s(links: Links, ranks: Floats, same_node: Bools, message_bytes: Floats, apart: Floats) -> Floats:
+    """One send/receive between neighbours of a group, so many nodes apart, all GPUs of a node sending at once.
 
-    Formula: base + S / pair inside a node; base + tiers + S / (nic * p2p_frac / oversubscription) between nodes
-    Source:  nccl-tests sendrecv on H100: 15 to 25 GB/s of a 50 GB/s NIC, 79 to 367 GB/s over NVLink
+    Formula: base + S / min(pair, c channel) inside a node
+             base + tiers + S / min(nic p2p_frac / oversubscription, c channel) between nodes
+    Where:   c = the channels that NCCL gives to a pair of ranks; one channel is a block of a GPU, and over the network
+             one FIFO of a proxy thread, so that a single pair fills neither NVLink nor a fast NIC
+    Source:  NVIDIA/nccl src/graph/paths.cc (up to 2.28) and src/enqueue.cc; nccl-tests sendrecv on H100 nodes
     """
-    node, fabric = links.cluster.node, links.cluster.fabric
-    inside = message_bytes / (node.pair_bytes_per_s * node.link_frac)
+    fabric = links.cluster.fabric
+    inside = _inside_s(links, ranks, message_bytes)
     over, extra = np.ones_like(apart), np.zeros_like(apart)
     for tier in fabric.tiers:
         crosses = apart >= tier.nodes
         over = np.where(crosses, np.maximum(over, tier.oversubscription), over)
         extra = extra + np.where(crosses, tier.hop_s, 0.0)
-    rate = fabric.nic_bytes_per_s * fabric.p2p_frac * links.bandwidth_scale / over
-    outside = links.hop_scale * extra + message_bytes / rate
+    rate = np.minimum(fabric.nic_bytes_per_s * fabric.p2p_frac / over, _channels_bytes_per_s(links, ranks))
+    outside = links.hop_scale * extra + message_bytes / (rate * links.bandwidth_scale)
     return constant("collectives", "p2p_base_s") + np.where(same_node, inside, outside)
+
+
+def _inside_s(links: Links, ranks: Floats, message_bytes: Floats) -> Floats:
+    """A send inside a node: its channels are shared by the ranks, and doubled while each would carry much.
+
+    Formula: max(S / pair, S / (most channel), min(S / (least channel), part / channel)), least = most / N
+    Where:   channels grow in proportion between the least and the most, so that the time stays that of one part
+    """
+    node, channel = links.cluster.node, constant("collectives", "p2p_node_bytes_per_s")
+    most = constant("collectives", "p2p_channels")
+    least = np.maximum(most / 2.0 ** np.ceil(np.log2(np.maximum(ranks, 1.0))), 1.0)
+    part_s = constant("collectives", "p2p_part_bytes") / channel
+    wire = message_bytes / np.minimum(node.pair_bytes_per_s * node.link_frac, most * channel)
+    return np.asarray(np.maximum(wire, np.minimum(message_bytes / (least * channel), part_s)))
+
+
+def _channels_bytes_per_s(links: Links, ranks: Floats) -> Floats:
+    """What a pair's channels carry between nodes: two, or one where a group has more ranks than they serve."""
+    most = links.cluster.fabric.p2p_bytes_per_s or np.inf
+    crowded = 2.0 * ranks > 4.0 * constant("collectives", "p2p_channels")
+    return np.where(crowded, most / 2.0, most)

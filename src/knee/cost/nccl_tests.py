@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Bools, Floats
 from knee.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s, send_s
 from knee.cost.placement import GroupPlacement
 from knee.specs.constants import constant
@@ -29,11 +29,13 @@ SWITCH_ADDS = ("sm90", "sm100")
 def idle_s(cluster: Cluster, group: GroupPlacement, operation: Operation, message_bytes: Floats) -> Floats:
     """Seconds of one collective by the algorithm that is fastest."""
     if operation == "all_reduce":
-        times = [reduce_by(cluster, group, message_bytes, name) for name in REDUCE_ALGORITHMS]
-        return np.asarray(np.min(times, axis=0))
+        times = {name: reduce_by(cluster, group, message_bytes, name) for name in REDUCE_ALGORITHMS}
+        # NCCL's own table has a tree through the switches ahead of a ring over two nodes, whatever the network is like
+        times["ring"] = np.where(_by_switch(cluster, group), np.inf, times["ring"])
+        return np.asarray(np.min(list(times.values()), axis=0))
     if operation == "send_receive":
         # every rank passes its buffer to the next one; between nodes some have to cross
-        return send_s(Links.idle(cluster), group.nodes == 1, message_bytes, np.ones_like(group.nodes))
+        return send_s(Links.idle(cluster), group.ranks, group.nodes == 1, message_bytes, np.ones_like(group.nodes))
     links = ring_links(cluster)
     return gather_s(links, group, message_bytes) + _own_copy_s(links, group, message_bytes)
 
@@ -80,8 +82,7 @@ def reduce_by(cluster: Cluster, group: GroupPlacement, message_bytes: Floats, al
     levels = np.ceil(np.log2(np.maximum(group.nodes, 1.0)))
     inside = 0.0 if switch else 2.0 * (group.per_node - 1.0) * cluster.node.hop_s
     # over two nodes the switch sets the pace, and its pipeline fills first; deeper ones have it in their levels
-    by_switch = (group.nodes == 2) & (group.per_node >= constant("idle", "nvls_ranks")) & switch
-    fill = np.where(by_switch, constant("idle", "nvls_base_s"), base)
+    fill = np.where(_by_switch(cluster, group), constant("idle", "nvls_base_s"), base)
     tree = fill + inside + 2.0 * levels * cluster.fabric.tree_level_s + _tree_wire_s(cluster, group, message_bytes)
     return np.where(many, tree, np.inf)
 
@@ -109,6 +110,12 @@ def _tree_wire_s(cluster: Cluster, group: GroupPlacement, message_bytes: Floats)
         inside = np.where(group.per_node >= constant("idle", "nvls_ranks"), by_switch, inside)
     exchange = np.maximum(across, np.where(group.per_node > 1, inside, 0.0))
     return np.where(group.nodes == 2, exchange, _bus_s(Links.idle(cluster), group, message_bytes))
+
+
+def _by_switch(cluster: Cluster, group: GroupPlacement) -> Bools:
+    """Whether two nodes exchange sums that their switches made."""
+    enough = group.per_node >= constant("idle", "nvls_ranks")
+    return np.asarray((group.nodes == 2) & enough & _switch_adds(cluster), dtype=np.bool_)
 
 
 def _switch_adds(cluster: Cluster) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.placement import GroupPlacement, nodes_apart, place
+from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
@@ -147,7 +147,7 @@ class GroupPlacements:
 
 def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
     """Place every group on the nodes."""
-    per_node = cluster.node.gpus
+    per_node = gpus_used(table.gpus, cluster.node.gpus)
     replicate = place(table, per_node, "dp_replicate")
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
     together, world = _either(modes.ddp, copies, replicate), place(table, per_node, *table.placement)
@@ -209,7 +209,7 @@ def comm_costs(
 ) -> CommCosts:
     """Price every message of every plan."""
     links = Links.in_training(cluster, profile)
-    per_node = cluster.node.gpus
+    per_node = gpus_used(table.gpus, cluster.node.gpus)
     root = t.embedding.moved + t.head.moved
 
     shard_wait, replica_wait, tp_wait = (skew_wait_s(profile.skew_s, group) for group in (g.shard, g.replicate, g.tp))
@@ -235,7 +235,9 @@ def comm_costs(
             f"{name}_root": price(root),
         }
 
-    same_stage, same_cp = g.pp.nodes == 1, g.cp.nodes == 1
+    def send(group: GroupPlacement, message: Floats, axis: str) -> Floats:
+        return send_s(links, group.ranks, group.nodes == 1, message, nodes_apart(table, per_node, axis))
+
     return CommCosts(
         **over(gather, "gather"),
         **over(reduce, "reduce"),
@@ -244,8 +246,8 @@ def comm_costs(
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
-        cp_send=np.where(table.cp > 1, send_s(links, same_cp, t.cp_bytes, nodes_apart(table, per_node, "cp")), 0.0),
-        pp_send=np.where(table.pp > 1, send_s(links, same_stage, t.pp_bytes, nodes_apart(table, per_node, "pp")), 0.0),
+        cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
+        pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),
         norm=all_reduce_s(links, g.world, np.full(len(table), 4.0)),
     )
 
@@ -257,7 +259,7 @@ def contention(
 
     Formula: kappa * min(1, (bytes sent / time) / (0.102 hbm)), the whole of kappa where tensor-parallel exchange hides
     Where:   bytes and time are those of a layer's gather (DDP: all-reduce); 0.102 is what an H100 node's ring reaches
-    Source:  a collective takes memory traffic and SMs from compute as it moves bytes; one that waits for latency does not
+    Source:  a collective takes memory traffic and SMs from compute as it moves bytes, and little while it waits
     """
     ranks = np.where(modes.ddp, g.replicate.ranks, g.shard.ranks)
     sent = np.where(modes.ddp, 2.0 * t.reduce_bytes, PARAMETER_BYTES) * t.layer.moved * (ranks - 1.0) / ranks

@@ -92,6 +92,7 @@ def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, cluster: Cluster
     pair = _widest(readings, ("send_receive",), lambda p: p.nodes == p.group)  # every rank sends over the network
     if pair is not None:
         values["fabric.p2p_frac"] = _value(four_digits(min(pair.bytes_per_s / nic, 1.0)), readings, pair)
+        values["fabric.p2p_bytes_per_s"] = _value(_rate(pair.bytes_per_s), readings, pair)
     return values
 
 

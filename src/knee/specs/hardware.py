@@ -218,7 +218,9 @@ class Fabric:
     hop_s: float
     """Latency of one ring step between nodes under one leaf switch, idle."""
     p2p_frac: float = 0.5
-    """Fraction of the NIC rate that a single send/receive pair reaches."""
+    """Fraction of the NIC rate that a send/receive pair reaches with channels enough."""
+    p2p_bytes_per_s: float | None = None
+    """What the channels of a pair carry at most; None where they fill the NIC."""
     tree_level_s: float
     """Cost of one level of a tree between nodes: latency and pipeline fill, idle."""
     tiers: tuple[Tier, ...] = ()
@@ -227,6 +229,8 @@ class Fabric:
 
     def __post_init__(self) -> None:
         _positive("fabric", self, ("nic_bytes_per_s",))
+        if self.p2p_bytes_per_s is not None:
+            _positive("fabric", self, ("p2p_bytes_per_s",))
         _fraction("fabric", self, ("nic_frac", "p2p_frac"))
         _not_negative("fabric", self, ("hop_s", "tree_level_s"))
 

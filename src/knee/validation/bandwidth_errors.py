@@ -24,7 +24,6 @@ from knee.validation.skipped_rows import reason_of
 MIB = 2.0**20
 LARGE_BYTES = 16 * MIB
 """Messages from here on make the headline: below, protocols that training does not use take over."""
-HEADLINE: tuple[Operation, ...] = ("all_reduce", "all_gather")
 BANDS: tuple[tuple[str, float], ...] = (
     ("below 1 MiB", 0.0),
     ("1 to 16 MiB", MIB),
@@ -50,6 +49,12 @@ class BandwidthPrediction:
         """Predicted over measured less one."""
         return self.bus_bytes_per_s / self.reading.bus_bytes_per_s - 1.0
 
+    @property
+    def factor(self) -> float:
+        """Predicted over measured, or the reverse where that is more."""
+        ratio = self.bus_bytes_per_s / self.reading.bus_bytes_per_s
+        return max(ratio, 1.0 / ratio)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthScore:
@@ -64,6 +69,8 @@ class BandwidthScore:
     errors: Residuals | None
     large: Residuals | None
     """Of messages of 16 MiB and more."""
+    large_factor: float | None
+    """Of those the farthest: predicted over measured, or the reverse where that is more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +106,7 @@ def validate_bandwidths(file: BandwidthFile) -> BandwidthValidation:
         return {name: _score(rows, reasons, predictions) for name, rows in by_name(file.rows, name_of).items()}
 
     return BandwidthValidation(
-        headline={name: _residuals(p for p in large if _operation(p) == name) for name in HEADLINE},
+        headline={name: _residuals(p for p in large if _operation(p) == name) for name in OPERATIONS},
         all=_score(file.rows, reasons, predictions),
         sources=scores(lambda row: row.source),
         operations=scores(lambda row: row.operation),
@@ -206,13 +213,15 @@ def _score(
 ) -> BandwidthScore:
     used = [row for row in rows if row.line in predictions]
     found = {p.reading.lines: p for p in (predictions[row.line] for row in used)}
+    large = [p for p in found.values() if p.reading.setting.message_bytes >= LARGE_BYTES]
     return BandwidthScore(
         rows=len(rows),
         rows_used=len(used),
         tests=len(found),
         skipped=dict(Counter(reasons[row.line] for row in rows if row.line in reasons).most_common()),
         errors=_residuals(found.values()),
-        large=_residuals(p for p in found.values() if p.reading.setting.message_bytes >= LARGE_BYTES),
+        large=_residuals(large),
+        large_factor=max((p.factor for p in large), default=None),
     )
 
 

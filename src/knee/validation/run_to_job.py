@@ -132,7 +132,6 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     if setting.gpu in MEMORIES and cluster is None:
         notes.append(f"gpu {setting.gpu} taken as {MEMORIES[setting.gpu]}")
     model = _model(setting, notes)
-    _check_nodes(setting, where)
     software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
         "tp": setting.tp,
@@ -193,13 +192,6 @@ def too_many_in_node(per_node: int, cluster: Cluster) -> SpecError:
     return SpecError(text, code="out-of-range", field="gpus_per_node")
 
 
-def _check_nodes(setting: Setting, cluster: Cluster) -> None:
-    per_node = cluster.node.gpus
-    if setting.n_gpus > per_node and setting.n_gpus % per_node:
-        text = f"n_gpus {setting.n_gpus} does not fill nodes of {per_node}"
-        raise SpecError(text, code="does-not-divide", field="n_gpus")
-
-
 def cluster_of(setting: Setting) -> Cluster:
     """The catalogue's cluster with the run's own nodes and injection bandwidth."""
     words = [setting.fabric] if setting.fabric else re.findall(r"\w+", setting.note.lower())
@@ -255,6 +247,7 @@ def _of_kind(fabric: Fabric, like: Fabric) -> Fabric:
         nic_frac=like.nic_frac,
         hop_s=like.hop_s,
         p2p_frac=like.p2p_frac,
+        p2p_bytes_per_s=like.p2p_bytes_per_s,
         tree_level_s=like.tree_level_s,
     )
 

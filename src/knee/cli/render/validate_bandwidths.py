@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 from knee.cli.render.validate import ALL, print_counts, print_errors, print_skipped, print_table
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from knee.hardware_fit.residuals import Residuals
-    from knee.validation.bandwidth_errors import BandwidthValidation
+    from knee.validation.bandwidth_errors import BandwidthScore, BandwidthValidation
 
 LARGE = "messages of 16 MiB and more"
 
@@ -17,9 +19,12 @@ def print_bandwidths(found: BandwidthValidation) -> None:
     """Tables on stdout."""
     from knee.cli.render.table import print_heading
 
-    said = [f"{name} {r.median_frac:.1%} over {r.points:,} tests" for name, r in found.headline.items() if r]
-    if said:
-        print_heading(f"bus bandwidth, {LARGE}: median error of {'; '.join(said)}")
+    large = found.all.large
+    if large:
+        print_heading(
+            f"bus bandwidth, {LARGE}: error {large.median_frac:.1%} (median), {large.p90_frac:.1%} (p90), none off by "
+            f"more than {found.all.large_factor:.2f}x, {large.points:,} tests"
+        )
     print_scores(found)
 
 
@@ -32,19 +37,21 @@ def print_scores(found: BandwidthValidation) -> None:
         for name, s in scores.items()
     ]
     print_table("rows of bandwidths (repeats are one test)", cells)
-    print_errors(
-        f"error by source, {LARGE}", {name: s.large for name, s in scores.items()}, of="source", counted="tests"
-    )
-    print_errors(
-        f"error by operation, {LARGE}",
-        {name: s.large for name, s in found.operations.items()},
-        of="operation",
-        counted="tests",
-    )
+    _print_large("source", scores)
+    _print_large("operation", found.operations)
     print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")
     print_errors("error by message size", _flat(found.sizes, ", {}"), of="operation", counted="tests")
     print_skipped({name: s.skipped for name, s in found.sources.items()})
     print_counts("assumptions", found.assumptions)
+
+
+def _print_large(of: str, scores: Mapping[str, BandwidthScore]) -> None:
+    cells = [[of, "tests", "median", "p90", "worst", "bias"]]
+    for name, s in scores.items():
+        if (r := s.large) is not None:
+            rates = [f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{s.large_factor:.2f}x", f"{r.bias_frac:+.1%}"]
+            cells.append([name, f"{r.points:,}", *rates])
+    print_table(f"error by {of}, {LARGE}", cells)
 
 
 def _flat(cells: dict[str, dict[str, Residuals]], words: str) -> dict[str, Residuals | None]:
