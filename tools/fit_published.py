@@ -1,15 +1,14 @@
-"""Fit the generic profiles and each software stack's on the published runs that knee carries, and on all but a source.
+"""Fit each software stack's profile on the published runs that knee carries, and the generic ones from the stacks.
 
-    python tools/fit_published.py [--write] [--jobs N] [--only SOURCE ...]
+    python tools/fit_published.py [--write] [--jobs N]
 
-A profile is fitted on the runs of its own stack and of the stacks that are laid over it, asked with the profile itself,
-so that a generic one learns what its stacks have in common. Each parameter of ``specs.profile_parameters`` starts from
-the value of the profile below, fitted in the same way (the generic ones: from ``PRIORS``); what the runs do not
-determine stays there. A source counts as at most ``MOST_RUNS`` runs.
+A stack is fitted on its own runs: each parameter of ``specs.profile_parameters`` starts from the value that its generic
+profile had before any run was seen (``PRIORS``); what the runs do not determine stays there. A generic profile has, of
+each parameter, the median over its stacks. A source counts as at most ``MOST_RUNS`` runs.
 
-For each source the fit is made once more without it. The source is then predicted by its stack's profile where other
-sources have that stack, and else by the nearest profile below that other sources have: a generic one, without the facts
-that were learned from the source. These are the errors of runs that nobody fitted on.
+For each source the same is done without it. Its runs are then predicted by their stack's profile where other sources
+have that stack, and else by the generic one, without the facts that were learned from the source. These are the errors
+of runs that nobody fitted on.
 
 --write puts the values into src/knee/catalog/profiles (kind "fitted"), those without each source into
 src/knee/catalog/validation/left_out.toml, and the errors into src/knee/catalog/validation/errors.csv, from which
@@ -48,15 +47,43 @@ from knee.validation.stacks import profile_name
 CATALOG = Path(__file__).parent.parent / "src/knee/catalog"
 PROFILES, ERRORS = CATALOG / "profiles", CATALOG / "validation/errors.csv"
 LEFT_OUT = CATALOG / "validation/left_out.toml"
-GENERIC = ("eager", "compiled", "fused", "xla")
-"""Profiles that stand for stacks that nobody knows; what they are laid over is not fitted."""
-PRIORS: Mapping[str, Mapping[str, float]] = {
-    "eager": {"launch_s": 6e-6, "step_overhead_s": 0.02, "hop_scale": 1.6, "bandwidth_scale_frac": 0.8},
-    "compiled": {},
-    "fused": {"launch_s": 5e-6, "step_overhead_s": 0.01, "tp_overlap_frac": 0.75, "p2p_overlap_frac": 0.8},
-    "xla": {},
+GENERIC = ("eager", "compiled", "fused", "megatron-2021", "xla")
+"""Profiles that stand for stacks that nobody knows."""
+_EAGER = {
+    "launch_s": 6e-6,
+    "issue_s": 0.0,
+    "crowded_issue_s": 0.0,
+    "step_overhead_s": 0.02,
+    "gemm_scale": 1.0,
+    "stream_scale": 1.0,
+    "compute_slowdown_frac": 0.19,
+    "hop_scale": 1.4,
+    "bandwidth_scale_frac": 0.8,
+    "tp_overlap_frac": 0.0,
+    "p2p_overlap_frac": 0.0,
+    "cp_overlap_frac": 0.5,
+    "skew_s": 0.5e-3,
+    "straggler_frac": 0.01,
+    "context_bytes": 2e9,
+    "allocator_frac": 0.03,
 }
-"""What a generic profile's values were before any run was seen, where the catalogue's table has fitted ones."""
+_FUSED = _EAGER | {
+    "launch_s": 5e-6,
+    "step_overhead_s": 0.01,
+    "tp_overlap_frac": 0.75,
+    "p2p_overlap_frac": 0.8,
+    "cp_overlap_frac": 0.8,
+}
+PRIORS: Mapping[str, Mapping[str, float]] = {
+    "eager": _EAGER,
+    "compiled": _EAGER | {"launch_s": 11e-6},
+    "fused": _FUSED,
+    "megatron-2021": _FUSED | {"tp_overlap_frac": 0.3, "p2p_overlap_frac": 0.0},
+    "xla": _FUSED,
+}
+"""Values of the generic profiles before any run was seen; their sources are those that the catalogue had for them:
+dispatch of eager PyTorch, arXiv 2507.03114 for contention, NVIDIA/nccl#2409 for hops in use, userbuffers and
+--overlap-p2p-communication for what Megatron hides."""
 FEWEST = 6
 """Runs below which a profile keeps the values of the one below."""
 MOST_RUNS = 48
@@ -97,48 +124,47 @@ def rounded(values: Values) -> Values:
 
 
 class Fit:
-    """Profiles fitted on all sources but some."""
+    """Profiles fitted on all sources but one."""
 
     def __init__(self, runs: Sequence[PublishedRun], without: str | None = None) -> None:
-        self.runs = [run for run in runs if run.setting.source != without and run.status == "ok"]
-        self.fits: dict[str, StackFit] = {}
-        self.profiles: dict[str, Profile] = {}
+        self.without = without
+        self.groups: dict[str, list[PublishedRun]] = {}
+        for run in runs:
+            if run.setting.source != without:
+                self.groups.setdefault(profile_name(run.setting), []).append(run)
 
-    def members(self, name: str) -> list[PublishedRun]:
-        """Runs of the profile and of those laid over it, each source's thinned evenly."""
-        mine: dict[str, list[PublishedRun]] = {}
-        for run in self.runs:
-            if name in bases(profile_name(run.setting)):
-                mine.setdefault(run.setting.source, []).append(run)
-        return [run for some in mine.values() for run in some[:: -(-len(some) // MOST_RUNS)]]
+    def stack(self, name: str) -> StackFit | None:
+        """A stack fitted on its own runs; None where they are too few."""
+        sources = {run.setting.source for run in self.groups.get(name, [])}
+        # without a source that had none of the stack's runs the fit is that of all
+        without = self.without if self.without in _sources_of(name) else None
+        return fitted_stack(name, without) if sources else None
+
+    def generic(self, root: str) -> Profile:
+        """Of each parameter, the median over the stacks that are laid over this profile."""
+        start = replace(load_profile(root).spec, **PRIORS[root])
+        stacks = [self.profile(name) for name in self.groups if name not in GENERIC and bases(name)[-1] == root]
+        values: Values = {}
+        for p in PARAMETERS if stacks else ():
+            name = p.path.partition(".")[2]
+            middle = float(np.median([p.scaled(p.inside(getattr(profile, name))) for profile in stacks]))
+            values[p.path] = p.value(middle)
+        return _with(start, rounded(values))
 
     def profile(self, name: str) -> Profile:
-        """The profile with its fitted values."""
-        if name not in self.profiles:
-            own, *below = bases(name)
-            start = self._start(name, self.profile(below[0]) if below else None)
-            runs = self.members(own)
-            cases = cases_of(runs, lambda setting: job_of(setting, profile=start))[0] if len(runs) >= FEWEST else []
-            if sum(len(case.runs) for case in cases) >= FEWEST:
-                fit = calibrate(cases, [p for p in PARAMETERS if not is_fact(name, p)])
-                self.fits[name] = fit
-                start = _with(start, rounded(fit.values))
-            self.profiles[name] = start
-        return self.profiles[name]
-
-    def _start(self, name: str, below: Profile | None) -> Profile:
-        """A profile before it is fitted: its own facts, and else what the one below has."""
-        profile = load_profile(name).spec
-        if below is None:
-            return replace(profile, **PRIORS[name])
-        names = [p.path.partition(".")[2] for p in PARAMETERS if not is_fact(name, p)]
-        return replace(profile, **{n: getattr(below, n) for n in names})
+        """A profile with its fitted values."""
+        if name in GENERIC:
+            return self.generic(name)
+        fit = self.stack(name)
+        start = start_of(name)
+        return start if fit is None else _with(start, rounded(fit.values))
 
     def errors(self, runs: Sequence[PublishedRun], name: str | None = None) -> Errors:
         """Of throughput and memory of runs predicted by their stack's profile, or by the one that is named."""
+        profiles = {n: self.profile(n) for n in ({name} if name else {profile_name(run.setting) for run in runs})}
 
         def ask(setting: Setting) -> RunJob:
-            return job_of(setting, profile=self.profile(name or profile_name(setting)))
+            return job_of(setting, profile=profiles[name or profile_name(setting)])
 
         cases, _ = cases_of(runs, ask)
         answer = predicted(cases)
@@ -148,56 +174,110 @@ class Fit:
         return {run.setting: (float(a), float(b)) for run, a, b in zip(flat, rate, memory, strict=True)}
 
 
+def start_of(name: str) -> Profile:
+    """A stack before it is fitted: its own facts, and else what its generic profile was before any run was seen."""
+    root = bases(name)[-1]
+    chain = bases(name)[:-1]
+    free = {
+        key: value
+        for key, value in PRIORS[root].items()
+        if not any(is_fact(table, p) for table in chain for p in PARAMETERS if p.path == f"profile.{key}")
+    }
+    return replace(load_profile(name).spec, **free)
+
+
+@cache
+def usable_runs() -> tuple[PublishedRun, ...]:
+    """Carried runs that ran."""
+    return tuple(run for run in carried_runs().runs if run.status == "ok")
+
+
+@cache
+def _sources_of(name: str) -> frozenset[str]:
+    return frozenset(run.setting.source for run in usable_runs() if profile_name(run.setting) == name)
+
+
+KNOWN: dict[tuple[str, str | None], StackFit | None] = {}
+"""Fits that were made already."""
+
+
+def fitted_stack(name: str, without: str | None) -> StackFit | None:
+    """A stack fitted on its runs, each source's thinned evenly; None where they are too few."""
+    if (name, without) not in KNOWN:
+        KNOWN[name, without] = _fitted_stack(name, without)
+    return KNOWN[name, without]
+
+
+def _fitted_stack(name: str, without: str | None) -> StackFit | None:
+    mine: dict[str, list[PublishedRun]] = {}
+    for run in usable_runs():
+        if profile_name(run.setting) == name and run.setting.source != without:
+            mine.setdefault(run.setting.source, []).append(run)
+    runs = [run for some in mine.values() for run in some[:: -(-len(some) // MOST_RUNS)]]
+    start = start_of(name)
+    cases = cases_of(runs, lambda setting: job_of(setting, profile=start))[0]
+    if sum(len(case.runs) for case in cases) < FEWEST:
+        return None
+    free = [p for p in PARAMETERS if not any(is_fact(table, p) for table in bases(name)[:-1])]
+    return calibrate(cases, free)
+
+
 def _with(profile: Profile, values: Values) -> Profile:
     return replace(profile, **{path.partition(".")[2]: value for path, value in values.items()})
 
 
-def stand_in(name: str, source: str, runs: Sequence[PublishedRun]) -> str:
+def stand_in(name: str, source: str) -> str:
     """The profile that predicts runs of ``name`` where nothing is known of their source."""
-    for candidate in bases(name):
-        if any(r.setting.source != source and candidate in bases(profile_name(r.setting)) for r in runs):
-            return candidate
-    return bases(name)[-1]
+    return name if _sources_of(name) - {source} else bases(name)[-1]
 
 
-def fitted_without(source: str | None) -> tuple[dict[str, StackFit], Errors, dict[str, Any]]:
-    """The fits without a source, the errors of its runs and the profiles that predict them; all runs for None."""
-    runs = [run for run in carried_runs().runs if run.status == "ok"]
-    fit = Fit(runs, source)
-    errors: Errors = {}
-    by: dict[str, Any] = {}
-    mine = [run for run in runs if source in (None, run.setting.source)]
-    for name in dict.fromkeys(profile_name(run.setting) for run in mine):
-        some = [run for run in mine if profile_name(run.setting) == name]
-        used = name if source is None else stand_in(name, source, runs)
-        errors |= fit.errors(some, used)
-        by[name] = {
-            "profile": used,
-            **{p.path.partition(".")[2]: value_in(fit.profile(used), p) for p in PARAMETERS},
-        }
-    return fit.fits, errors, by
+def fit_pair(pair: tuple[str, str | None]) -> StackFit | None:
+    """For a pool of processes."""
+    return fitted_stack(*pair)
 
 
 def main(arguments: Sequence[str]) -> None:
     """Fit, judge, write."""
-    only = arguments[arguments.index("--only") + 1 :] if "--only" in arguments else []
     jobs = int(arguments[arguments.index("--jobs") + 1]) if "--jobs" in arguments else 1
-    runs = [run for run in carried_runs().runs if run.status == "ok"]
-    sources = [s for s in dict.fromkeys(run.setting.source for run in runs) if not only or s in only]
-    with ProcessPoolExecutor(jobs) as pool:
-        shipped, *without = pool.map(fitted_without, [None, *sources])
-    for name, fit in shipped[0].items():
-        print_fit(name, fit)
-    own, unseen = shipped[1], {setting: error for _, errors, _ in without for setting, error in errors.items()}
-    left_out = {source: by for source, (_, _, by) in zip(sources, without, strict=True)}
+    runs = usable_runs()
+    names = [n for n in dict.fromkeys(profile_name(run.setting) for run in runs) if n not in GENERIC]
+    sources = list(dict.fromkeys(run.setting.source for run in runs))
+    pairs = [(name, None) for name in names] + [(n, s) for n in names for s in sources if s in _sources_of(n)]
+    fits = fit_all(pairs, jobs)
+    shipped = Fit(runs)
+    for name in names:
+        if (fit := fits[name, None]) is not None:
+            print_fit(name, fit)
+    own, unseen = shipped.errors(runs), {}
+    left_out: dict[str, dict[str, Any]] = {}
     for source in sources:
         mine = [run for run in runs if run.setting.source == source]
+        without = Fit(runs, source)
+        for name in dict.fromkeys(profile_name(run.setting) for run in mine):
+            used = stand_in(name, source)
+            unseen |= without.errors([run for run in mine if profile_name(run.setting) == name], used)
+            profile = without.profile(used)
+            values = {p.path.partition(".")[2]: value_in(profile, p) for p in PARAMETERS}
+            left_out.setdefault(source, {})[name] = {"profile": used, **values}
         print_source(source, own, unseen, mine, left_out[source])
-    print_errors({"as shipped": own, "unseen": unseen}, [run for run in runs if run.setting in unseen])
+    print_errors({"as shipped": own, "unseen": unseen}, runs)
+    generics = {root: shipped.generic(root) for root in GENERIC}
+    for root, profile in generics.items():
+        print(root, {p.path.partition(".")[2]: value_in(profile, p) for p in PARAMETERS})
     if "--write" in arguments:
-        write_values(shipped[0])
+        write_values({n: f for (n, s), f in fits.items() if s is None and f is not None}, generics)
         LEFT_OUT.write_text(tomli_w.dumps(left_out), encoding="utf-8")
         write_errors(runs, own, unseen)
+
+
+def fit_all(pairs: Sequence[tuple[str, str | None]], jobs: int) -> dict[tuple[str, str | None], StackFit | None]:
+    """Every fit once, in parallel; they are remembered."""
+    if jobs > 1:
+        with ProcessPoolExecutor(jobs) as pool:
+            found = dict(zip(pairs, pool.map(fit_pair, pairs), strict=True))
+        KNOWN.update(found)
+        return found
+    return {pair: fitted_stack(*pair) for pair in pairs}
 
 
 def value_in(profile: Profile, p: Parameter) -> float:
@@ -245,28 +325,28 @@ def print_errors(tables_: Mapping[str, Errors], judged: Sequence[PublishedRun]) 
     print(f"{'all runs (median, p90)':38}{len(everything[0]):6}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def write_values(fits: Mapping[str, StackFit]) -> None:
+def write_values(fits: Mapping[str, StackFit], generics: Mapping[str, Profile]) -> None:
     """Replace the fitted lines of each profile's table."""
+    lines = {name: _fitted_lines(found) for name, found in fits.items()}
+    for root, profile in generics.items():
+        stacks = [name for name in fits if bases(name)[-1] == root]
+        why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)})"
+        values = {p.path: value_in(profile, p) for p in PARAMETERS}
+        moved = {path: v for path, v in values.items() if v != PRIORS[root][path.partition(".")[2]]}
+        lines[root] = _lines(moved, why)
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in PARAMETERS)
     for path in sorted(PROFILES.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
-        for profile, found in fits.items():
-            head, start, rest = text.partition(f"[{profile}]\n")
+        for profile_, fitted in lines.items():
+            head, start, rest = text.partition(f"[{profile_}]\n")
             if not start:
                 continue
             body, gap, tail = rest.partition("\n[")
-            fitted = _fitted_lines(found)
-            fitted_names = "|".join(fitted) if profile in GENERIC and fitted else None
-            dropped = rf"({names}) = .*kind = \"fitted\"" + (rf"|({fitted_names}) = " if fitted_names else "")
-            lines = [x for x in body.rstrip("\n").splitlines() if not re.match(dropped, x)]
-            text = (
-                head
-                + start
-                + "\n".join([*lines, *fitted.values()])
-                + "\n"
-                + (f"\n{gap.lstrip()}" if gap else "")
-                + tail
-            )
+            replaced = "|".join(fitted) or "nothing"
+            dropped = rf"({names}) = .*kind = \"fitted\"|({replaced}) = "
+            kept = [x for x in body.rstrip("\n").splitlines() if not re.match(dropped, x)]
+            text = head + start + "\n".join([*kept, *fitted.values()]) + "\n"
+            text += (f"\n{gap.lstrip()}" if gap else "") + tail
         path.write_text(text, encoding="utf-8")
 
 
@@ -279,10 +359,13 @@ def _fitted_lines(found: StackFit) -> dict[str, str]:
         f"{found.throughput_before.median_frac:.1%} before, {found.throughput_after.median_frac:.1%} after"
     )
     unmoved = rounded({e.parameter.path: e.before for e in found.estimates})
+    return _lines({path: value for path, value in rounded(found.values).items() if value != unmoved[path]}, why)
+
+
+def _lines(values: Mapping[str, float], why: str) -> dict[str, str]:
+    """Name -> its line in a table."""
     lines = {}
-    for path, value in rounded(found.values).items():
-        if value == unmoved[path]:
-            continue
+    for path, value in values.items():
         name = path.partition(".")[2]
         written = {
             "s": f'"{show(value, "s", DIGITS).replace("µ", "u")}"',

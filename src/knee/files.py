@@ -31,17 +31,6 @@ WRONG_PATHS = {
 _unfinished: set[Path] = set()
 
 
-def is_there(path: Path) -> bool:
-    """Whether there is a file or a folder; InputError where the system does not say, as of links in a circle."""
-    try:
-        os.stat(path)
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return False
-    except OSError as error:
-        raise cannot_use(error) or error from None
-    return True
-
-
 def real_path(path: str | Path) -> Path:
     """The path without links. ``Path.resolve`` has no OSError for links in a circle; who opens this one gets it."""
     return Path(os.path.realpath(path))

@@ -72,13 +72,26 @@ STACKS = (
         name="Megatron",
         names=("megatron", "megatron lm", "megatron core"),
         profile="fused",
+        unfused_profile="megatron-lm-2022",
         compiled_profile="fused",
         cp_method="ring",
     ),
     Stack(
         name="XLA", names=("maxtext", "paxml", "jax", "xla"), profile="xla", compiled_profile="xla", reduce_dtype="bf16"
     ),
-    Stack(name="torchtitan", names=("torchtitan",), profile="eager", unfused_profile="eager"),
+    Stack(
+        name="torchtitan",
+        names=("torchtitan",),
+        profile="eager",
+        unfused_profile="eager",
+        compiled_profile="torchtitan",
+    ),
+    Stack(
+        name="AA-Scaling",
+        names=("aa scaling", "aa scaling megatron style pytorch"),
+        profile="aa-scaling",
+        unfused_profile="aa-scaling",
+    ),
 )
 PYTORCH = Stack(name="PyTorch", profile="eager", unfused_profile="eager")
 TRANSFORMER_ENGINE = Stack(
