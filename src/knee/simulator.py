@@ -21,6 +21,7 @@ from knee.cost.step_parts import (
     contention,
     groups_of,
     peak_column,
+    product_column,
     shapes_of,
 )
 from knee.energy.step_power import power_w, usd_per_mtoken
@@ -202,7 +203,7 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     casts = ~parts.modes.gathers & (table.state_bytes > PARAMETER_BYTES)
     cast = np.where(casts, whole * table.microbatches, 0.0)
     operations = op.optimizer(whole / shards, table.state_bytes, cast, profile.kernels)
-    return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)
+    return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
 def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
