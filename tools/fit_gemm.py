@@ -3,9 +3,9 @@
     python tools/fit_gemm.py            # prints the table of errors
     python tools/fit_gemm.py --write    # and writes the rates into src/knee/catalog/gpus
 
-Each GPU and type of operands has four parameters: peak_frac, sustained_frac, half_k, half_intensity. Two more belong to a
-table and not to the GPU: the start of its kernels, and the casts of activations. Three in ten weight shapes (n, k) are
-left out whole and predicted; the catalogue's values are fitted on all.
+Each GPU and type of operands has four parameters: peak_frac, sustained_frac, half_k, half_intensity. Two more belong to
+a table and not to the GPU: the start of its kernels, and the casts of activations. Three in ten weight shapes (n, k)
+are left out whole and predicted; the catalogue's values are fitted on all.
 
 - Hopper, bf16: half_k and half_intensity are those probed on an H200, and sustained_frac is what leaves its rate.
 - Hopper, fp8: sustained_frac is what an H200's 23 probed products say; the rest is the table's.
@@ -64,8 +64,8 @@ class Row:
         """Where the rate comes from."""
         e = self.unseen
         return (
-            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); weight shapes left "
-            f"out: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
+            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); weight shapes "
+            f"left out: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
         )
 
 
@@ -95,11 +95,11 @@ def all_rows() -> list[Row]:
         if kind == "fp8":
             sustained[name] = row.fit.rate.sustained_frac
         rows.append(row)
-        e, large, rate = row.unseen, row.unseen_large, row.fit.rate
+        e, large, fit, rate = row.unseen, row.unseen_large, row.fit, row.fit.rate
         print(
             f"{name:12} {kind:10} {row.products:6,} {e.points:5} {e.median_frac:7.1%} {e.p90_frac:6.1%} "
             f"{large.median_frac:7.1%} {large.p90_frac:6.1%}   {rate.peak_frac:.3f} {rate.sustained_frac:.3f} "
-            f"{rate.half_k:5.0f} {rate.half_intensity:5.2f} {row.fit.start_s * 1e6:6.2f} us {row.fit.cast_bytes:5.2f} B",
+            f"{rate.half_k:5.0f} {rate.half_intensity:5.2f} {fit.start_s * 1e6:6.2f} us {fit.cast_bytes:5.2f} B",
             flush=True,
         )
     return rows
@@ -179,7 +179,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the rates into the catalogue")
     arguments = parser.parse_args()
     print("                              left out: all        of 100 GFLOP+   rate")
-    print("gpu          type     products shapes median    p90  median    p90   peak  sust. half_k  int.  start     casts")
+    print(
+        "gpu          type     products shapes median    p90  median    p90   peak  sust. half_k  int.  start     casts"
+    )
     rows = all_rows()
     if arguments.write:
         write(rows)

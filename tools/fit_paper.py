@@ -1,4 +1,4 @@
-"""Fit four parameters of the paper's runs on three of its numbers and two priors; the other claims are left for testing.
+"""Fit four parameters of the paper's runs on three of its numbers and two priors; the other claims are for testing.
 
     python tools/fit_paper.py
 

@@ -142,13 +142,13 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
 
     gpu, main = fit.gpu, next(part for part in fit.residuals if part.kind == "products")
     kind = kind_of(gpu, main.of)
-    rate = gpu.gemm[kind]
+    gemm = gpu.gemm[kind]
     values = {
         "gpu.sms": read(gpu.sms, "as torch reports it"),
         "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
-        f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(rate.peak_frac), main),
-        f"gpu.gemm.{kind}.half_k": fitted(four_digits(rate.half_k), main),
-        f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(rate.half_intensity), main),
+        f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(gemm.peak_frac), main),
+        f"gpu.gemm.{kind}.half_k": fitted(four_digits(gemm.half_k), main),
+        f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(gemm.half_intensity), main),
         f"gpu.gemm.{kind}.library": read(machine.software, "the software that was measured"),
         "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
         "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),

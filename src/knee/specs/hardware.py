@@ -160,7 +160,7 @@ class Gpu:
         return rate
 
     def gemm_rate(self, kind: GemmType) -> tuple[float, GemmRate]:
-        """Dense peak of a type of products, and what they reach; a type that was not measured reaches what 16 bit does."""
+        """Dense peak of a type of products, and what they reach: what 16 bit does where nobody has measured it."""
         rates = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "nvfp4": self.fp4_flop_per_s}
         peak = self.bf16_flop_per_s or self.fp16_flop_per_s if kind == "bf16" else rates[kind]
         if peak is None:
