@@ -167,7 +167,7 @@ def write(rows: list[Row]) -> None:
     for (gpu, kind), line in catalogue_lines(rows).items():
         path = GPUS / f"{CLUSTERS[gpu][1]}.toml"
         head, mark, rest = path.read_text(encoding="utf-8").partition(f"[{gpu}.gemm]\n")
-        changed, times = re.subn(rf"^{kind} = .*$", lambda _, line=line: line, rest, count=1, flags=re.MULTILINE)
+        changed, times = re.subn(rf"^{kind} = .*$", line.replace("\\", r"\\"), rest, count=1, flags=re.MULTILINE)
         if times != 1:
             raise SystemExit(f"{path} has no line {kind} in [{gpu}.gemm]")
         path.write_text(head + mark + changed, encoding="utf-8")

@@ -41,8 +41,8 @@ def free_cluster() -> Cluster:
         for name, rate in H100.gpu.attention.items()
     }
     ideal = GemmRate(peak_frac=1.0, tile_m=1, tile_n=1, half_k=1e-12, half_intensity=0.0)
-    gpu = replace(H100.gpu, attention=rates, sms=1, kernel_s=0.0, gemm={"bf16": ideal}, hbm_bytes=1e18, hbm_bytes_per_s=FAST,
-                  hbm_frac=1.0)  # fmt: skip
+    gpu = replace(H100.gpu, attention=rates, sms=1, kernel_s=0.0, gemm={"bf16": ideal}, hbm_bytes=1e18,
+                  hbm_bytes_per_s=FAST, hbm_frac=1.0)  # fmt: skip
     node = replace(H100.node, link_bytes_per_s=FAST, pair_bytes_per_s=FAST, hop_s=0.0, launch_scale=0.0)
     fabric = replace(H100.fabric, nic_bytes_per_s=FAST, hop_s=0.0, tree_level_s=0.0, tiers=())
     return replace(H100, gpu=gpu, node=node, fabric=fabric)
