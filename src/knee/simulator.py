@@ -21,6 +21,7 @@ from knee.cost.step_parts import (
     contention,
     groups_of,
     peak_column,
+    product_column,
     shapes_of,
 )
 from knee.energy.step_power import power_w, usd_per_mtoken
@@ -205,7 +206,7 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     keeps_fp8 = (table.precision == PRECISIONS.index("fp8")) & ~parts.modes.reshards
     eight_bit = np.where(keeps_fp8, whole, 0.0)
     operations = op.optimizer(whole / shards, table.state_bytes, cast, eight_bit, profile.kernels)
-    return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)
+    return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
 def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:

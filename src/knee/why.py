@@ -10,7 +10,7 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links, gather_s, ring_bandwidth, ring_turn_s
-from knee.cost.kernel_cost import operation_s
+from knee.cost.kernel_cost import GEMM_TYPES, operation_s
 from knee.cost.step_parts import product_column, shapes_of
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.catalog import Source
@@ -100,7 +100,7 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, peak, kernels = shapes_of(one), product_column(job.cluster, one), job.profile.kernels
+    s, types, kernels = shapes_of(one), product_column(one), job.profile.kernels
     c.add(
         0,
         "compute of one layer",
@@ -111,13 +111,16 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         "sum of its kernels, one microbatch, nothing beside it",
     )
     for o in op.layer_forward(job.model, s, kernels):
-        seconds = float(operation_s(gpu, job.profile, peak, o)[0])
+        seconds = float(operation_s(gpu, job.profile, types, o)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
     kernel = f"gpu.attention.{job.profile.attention}"
+    kind = GEMM_TYPES[types[0]]
+    product = f"gpu.gemm.{kind if kind in gpu.gemm else 'bf16'}"
     _constants(
         c,
         job,
-        f"gpu.gemm_frac gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        f"{product}.peak_frac {product}.sustained_frac {product}.half_k {product}.library gpu.kernel_s "
+        f"gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
         f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
         "step_overhead_s copy_frac reduce_copy_frac",
     )
@@ -212,6 +215,9 @@ def _constants(c: _Chain, job: Job, keys: str) -> None:
         if holder is None:  # no such limit
             continue
         unit = dimension(key.rpartition(".")[2])
+        if isinstance(holder, str):
+            c.constant(1, key, holder or "not stated")
+            continue
         c.constant(1, key, f"{holder:g}" if unit in (None, "frac") else show(float(holder), unit or ""))
 
 

@@ -15,7 +15,7 @@ from knee.budgets.frontier import PAYS_FRAC, bands_of, frontier_of, lost_by, mar
 from knee.budgets.model_family import family_of
 from knee.budgets.scaling_laws import batch_law, law_names, law_of
 from knee.budgets.throughput import Key, Rate, Rates
-from knee.specs.hardware import Cluster
+from knee.specs.hardware import Cluster, GemmRate
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
 from knee.specs.plan import Plan
@@ -40,9 +40,9 @@ def free_cluster() -> Cluster:
         )
         for name, rate in H100.gpu.attention.items()
     }
-    gpu = replace(H100.gpu, attention=rates, sms=1, gemm_frac=1.0, gemm_tile_m=1, gemm_tile_n=1, gemm_half_k=1e-12,
-                  kernel_s=0.0, gemm_half_intensity=0.0, hbm_bytes=1e18, hbm_bytes_per_s=FAST,
-                  hbm_frac=1.0)  # fmt: skip
+    ideal = GemmRate(peak_frac=1.0, tile_m=1, tile_n=1, half_k=1e-12, half_intensity=0.0)
+    gpu = replace(H100.gpu, attention=rates, sms=1, kernel_s=0.0, gemm={"bf16": ideal}, hbm_bytes=1e18,
+                  hbm_bytes_per_s=FAST, hbm_frac=1.0)  # fmt: skip
     node = replace(H100.node, link_bytes_per_s=FAST, pair_bytes_per_s=FAST, hop_s=0.0, launch_scale=0.0)
     fabric = replace(H100.fabric, nic_bytes_per_s=FAST, hop_s=0.0, tree_level_s=0.0, tiers=())
     return replace(H100, gpu=gpu, node=node, fabric=fabric)

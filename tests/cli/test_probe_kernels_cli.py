@@ -27,12 +27,13 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path, monke
     out = tmp_path / "mine.toml"
     result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", out)
     assert result.exit_code == 0, result.stderr
-    assert all(word in result.stdout for word in ("gpu.gemm_frac", "NVIDIA H200"))
+    assert all(word in result.stdout for word in ("gpu.gemm.bf16.peak_frac", "NVIDIA H200"))
     assert numbers(result.stderr)[0] == 1425
     loaded = load_cluster(str(out))
-    assert loaded.spec.gpu.gemm_frac == pytest.approx(0.727, abs=0.01)
-    assert 846 in numbers(loaded.sources["gpu.gemm_frac"].text)
-    assert loaded.sources["gpu.gemm_frac"].kind == "fitted"
+    rate = loaded.spec.gpu.gemm["bf16"]
+    assert rate.peak_frac * rate.sustained_frac == pytest.approx(0.727, abs=0.01)
+    assert 846 in numbers(loaded.sources["gpu.gemm.bf16.peak_frac"].text)
+    assert loaded.sources["gpu.gemm.bf16.peak_frac"].kind == "fitted"
     assert loaded.spec.node.launch_scale == pytest.approx(3.0, rel=0.05)
     assert "unfused" not in out.read_text()
     simulated = CliRunner().invoke(

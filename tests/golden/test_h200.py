@@ -32,8 +32,12 @@ def test_shapes_and_settings_that_the_fit_has_not_seen() -> None:
 
 def test_the_catalogue_has_what_the_readings_say() -> None:
     fitted = fit_kernels(read_readings(DATA / "kernels.jsonl"), H200.gpu, load_profile("eager").spec).gpu
-    for name in ("gemm_frac", "fp8_gemm_frac", "gemm_half_k", "kernel_s", "hbm_frac"):
+    for name in ("kernel_s", "hbm_frac"):
         assert getattr(H200.gpu, name) == pytest.approx(getattr(fitted, name), rel=0.02), name
+    for kind in ("bf16", "fp8"):
+        for name in ("peak_frac", "half_k"):
+            here, there = (getattr(gpu.gemm[kind], name) for gpu in (H200.gpu, fitted))
+            assert here == pytest.approx(there, rel=0.02), (kind, name)
     for kernel in ("flash2", "cudnn", "cutlass"):
         for name in ("forward_frac", "backward_frac", "half_seq_len", "half_rows", "head64_frac"):
             here, there = (getattr(gpu.attention[kernel], name) for gpu in (H200.gpu, fitted))
@@ -42,8 +46,11 @@ def test_the_catalogue_has_what_the_readings_say() -> None:
 
 def test_h100_is_the_same_chip_with_other_memory() -> None:
     h100: Gpu = load_cluster("dgx-h100").spec.gpu
-    for name in ("gemm_frac", "gemm_half_k", "kernel_s", "attention", "sms"):
+    for name in ("kernel_s", "attention", "sms"):
         assert getattr(h100, name) == getattr(H200.gpu, name)
+    for kind in ("bf16", "fp8", "fp8_block"):
+        here, there = h100.gemm[kind], H200.gpu.gemm[kind]
+        assert here.peak_frac * here.sustained_frac == pytest.approx(there.peak_frac * there.sustained_frac, rel=0.02)
 
 
 @pytest.mark.parametrize(("point", "read"), STEPS, ids=[r["key"] for _, r in STEPS])

@@ -30,11 +30,10 @@ RATE = AttentionRate(
     head64_frac=0.7,
     j_per_flop=BASE.attention["flash2"].j_per_flop,
 )
+GEMM = replace(BASE.gemm["bf16"], peak_frac=0.6, half_k=200.0, half_intensity=8.0)
 TRUE = replace(
     BASE,
-    gemm_frac=0.6,
-    gemm_half_k=200.0,
-    gemm_half_intensity=8.0,
+    gemm=BASE.gemm | {"bf16": GEMM},
     kernel_s=4e-6,
     hbm_frac=0.7,
     attention=BASE.attention | {"flash2": RATE},
@@ -60,7 +59,7 @@ MACHINE = Machine(
 
 def gemm_reading(gpu: Gpu, p: GemmPoint) -> float:
     m, n, k = (np.array([float(x)]) for x in (p.m, p.n, p.k))
-    return float(gemm_s(gpu, np.array([989e12]), m, n, k)[0])
+    return float(gemm_s(gpu, "bf16", m, n, k)[0])
 
 
 def attention_reading(gpu: Gpu, p: AttentionPoint) -> float:
@@ -93,8 +92,10 @@ def readings() -> Readings:
 
 def test_it_finds_the_truth(readings: Readings) -> None:
     fit = fit_kernels(readings, BASE, EAGER)
-    for name in ("gemm_frac", "gemm_half_k", "kernel_s", "hbm_frac"):
+    for name in ("kernel_s", "hbm_frac"):
         assert getattr(fit.gpu, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
+    for name in ("peak_frac", "half_k", "sustained_frac"):
+        assert getattr(fit.gpu.gemm["bf16"], name) == pytest.approx(getattr(GEMM, name), rel=0.03), name
     for name in RATE.__slots__:
         assert getattr(fit.gpu.attention["flash2"], name) == pytest.approx(getattr(RATE, name), rel=0.03), name
     assert fit.residuals[FitPart("products", "bf16")].p90_frac < 0.01

@@ -120,4 +120,4 @@ def test_values_are_shown_as_people_read_them() -> None:
     assert rows["node.hop_s"] == "5.00 µs"
     assert rows["node.nvls"] == "true"
     assert rows["fabric.tiers.0.nodes"] == "32"
-    assert rows["gpu.gemm_frac"] == f"{load_cluster('dgx-h100').spec.gpu.gemm_frac:g}"
+    assert rows["gpu.hbm_frac"] == f"{load_cluster('dgx-h100').spec.gpu.hbm_frac:g}"

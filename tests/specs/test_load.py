@@ -77,10 +77,10 @@ def test_a_model_file(tmp_path: Path) -> None:
 
 
 def test_a_file_that_inherits(tmp_path: Path) -> None:
-    text = 'base = "dgx-h100"\n[fabric]\nnic_bytes_per_s = "200 Gbit/s"\n[gpu]\ngemm_frac = "60%"\n'
+    text = 'base = "dgx-h100"\n[fabric]\nnic_bytes_per_s = "200 Gbit/s"\n[gpu]\nhbm_frac = "60%"\n'
     loaded = load_cluster(str(write(tmp_path, text, "slow.toml")))
     assert loaded.spec.fabric.nic_bytes_per_s == 25e9
-    assert loaded.spec.gpu.gemm_frac == pytest.approx(0.6)
+    assert loaded.spec.gpu.hbm_frac == pytest.approx(0.6)
     assert loaded.spec.gpu.sms == 132
     assert loaded.sources["fabric.nic_bytes_per_s"].kind == "user"
     assert loaded.sources["fabric.hop_s"].kind == "fitted"
@@ -117,7 +117,7 @@ kind = "infinband"
 [node]
 gpus = "eight"
 [gpu]
-gemm_frac = true
+hbm_frac = true
 [gpu.attention.flash4]
 forward_frac = 0.7
 backward_frac = 0.6
@@ -129,7 +129,7 @@ backward_frac = 0.6
         ("unknown-field", "fabric.nic_fraction"),
         ("unknown-choice", "fabric.kind"),
         ("not-a-number", "node.gpus"),
-        ("wrong-type", "gpu.gemm_frac"),
+        ("wrong-type", "gpu.hbm_frac"),
         ("unknown-choice", "gpu.attention.flash4"),
     }
     assert "nic_frac?" in error.message
@@ -270,17 +270,17 @@ def test_overrides_by_path_and_by_suffix() -> None:
         "dgx-h100",
         [
             ("fabric.nic_bytes_per_s", "200 Gbit/s"),
-            ("gemm_frac", "50%"),
+            ("hbm_frac", "50%"),
             ("nvls", "false"),
             ("node.gpus", "4"),
             ("usd_per_gpu_h", "2 USD/h"),
         ],
     )
     spec = loaded.spec
-    assert (spec.fabric.nic_bytes_per_s, spec.gpu.gemm_frac) == (25e9, 0.5)
+    assert (spec.fabric.nic_bytes_per_s, spec.gpu.hbm_frac) == (25e9, 0.5)
     assert (spec.node.nvls, spec.node.gpus) == (False, 4)
     assert spec.usd_per_gpu_h == 2.0
-    assert (loaded.sources["gpu.gemm_frac"].kind, loaded.sources["gpu.gemm_frac"].value) == ("user", "50%")
+    assert (loaded.sources["gpu.hbm_frac"].kind, loaded.sources["gpu.hbm_frac"].value) == ("user", "50%")
 
 
 @pytest.mark.parametrize("key", ["fabric.tiers.0.oversubscription", "tiers.0.oversubscription"])
@@ -331,7 +331,7 @@ def test_an_override_does_not_stay() -> None:
     [
         ("hop_s", "3 us", "ambiguous-field", "hop_s"),
         ("fabric.nic_byte_per_s", "3", "unknown-field", "fabric.nic_byte_per_s"),
-        ("gemm_frac", "1.5", "out-of-range", "gpu.gemm_frac"),
+        ("hbm_frac", "1.5", "out-of-range", "gpu.hbm_frac"),
         ("tiers", "none", "not-an-override", "fabric.tiers"),
     ],
 )
@@ -345,14 +345,14 @@ def test_split_overrides() -> None:
     model, cluster, profile, plan = split_overrides(
         [
             ("layers", "3"),
-            ("gpu.gemm_frac", "0.5"),
+            ("gpu.hbm_frac", "0.5"),
             ("profile.hop_scale", "2"),
             ("plan.tp_overlap_frac", "0.1"),
             ("tp", "2"),
         ]
     )
     assert model == (("layers", "3"),)
-    assert cluster == (("gpu.gemm_frac", "0.5"),)
+    assert cluster == (("gpu.hbm_frac", "0.5"),)
     assert profile == (("hop_scale", "2"),)
     assert plan == (("tp_overlap_frac", "0.1"), ("tp", "2"))
 

@@ -47,7 +47,7 @@ def probe_kernels(
 
     >>> import knee
     >>> mine = knee.probe_kernels("mine.toml", quick=True)  # doctest: +SKIP
-    >>> mine.fit.gpu.gemm_frac  # doctest: +SKIP
+    >>> mine.fit.gpu.gemm["bf16"].peak_frac  # doctest: +SKIP
     0.727
     """
     session = _session("kernels", out, base, quick, fresh, replay)

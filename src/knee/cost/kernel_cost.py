@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Floats, Ints
 from knee.specs.constants import constant
-from knee.specs.hardware import AttentionKernel, Gpu
+from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
 from knee.workload.operations import BYTES, Attention, Gemm, MemoryBound, Operation
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""
+GEMM_TYPES: tuple[GemmType, ...] = get_args(GemmType)
+OPERAND_BYTES: dict[GemmType, float] = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
+"""Of one element with its share of a scale: fp32 for 128 of block fp8, one byte for 16 of NVFP4."""
 _SPLITS = (1, 2, 4, 8)
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile
 
@@ -32,36 +36,44 @@ class Cost:
     """Launches, for the host."""
 
 
-def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
-    """Seconds of an (m x k)(k x n) product.
+def gemm_s(
+    gpu: Gpu, kind: GemmType, m: Floats, n: Floats, k: Floats, *, clock_frac: Floats | float | None = None
+) -> Floats:
+    """Seconds of an (m x k)(k x n) product of one type.
 
-    Formula: kernel_s + max( waves * tile_flop * sms / rate , (mk + kn + mn) bytes / hbm ), the best of a few tiles
-             and k-splits
-    Where:   waves = ceil(tiles * split / sms); rate = peak * gemm_frac * k/(k + half_k) * intensity of the tile
-    Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; the GPU's parameters as probed or
-             published
-    Valid:   dense 16-bit and fp8 products of training; not for tiny k
+    Formula: kernel_s + max( waves * tile_flop * sms / rate , bytes / hbm ), the best of a few tiles and k-splits
+    Where:   waves = ceil(tiles * split / sms); rate = peak * peak_frac * clock * k/(k + half_k) * intensity of the
+             tile; bytes = operand bytes * (mk + kn) + 2 mn; clock = sustained_frac, as in a training step, unless given
+    Source:  tile and wave quantisation as in NVIDIA's matrix-multiplication guide; rates per type and GPU in the
+             catalogue, most from measured products (tools/fit_gemm.py)
+    Valid:   products of training, from about 1 GFLOP and k of 512; the operands' casts are not in it
     """
+    peak, of = gpu.gemm_rate(kind)
     hbm = gpu.hbm_bytes_per_s * gpu.hbm_frac
-    operand_bytes = BYTES * (m * k + k * n + m * n)
-    half = gpu.gemm_half_intensity
-    full = gpu.gemm_tile_m * gpu.gemm_tile_n / (gpu.gemm_tile_m + gpu.gemm_tile_n)
+    clock = of.sustained_frac if clock_frac is None else clock_frac
+    moved = gemm_bytes(kind, m, n, k)
+    half = of.half_intensity
+    full = of.tile_m * of.tile_n / (of.tile_m + of.tile_n)
     best = np.full(np.broadcast(m, n, k).shape, np.inf)
     for fm, fn in _TILES:
-        tm, tn = gpu.gemm_tile_m * fm, gpu.gemm_tile_n * fn
+        tm, tn = of.tile_m * fm, of.tile_n * fn
         intensity = tm * tn / (tm + tn)
-        # smaller tiles load more operands per FLOP; relative to the largest tile, which gemm_frac describes
+        # smaller tiles load more operands per FLOP; relative to the largest tile, which peak_frac describes
         quality = (intensity / (intensity + half)) / (full / (full + half))
         tiles = np.ceil(m / tm) * np.ceil(n / tn)
+        rate = peak * of.peak_frac * clock * quality / gpu.sms
         for split in _SPLITS:
-            depth = k / split
             waves = np.ceil(tiles * split / gpu.sms)
-            rate = peak_flop_per_s * gpu.gemm_frac * quality / gpu.sms
-            math = waves * 2.0 * tm * tn * (depth + gpu.gemm_half_k) / rate
+            math = waves * 2.0 * tm * tn * (k / split + of.half_k) / rate
             # partial sums go through memory in fp32, written and read once
             partial = 0.0 if split == 1 else 8.0 * split * m * n
-            best = np.minimum(best, np.maximum(math, (operand_bytes + partial) / hbm))
+            best = np.minimum(best, np.maximum(math, (moved + partial) / hbm))
     return best + gpu.kernel_s
+
+
+def gemm_bytes(kind: GemmType, m: Floats, n: Floats, k: Floats) -> Floats:
+    """Memory traffic of a product: both operands once with their scales, the 16-bit result once."""
+    return OPERAND_BYTES[kind] * (m * k + k * n) + BYTES * m * n
 
 
 def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
@@ -103,26 +115,40 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
     return op.moved_bytes / rate + op.kernels * gpu.kernel_s
 
 
-def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation) -> Floats:
+def products_s(gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats]:
+    """Seconds and bytes of products whose type, an index of ``GEMM_TYPES``, is a column: the last axis."""
+    m, n, k, code = np.broadcast_arrays(m, n, k, types)
+    seconds, moved = np.empty(m.shape), np.empty(m.shape)
+    for index in np.unique(types):
+        kind, of = GEMM_TYPES[index], code == index
+        clock = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale
+        sides = (m[of], n[of], k[of])
+        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=clock), gemm_bytes(kind, *sides)
+    return seconds, moved
+
+
+def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation) -> Floats:
     """Seconds of any operation."""
     if isinstance(op, Gemm):
-        return gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, op.m, op.n, op.k)
+        return products_s(gpu, profile, types, op.m, op.n, op.k)[0]
     if isinstance(op, Attention):
         return attention_s(gpu, profile.attention, op)
     return stream_s(gpu, profile, op)
 
 
-def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[Operation]) -> Cost:
-    """Time, energy-relevant work and launches of operations that run one after another."""
-    time_s, flop, moved = (np.zeros_like(peak_flop_per_s) for _ in range(3))
+def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -> Cost:
+    """Time, energy-relevant work and launches of operations that run one after another; ``types`` is the column of
+    their products' types."""
+    time_s, flop, moved = (np.zeros(len(types)) for _ in range(3))
     kernels = 0.0
     gemms = [op for op in ops if isinstance(op, Gemm)]
     if gemms:
         # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
         m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        time_s = time_s + gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, m, n, k).sum(axis=0)
+        seconds, traffic = products_s(gpu, profile, types, m, n, k)
+        time_s = time_s + seconds.sum(axis=0)
         flop = flop + (2.0 * m * n * k).sum(axis=0)
-        moved = moved + (BYTES * (m * k + k * n + m * n)).sum(axis=0)
+        moved = moved + traffic.sum(axis=0)
         kernels += len(gemms)
     for op in ops:
         if isinstance(op, Attention):
@@ -133,4 +159,4 @@ def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[O
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
             kernels += op.kernels
-    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=np.full_like(peak_flop_per_s, kernels))
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=np.full(len(types), kernels))

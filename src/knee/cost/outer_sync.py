@@ -9,7 +9,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.cost.collective_cost import Links, all_reduce_s
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.step_parts import GroupPlacements, peak_column
+from knee.cost.step_parts import GroupPlacements, product_column
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan_table import PlanTable
@@ -65,7 +65,7 @@ def outer_sync_cost(
     message = t.reduce_bytes * stage_elements(model, table, t.layer.moved, t.embedding.moved, t.head.moved) / shards
     owned = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements) / shards
     apart = table.sync_every > 1
-    outer = cost_of(cluster.gpu, profile, peak_column(cluster, table), op.outer_optimizer(owned, profile.kernels))
+    outer = cost_of(cluster.gpu, profile, product_column(table), op.outer_optimizer(owned, profile.kernels))
     return OuterSync(
         message_bytes=message,
         all_reduce_s=all_reduce_s(Links.in_training(cluster, profile), g.exchange, message),

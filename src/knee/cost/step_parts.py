@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats, Ints
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
-from knee.cost.kernel_cost import Cost, cost_of
+from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
@@ -85,12 +85,10 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
     )
     few = table.rows(first)
     s = shapes_of(few)
-    peak = product_column(cluster, few)
+    products, half = product_column(few), half_column(few)
 
-    half = half_column(cluster, few)
-
-    def cost(ops: list[op.Operation], rate: Floats = peak) -> Cost:
-        found = cost_of(cluster.gpu, profile, rate, ops)
+    def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
+        found = cost_of(cluster.gpu, profile, types, ops)
         return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
 
     forward = op.layer_forward(model, s, profile.kernels)
@@ -114,17 +112,17 @@ def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
     return np.select([table.precision == c for c in used], list(used.values())).astype(np.float64)
 
 
-def product_column(cluster: Cluster, table: PlanTable) -> Floats:
-    """Peak that ``gemm_frac`` is a share of: fp8 products reach another share of theirs."""
-    gpu, eight = cluster.gpu, table.precision == PRECISIONS.index("fp8")
-    share = 1.0 if gpu.fp8_gemm_frac is None else gpu.fp8_gemm_frac / gpu.gemm_frac
-    return peak_column(cluster, table) * np.where(eight, share, 1.0)
+def product_column(table: PlanTable) -> Ints:
+    """Type of each plan's products, an index of ``GEMM_TYPES``."""
+    return _TYPE_OF[table.precision]
 
 
-def half_column(cluster: Cluster, table: PlanTable) -> Floats:
-    """Dense 16-bit peak where a plan is fp8: what its output projection runs at."""
-    eight = table.precision == PRECISIONS.index("fp8")
-    return np.where(eight, cluster.gpu.bf16_flop_per_s or cluster.gpu.fp16_flop_per_s, peak_column(cluster, table))
+def half_column(table: PlanTable) -> Ints:
+    """Type of a plan's output projection, which stays in 16 bit."""
+    return np.zeros_like(table.precision)
+
+
+_TYPE_OF = np.array([GEMM_TYPES.index("fp8" if p == "fp8" else "bf16") for p in PRECISIONS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

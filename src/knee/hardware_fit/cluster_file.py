@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from knee.errors import InputError, KneeError, argument
 from knee.files import scratch_folder, write_text
-from knee.hardware_fit.gemms import FEWEST
+from knee.hardware_fit.gemms import FEWEST, kind_of
 from knee.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
 from knee.hardware_fit.link_constants import link_values
 from knee.hardware_fit.power_constants import power_values
@@ -141,12 +141,15 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         return Value(value=value, kind="measured", source=f"{taken}: {what}")
 
     gpu, main = fit.gpu, next(part for part in fit.residuals if part.kind == "products")
+    kind = kind_of(gpu, main.of)
+    gemm = gpu.gemm[kind]
     values = {
         "gpu.sms": read(gpu.sms, "as torch reports it"),
         "gpu.hbm_bytes": read(f"{gpu.hbm_bytes / 2**20:.0f} MiB", "as torch reports it"),
-        "gpu.gemm_frac": fitted(four_digits(gpu.gemm_frac), main),
-        "gpu.gemm_half_k": fitted(four_digits(gpu.gemm_half_k), main),
-        "gpu.gemm_half_intensity": fitted(four_digits(gpu.gemm_half_intensity), main),
+        f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(gemm.peak_frac), main),
+        f"gpu.gemm.{kind}.half_k": fitted(four_digits(gemm.half_k), main),
+        f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(gemm.half_intensity), main),
+        f"gpu.gemm.{kind}.library": read(machine.software, "the software that was measured"),
         "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
         "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
     }
@@ -159,8 +162,8 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
             values[field] = read(best, "the best fp32 product, in place of a peak")
     fp8 = FitPart("products", "fp8")
     eight = fit.residuals.get(fp8)
-    if gpu.fp8_gemm_frac is not None and eight is not None and eight.points >= FEWEST:
-        values["gpu.fp8_gemm_frac"] = fitted(four_digits(gpu.fp8_gemm_frac), fp8)
+    if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST:
+        values["gpu.gemm.fp8.peak_frac"] = fitted(four_digits(gpu.gemm["fp8"].peak_frac), fp8)
     for kernel, rate in gpu.attention.items():
         if FitPart("attention", kernel, "forward") in fit.residuals:
             for field, value in asdict(rate).items():

@@ -1,4 +1,8 @@
-"""Readings of matrix products -> the four parameters of ``cost.kernel_cost.gemm_s``, and fp8's share of its peak."""
+"""Readings of matrix products -> the four parameters of ``cost.kernel_cost.gemm_s``, and fp8's share of its peak.
+
+A probe reads a settled GPU, under its power limit: what it finds is peak_frac * sustained_frac, and the base's share of
+the clock is taken for granted.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from knee.errors import InputError
 from knee.hardware_fit.least_squares import distance, minimum
 from knee.record.probe_points import GemmPoint, Record
 from knee.record.readings import Readings
-from knee.specs.hardware import Gpu
+from knee.specs.hardware import GemmType, Gpu
 
 FEWEST = 12
 """Products below which a fit would be of noise."""
@@ -36,9 +40,9 @@ class Gemms:
         m, n, k = (np.array([float(getattr(p, side)) for p, _ in pairs]) for side in ("m", "n", "k"))
         return cls(m, n, k, np.array([r["median_s"] for _, r in pairs]), [p.weight for p, _ in pairs])
 
-    def predict(self, gpu: Gpu, peak: float) -> Floats:
+    def predict(self, gpu: Gpu, kind: GemmType) -> Floats:
         """Seconds by the cost model."""
-        return gemm_s(gpu, np.full(len(self.m), peak), self.m, self.n, self.k)
+        return gemm_s(gpu, kind, self.m, self.n, self.k)
 
 
 def main_type(readings: Readings) -> str:
@@ -57,10 +61,9 @@ def gemms_of(readings: Readings, dtype: str) -> Gemms:
     return Gemms.of([(p, r) for p, r in readings.good("gemm") if p.dtype == dtype])
 
 
-def peak_of(gpu: Gpu, dtype: str) -> float:
-    """The peak that a type's products are held against; fp32 on a processor has the 16-bit one's place."""
-    rates = {"fp16": gpu.fp16_flop_per_s, "fp8": gpu.fp8_flop_per_s}
-    return rates.get(dtype) or gpu.bf16_flop_per_s or gpu.fp16_flop_per_s
+def kind_of(gpu: Gpu, dtype: str) -> GemmType:
+    """The type whose rates a reading is held against; fp32 on a processor has the 16-bit one's place."""
+    return "fp8" if dtype == "fp8" and gpu.fp8_flop_per_s is not None else "bf16"
 
 
 def with_peaks(readings: Readings, gpu: Gpu) -> Gpu:
@@ -72,18 +75,25 @@ def with_peaks(readings: Readings, gpu: Gpu) -> Gpu:
     return replace(gpu, fp16_flop_per_s=best, bf16_flop_per_s=best)
 
 
-def fit_gemms(products: Gemms, gpu: Gpu, peak: float, kept: Bools | None = None) -> Gpu:
-    """gemm_frac, gemm_half_k, gemm_half_intensity, kernel_s by least absolute relative error."""
+def with_rate(gpu: Gpu, kind: GemmType, **values: float) -> Gpu:
+    """A GPU whose products of one type have other values."""
+    return replace(gpu, gemm={**gpu.gemm, kind: replace(gpu.gemm_rate(kind)[1], **values)})  # type: ignore[arg-type]
+
+
+def fit_gemms(products: Gemms, gpu: Gpu, kind: GemmType, kept: Bools | None = None) -> Gpu:
+    """peak_frac, half_k, half_intensity, kernel_s by least absolute relative error."""
     chosen = slice(None) if kept is None else kept
+    peak, base = gpu.gemm_rate(kind)
 
     def made(x: Floats) -> Gpu:
         frac, half_k, half_intensity, kernel = (float(v) for v in x)
-        return replace(gpu, gemm_frac=frac, gemm_half_k=half_k, gemm_half_intensity=half_intensity, kernel_s=kernel)
+        rated = with_rate(gpu, kind, peak_frac=frac, half_k=half_k, half_intensity=half_intensity)
+        return replace(rated, kernel_s=kernel)
 
     def loss(x: Floats) -> float:
-        return distance(products.predict(made(x), peak)[chosen], products.measured_s[chosen])
+        return distance(products.predict(made(x), kind)[chosen], products.measured_s[chosen])
 
-    rates = 2.0 * products.m * products.n * products.k / products.measured_s / peak
+    rates = 2.0 * products.m * products.n * products.k / products.measured_s / peak / base.sustained_frac
     start = [float(np.quantile(rates[chosen], 0.8)), 128.0, 2.0, float(np.min(products.measured_s)) / 2]
     return made(minimum(loss, start, low=(0.01, 1.0, 0.1, 1e-8), high=(1.0, 2048.0, 64.0, 1e-4)))
 
@@ -94,8 +104,11 @@ def fit_fp8(readings: Readings, gpu: Gpu) -> Gpu:
     if gpu.fp8_flop_per_s is None or len(products.m) < FEWEST:
         return gpu
 
-    def loss(x: Floats) -> float:
-        return distance(products.predict(replace(gpu, gemm_frac=float(x[0])), peak), products.measured_s)
+    def made(x: Floats) -> Gpu:
+        return with_rate(gpu, "fp8", peak_frac=float(x[0]))
 
-    peak = gpu.fp8_flop_per_s
-    return replace(gpu, fp8_gemm_frac=float(minimum(loss, [gpu.gemm_frac], low=(0.01,), high=(1.0,))[0]))
+    def loss(x: Floats) -> float:
+        return distance(products.predict(made(x), "fp8"), products.measured_s)
+
+    start = gpu.gemm_rate("fp8")[1].peak_frac
+    return made(minimum(loss, [start], low=(0.01,), high=(1.0,)))

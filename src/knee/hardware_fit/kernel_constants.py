@@ -20,7 +20,7 @@ from knee.hardware_fit.attention import (
     rows_vary,
     setting_of,
 )
-from knee.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, main_type, peak_of, with_peaks
+from knee.hardware_fit.gemms import fit_fp8, fit_gemms, gemms_of, kind_of, main_type, with_peaks
 from knee.hardware_fit.memory_bound import fit_streams, stream_seconds
 from knee.hardware_fit.residuals import Residuals, held_back
 from knee.record.readings import Readings
@@ -77,7 +77,7 @@ def fit_kernels(readings: Readings, base: Gpu, profile: Profile) -> KernelFit:
     """The base GPU with what was measured in place of what its catalogue entry says."""
     main = main_type(readings)
     gpu = fit_streams(readings, with_peaks(readings, base))
-    gpu = fit_gemms(gemms_of(readings, main), gpu, peak_of(gpu, main))
+    gpu = fit_gemms(gemms_of(readings, main), gpu, kind_of(gpu, main))
     kernels = kernels_of(readings)
     gpu = replace(gpu, attention={**gpu.attention, **{k: fit_attention(readings, gpu, k) for k in kernels}})
     gpu = fit_fp8(readings, gpu)
@@ -100,9 +100,9 @@ def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
     away = held_back(products.settings)
     if not away.any() or away.all():
         return None
-    peak = peak_of(gpu, main)
-    fitted = fit_gemms(products, gpu, peak, ~away)
-    one = 2.0 * products.m * products.n * products.k / peak
+    kind = kind_of(gpu, main)
+    fitted = fit_gemms(products, gpu, kind, ~away)
+    one = 2.0 * products.m * products.n * products.k / gpu.gemm_rate(kind)[0]
     predicted, measured, flat = [], [], []
     for kernel in kernels_of(readings):
         hidden = held_settings(readings, kernel)
@@ -115,7 +115,7 @@ def held_out(readings: Readings, base: Gpu) -> HeldOutShapes | None:
             measured += list(seconds[unseen])
             flat += list((flop * np.median((seconds / flop)[~unseen]))[unseen])
     return HeldOutShapes(
-        gemm=Residuals.of(products.predict(fitted, peak)[away], products.measured_s[away]),
+        gemm=Residuals.of(products.predict(fitted, kind)[away], products.measured_s[away]),
         gemm_roofline=Residuals.of(
             (one * np.median((products.measured_s / one)[~away]))[away], products.measured_s[away]
         ),
@@ -134,8 +134,7 @@ def _residuals(readings: Readings, gpu: Gpu, profile: Profile) -> dict[FitPart, 
     found: dict[FitPart, Residuals] = {}
     for dtype in dict.fromkeys([main_type(readings), *(p.dtype for p, _ in readings.good("gemm"))]):
         products = gemms_of(readings, dtype)
-        chip = replace(gpu, gemm_frac=gpu.fp8_gemm_frac) if dtype == "fp8" and gpu.fp8_gemm_frac else gpu
-        predicted_s = products.predict(chip, peak_of(gpu, dtype))
+        predicted_s = products.predict(gpu, kind_of(gpu, dtype))
         found[FitPart("products", dtype)] = Residuals.of(predicted_s, products.measured_s)
     for kernel in kernels_of(readings):
         for forward in (True, False):

@@ -22,6 +22,7 @@ SMALLEST, LARGEST = 1e-30, 1e30
 UNKNOWN_FIELD, MISSING_FIELD, UNKNOWN_CHOICE = "unknown-field", "missing-field", "unknown-choice"
 NO_NUMBER, OUT_OF_RANGE, WRONG_TYPE = "not-a-number", "out-of-range", "wrong-type"
 """Codes of mistakes in files."""
+_KERNELS = frozenset(("attention", "gemm"))  # tables of kernels: an entry need not have all of them
 _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 
 
@@ -110,7 +111,7 @@ def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
     sources = {path: leaf.source for path, leaf in walk(tree) if path.rpartition(".")[2] != "name"}
     written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
     for path, field in fields_of(kind).items():
-        if path not in written and path.rpartition(".")[2] != "name" and ".attention." not in f".{path}":
+        if path not in written and path.rpartition(".")[2] != "name" and _KERNELS.isdisjoint(path.split(".")):
             sources[path] = Source(value=field.default, kind="assumed", text="not given: the field's default")
     return sources
 

@@ -11,6 +11,8 @@ SLOWEST_FLOP_PER_S = 1e9
 
 Precision = Literal["bf16", "fp16", "fp8"]
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "cutlass", "unfused"]
+GemmType = Literal["bf16", "fp8", "fp8_block", "nvfp4"]
+"""Operands of matrix products; fp16 has bf16's rates. fp8 is scaled by tensor, fp8_block by blocks of 128 x 128."""
 
 
 def _positive(where: str, spec: object, fields: tuple[str, ...]) -> None:
@@ -32,6 +34,32 @@ def _fraction(where: str, spec: object, fields: tuple[str, ...]) -> None:
         value = getattr(spec, name)
         if not 0 < value <= 1:
             raise out_of_range(f"{where}.{name}", value, "it must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmRate:
+    """What matrix products of one type reach on one GPU with one generation of libraries."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    peak_frac: float
+    """Fraction of the type's peak that a large product reaches while the power limit does not bind."""
+    sustained_frac: float = 1.0
+    """Rate inside a training step over that: the clock that the power limit leaves to products without end."""
+    tile_m: int = 128
+    tile_n: int = 256
+    """Largest output tile of one SM."""
+    half_k: float = 128.0
+    """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
+    half_intensity: float = 2.1
+    """FLOP per loaded element at which an output tile reaches half of its rate; smaller tiles load more per FLOP."""
+    library: str = ""
+    """Generation of the kernels that were measured; empty where the rate is assumed."""
+
+    def __post_init__(self) -> None:
+        _fraction("gemm", self, ("peak_frac", "sustained_frac"))
+        _positive("gemm", self, ("tile_m", "tile_n", "half_k"))
+        _not_negative("gemm", self, ("half_intensity",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +107,8 @@ class Gpu:
     bf16_flop_per_s: float | None = None
     """None where the chip has no bf16 tensor cores."""
     fp8_flop_per_s: float | None = None
-    gemm_frac: float
-    """Fraction of the peak that a large GEMM sustains inside a training step (clocks under the power cap)."""
-    fp8_gemm_frac: float | None = None
-    """The same of the fp8 peak; None where it is taken to be that of 16 bit."""
-    gemm_tile_m: int = 128
-    gemm_tile_n: int = 256
-    """Largest output tile of the GEMM kernels."""
-    gemm_half_k: float = 128.0
-    """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
-    gemm_half_intensity: float = 2.1
-    """FLOP per loaded element at which an output tile reaches half of its rate; smaller tiles load more per FLOP."""
+    fp4_flop_per_s: float | None = None
+    gemm: dict[GemmType, GemmRate]
     kernel_s: float = 2.6e-6
     """Time that any kernel takes on the device beside its work: start, fill, drain."""
     hbm_bytes: float
@@ -111,30 +130,16 @@ class Gpu:
     """Dynamic draw while collectives run alone: spinning SMs at full clocks, NVLink, the path to the NIC."""
 
     def __post_init__(self) -> None:
-        _positive(
-            "gpu",
-            self,
-            (
-                "sms",
-                "fp16_flop_per_s",
-                "hbm_bytes",
-                "hbm_bytes_per_s",
-                "tdp_w",
-                "idle_w",
-                "cap_sharpness",
-                "gemm_tile_m",
-                "gemm_tile_n",
-                "gemm_half_k",
-            ),
-        )
-        _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
-        if self.fp8_gemm_frac is not None:
-            _fraction("gpu", self, ("fp8_gemm_frac",))
-        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s"))
+        positive = ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w", "cap_sharpness")
+        _positive("gpu", self, positive)
+        _fraction("gpu", self, ("hbm_frac",))
+        _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "kernel_s"))
+        if "bf16" not in self.gemm:
+            raise FieldError("gpu.gemm.bf16", "is missing: every chip has 16-bit products", code="missing-field")
         if self.idle_w >= self.tdp_w:
             predicate = f"is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit"
             raise FieldError("gpu.idle_w", predicate, code="contradiction")
-        for name in ("bf16_flop_per_s", "fp8_flop_per_s"):
+        for name in ("bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s"):
             value = getattr(self, name)
             if value is not None and not value >= SLOWEST_FLOP_PER_S:
                 rule = "it must be at least 1 GFLOP/s, or left out where the chip has none"
@@ -153,6 +158,14 @@ class Gpu:
                 field="plan.precision",
             )
         return rate
+
+    def gemm_rate(self, kind: GemmType) -> tuple[float, GemmRate]:
+        """Dense peak of a type of products, and what they reach: what 16 bit does where nobody has measured it."""
+        rates = {"fp8": self.fp8_flop_per_s, "fp8_block": self.fp8_flop_per_s, "nvfp4": self.fp4_flop_per_s}
+        peak = self.bf16_flop_per_s or self.fp16_flop_per_s if kind == "bf16" else rates[kind]
+        if peak is None:
+            raise SpecError(f"{self.name} has no {kind} tensor cores", code="no-rate", field=f"gpu.gemm.{kind}")
+        return peak, self.gemm.get(kind, self.gemm["bf16"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

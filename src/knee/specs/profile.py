@@ -35,7 +35,7 @@ class Profile:
     step_overhead_s: float
     """Host work once a step (data, logging, grad-norm sync), GPU idle."""
     gemm_scale: float = 1.0
-    """This stack's GEMMs against the GPU's ``gemm_frac``."""
+    """This stack's GEMMs against the GPU's own."""
     stream_scale: float = 1.0
     """Time of this stack's memory-bound kernels over that of its kernel set."""
 

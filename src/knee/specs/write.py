@@ -26,7 +26,7 @@ def four_digits(value: float) -> float:
 
 
 def cluster_toml(base: str, values: Mapping[str, Value], *, comments: tuple[str, ...] = ()) -> str:
-    """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.gemm_frac``."""
+    """The file's text; keys of ``values`` are dotted field paths, such as ``gpu.hbm_frac``."""
     return _toml(base, values, comments)
 
 

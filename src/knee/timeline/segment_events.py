@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Ints
 from knee.cost.kernel_cost import operation_s
 from knee.cost.step_parts import half_column, product_column, shapes_of
 from knee.specs.hardware import Cluster
@@ -43,7 +43,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
     s, kinds = shapes_of(one), parts.profile.kernels
-    peak = product_column(cluster, one)
+    products = product_column(one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
     weight = op.layer_backward_weight(model, s, kinds)
@@ -65,18 +65,18 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         seconds = [float(x[0]) for x in parts.copies(parts.traffic.layer.moved)]
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
-    def seconds_of(o: op.Operation, rate: Floats) -> float:
-        return float(operation_s(cluster.gpu, parts.profile, rate, o)[0])
+    def seconds_of(o: op.Operation, types: Ints) -> float:
+        return float(operation_s(cluster.gpu, parts.profile, types, o)[0])
 
-    extra = [(o.name, share * seconds_of(o, peak)) for o in again] + extra
+    extra = [(o.name, share * seconds_of(o, products)) for o in again] + extra
 
-    def named(ops: Sequence[op.Operation], rate: Floats, more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
-        seconds = [(o.name, seconds_of(o, rate)) for o in ops] + list(more)
+    def named(ops: Sequence[op.Operation], types: Ints, more: Sequence[tuple[str, float]] = ()) -> tuple[Kernel, ...]:
+        seconds = [(o.name, seconds_of(o, types)) for o in ops] + list(more)
         total = sum(t for _, t in seconds) or 1.0
         return tuple(Kernel(name=n, share=t / total) for n, t in seconds if t > 0)
 
-    half = half_column(cluster, one)
-    return {"lead": named(ends[0], half), "layer": named(layer, peak, extra), "tail": named(ends[1], half)}
+    half = half_column(one)
+    return {"lead": named(ends[0], half), "layer": named(layer, products, extra), "tail": named(ends[1], half)}
 
 
 def _hidden_send(parts: StepParts, stage: int, layers: int, forward: bool) -> Timed:

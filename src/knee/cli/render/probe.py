@@ -345,6 +345,6 @@ def _shown(cluster: Any, path: str) -> str:
     for part in path.split("."):
         cluster = cluster.get(part) if isinstance(cluster, dict) else getattr(cluster, part, None)
     unit = units.dimension(path.rpartition(".")[2])
-    if cluster is None:
-        return "unknown"
+    if cluster is None or isinstance(cluster, str):
+        return cluster or "unknown"
     return units.show(cluster, unit, 4) if unit not in (None, "frac") else f"{cluster:g}"
