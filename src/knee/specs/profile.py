@@ -83,6 +83,8 @@ class Profile:
     """Kept for backward by an RMSNorm for each element of its input; None: what its kernels keep."""
     logit_bytes: float | None = None
     """Held for each logit when backward begins; None: what its kernels hold."""
+    loss_parallel: bool = True
+    """The loss works on the part of the vocabulary that a tensor-parallel rank has; else every rank gathers all logits."""
     packed_qkv: bool = False
     """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
     keeps_gathered: bool = False

@@ -52,6 +52,6 @@ def norm_bytes(model: Model, profile: Profile) -> float:
 
 def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
-    losses keep 16-bit logits and one fp32 copy."""
+    losses keep 16-bit logits and one fp32 copy. Without loss parallelism all of them stand on every rank."""
     per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved == "eager" else 2.0 + 4.0)
-    return per_logit * s.tokens * model.vocab / s.tp
+    return per_logit * s.tokens * model.vocab / (s.tp if profile.loss_parallel else 1.0)
