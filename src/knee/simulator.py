@@ -198,10 +198,14 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
     whole = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements)
-    # FSDP casts its shard on the way into the gather; whole fp32 parameters are cast in every forward
-    casts = ~parts.modes.gathers & (table.state_bytes > PARAMETER_BYTES)
-    cast = np.where(casts, whole * table.microbatches, 0.0)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, profile.kernels)
+    # FSDP casts its shard on the way into the gather, whole parameters are cast in every forward; others keep 16 bit
+    keeps = parts.modes.zero1 if profile.casts_weights else ~parts.modes.gathers
+    cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), whole / shards, 0.0)
+    # gradients that stay whole are summed over microbatches
+    alone = (shards == 1.0) & parts.modes.gathers
+    kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reshards, 0.0, t.reduce_bytes))
+    summed = kept_bytes * whole * (table.microbatches - 1.0)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, profile.kernels)
     return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)
 
 

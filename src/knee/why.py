@@ -100,7 +100,7 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, peak, kernels = shapes_of(one), product_column(job.cluster, one), job.profile.kernels
+    s, peak, kernels = shapes_of(one, casts=job.profile.casts_weights), product_column(job.cluster, one), job.profile.kernels
     c.add(
         0,
         "compute of one layer",
@@ -111,7 +111,7 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         "sum of its kernels, one microbatch, nothing beside it",
     )
     for o in op.layer_forward(job.model, s, kernels):
-        seconds = float(operation_s(gpu, job.profile, peak, o)[0])
+        seconds = float(operation_s(gpu, job.profile, peak, o, float(w.compute.clock_frac[0]))[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
     kernel = f"gpu.attention.{job.profile.attention}"
     _constants(
@@ -133,7 +133,7 @@ def _formula(o: op.Operation, seconds: float) -> str:
         return f"GEMM {m:,.0f} x {n:,.0f} x {k:,.0f}: {2 * m * n * k / seconds / 1e12:,.0f} TFLOP/s (tiles, waves, HBM)"
     if isinstance(o, op.Attention):
         return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal"
-    return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {o.kernels} kernels"
+    return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
 
 
 def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:

@@ -30,6 +30,8 @@ class Cost:
     """HBM traffic, for the energy model."""
     kernels: Floats
     """Launches, for the host."""
+    clocked_s: Floats
+    """Part of the time that follows the clock: products and attention, at the highest clock."""
 
 
 def gemm_s(gpu: Gpu, peak_flop_per_s: Floats, m: Floats, n: Floats, k: Floats) -> Floats:
@@ -84,6 +86,12 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
+def attention_clock(gpu: Gpu, kernel: AttentionKernel) -> float:
+    """Clock at which the kernel's rates were measured, over the highest."""
+    own = gpu.attention[kernel].clock_frac
+    return gpu.gemm_clock_frac if own is None else own
+
+
 def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
     """Energy of an operation of that kernel over that of a matrix product."""
     energy = gpu.attention[kernel].j_per_flop
@@ -103,34 +111,39 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
     return op.moved_bytes / rate + op.kernels * gpu.kernel_s
 
 
-def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation) -> Floats:
-    """Seconds of any operation."""
+def operation_s(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, op: Operation, clock: float = 1.0) -> Floats:
+    """Seconds of any operation at a share of the highest clock."""
     if isinstance(op, Gemm):
-        return gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, op.m, op.n, op.k)
+        rate = peak_flop_per_s * profile.gemm_scale * clock / gpu.gemm_clock_frac
+        return gemm_s(gpu, rate, op.m, op.n, op.k)
     if isinstance(op, Attention):
-        return attention_s(gpu, profile.attention, op)
+        return attention_s(gpu, profile.attention, op) * (attention_clock(gpu, profile.attention) / clock)
     return stream_s(gpu, profile, op)
 
 
 def cost_of(gpu: Gpu, profile: Profile, peak_flop_per_s: Floats, ops: Sequence[Operation]) -> Cost:
-    """Time, energy-relevant work and launches of operations that run one after another."""
-    time_s, flop, moved = (np.zeros_like(peak_flop_per_s) for _ in range(3))
-    kernels = 0.0
+    """Time at the highest clock, energy-relevant work and launches of operations that run one after another."""
+    time_s, flop, moved, clocked = (np.zeros_like(peak_flop_per_s) for _ in range(4))
+    kernels: float | Floats = 0.0
     gemms = [op for op in ops if isinstance(op, Gemm)]
     if gemms:
         # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
         m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
-        time_s = time_s + gemm_s(gpu, peak_flop_per_s * profile.gemm_scale, m, n, k).sum(axis=0)
+        rate = peak_flop_per_s * profile.gemm_scale / gpu.gemm_clock_frac
+        time_s = time_s + gemm_s(gpu, rate, m, n, k).sum(axis=0)
+        clocked = time_s - len(gemms) * gpu.kernel_s
         flop = flop + (2.0 * m * n * k).sum(axis=0)
         moved = moved + (BYTES * (m * k + k * n + m * n)).sum(axis=0)
         kernels += len(gemms)
     for op in ops:
         if isinstance(op, Attention):
-            time_s = time_s + attention_s(gpu, profile.attention, op)
+            seconds = attention_s(gpu, profile.attention, op) * attention_clock(gpu, profile.attention)
+            time_s, clocked = time_s + seconds, clocked + seconds
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
             kernels += attention_launches(profile, forward=op.forward)
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
             kernels += op.kernels
-    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=np.full_like(peak_flop_per_s, kernels))
+    kernel_column = np.zeros_like(peak_flop_per_s) + kernels
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernel_column, clocked_s=clocked)

@@ -56,12 +56,16 @@ class AttentionRate:
     """Rate at head size 64 over that at 128."""
     unaligned_frac: float = 1.0
     """Rate at head sizes that are no multiple of 8, which tensor cores cannot load in whole vectors, over its own."""
+    clock_frac: float | None = None
+    """Clock at which these rates were measured, over the highest; None where it is that of the matrix products."""
     j_per_flop: float | None = None
     """Dynamic energy of one operation; None where it is taken to be that of a matrix product."""
 
     def __post_init__(self) -> None:
         _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
         _not_negative("attention", self, ("half_seq_len", "backward_half_seq_len", "half_rows", "j_per_flop"))
+        if self.clock_frac is not None:
+            _fraction("attention", self, ("clock_frac",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,11 @@ class Gpu:
     """Fraction of the peak that a large GEMM sustains inside a training step (clocks under the power cap)."""
     fp8_gemm_frac: float | None = None
     """The same of the fp8 peak; None where it is taken to be that of 16 bit."""
+    gemm_clock_frac: float = 1.0
+    """Clock at which that was measured, over the highest: the board's limit holds products below it. 1 where it is not
+    known: the clock is then never above that of the measurement."""
+    gemm_cap_w: float | None = None
+    """Board limit under which that was measured; None where it is ``tdp_w``."""
     gemm_tile_m: int = 128
     gemm_tile_n: int = 256
     """Largest output tile of the GEMM kernels."""
@@ -127,7 +136,9 @@ class Gpu:
                 "gemm_half_k",
             ),
         )
-        _fraction("gpu", self, ("gemm_frac", "hbm_frac"))
+        _fraction("gpu", self, ("gemm_frac", "hbm_frac", "gemm_clock_frac"))
+        if self.gemm_cap_w is not None and self.gemm_cap_w <= self.idle_w:
+            raise out_of_range("gpu.gemm_cap_w", self.gemm_cap_w, "a board's limit is above its idle draw")
         if self.fp8_gemm_frac is not None:
             _fraction("gpu", self, ("fp8_gemm_frac",))
         _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "gemm_half_intensity", "kernel_s"))

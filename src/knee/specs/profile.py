@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
-Kernels = Literal["eager", "compiled", "fused"]
+Kernels = Literal["eager", "native", "compiled", "native_compiled", "fused"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -21,7 +21,8 @@ class Profile:
 
     name: str
     kernels: Kernels
-    """Memory-bound kernels: eager pays each of them, compiled and fused pay what is left after fusion."""
+    """Memory-bound kernels: eager pays each of them, native has torch's own fused ones, compiled and fused pay what is
+    left after fusion."""
     saves: Kernels | None = None
     """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
     attention: AttentionKernel
@@ -89,6 +90,8 @@ class Profile:
     """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
     keeps_gathered: bool = False
     """Sequence parallelism keeps the gathered inputs of its products for backward, and does not gather them again."""
+    casts_weights: bool = False
+    """Whole fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does; else a 16-bit copy is kept."""
     keeps_half_gradients: bool = False
     """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
 

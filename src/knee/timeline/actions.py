@@ -93,6 +93,7 @@ def local_comms(
     def blocking(seconds: Floats) -> LocalComm:
         return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)
 
+    times = tp_messages.LOSS_ALL_REDUCES if profile.loss_parallel else 1
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     forward = tp(tp_messages.LAYER_FORWARD).plus(forward_cp)
     backward = tp(tp_messages.layer_backward(profile)).plus(backward_cp)
@@ -101,7 +102,7 @@ def local_comms(
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
         layer_backward=backward.plus(forward.times(table.repeats_frac)),
-        head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(tp_messages.LOSS_ALL_REDUCES * comm.tp_loss)),
+        head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
     )
 

@@ -42,7 +42,7 @@ def scripts_of(
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
-    s, kinds = shapes_of(one), parts.profile.kernels
+    s, kinds = shapes_of(one, casts=parts.profile.casts_weights), parts.profile.kernels
     peak = product_column(cluster, one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
@@ -52,9 +52,9 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
     again = [o for o in forward if not selective or isinstance(o, op.Attention)] if action[0] == "B" else []
     share = 1.0 if selective else float(one.repeats_frac[0])
-    ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds))
+    ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":
-        ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
+        ends = (op.head_backward(model, s, kinds, loss_parallel=parts.profile.loss_parallel), op.embedding_backward(model, s))
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
     reshards = bool(parts.modes.reshards[0])
     if reshards:  # every microbatch gathers and reduces
@@ -66,7 +66,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, rate: Floats) -> float:
-        return float(operation_s(cluster.gpu, parts.profile, rate, o)[0])
+        return float(operation_s(cluster.gpu, parts.profile, rate, o, float(parts.compute.clock_frac[0]))[0])
 
     extra = [(o.name, share * seconds_of(o, peak)) for o in again] + extra
 

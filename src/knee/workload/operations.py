@@ -33,6 +33,8 @@ class Shapes:
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
+    casts: Floats
+    """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class MemoryBound:
 
     name: str
     moved_bytes: Floats
-    kernels: int
+    kernels: int | Floats
     rate: str = "hbm"
     """"hbm", or one of FSDP's copies: "copy_out", "copy_in"."""
 
@@ -73,6 +75,7 @@ class MemoryBound:
 Operation = Gemm | Attention | MemoryBound
 
 BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
+_NORMS = 2  # weights of a layer that no product has
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
 
@@ -139,12 +142,22 @@ def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operat
     return [MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
 
 
+def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
+    """16-bit copies of a layer's fp32 weights, and the casts of their gradients."""
+    if not np.any(s.casts):
+        return []
+    passes, weights = passes_of(kernels, "cast"), _projections(model, s, kernels)
+    elements = sum(out * inner for _, out, inner in weights)
+    moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
+    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _NORMS) * s.casts)]
+
+
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, forward."""
     gemms: list[Operation] = [
         Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
     ]
-    casts = _casts(model, s, kernels, 1)
+    casts = [*_casts(model, s, kernels, 1), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
@@ -159,7 +172,10 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
 
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
-    return [Gemm(name=f"{n}_wgrad", m=out, n=inner, k=s.tokens) for n, out, inner in _projections(model, s, kernels)]
+    gemms: list[Operation] = [
+        Gemm(name=f"{n}_wgrad", m=out, n=inner, k=s.tokens) for n, out, inner in _projections(model, s, kernels)
+    ]
+    return [*gemms, *_weight_casts(model, s, kernels, backward=True)]
 
 
 def embedding_forward(model: Model, s: Shapes) -> list[Operation]:
@@ -173,9 +189,11 @@ def embedding_backward(model: Model, s: Shapes) -> list[Operation]:
     return [MemoryBound(name="embedding", moved_bytes=(2 * s.tokens * model.hidden + 2 * table) * BYTES, kernels=2)]
 
 
-def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
-    """Final norm, output projection and loss; the vocabulary is cut by tp (loss parallel)."""
+def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
+    """Final norm, output projection and loss. The projection's vocabulary is cut by tp, and so is that of the loss where
+    it is parallel; else every rank has the loss of all of it."""
     vocab = model.vocab / s.tp
+    logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
@@ -183,17 +201,18 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
         ),
         Gemm(name="logits", m=s.tokens, n=vocab, k=hidden),
-        MemoryBound(name="loss", moved_bytes=loss.forward * s.tokens * vocab * BYTES, kernels=loss.forward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.forward * logits * BYTES, kernels=loss.forward_kernels),
     ]
 
 
-def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
+def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
     """Backward of loss, output projection and final norm."""
     vocab = model.vocab / s.tp
+    logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
-        MemoryBound(name="loss", moved_bytes=loss.backward * s.tokens * vocab * BYTES, kernels=loss.backward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
         Gemm(name="logits_dgrad", m=s.tokens, n=hidden, k=vocab),
         Gemm(name="logits_wgrad", m=vocab, n=hidden, k=s.tokens),
         MemoryBound(
@@ -202,12 +221,15 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     ]
 
 
-def optimizer(parameters: Floats, state_bytes: Floats, cast: Floats, kernels: Kernels) -> list[Operation]:
-    """The gradient norm, clipping and AdamW over the parameters a rank owns; ``cast`` of them have a 16-bit copy that
-    is made anew in forward and a gradient that is cast back."""
-    clip, adamw, casts = (passes_of(kernels, name) for name in ("clip", "adamw", "cast"))
+def optimizer(
+    parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, kernels: Kernels
+) -> list[Operation]:
+    """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that is
+    written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches."""
+    clip, adamw, casts, sums = (passes_of(kernels, name) for name in ("clip", "adamw", "cast", "accumulate"))
     states = parameters * state_bytes
-    moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
+    moved = (clip.forward + adamw.forward) * states + adamw.backward * BYTES * parameters
+    moved = moved + casts.forward * BYTES * cast + sums.forward * summed_bytes
     return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 
 

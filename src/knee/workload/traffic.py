@@ -75,6 +75,8 @@ class Traffic:
     """Bytes of a gradient element on the wire."""
     tp_bytes: Floats
     """Activations of a microbatch across the tensor-parallel group."""
+    logits_bytes: Floats
+    """Logits of a microbatch, which are gathered where the loss is not parallel."""
     cp_bytes: Floats
     """Keys and values: the whole sequence for an all-gather, one block for a ring step."""
     pp_bytes: Floats
@@ -107,6 +109,7 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         head=ParameterTraffic(elements=head_traffic.elements + copy, moved=head_traffic.moved + copy),
         reduce_bytes=np.where(fp32, 4.0, 2.0),
         tp_bytes=tokens * model.hidden * BYTES,
+        logits_bytes=tokens * model.vocab * BYTES,
         cp_bytes=kv_tokens * 2.0 * kv * BYTES,
         pp_bytes=tokens * model.hidden * BYTES / split,
     )
