@@ -110,14 +110,17 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         + " backward",
         "sum of its kernels, one microbatch, nothing beside it",
     )
+    clock = float(w.compute.clock_frac[0])
+    limit = f"what the board's limit of {show(gpu.tdp_w, 'w')} leaves to products and attention while they compute"
+    c.add(1, "clock", f"{clock:.1%}", limit if clock < 1 else "the highest, or that at which gemm_frac was measured")
     for o in op.layer_forward(job.model, s, kernels):
-        seconds = float(operation_s(gpu, job.profile, peak, o, float(w.compute.clock_frac[0]))[0])
+        seconds = float(operation_s(gpu, job.profile, peak, o, clock)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
     kernel = f"gpu.attention.{job.profile.attention}"
     _constants(
         c,
         job,
-        f"gpu.gemm_frac gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        f"gpu.gemm_frac gpu.gemm_clock_frac gpu.gemm_cap_w gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
         f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
         "step_overhead_s copy_frac reduce_copy_frac",
     )

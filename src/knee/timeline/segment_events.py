@@ -107,8 +107,10 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
 
     kv = _keys_and_values(parts, stage, forward)
     if forward:
-        one = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32")
-        loss = [(one, float(comm.tp_loss[0]))] * tp_messages.LOSS_ALL_REDUCES
+        one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
+        if not parts.profile.loss_parallel:
+            one, times = message("all_gather", float(parts.traffic.logits_bytes[0])), 1
+        loss = [(one, float(comm.tp_loss[0]))] * times
         return {
             "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
             "layer": _normal([*exchange(tp_messages.LAYER_FORWARD), *kv, *send]),
