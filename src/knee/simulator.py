@@ -22,6 +22,7 @@ from knee.cost.step_parts import (
     groups_of,
     peak_column,
     shapes_of,
+    step_total,
 )
 from knee.energy.step_power import power_w, usd_per_mtoken
 from knee.specs.defaults import DEFAULT_CONVENTION
@@ -275,8 +276,11 @@ def _results(
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
     exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
-    idle = step.idle_s + profile.step_overhead_s
-    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s
+    # the host launches the optimizer too: where that takes longer than the device has work, the device waits
+    launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
+    host = np.maximum(parts.launch_s * launches - step.pipeline_s - optimizer.time_s, 0.0) + profile.step_overhead_s
+    idle = step.idle_s + host
+    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
     # replicas that meet every few steps: the mean of those steps
     step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)

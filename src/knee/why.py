@@ -100,7 +100,11 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, peak, kernels = shapes_of(one, casts=job.profile.casts_weights), product_column(job.cluster, one), job.profile.kernels
+    s, peak, kernels = (
+        shapes_of(one, casts=job.profile.casts_weights),
+        product_column(job.cluster, one),
+        job.profile.kernels,
+    )
     c.add(
         0,
         "compute of one layer",
@@ -120,7 +124,8 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     _constants(
         c,
         job,
-        f"gpu.gemm_frac gpu.gemm_clock_frac gpu.gemm_cap_w gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        "gpu.gemm_frac gpu.gemm_clock_frac gpu.gemm_cap_w "
+        f"gpu.gemm_half_k gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
         f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
         "step_overhead_s copy_frac reduce_copy_frac",
     )

@@ -34,9 +34,9 @@ def clock_frac(gpu: Gpu, work: Work) -> Floats:
     """Clock while a plan computes, over the highest.
 
     Formula: the x <= 1 with  idle + (E x + B) / ((C/x + M)(1 + bubble) + H) = cap
-    Where:   E = flop * J/FLOP at the highest clock, B = bytes * J/B, C clocked and M other seconds, H what the host adds
+    Where:   E = flop * J/FLOP at the highest clock, B = bytes * J/B, C clocked and M other seconds, H the host's more
     Source:  data/h200/power.jsonl: products draw 1.08 pJ/FLOP at 1,980 MHz and 0.85 at 1,476, in proportion to the
-             clock within 5%; products at 50 to 100% of the time leave 1,969 to 1,476 MHz, this form within 3%
+             clock within 5%; products at 50 to 100% of the time leave 1,969 to 1,476 MHz, this form within 5%
     Valid:   means over many steps; communication counts neither as time nor as draw, as it draws about the mean
     """
     free = _clock(gpu, work, gpu.tdp_w)

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats, Ints
+from knee.cost.clock import Work, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, ring_bandwidth, send_s
 from knee.cost.kernel_cost import Cost, cost_of
-from knee.cost.clock import Work, clock_frac
 from knee.cost.placement import GroupPlacement, nodes_apart, place
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
@@ -28,7 +29,7 @@ from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
 def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
-    """What the kernels of each plan depend on; ``casts`` where the profile casts whole fp32 weights in every forward."""
+    """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
     tokens = table.micro_tokens.astype(np.float64)
     ring = table.cp_method == CP_METHODS.index("ring")
     return op.Shapes(
@@ -88,7 +89,7 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
 def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
     """Products and attention at a share of the highest clock; memory-bound kernels do not follow it."""
     longer = 1.0 / clock - 1.0
-    slow = {
+    slow: dict[str, Any] = {
         f.name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
         for f in fields(ComputeCosts)
         if isinstance(cost := getattr(costs, f.name), Cost)
@@ -96,26 +97,34 @@ def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
     return replace(costs, **slow, attention_forward_s=costs.attention_forward_s / clock, clock_frac=clock)
 
 
-def step_clock(
-    model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts
-) -> Floats:
+def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Floats:
+    """A field of the costs over one step of a GPU, mean over stages."""
+    forward, back, weight = (
+        getattr(cost, name) for cost in (c.layer_forward, c.layer_backward_input, c.layer_backward_weight)
+    )
+    ends = sum(
+        getattr(cost, name) for cost in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
+    )
+    layers = model.layers * ((1.0 + table.repeats_frac) * forward + back + weight)
+    return np.asarray((layers + ends) * table.microbatches / table.pp, dtype=np.float64)
+
+
+def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
     """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
-    full = table.repeats_frac
-    passes, ends = model.layers * table.microbatches / table.pp, table.microbatches / table.pp
-    layer = (c.layer_forward, c.layer_backward_input, c.layer_backward_weight)
-    others = (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
+    full, passes = table.repeats_frac, model.layers * table.microbatches / table.pp
 
     def total(name: str) -> Floats:
-        forward, back, weight = (getattr(cost, name) for cost in layer)
-        return passes * ((1.0 + full) * forward + back + weight) + ends * sum(getattr(cost, name) for cost in others)
+        return step_total(model, table, c, name)
 
-    # fp8 halves the bits that a layer's products multiply
+    # fp8 halves the bits that a layer's products multiply; attention stays in 16
     eight = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 0.0)
-    products = passes * sum((1.0 + full * (cost is layer[0])) * cost.flop for cost in layer)
-    products = products - passes * c.attention_forward_flop * (3.5 + full)
+    layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
+    products = passes * (layer - c.attention_forward_flop * (3.5 + full))
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
     owned = parameter_count(model) / (table.tp * table.pp * shards)
-    updated = cost_of(cluster.gpu, profile, owned, op.optimizer(owned, table.state_bytes, 0.0 * owned, 0.0 * owned, profile.kernels))
+    updated = cost_of(
+        cluster.gpu, profile, owned, op.optimizer(owned, table.state_bytes, 0.0 * owned, 0.0 * owned, profile.kernels)
+    )
     work = Work(
         clocked_s=total("clocked_s"),
         other_s=total("time_s") - total("clocked_s") + updated.time_s,

@@ -85,7 +85,7 @@ class Profile:
     logit_bytes: float | None = None
     """Held for each logit when backward begins; None: what its kernels hold."""
     loss_parallel: bool = True
-    """The loss works on the part of the vocabulary that a tensor-parallel rank has; else every rank gathers all logits."""
+    """The loss works on a tensor-parallel rank's part of the vocabulary; else every rank gathers all logits."""
     packed_qkv: bool = False
     """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
     keeps_gathered: bool = False

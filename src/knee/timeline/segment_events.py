@@ -54,7 +54,10 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     share = 1.0 if selective else float(one.repeats_frac[0])
     ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":
-        ends = (op.head_backward(model, s, kinds, loss_parallel=parts.profile.loss_parallel), op.embedding_backward(model, s))
+        ends = (
+            op.head_backward(model, s, kinds, loss_parallel=parts.profile.loss_parallel),
+            op.embedding_backward(model, s),
+        )
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
     reshards = bool(parts.modes.reshards[0])
     if reshards:  # every microbatch gathers and reduces

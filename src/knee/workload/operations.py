@@ -190,8 +190,8 @@ def embedding_backward(model: Model, s: Shapes) -> list[Operation]:
 
 
 def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
-    """Final norm, output projection and loss. The projection's vocabulary is cut by tp, and so is that of the loss where
-    it is parallel; else every rank has the loss of all of it."""
+    """Final norm, output projection and loss. The projection's vocabulary is cut by tp, and so is that of a parallel
+    loss; else every rank has the loss of all of it."""
     vocab = model.vocab / s.tp
     logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
@@ -224,8 +224,8 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
 def optimizer(
     parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, kernels: Kernels
 ) -> list[Operation]:
-    """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that is
-    written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches."""
+    """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that
+    is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches."""
     clip, adamw, casts, sums = (passes_of(kernels, name) for name in ("clip", "adamw", "cast", "accumulate"))
     states = parameters * state_bytes
     moved = (clip.forward + adamw.forward) * states + adamw.backward * BYTES * parameters
