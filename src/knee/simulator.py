@@ -204,7 +204,7 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), whole / shards, 0.0)
     # gradients that stay whole are summed over microbatches
     alone = (shards == 1.0) & parts.modes.gathers
-    kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reshards, 0.0, t.reduce_bytes))
+    kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
     summed = kept_bytes * whole * (table.microbatches - 1.0)
     operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, profile.kernels)
     return cost_of(cluster.gpu, profile, peak_column(cluster, table), operations)

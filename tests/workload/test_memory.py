@@ -277,3 +277,9 @@ def test_casts_of_recomputed_layers_are_not_kept() -> None:
 def test_without_loss_parallelism_every_rank_holds_all_logits() -> None:
     whole, cut = (memory(job(tp=4, profile=replace(EAGER, loss_parallel=p))) for p in (False, True))
     assert whole.logits_bytes[0] == pytest.approx(4 * cut.logits_bytes[0])
+
+
+def test_zero2_keeps_a_part_of_the_gradients() -> None:
+    one, two = (memory(job(sharding=s, dp_shard=8, microbatches=4)) for s in ("zero1", "zero2"))
+    check(one, gradients=4 * N)
+    check(two, gradients=4 * N / 8, weights=float(one.weights_bytes[0]), optimizer=float(one.optimizer_bytes[0]))

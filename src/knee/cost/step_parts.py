@@ -46,10 +46,10 @@ def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
 
 
 def casts_weights(table: PlanTable) -> Bools:
-    """Plans whose parameters are whole and fp32: one GPU, or DDP. FSDP casts its shard, ZeRO-1 keeps a 16-bit copy."""
+    """Plans whose parameters are whole and fp32: one GPU, or DDP. FSDP casts its shard, ZeRO keeps a 16-bit copy."""
     whole = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp) == 1
-    zero1 = table.sharding == SHARDINGS.index("zero1")
-    return np.asarray(whole & ~zero1 & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
+    copied = (table.sharding == SHARDINGS.index("zero1")) | (table.sharding == SHARDINGS.index("zero2"))
+    return np.asarray(whole & ~copied & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
 
 
 def distinct(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> tuple[Ints, Ints]:

@@ -362,8 +362,8 @@ def backward_pass(
         carried_replicate_s=zero,
         kappa=parts.kappa[i],
         shares_wire=parts.shares_wire[i],
-        # resharding plans reduce in every microbatch and hand nothing on
-        waits_at_end=~rows.early | parts.modes.reshards[i],
+        # plans that reduce in every microbatch hand nothing on
+        waits_at_end=~rows.early | parts.modes.reduces_often[i],
     )
 
 

@@ -32,6 +32,9 @@ class Modes:
     reshards: Bools
     """Gathered again in backward and for each microbatch (ZeRO-3)."""
     zero1: Bools
+    """Parameters are whole and gathered once a step, after the optimizer has updated its part (ZeRO-1 and ZeRO-2)."""
+    reduces_often: Bools
+    """Gradients are reduced in every microbatch, and a part of them is kept (ZeRO-2 and ZeRO-3)."""
     ddp: Bools
 
     @classmethod
@@ -41,7 +44,8 @@ class Modes:
         return cls(
             gathers=code["fsdp"] | code["hsdp"] | code["fsdp_no_reshard"],
             reshards=code["fsdp"] | code["hsdp"],
-            zero1=code["zero1"],
+            zero1=code["zero1"] | code["zero2"],
+            reduces_often=code["fsdp"] | code["hsdp"] | code["zero2"],
             ddp=code["ddp"],
         )
 
