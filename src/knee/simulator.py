@@ -23,6 +23,7 @@ from knee.cost.step_parts import (
     peak_column,
     product_column,
     shapes_of,
+    step_total,
 )
 from knee.energy.step_power import power_w, usd_per_mtoken
 from knee.specs.defaults import DEFAULT_CONVENTION
@@ -199,13 +200,16 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
     whole = stage_elements(model, table, t.layer.elements, t.embedding.elements, t.head.elements)
-    # FSDP casts its shard on the way into the gather, and ZeRO-1 keeps parameters in 16 bit; DDP's whole fp32 ones are
-    # cast in every forward
-    casts = parts.modes.ddp & (table.state_bytes > PARAMETER_BYTES)
-    cast = np.where(casts, whole * table.microbatches, 0.0)
+    # FSDP casts its shard on the way into the gather, whole parameters are cast in every forward; others keep 16 bit
+    keeps = parts.modes.zero1 if profile.casts_weights else ~parts.modes.gathers
+    cast = np.where(keeps & (table.state_bytes > PARAMETER_BYTES), whole / shards, 0.0)
+    # gradients that stay whole are summed over microbatches
+    alone = (shards == 1.0) & parts.modes.gathers
+    kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
+    summed = kept_bytes * whole * (table.microbatches - 1.0)
     keeps_fp8 = (table.precision == PRECISIONS.index("fp8")) & ~parts.modes.reshards
     eight_bit = np.where(keeps_fp8, whole, 0.0)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, eight_bit, profile.kernels)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, eight_bit, profile.kernels)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
@@ -265,8 +269,11 @@ def _results(
     straggler = profile.straggler_frac * expected_maximum(table.gpus) * step.compute_s
     exposed = step.exposed_s + comm.norm + late + straggler + outer_sync.comm_s
     compute = step.compute_s + optimizer.time_s + outer_sync.compute_s
-    idle = step.idle_s + profile.step_overhead_s
-    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s
+    # the host launches the optimizer too: where that takes longer than the device has work, the device waits
+    launches = step_total(model, table, parts.compute, "kernels") + optimizer.kernels
+    host = np.maximum(parts.launch_s * launches - step.pipeline_s - optimizer.time_s, 0.0) + profile.step_overhead_s
+    idle = step.idle_s + host
+    step_s = step.pipeline_s + optimizer.time_s + comm.norm + late + straggler + host
     # replicas that meet every few steps: the mean of those steps
     step_s = step_s + outer_sync.comm_s + outer_sync.compute_s
     tokens = table.global_batch * table.seq_len.astype(np.float64)

@@ -113,8 +113,8 @@ def comm_loads(w: EvaluatedStep) -> tuple[CommLoad, ...]:
 def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     """Gathers and reductions: a message a layer, and one for what the root group of a stage holds besides."""
     t, step, stages = w.traffic, w.step, float(w.table.pp[0])
-    every, ddp = bool(w.modes.reshards[0]), bool(w.modes.ddp[0])
-    often = float(w.table.microbatches[0]) if every else 1.0
+    every, ddp, m = bool(w.modes.reshards[0]), bool(w.modes.ddp[0]), float(w.table.microbatches[0])
+    often = m if w.modes.reduces_often[0] else 1.0
     embedding, head = float(t.embedding.moved[0]), float(t.head.moved[0])
     ends = {"root": (1.0, embedding + head)}
     if stages > 1:
@@ -140,7 +140,8 @@ def _parameter_loads(w: EvaluatedStep) -> list[Row]:
     reduced, replicated = (1.0 - share) * step.reduce_load_s[0], share * step.reduce_load_s[0]
     width = float(t.reduce_bytes[0])
     passes, once = dict.fromkeys(messages, often), dict.fromkeys(messages, 1.0)
-    gathered, gather_s = passes | {"layer": 2.0 * often if every else 1.0}, step.gather_load_s[0] + w.late_gather_s[0]
+    gathered = (passes if every else once) | {"layer": 2.0 * m if every else 1.0}
+    gather_s = step.gather_load_s[0] + w.late_gather_s[0]
     shards = 1.0 if ddp else float(w.groups.shard.ranks[0])
     # DDP's replicas that do not meet in every step leave its context-parallel ranks
     copies = "cp" if w.table.sync_every[0] > 1 else "dp_replicate"
@@ -174,13 +175,15 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
         return layers + sum(map(count, ENDS)) * end_passes
 
     gathers, scatters = calls(attrgetter("gathers")) * sp, calls(attrgetter("scatters")) * sp
-    all_reduces, of_loss = calls(attrgetter("all_reduces")) * (not sp), LOSS_ALL_REDUCES * end_passes
+    all_reduces, parallel = calls(attrgetter("all_reduces")) * (not sp), w.profile.loss_parallel
+    of_loss, loss_s = (LOSS_ALL_REDUCES if parallel else 1) * end_passes, float(comm.tp_loss[0])
+    of_loss_bytes = 4.0 * tokens if parallel else float(w.traffic.logits_bytes[0])
     exchange, reduction = float(comm.tp_gather[0]), float(comm.tp_all_reduce[0])
     rows: list[Row] = [
         ("all_gather", "tp", tp, gathers, size, gathers * exchange),
         ("reduce_scatter", "tp", tp, scatters, size, scatters * exchange),
         ("all_reduce", "tp", tp, all_reduces, size, all_reduces * reduction),
-        ("all_reduce", "tp", tp, of_loss, 4.0 * tokens, of_loss * float(comm.tp_loss[0])),
+        ("all_reduce" if parallel else "all_gather", "tp", tp, of_loss, of_loss_bytes, of_loss * loss_s),
         *_context_loads(w, layer_passes, again),
         ("send_recv", "pp", 2, sends, float(w.traffic.pp_bytes[0]), sends * hidden),
     ]

@@ -100,7 +100,7 @@ _EVERY_MODEL = ("residual", "loss", "clip", "adamw")
 
 def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     one, gpu = w.table, job.cluster.gpu
-    s, types, kernels = shapes_of(one), product_column(one), job.profile.kernels
+    s, types, kernels = shapes_of(one, casts=job.profile.casts_weights), product_column(one), job.profile.kernels
     c.add(
         0,
         "compute of one layer",
@@ -110,8 +110,11 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         + " backward",
         "sum of its kernels, one microbatch, nothing beside it",
     )
+    clock = float(w.compute.clock_frac[0])
+    limit = f"what the board's limit of {show(gpu.tdp_w, 'w')} leaves to products and attention while they compute"
+    c.add(1, "clock", f"{clock:.1%}", limit if clock < 1 else "the highest, or that at which gemm_frac was measured")
     for o in op.layer_forward(job.model, s, kernels):
-        seconds = float(operation_s(gpu, job.profile, types, o)[0])
+        seconds = float(operation_s(gpu, job.profile, types, o, clock)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
     kernel = f"gpu.attention.{job.profile.attention}"
     kind = GEMM_TYPES[types[0]]
@@ -119,8 +122,8 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     _constants(
         c,
         job,
-        f"{product}.peak_frac {product}.sustained_frac {product}.half_k {product}.library gpu.kernel_s "
-        f"gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
+        f"{product}.peak_frac {product}.sustained_frac {product}.half_k {product}.library gpu.gemm_clock_frac "
+        f"gpu.gemm_cap_w gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
         f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
         "step_overhead_s copy_frac reduce_copy_frac",
     )
@@ -136,7 +139,7 @@ def _formula(o: op.Operation, seconds: float) -> str:
         return f"GEMM {m:,.0f} x {n:,.0f} x {k:,.0f}: {2 * m * n * k / seconds / 1e12:,.0f} TFLOP/s (tiles, waves, HBM)"
     if isinstance(o, op.Attention):
         return f"{o.flop[0] / 1e9:,.1f} GFLOP at {o.flop[0] / seconds / 1e12:,.0f} TFLOP/s, causal"
-    return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {o.kernels} kernels"
+    return f"{show(float(o.moved_bytes[0]), 'bytes')} moved in {int(np.max(o.kernels))} kernels"
 
 
 def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:

@@ -96,7 +96,7 @@ def test_it_finds_the_truth(readings: Readings) -> None:
         assert getattr(fit.gpu, name) == pytest.approx(getattr(TRUE, name), rel=0.03), name
     for name in ("peak_frac", "half_k", "sustained_frac"):
         assert getattr(fit.gpu.gemm["bf16"], name) == pytest.approx(getattr(GEMM, name), rel=0.03), name
-    for name in RATE.__slots__:
+    for name in set(RATE.__slots__) - {"clock_frac"}:  # a power probe tells it
         assert getattr(fit.gpu.attention["flash2"], name) == pytest.approx(getattr(RATE, name), rel=0.03), name
     assert fit.residuals[FitPart("products", "bf16")].p90_frac < 0.01
     assert fit.residuals[FitPart("attention", "flash2", "backward")].worst_frac < 0.02

@@ -153,8 +153,9 @@ def test_nanotrons_layer_and_loss() -> None:
 def test_stages_by_cost_leave_fewer_layers_to_the_last() -> None:
     """131,072 words cost 4 of 16 layers: the first of two stages has 11 of them, and two microbatches in flight."""
     model = replace(LLAMA_7B, layers=16, hidden=2048, ffn=8192, vocab=131_072)
-    by_cost = replace(EAGER, deals_by_cost=True)
-    one, other = (memory(job(model=model, pp=2, microbatches=8, recompute="full", profile=p)) for p in (EAGER, by_cost))
+    lean = replace(EAGER, logit_bytes=2.0)  # the first stage is the fullest
+    by_cost = replace(lean, deals_by_cost=True)
+    one, other = (memory(job(model=model, pp=2, microbatches=8, recompute="full", profile=p)) for p in (lean, by_cost))
     held = 2 * chunk_layers(16, 2, 4.0)[0] * 2 * 2048 * TOKENS
     work = layer_of(model)
     assert other.activations_bytes[0] == pytest.approx(held + work)
@@ -258,3 +259,27 @@ def test_no_stage_needs_more_than_what_is_reported(schedule: str) -> None:
 
 def test_the_models_shape_is_what_the_hand_counts_assume() -> None:
     assert (LLAMA_7B.hidden, LLAMA_7B.ffn, LLAMA_7B.layers, LLAMA_7B.vocab) == (4096, 11008, 32, 32000)
+
+
+def test_one_gpu_sums_gradients_in_the_type_of_its_states() -> None:
+    """A GPU alone has nobody to reduce with: 2 bytes a parameter with 16-bit states, whatever would be reduced."""
+    for sharding in ("fsdp", "fsdp_no_reshard"):
+        m = memory(job(sharding=sharding, state_dtype="bf16", microbatches=2))
+        check(m, weights=2 * N, gradients=2 * N, optimizer=4 * N)
+
+
+def test_casts_of_recomputed_layers_are_not_kept() -> None:
+    kept, again = (memory(job(recompute=r)) for r in ("none", "full"))
+    check(kept, weights=6 * N)
+    check(again, weights=4 * N + 2 * ENDS)
+
+
+def test_without_loss_parallelism_every_rank_holds_all_logits() -> None:
+    whole, cut = (memory(job(tp=4, profile=replace(EAGER, loss_parallel=p))) for p in (False, True))
+    assert whole.logits_bytes[0] == pytest.approx(4 * cut.logits_bytes[0])
+
+
+def test_zero2_keeps_a_part_of_the_gradients() -> None:
+    one, two = (memory(job(sharding=s, dp_shard=8, microbatches=4)) for s in ("zero1", "zero2"))
+    check(one, gradients=4 * N)
+    check(two, gradients=4 * N / 8, weights=float(one.weights_bytes[0]), optimizer=float(one.optimizer_bytes[0]))

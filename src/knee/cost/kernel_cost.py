@@ -34,6 +34,8 @@ class Cost:
     """HBM traffic, for the energy model."""
     kernels: Floats
     """Launches, for the host."""
+    clocked_s: Floats
+    """Part of the time that follows the clock: products and attention, at the highest clock."""
 
 
 def gemm_s(
@@ -96,6 +98,12 @@ def attention_s(gpu: Gpu, kernel: AttentionKernel, op: Attention) -> Floats:
     return op.flop / (peak * frac * narrow) * (1.0 + half / op.seq_len) * (1.0 + rate.half_rows / op.rows)
 
 
+def attention_clock(gpu: Gpu, kernel: AttentionKernel) -> float:
+    """Clock at which the kernel's rates were measured, over the highest."""
+    own = gpu.attention[kernel].clock_frac
+    return gpu.gemm_clock_frac if own is None else own
+
+
 def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
     """Energy of an operation of that kernel over that of a matrix product."""
     energy = gpu.attention[kernel].j_per_flop
@@ -115,48 +123,55 @@ def stream_s(gpu: Gpu, profile: Profile, op: MemoryBound) -> Floats:
     return op.moved_bytes / rate + op.kernels * gpu.kernel_s
 
 
-def products_s(gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats) -> tuple[Floats, Floats]:
-    """Seconds and bytes of products whose type, an index of ``GEMM_TYPES``, is a column: the last axis."""
+def products_s(
+    gpu: Gpu, profile: Profile, types: Ints, m: Floats, n: Floats, k: Floats, clock: float = 1.0
+) -> tuple[Floats, Floats]:
+    """Seconds at a share of the highest clock and bytes of products whose type, an index of ``GEMM_TYPES``, is a
+    column: the last axis."""
     m, n, k, code = np.broadcast_arrays(m, n, k, types)
     seconds, moved = np.empty(m.shape), np.empty(m.shape)
     for index in np.unique(types):
         kind, of = GEMM_TYPES[index], code == index
-        clock = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale
+        # the sustained rate was measured at the clock that the board's limit left
+        rate = gpu.gemm_rate(kind)[1].sustained_frac * profile.gemm_scale * clock / gpu.gemm_clock_frac
         sides = (m[of], n[of], k[of])
-        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=clock), gemm_bytes(kind, *sides)
+        seconds[of], moved[of] = gemm_s(gpu, kind, *sides, clock_frac=rate), gemm_bytes(kind, *sides)
     return seconds, moved
 
 
-def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation) -> Floats:
-    """Seconds of any operation."""
+def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: float = 1.0) -> Floats:
+    """Seconds of any operation at a share of the highest clock."""
     if isinstance(op, Gemm):
-        return products_s(gpu, profile, types, op.m, op.n, op.k)[0]
+        return products_s(gpu, profile, types, op.m, op.n, op.k, clock)[0]
     if isinstance(op, Attention):
-        return attention_s(gpu, profile.attention, op)
+        return attention_s(gpu, profile.attention, op) * (attention_clock(gpu, profile.attention) / clock)
     return stream_s(gpu, profile, op)
 
 
 def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -> Cost:
-    """Time, energy-relevant work and launches of operations that run one after another; ``types`` is the column of
-    their products' types."""
-    time_s, flop, moved = (np.zeros(len(types)) for _ in range(3))
-    kernels = 0.0
+    """Time at the highest clock, energy-relevant work and launches of operations that run one after another; ``types``
+    is the column of their products' types."""
+    time_s, flop, moved, clocked = (np.zeros(len(types)) for _ in range(4))
+    kernels: float | Floats = 0.0
     gemms = [op for op in ops if isinstance(op, Gemm)]
     if gemms:
         # all products at once: pricing one costs a hundred NumPy calls, whatever the number of shapes
         m, n, k = (np.stack([getattr(op, side) for op in gemms]) for side in ("m", "n", "k"))
         seconds, traffic = products_s(gpu, profile, types, m, n, k)
         time_s = time_s + seconds.sum(axis=0)
+        clocked = time_s - len(gemms) * gpu.kernel_s
         flop = flop + (2.0 * m * n * k).sum(axis=0)
         moved = moved + traffic.sum(axis=0)
         kernels += len(gemms)
     for op in ops:
         if isinstance(op, Attention):
-            time_s = time_s + attention_s(gpu, profile.attention, op)
+            seconds = attention_s(gpu, profile.attention, op) * attention_clock(gpu, profile.attention)
+            time_s, clocked = time_s + seconds, clocked + seconds
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
             kernels += attention_launches(profile, forward=op.forward)
         elif isinstance(op, MemoryBound):
             time_s = time_s + stream_s(gpu, profile, op)
             moved = moved + op.moved_bytes
             kernels += op.kernels
-    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=np.full(len(types), kernels))
+    kernel_column = np.zeros(len(types)) + kernels
+    return Cost(time_s=time_s, flop=flop, moved_bytes=moved, kernels=kernel_column, clocked_s=clocked)

@@ -6,12 +6,14 @@ Compute depends on few things (tokens, tp, cp, precision, ...), so it is evaluat
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats, Ints
+from knee.cost.clock import Work, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
@@ -19,15 +21,16 @@ from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import CP_METHODS, PRECISIONS
+from knee.specs.plan import CP_METHODS, PRECISIONS, SHARDINGS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload import operations as op
+from knee.workload.parameters import parameter_count
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
 
-def shapes_of(table: PlanTable) -> op.Shapes:
-    """What the kernels of each plan depend on."""
+def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
+    """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
     tokens = table.micro_tokens.astype(np.float64)
     eight_bit = table.precision == PRECISIONS.index("fp8")
     ring = table.cp_method == CP_METHODS.index("ring")
@@ -40,8 +43,16 @@ def shapes_of(table: PlanTable) -> op.Shapes:
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),
-        casts_weights=np.where(eight_bit & Modes.of(table).reshards, 1.0, 0.0),
+        casts_to_fp8=np.where(eight_bit & Modes.of(table).reshards, 1.0, 0.0),
+        casts=np.where(casts_weights(table) & casts, 1.0, 0.0),
     )
+
+
+def casts_weights(table: PlanTable) -> Bools:
+    """Plans whose parameters are whole and fp32: one GPU, or DDP. FSDP casts its shard, ZeRO keeps a 16-bit copy."""
+    whole = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp) == 1
+    copied = (table.sharding == SHARDINGS.index("zero1")) | (table.sharding == SHARDINGS.index("zero2"))
+    return np.asarray(whole & ~copied & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
 
 
 def distinct(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> tuple[Ints, Ints]:
@@ -68,10 +79,68 @@ class ComputeCosts:
     attention_forward_s: Floats
     """Of the layer's forward, for selective recomputation and for ring steps."""
     attention_forward_flop: Floats
+    clock_frac: Floats
+    """Clock that the board's limit leaves, over the highest."""
 
 
 def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
-    """Evaluate each segment once per distinct shape."""
+    """Evaluate each segment once per distinct shape, and slow it down to the clock that the plan's draw leaves."""
+    fastest = _fastest_costs(model, cluster, profile, table)
+    return at_clock(fastest, step_clock(model, cluster, profile, table, fastest))
+
+
+def at_clock(costs: ComputeCosts, clock: Floats) -> ComputeCosts:
+    """Products and attention at a share of the highest clock; memory-bound kernels do not follow it."""
+    longer = 1.0 / clock - 1.0
+    slow: dict[str, Any] = {
+        f.name: replace(cost, time_s=cost.time_s + longer * cost.clocked_s)
+        for f in fields(ComputeCosts)
+        if isinstance(cost := getattr(costs, f.name), Cost)
+    }
+    return replace(costs, **slow, attention_forward_s=costs.attention_forward_s / clock, clock_frac=clock)
+
+
+def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Floats:
+    """A field of the costs over one step of a GPU, mean over stages."""
+    forward, back, weight = (
+        getattr(cost, name) for cost in (c.layer_forward, c.layer_backward_input, c.layer_backward_weight)
+    )
+    ends = sum(
+        getattr(cost, name) for cost in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
+    )
+    layers = model.layers * ((1.0 + table.repeats_frac) * forward + back + weight)
+    return np.asarray((layers + ends) * table.microbatches / table.pp, dtype=np.float64)
+
+
+def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTable, c: ComputeCosts) -> Floats:
+    """The clock at which a plan's compute draws no more than the board's limit (``energy.clock``)."""
+    full, passes = table.repeats_frac, model.layers * table.microbatches / table.pp
+
+    def total(name: str) -> Floats:
+        return step_total(model, table, c, name)
+
+    # fp8 halves the bits that a layer's products multiply; attention stays in 16
+    eight = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 0.0)
+    layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
+    products = passes * (layer - c.attention_forward_flop * (3.5 + full))
+    shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
+    owned = parameter_count(model) / (table.tp * table.pp * shards)
+    none = 0.0 * owned
+    steps = op.optimizer(owned, table.state_bytes, none, none, none, profile.kernels)
+    updated = cost_of(cluster.gpu, profile, product_column(table), steps)
+    work = Work(
+        clocked_s=total("clocked_s"),
+        other_s=total("time_s") - total("clocked_s") + updated.time_s,
+        flop=total("flop") - eight * products,
+        moved_bytes=total("moved_bytes") + updated.moved_bytes,
+        bubble_frac=(table.pp - 1.0) / (table.microbatches * table.virtual_stages),
+        host_s=total("kernels") * profile.launch_s * cluster.node.launch_scale,
+    )
+    return clock_frac(cluster.gpu, work)
+
+
+def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
+    """Each segment at the highest clock."""
     first, kind = distinct(
         table.micro_tokens,
         table.micro_batch,
@@ -82,9 +151,10 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
         table.sequence_parallel,
         table.precision,
         (table.precision == PRECISIONS.index("fp8")) & Modes.of(table).reshards,
+        casts_weights(table),
     )
     few = table.rows(first)
-    s = shapes_of(few)
+    s = shapes_of(few, casts=profile.casts_weights)
     products, half = product_column(few), half_column(few)
 
     def cost(ops: list[op.Operation], types: Ints = products) -> Cost:
@@ -99,10 +169,11 @@ def compute_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanT
         layer_forward=cost(forward),
         layer_backward_input=cost(op.layer_backward_input(model, s, profile.kernels)),
         layer_backward_weight=cost(op.layer_backward_weight(model, s, profile.kernels)),
-        head_forward=cost(op.head_forward(model, s, profile.kernels), half),
-        head_backward=cost(op.head_backward(model, s, profile.kernels), half),
+        head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
+        head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
         attention_forward_s=attention.time_s,
         attention_forward_flop=attention.flop,
+        clock_frac=np.ones(len(table)),
     )
 
 
@@ -194,7 +265,7 @@ class CommCosts:
     """All-gather or reduce-scatter of a microbatch's activations (sequence parallel)."""
     tp_all_reduce: Floats
     tp_loss: Floats
-    """One of the small reductions of the parallel loss."""
+    """One of the small reductions of the parallel loss, or the gather of all logits."""
     cp_gather: Floats
     cp_send: Floats
     pp_send: Floats
@@ -242,7 +313,9 @@ def comm_costs(
         **over(replicate, "replicate"),
         tp_gather=gather_s(links, g.tp, t.tp_bytes) + tp_wait,
         tp_all_reduce=all_reduce_s(links, g.tp, t.tp_bytes) + tp_wait,
-        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64)),
+        tp_loss=all_reduce_s(links, g.tp, 4.0 * table.micro_tokens.astype(np.float64))
+        if profile.loss_parallel
+        else gather_s(links, g.tp, t.logits_bytes),
         cp_gather=gather_s(links, g.cp, t.cp_bytes),
         cp_send=np.where(table.cp > 1, send(g.cp, t.cp_bytes, "cp"), 0.0),
         pp_send=np.where(table.pp > 1, send(g.pp, t.pp_bytes, "pp"), 0.0),

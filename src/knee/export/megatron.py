@@ -68,6 +68,13 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of Megatron-LM says."""
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
+    if plan.sharding == "zero2":
+        raise cannot(
+            TOOL,
+            "plan.sharding",
+            "its distributed optimizer keeps gradients whole until the last microbatch",
+            "the nearest plan it can run has --sharding zero1",
+        )
     if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
         raise cannot(
             TOOL,

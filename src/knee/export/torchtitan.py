@@ -66,11 +66,11 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
     refuse_rare_exchange(launch, plan)
-    if plan.sharding == "zero1":
+    if plan.sharding in ("zero1", "zero2"):
         raise cannot(
             TOOL,
             "plan.sharding",
-            "it has no mode that shards optimizer states alone",
+            "it has no mode that shards optimizer states, or gradients too, and keeps parameters whole",
             "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too",
         )
     if plan.sharding == "ddp" and plan.cp > 1:

@@ -153,6 +153,11 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
         "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
     }
+    if machine.power_limit_w is not None:
+        values["gpu.gemm_cap_w"] = read(f"{machine.power_limit_w:g} W", "the enforced limit")
+        if machine.power_limit_w != gpu.gemm_cap_w:
+            # a known clock is that of another limit
+            values["gpu.gemm_clock_frac"] = read(1.0, "its clock under this limit is taken as the highest")
     if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
         streamed = f"{four_digits(gpu.hbm_bytes_per_s / 1e9)} GB/s"
         values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
@@ -167,8 +172,8 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
     for kernel, rate in gpu.attention.items():
         if FitPart("attention", kernel, "forward") in fit.residuals:
             for field, value in asdict(rate).items():
-                # `knee probe power` tells the energy; rows that did not vary tell nothing of themselves
-                if field == "j_per_flop" or (field == "half_rows" and not fit.rows_vary[kernel]):
+                # `knee probe power` tells energy and clock; rows that did not vary tell nothing of themselves
+                if field in ("j_per_flop", "clock_frac") or (field == "half_rows" and not fit.rows_vary[kernel]):
                     continue
                 part = FitPart("attention", kernel, "backward" if "backward" in field else "forward")
                 values[f"gpu.attention.{kernel}.{field}"] = fitted(four_digits(value), part)

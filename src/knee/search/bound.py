@@ -35,8 +35,9 @@ def least_step_s(model: Model, cluster: Cluster, profile: Profile, table: PlanTa
     local = local_comms(profile, table, groups, comm, compute, cluster.node.launch_scale)
     worked = _worked(model, table, compute, local.layer_forward.blocking_s + local.layer_backward.blocking_s)
     per_stage = model.layers / table.pp
-    often = np.where(modes.reshards, table.microbatches, 1.0)
-    queued = per_stage * often * (np.where(modes.reshards, 2.0, 1.0) * comm.gather_layer + comm.reduce_layer)
+    gathers = np.where(modes.reshards, 2.0 * table.microbatches, 1.0)
+    reduces = np.where(modes.reduces_often, table.microbatches, 1.0)
+    queued = per_stage * (gathers * comm.gather_layer + reduces * comm.reduce_layer)
     queued = np.where(modes.ddp, per_stage * comm.replicate_layer, queued)
     return np.maximum(worked, queued)
 

@@ -21,7 +21,7 @@ from knee.specs.plan import (
     PRECISIONS,
     RECOMPUTES,
     REDUCE_DTYPES,
-    RESHARDING,
+    REDUCING,
     SCHEDULES,
     SHARDINGS,
     STATE_DTYPES,
@@ -101,6 +101,8 @@ def shardings(space: Space, dp: int) -> list[tuple[Sharding, int, int]]:
     for shard in divisors(dp):
         replicate = dp // shard
         found += [("zero1", shard, replicate), ("fsdp_no_reshard", shard, replicate)]
+        if "zero2" in space.shardings:  # only where it is asked for: few stacks have it
+            found.append(("zero2", shard, replicate))
         if replicate == 1:
             found.append(("fsdp", shard, 1))
         elif shard > 1:
@@ -159,9 +161,9 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
     schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
     micro = np.array(sizes, dtype=np.int64)[size]
-    reshards = np.isin(mode, [SHARDINGS.index(name) for name in RESHARDING])
+    reduces = np.isin(mode, [SHARDINGS.index(name) for name in REDUCING])
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
-    good = ~(reshards & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1))
+    good = ~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1))
     good &= ~(interleaved & ((per_rank // micro) % pp > 0))
     fixed, n = space.fixed, int(good.sum())
 

@@ -84,12 +84,16 @@ class AttentionRate:
     """Rate at head size 64 over that at 128."""
     unaligned_frac: float = 1.0
     """Rate at head sizes that are no multiple of 8, which tensor cores cannot load in whole vectors, over its own."""
+    clock_frac: float | None = None
+    """Clock at which these rates were measured, over the highest; None where it is that of the matrix products."""
     j_per_flop: float | None = None
     """Dynamic energy of one operation; None where it is taken to be that of a matrix product."""
 
     def __post_init__(self) -> None:
         _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
         _not_negative("attention", self, ("half_seq_len", "backward_half_seq_len", "half_rows", "j_per_flop"))
+        if self.clock_frac is not None:
+            _fraction("attention", self, ("clock_frac",))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +113,11 @@ class Gpu:
     fp8_flop_per_s: float | None = None
     fp4_flop_per_s: float | None = None
     gemm: dict[GemmType, GemmRate]
+    gemm_clock_frac: float = 1.0
+    """Clock at which their sustained rates were measured, over the highest: the board's limit holds products below it.
+    1 where it is not known: the clock is then never above that of the measurement."""
+    gemm_cap_w: float | None = None
+    """Board limit under which they were measured; None where it is ``tdp_w``."""
     kernel_s: float = 2.6e-6
     """Time that any kernel takes on the device beside its work: start, fill, drain."""
     hbm_bytes: float
@@ -132,7 +141,9 @@ class Gpu:
     def __post_init__(self) -> None:
         positive = ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w", "cap_sharpness")
         _positive("gpu", self, positive)
-        _fraction("gpu", self, ("hbm_frac",))
+        _fraction("gpu", self, ("hbm_frac", "gemm_clock_frac"))
+        if self.gemm_cap_w is not None and self.gemm_cap_w <= self.idle_w:
+            raise out_of_range("gpu.gemm_cap_w", self.gemm_cap_w, "a board's limit is above its idle draw")
         _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "kernel_s"))
         if "bf16" not in self.gemm:
             raise FieldError("gpu.gemm.bf16", "is missing: every chip has 16-bit products", code="missing-field")

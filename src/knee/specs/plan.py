@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 from knee.errors import SpecError, argument, out_of_range
 from knee.specs.hardware import Precision
 
-Sharding = Literal["ddp", "zero1", "fsdp", "fsdp_no_reshard", "hsdp"]
+Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 Recompute = Literal["none", "selective", "full"]
 CpMethod = Literal["allgather", "ring"]
@@ -16,11 +16,20 @@ ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
 
 SHARDINGS: tuple[Sharding, ...] = get_args(Sharding)
-SHARDING_FAMILIES = {"ddp": "DDP", "zero1": "ZeRO-1", "fsdp": "FSDP", "fsdp_no_reshard": "FSDP", "hsdp": "FSDP"}
+SHARDING_FAMILIES = {
+    "ddp": "DDP",
+    "zero1": "ZeRO-1",
+    "zero2": "ZeRO-2",
+    "fsdp": "FSDP",
+    "fsdp_no_reshard": "FSDP",
+    "hsdp": "FSDP",
+}
 """Shardings that communicate alike."""
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 """Modes that drop a layer's parameters after its forward and gather them again for its backward."""
+REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
+"""Modes that reduce gradients in every microbatch and keep their part alone."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
@@ -145,10 +154,10 @@ class Plan:
                 hint=f"give {argument('virtual_stages')} 2 or more, or use {argument('schedule')} 1f1b",
                 code="contradiction",
             )
-        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in RESHARDING:
+        if self.schedule == "zero_bubble" and self.pp > 1 and self.sharding in REDUCING:
             raise SpecError(
-                f"zero_bubble with {self.sharding} is not modelled: resharding would gather again between "
-                "the two halves of backward",
+                f"zero_bubble with {self.sharding} is not modelled: it would gather or reduce between the two halves "
+                "of backward",
                 hint=f"use {argument('sharding')} fsdp_no_reshard, zero1 or ddp",
                 code="not-modelled",
             )

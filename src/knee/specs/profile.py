@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from knee.errors import out_of_range
 from knee.specs.hardware import AttentionKernel
 
-Kernels = Literal["eager", "fused_norm", "flash_attn", "compiled", "fused"]
+Kernels = Literal["eager", "native", "fused_norm", "flash_attn", "compiled", "native_compiled", "fused"]
 Pat = Literal["off", "nccl", "any"]
 LEAST_KEPT_BYTES, MOST_KEPT_BYTES = 2.0, 20.0
 
@@ -21,7 +21,8 @@ class Profile:
 
     name: str
     kernels: Kernels
-    """Memory-bound kernels: eager pays each of them, the others pay what is left after fusion."""
+    """Memory-bound kernels: eager pays each of them, native has torch's own fused ones, fused_norm and flash_attn have
+    some of others, compiled and fused pay what is left after fusion."""
     saves: Kernels | None = None
     """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
     attention: AttentionKernel
@@ -87,10 +88,14 @@ class Profile:
     """Kept for backward by an RMSNorm for each element of its input; None: what its kernels keep."""
     logit_bytes: float | None = None
     """Held for each logit when backward begins; None: what its kernels hold."""
+    loss_parallel: bool = True
+    """The loss works on a tensor-parallel rank's part of the vocabulary; else every rank gathers all logits."""
     packed_qkv: bool = False
     """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
     keeps_gathered: bool = False
     """Sequence parallelism keeps the gathered inputs of its products for backward, and does not gather them again."""
+    casts_weights: bool = False
+    """Whole fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does; else a 16-bit copy is kept."""
     keeps_half_gradients: bool = False
     """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
 

@@ -157,10 +157,10 @@ class TrainJob:
             raise _not_trained(
                 "plan.precision", "fp8 products are simulated but not trained", f"use {argument('precision')} bf16"
             )
-        if plan.sharding == "zero1":
+        if plan.sharding in ("zero1", "zero2"):
             raise _not_trained(
                 "plan.sharding",
-                "zero1 is simulated but not trained: FSDP2 has no mode that shards optimizer states alone",
+                f"{plan.sharding} is simulated but not trained: FSDP2 has no mode with whole 16-bit parameters",
                 f"use {argument('sharding')} fsdp_no_reshard, which shards gradients too, or ddp",
             )
         if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:

@@ -89,6 +89,7 @@ def local_comms(
     def blocking(seconds: Floats) -> LocalComm:
         return LocalComm(hidden_s=0.0 * seconds, blocking_s=seconds, host_s=0.0 * seconds)
 
+    times = tp_messages.LOSS_ALL_REDUCES if profile.loss_parallel else 1
     forward_cp, backward_cp = _context_parallel(profile, table, comm, compute)
     forward = tp(tp_messages.LAYER_FORWARD).plus(forward_cp)
     backward = tp(tp_messages.layer_backward(profile)).plus(backward_cp)
@@ -97,7 +98,7 @@ def local_comms(
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
         layer_backward=backward.plus(forward.times(table.repeats_frac)),
-        head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(tp_messages.LOSS_ALL_REDUCES * comm.tp_loss)),
+        head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
     )
 
@@ -343,8 +344,8 @@ def backward_pass(
         carried_replicate_s=zero,
         kappa=parts.kappa[i],
         shares_wire=parts.shares_wire[i],
-        # resharding plans reduce in every microbatch and hand nothing on
-        waits_at_end=~rows.early | parts.modes.reshards[i],
+        # plans that reduce in every microbatch hand nothing on
+        waits_at_end=~rows.early | parts.modes.reduces_often[i],
     )
 
 

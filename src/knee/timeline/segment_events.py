@@ -42,7 +42,7 @@ def scripts_of(
 def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> dict[str, tuple[Kernel, ...]]:
     """The operations of each segment, with their shares of its compute."""
     one = parts.table.rows(slice(0, 1))
-    s, kinds = shapes_of(one), parts.profile.kernels
+    s, kinds = shapes_of(one, casts=parts.profile.casts_weights), parts.profile.kernels
     products = product_column(one)
     forward = op.layer_forward(model, s, kinds)
     back = op.layer_backward_input(model, s, kinds)
@@ -52,9 +52,12 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
     again = [o for o in forward if not selective or isinstance(o, op.Attention)] if action[0] == "B" else []
     share = 1.0 if selective else float(one.repeats_frac[0])
-    ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds))
+    ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":
-        ends = (op.head_backward(model, s, kinds), op.embedding_backward(model, s))
+        ends = (
+            op.head_backward(model, s, kinds, loss_parallel=parts.profile.loss_parallel),
+            op.embedding_backward(model, s),
+        )
     copies = {"F_first": ("copy_out", 0), "B_last": ("copy_in", 1), "W_last": ("copy_in", 1)}
     reshards = bool(parts.modes.reshards[0])
     if reshards:  # every microbatch gathers and reduces
@@ -66,7 +69,7 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
         extra = [(name, seconds[which])] + ([("copy_out", seconds[0])] if reshards and action[0] == "B" else [])
 
     def seconds_of(o: op.Operation, types: Ints) -> float:
-        return float(operation_s(cluster.gpu, parts.profile, types, o)[0])
+        return float(operation_s(cluster.gpu, parts.profile, types, o, float(parts.compute.clock_frac[0]))[0])
 
     extra = [(o.name, share * seconds_of(o, products)) for o in again] + extra
 
@@ -107,8 +110,10 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
 
     kv = _keys_and_values(parts, stage, forward)
     if forward:
-        one = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32")
-        loss = [(one, float(comm.tp_loss[0]))] * tp_messages.LOSS_ALL_REDUCES
+        one, times = message("all_reduce", 4.0 * float(table.micro_tokens[0]), "fp32"), tp_messages.LOSS_ALL_REDUCES
+        if not parts.profile.loss_parallel:
+            one, times = message("all_gather", float(parts.traffic.logits_bytes[0])), 1
+        loss = [(one, float(comm.tp_loss[0]))] * times
         return {
             "lead": _normal(exchange(tp_messages.EMBEDDING_FORWARD)),
             "layer": _normal([*exchange(tp_messages.LAYER_FORWARD), *kv, *send]),

@@ -54,7 +54,7 @@ def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Acti
     passes = {
         "F_first": forward_pass(parts, rows, gathers=modes.gathers | overlaps),
         "F": forward_pass(parts, rows, gathers=modes.reshards),
-        "B": backward_pass(parts, rows, reduces=modes.reshards, replicates=False),
+        "B": backward_pass(parts, rows, reduces=modes.reduces_often, replicates=False),
         "B_last": backward_pass(parts, rows, reduces=every),
     }
     if split.any():
@@ -96,7 +96,7 @@ def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
 def _walk(parts: StepParts, a: Actions) -> Actions:
     """Run each pass: with a queue layer by layer, without one in closed form."""
     gamma = parts.profile.comm_slowdown
-    reshards = parts.modes.reshards[a.rows.plan]
+    gathers, reduces = (modes[a.rows.plan] for modes in (parts.modes.reshards, parts.modes.reduces_often))
     passes = dict(a.passes)
     reduces = None
     if a.rows.early.any():
@@ -105,14 +105,14 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
     for name in ("B_last", "W_last"):
         if name in passes:
             sums[name] = run(passes[name], gamma)
-    # only resharding plans have a queue in middle microbatches, and theirs repeats the first or last one's
-    for name, like in (("F", "F_first"), ("B", "B_last")):
+    # few plans have a queue in middle microbatches, and theirs repeats the first or last one's
+    for name, like, queues in (("F", "F_first", gathers), ("B", "B_last", reduces)):
         plain = run_repeated(passes[name], gamma)
         sums[name] = Sums(
-            **{name: np.where(reshards, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
+            **{name: np.where(queues, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
         )
     # but for replicas, which add their gradients in the last one alone
-    several = reshards & (parts.table.dp_replicate > 1)[a.rows.plan] & (parts.table.microbatches > 1)[a.rows.plan]
+    several = reduces & (parts.table.dp_replicate > 1)[a.rows.plan] & (parts.table.microbatches > 1)[a.rows.plan]
     if several.any():
         at = np.flatnonzero(several)
         walked = run(passes["B"].rows(at), gamma)

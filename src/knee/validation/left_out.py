@@ -26,10 +26,7 @@ LEFT_OUT = files("knee") / "catalog" / "validation" / "left_out.toml"
 def left_out_profiles() -> Mapping[str, Mapping[str, Profile]]:
     """Source -> name of a profile that its rows have -> the one that stands for it."""
     tables = tomllib.loads(LEFT_OUT.read_text(encoding="utf-8"))
-    return {
-        source: {name: _profile(table) for name, table in profiles.items()}
-        for source, profiles in tables.items()
-    }
+    return {source: {name: _profile(table) for name, table in profiles.items()} for source, profiles in tables.items()}
 
 
 def _profile(table: Mapping[str, Any]) -> Profile:

@@ -85,8 +85,8 @@ _MARKETING = {
 }
 """Words of a GPU's full name that tell no two of the catalogue apart."""
 FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
-"""A word of the fabric column, or of the note where that is empty -> the catalogue cluster whose fabric has that latency
-and efficiency."""
+"""A word of the fabric column, or of the note where that is empty -> the catalogue cluster whose fabric has that
+latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "none": ("none", 1.0, None),
     "selective": ("selective", 1.0, None),

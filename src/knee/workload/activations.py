@@ -9,6 +9,9 @@ from knee.specs.model import Model
 from knee.specs.profile import Profile
 from knee.workload.operations import Shapes
 
+WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
+"""Kernel sets whose MLP and loss are written out in PyTorch."""
+
 
 def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floats) -> Floats:
     """What one layer keeps of one microbatch.
@@ -18,7 +21,7 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     Where:   recompute 0 none, 1 selective (the attention core is run again), 2 full (only the layer's input is kept)
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
-    h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved not in ("compiled", "fused")
+    h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved in WRITTEN_OUT
     # two norms; what they put out is the input of the products behind them
     norms = 2 * norm_bytes(model, profile) * h * s.norm_tokens
     if profile.keeps_gathered:
@@ -47,11 +50,11 @@ def norm_bytes(model: Model, profile: Profile) -> float:
     fp32 input, the unscaled and the scaled output."""
     if model.norm == "layernorm":
         return 4.0
-    return profile.rmsnorm_bytes or (8.0 if profile.saved not in ("compiled", "fused") else 4.0)
+    return profile.rmsnorm_bytes or (8.0 if profile.saved == "eager" else 4.0)
 
 
 def logits_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
     """What the loss holds when backward begins: fp32 log-probabilities and their gradient in fp32 and 16 bit; fused
-    losses keep 16-bit logits and one fp32 copy."""
-    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved not in ("compiled", "fused") else 2.0 + 4.0)
-    return per_logit * s.tokens * model.vocab / s.tp
+    losses keep 16-bit logits and one fp32 copy. Without loss parallelism all of them stand on every rank."""
+    per_logit = profile.logit_bytes or (4.0 + 4.0 + 2.0 if profile.saved in WRITTEN_OUT else 2.0 + 4.0)
+    return per_logit * s.tokens * model.vocab / (s.tp if profile.loss_parallel else 1.0)

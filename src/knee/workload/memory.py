@@ -107,16 +107,21 @@ def _stage_memory(
     own = stage.layers * t.layer.elements + ends
     sharded = own / np.where(modes.ddp, 1.0, shards)
 
-    whole = ~modes.gathers | ~modes.reshards  # every parameter is on the GPU in 16 bit
-    # 16-bit states that are not sharded are the parameters that compute: there is no second copy
+    # one GPU has nobody to gather from: all of its parameters stay, whatever the mode is called
     alone = shards == 1.0
+    whole = ~modes.gathers | ~modes.reshards | alone  # every parameter is on the GPU in 16 bit
+    # 16-bit states that are not sharded are the parameters that compute: there is no second copy
     one_copy = (~modes.gathers | alone) & (table.state_bytes == PARAMETER_BYTES)
-    copies = np.where(whole, PARAMETER_BYTES * own, 0.0)
+    # without a gather, casts of fp32 parameters are kept for backward, and made again in a layer that is recomputed
+    cast_again = np.where(modes.gathers & alone & ~one_copy, table.repeats_frac, 0.0)
+    copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * t.layer.elements), 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
-    # gradients stay whole where they are reduced once, after the last microbatch
-    keeps = ~modes.gathers | (~modes.reshards & (table.microbatches > 1))
+    # gradients stay whole where they are reduced once, after the last microbatch; one GPU sums them in the states' type
+    keeps = ~modes.gathers | (~modes.reshards & ~alone & (table.microbatches > 1))
     kept_bytes, copied_bytes = _gradient_bytes(profile, table, modes, t)
-    gradients = np.where(keeps, kept_bytes * own, 0.0) + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
+    zero2 = modes.zero1 & modes.reduces_often
+    gradients = np.where(keeps, kept_bytes * np.where(zero2, sharded, own), 0.0)
+    gradients = gradients + np.where(modes.gathers, table.state_bytes * sharded, 0.0)
     outer_bytes = np.where(table.sync_every > 1, OUTER_STATES * OUTER_STATE_BYTES, 0.0)
     optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
 
@@ -140,6 +145,7 @@ def _stage_memory(
     # without a limit on reductions in flight, two stand at the least
     waiting = 1.0 if profile.reduces_in_flight == 1 else 2.0
     buffers = np.where(modes.gathers & ~alone, gathered + waiting * reduced, 0.0)
+    buffers = buffers + np.where(zero2 & ~alone, waiting * reduced, 0.0)
     whole_kv = (table.cp > 1) & (table.cp_method == CP_METHODS.index("allgather"))
     buffers = buffers + np.where(whole_kv, t.cp_bytes, 0.0)
     allocated = weights + gradients + optimizer + activations + logits + buffers

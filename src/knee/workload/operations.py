@@ -33,8 +33,10 @@ class Shapes:
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
-    casts_weights: Floats
+    casts_to_fp8: Floats
     """1 where fp8 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is kept."""
+    casts: Floats
+    """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +69,7 @@ class MemoryBound:
 
     name: str
     moved_bytes: Floats
-    kernels: int
+    kernels: int | Floats
     rate: str = "hbm"
     """"hbm", or one of FSDP's copies: "copy_out", "copy_in"."""
 
@@ -75,6 +77,7 @@ class MemoryBound:
 Operation = Gemm | Attention | MemoryBound
 
 BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
+_NORMS = 2  # weights of a layer that no product has
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
 
@@ -136,9 +139,19 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
 
 def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operation]:
     """fp8 products read 8-bit copies: each operand is read in 16 bit and written in 8."""
-    operands = sum((s.tokens + out * s.casts_weights) * inner for _, out, inner in _projections(model, s, kernels))
+    operands = sum((s.tokens + out * s.casts_to_fp8) * inner for _, out, inner in _projections(model, s, kernels))
     moved = 3.0 * times * operands * s.eight_bit
     return [MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
+
+
+def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
+    """16-bit copies of a layer's fp32 weights, and the casts of their gradients."""
+    if not np.any(s.casts):
+        return []
+    passes, weights = passes_of(kernels, "cast"), _projections(model, s, kernels)
+    elements = sum(out * inner for _, out, inner in weights)
+    moved = (passes.backward if backward else passes.forward) * BYTES * elements * s.casts
+    return [MemoryBound(name="cast", moved_bytes=moved, kernels=(len(weights) + _NORMS) * s.casts)]
 
 
 def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
@@ -146,7 +159,7 @@ def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     gemms: list[Operation] = [
         Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
     ]
-    casts = _casts(model, s, kernels, 1)
+    casts = [*_casts(model, s, kernels, 1), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
@@ -161,7 +174,10 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
 
 def layer_backward_weight(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its weights."""
-    return [Gemm(name=f"{n}_wgrad", m=out, n=inner, k=s.tokens) for n, out, inner in _projections(model, s, kernels)]
+    gemms: list[Operation] = [
+        Gemm(name=f"{n}_wgrad", m=out, n=inner, k=s.tokens) for n, out, inner in _projections(model, s, kernels)
+    ]
+    return [*gemms, *_weight_casts(model, s, kernels, backward=True)]
 
 
 def embedding_forward(model: Model, s: Shapes) -> list[Operation]:
@@ -175,9 +191,11 @@ def embedding_backward(model: Model, s: Shapes) -> list[Operation]:
     return [MemoryBound(name="embedding", moved_bytes=(2 * s.tokens * model.hidden + 2 * table) * BYTES, kernels=2)]
 
 
-def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
-    """Final norm, output projection and loss; the vocabulary is cut by tp (loss parallel)."""
+def head_forward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
+    """Final norm, output projection and loss. The projection's vocabulary is cut by tp, and so is that of a parallel
+    loss; else every rank has the loss of all of it."""
     vocab = model.vocab / s.tp
+    logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
@@ -185,17 +203,18 @@ def head_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
             name="norm", moved_bytes=norm.forward * s.norm_tokens * hidden * BYTES, kernels=norm.forward_kernels
         ),
         Gemm(name="logits", m=s.tokens, n=vocab, k=hidden),
-        MemoryBound(name="loss", moved_bytes=loss.forward * s.tokens * vocab * BYTES, kernels=loss.forward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.forward * logits * BYTES, kernels=loss.forward_kernels),
     ]
 
 
-def head_backward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
+def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: bool = True) -> list[Operation]:
     """Backward of loss, output projection and final norm."""
     vocab = model.vocab / s.tp
+    logits = s.tokens * (vocab if loss_parallel else model.vocab)
     norm, loss = passes_of(kernels, model.norm), passes_of(kernels, "loss")
     hidden = np.full_like(s.tp, float(model.hidden))
     return [
-        MemoryBound(name="loss", moved_bytes=loss.backward * s.tokens * vocab * BYTES, kernels=loss.backward_kernels),
+        MemoryBound(name="loss", moved_bytes=loss.backward * logits * BYTES, kernels=loss.backward_kernels),
         Gemm(name="logits_dgrad", m=s.tokens, n=hidden, k=vocab),
         Gemm(name="logits_wgrad", m=vocab, n=hidden, k=s.tokens),
         MemoryBound(
@@ -208,15 +227,15 @@ FP8_COPY_BYTES = 4.0  # a weight is read in 16 bit and written in 8 twice, as it
 
 
 def optimizer(
-    parameters: Floats, state_bytes: Floats, cast: Floats, eight_bit: Floats, kernels: Kernels
+    parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, eight_bit: Floats, kernels: Kernels
 ) -> list[Operation]:
-    """The gradient norm, clipping and AdamW over the parameters a rank owns; ``cast`` of them have a 16-bit copy that
-    is made anew in forward and a gradient that is cast back, ``eight_bit`` of them fp8 copies that are kept for all
-    microbatches of the step."""
-    clip, adamw, casts = (passes_of(kernels, name) for name in ("clip", "adamw", "cast"))
+    """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that
+    is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches; ``eight_bit``
+    parameters have fp8 copies that are kept for all microbatches of the step."""
+    clip, adamw, casts, sums = (passes_of(kernels, name) for name in ("clip", "adamw", "cast", "accumulate"))
     states = parameters * state_bytes
-    moved = (clip.forward + adamw.forward) * states + (casts.forward + casts.backward) * BYTES * cast
-    moved = moved + FP8_COPY_BYTES * eight_bit
+    moved = (clip.forward + adamw.forward) * states + adamw.backward * BYTES * parameters
+    moved = moved + casts.forward * BYTES * cast + sums.forward * summed_bytes + FP8_COPY_BYTES * eight_bit
     return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 
 

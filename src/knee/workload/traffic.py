@@ -32,6 +32,9 @@ class Modes:
     reshards: Bools
     """Gathered again in backward and for each microbatch (ZeRO-3)."""
     zero1: Bools
+    """Parameters are whole and gathered once a step, after the optimizer has updated its part (ZeRO-1 and ZeRO-2)."""
+    reduces_often: Bools
+    """Gradients are reduced in every microbatch, and a part of them is kept (ZeRO-2 and ZeRO-3)."""
     ddp: Bools
 
     @classmethod
@@ -41,7 +44,8 @@ class Modes:
         return cls(
             gathers=code["fsdp"] | code["hsdp"] | code["fsdp_no_reshard"],
             reshards=code["fsdp"] | code["hsdp"],
-            zero1=code["zero1"],
+            zero1=code["zero1"] | code["zero2"],
+            reduces_often=code["fsdp"] | code["hsdp"] | code["zero2"],
             ddp=code["ddp"],
         )
 
@@ -75,6 +79,8 @@ class Traffic:
     """Bytes of a gradient element on the wire."""
     tp_bytes: Floats
     """Activations of a microbatch across the tensor-parallel group."""
+    logits_bytes: Floats
+    """Logits of a microbatch, which are gathered where the loss is not parallel."""
     cp_bytes: Floats
     """Keys and values: the whole sequence for an all-gather, one block for a ring step."""
     pp_bytes: Floats
@@ -107,6 +113,7 @@ def traffic_of(model: Model, table: PlanTable, modes: Modes, *, scatters_sends: 
         head=ParameterTraffic(elements=head_traffic.elements + copy, moved=head_traffic.moved + copy),
         reduce_bytes=np.where(fp32, 4.0, 2.0),
         tp_bytes=tokens * model.hidden * BYTES,
+        logits_bytes=tokens * model.vocab * BYTES,
         cp_bytes=kv_tokens * 2.0 * kv * BYTES,
         pp_bytes=tokens * model.hidden * BYTES / split,
     )
