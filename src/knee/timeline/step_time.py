@@ -98,9 +98,9 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
     gamma = parts.profile.comm_slowdown
     gathers, reduces = (modes[a.rows.plan] for modes in (parts.modes.reshards, parts.modes.reduces_often))
     passes = dict(a.passes)
-    reduces = None
-    if a.rows.early.any():
-        passes["B_last"], reduces = _carry(parts, a, gamma)
+    interleaved, taken_over = bool(a.rows.early.any()), np.zeros(len(a.rows))
+    if interleaved:
+        passes["B_last"], taken_over = _carry(parts, a, gamma)
     sums: dict[str, Sums] = {"F_first": run(passes["F_first"], gamma)}
     for name in ("B_last", "W_last"):
         if name in passes:
@@ -120,12 +120,12 @@ def _walk(parts: StepParts, a: Actions) -> Actions:
             getattr(sums["B"], name)[at] = getattr(walked, name)
     if "W" in passes:
         sums["W"] = run_repeated(passes["W"], gamma)
-    if reduces is None:
+    if not interleaved:
         return replace(a, passes=passes, sums=sums)
-    gathers = spread(parts, a.rows, passes["F"], a.filling_gather_s, gamma)
-    passes["B_late"], sums["B_late"] = carrying(passes["B"], sums["B"], reduces, gamma, gathers=False)
-    passes["F_fill"], sums["F_fill"] = carrying(passes["F"], sums["F"], gathers.carried_s, gamma, gathers=True)
-    return replace(a, passes=passes, sums=sums, late_gather_s=gathers.exposed_s)
+    filling = spread(parts, a.rows, passes["F"], a.filling_gather_s, gamma)
+    passes["B_late"], sums["B_late"] = carrying(passes["B"], sums["B"], taken_over, gamma, gathers=False)
+    passes["F_fill"], sums["F_fill"] = carrying(passes["F"], sums["F"], filling.carried_s, gamma, gathers=True)
+    return replace(a, passes=passes, sums=sums, late_gather_s=filling.exposed_s)
 
 
 def _carry(parts: StepParts, a: Actions, gamma: float) -> tuple[Pass, Floats]:
