@@ -50,7 +50,7 @@ LEFT_OUT = CATALOG / "validation/left_out.toml"
 GENERIC = ("eager", "compiled", "fused", "megatron-2021", "xla")
 """Profiles that stand for stacks that nobody knows."""
 _EAGER = {
-    "launch_s": 6e-6,
+    "launch_s": 18e-6,
     "issue_s": 0.0,
     "crowded_issue_s": 0.0,
     "step_overhead_s": 0.02,
@@ -76,7 +76,7 @@ _FUSED = _EAGER | {
 }
 PRIORS: Mapping[str, Mapping[str, float]] = {
     "eager": _EAGER,
-    "compiled": _EAGER | {"launch_s": 11e-6},
+    "compiled": _EAGER | {"launch_s": 34e-6},
     "fused": _FUSED,
     "megatron-2021": _FUSED | {"tp_overlap_frac": 0.3, "p2p_overlap_frac": 0.0},
     "xla": _FUSED,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from knee.cost.clock import Work, clock_frac
+from knee.cost.clock import StepWork, clock_frac
 from knee.energy.step_power import demand_w
 from knee.simulator import evaluate
 from knee.specs.hardware import Gpu
@@ -19,12 +19,12 @@ PRODUCT_FLOP, PRODUCT_BYTES, CALLS_PER_S = 4398046511104.0, 1610612736.0, 263 / 
 """A product of data/h200/power.jsonl, and how many ran a second of its own time at the highest clock."""
 
 
-def products(duty: float) -> Work:
+def products(duty: float) -> StepWork:
     """So much of the time at the highest clock, rests of the same length at any."""
     at_highest = PRODUCT_FLOP / (PRODUCT_FLOP * CALLS_PER_S)
     rest = at_highest * (1.0 - duty) / duty
     columns = {"flop": PRODUCT_FLOP, "moved_bytes": PRODUCT_BYTES, "clocked_s": at_highest, "other_s": rest}
-    return Work(**{k: np.array([v]) for k, v in (columns | {"bubble_frac": 0.0, "host_s": 0.0}).items()})
+    return StepWork(**{k: np.array([v]) for k, v in (columns | {"bubble_frac": 0.0, "host_s": 0.0}).items()})
 
 
 @pytest.mark.parametrize(("duty", "mhz"), [(0.2, 1980), (0.35, 1980), (0.5, 1969), (1.0, 1476)])

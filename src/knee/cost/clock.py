@@ -14,7 +14,7 @@ SLOWEST = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class StepWork:
     """What one GPU computes in a step."""
 
     clocked_s: Floats
@@ -30,7 +30,7 @@ class Work:
     """Host time of its launches: the GPU waits where that is longer than its compute."""
 
 
-def clock_frac(gpu: Gpu, work: Work) -> Floats:
+def clock_frac(gpu: Gpu, work: StepWork) -> Floats:
     """Clock while a plan computes, over the highest.
 
     Formula: the x <= 1 with  idle + (E x + B) / ((C/x + M)(1 + bubble) + H) = cap
@@ -46,7 +46,7 @@ def clock_frac(gpu: Gpu, work: Work) -> Floats:
     return np.minimum(1.0, free / _clock(gpu, work, gpu.gemm_cap_w or gpu.tdp_w))
 
 
-def _clock(gpu: Gpu, work: Work, cap_w: float) -> Floats:
+def _clock(gpu: Gpu, work: StepWork, cap_w: float) -> Floats:
     room = cap_w - gpu.idle_w
     waits = np.maximum(0.0, work.host_s - work.clocked_s - work.other_s)
     # E x^2 + (B - room W) x - room V = 0, with V the clocked and W the other seconds

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from knee.arrays import Bools, Floats, Ints
-from knee.cost.clock import Work, clock_frac
+from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
@@ -128,7 +128,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     none = 0.0 * owned
     steps = op.optimizer(owned, table.state_bytes, none, none, none, profile.kernels)
     updated = cost_of(cluster.gpu, profile, product_column(table), steps)
-    work = Work(
+    work = StepWork(
         clocked_s=total("clocked_s"),
         other_s=total("time_s") - total("clocked_s") + updated.time_s,
         flop=total("flop") - eight * products,
