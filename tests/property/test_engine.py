@@ -152,20 +152,20 @@ def test_better_is_never_slower(name: str, table: list[Job], k: float) -> None:
 
 
 def _faster(job: Job, k: float) -> Job:
-    """Every rate times k, every latency and fixed time over k; an operation takes a k-th of the energy, so that the draw
-    and with it the clock stay."""
+    """Every rate times k, every latency and fixed time over k. An operation takes a k-th of the energy, so that the
+    draw stays, and with it the clock."""
     gpu, node, fabric, stack = job.cluster.gpu, job.cluster.node, job.cluster.fabric, job.profile
 
     def scaled(spec: Gpu | Profile | object) -> dict[str, float]:
         named = {f.name: getattr(spec, f.name) for f in fields(spec)}  # type: ignore[arg-type]
         rates = {n: v * k for n, v in named.items() if n.endswith("_per_s") and v is not None}
-        less = ("_s", "_j_per_flop", "_j_per_byte")
+        less = ("_s", "j_per_flop", "j_per_byte")
         return rates | {n: v / k for n, v in named.items() if n.endswith(less) and n not in rates and v is not None}
 
     tiers = tuple(replace(t, **scaled(t)) for t in fabric.tiers)
     cluster = replace(
         job.cluster,
-        gpu=replace(gpu, **scaled(gpu)),
+        gpu=replace(gpu, attention={name: replace(a, **scaled(a)) for name, a in gpu.attention.items()}, **scaled(gpu)),
         node=replace(node, **scaled(node)),
         fabric=replace(fabric, tiers=tiers, **scaled(fabric)),
     )
