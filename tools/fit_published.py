@@ -4,7 +4,7 @@
 
 A stack is fitted on its own runs: each parameter of ``specs.profile_parameters`` starts from the value that its generic
 profile had before any run was seen (``PRIORS``); what the runs do not determine stays there. A generic profile has, of
-each parameter, the median over its stacks. A source counts as at most ``MOST_RUNS`` runs.
+each parameter, the median over its stacks and that value. A source counts as at most ``MOST_RUNS`` runs.
 
 For each source the same is done without it. Its runs are then predicted by their stack's profile where other sources
 have that stack, and else by the generic one, without the facts that were learned from the source. These are the errors
@@ -84,6 +84,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
 """Values of the generic profiles before any run was seen; their sources are those that the catalogue had for them:
 dispatch of eager PyTorch, arXiv 2507.03114 for contention, NVIDIA/nccl#2409 for hops in use, userbuffers and
 --overlap-p2p-communication for what Megatron hides."""
+PRIOR_STACKS = 2
 FEWEST = 6
 """Runs below which a profile keeps the values of the one below."""
 MOST_RUNS = 48
@@ -141,14 +142,16 @@ class Fit:
         return fitted_stack(name, without) if sources else None
 
     def generic(self, root: str) -> Profile:
-        """Of each parameter, the median over the stacks that are laid over this profile."""
+        """Of each parameter, the median over the stacks that are laid over this profile and what it was before any run
+        was seen, which counts as ``PRIOR_STACKS``: two stacks do not outvote it."""
         start = replace(load_profile(root).spec, **PRIORS[root])
         stacks = [self.profile(name) for name in self.groups if name not in GENERIC and bases(name)[-1] == root]
         values: Values = {}
         for p in PARAMETERS if stacks else ():
             name = p.path.partition(".")[2]
-            middle = float(np.median([p.scaled(p.inside(getattr(profile, name))) for profile in stacks]))
-            values[p.path] = p.value(middle)
+            middle = np.median([p.scaled(p.inside(getattr(of, name))) for of in [*stacks, *PRIOR_STACKS * [start]]])
+            if middle > p.scaled(p.low) or getattr(start, name) > 0:  # no less than the bound stands for nothing
+                values[p.path] = p.value(float(middle))
         return _with(start, rounded(values))
 
     def profile(self, name: str) -> Profile:

@@ -77,7 +77,7 @@ STACKS = (
         cp_method="ring",
     ),
     Stack(
-        name="XLA", names=("maxtext", "paxml", "jax", "xla"), profile="xla", compiled_profile="xla", reduce_dtype="bf16"
+        name="XLA", names=("maxtext", "paxml", "jax", "xla"), profile="jax", compiled_profile="jax", reduce_dtype="bf16"
     ),
     Stack(
         name="torchtitan",
@@ -91,6 +91,7 @@ STACKS = (
         names=("aa scaling", "aa scaling megatron style pytorch"),
         profile="aa-scaling",
         unfused_profile="aa-scaling",
+        reduce_dtype="bf16",
     ),
 )
 PYTORCH = Stack(name="PyTorch", profile="eager", unfused_profile="eager")
@@ -132,7 +133,7 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
         raise unknown_choice("attention", setting.attention, ATTENTIONS)
     unfused = setting.attention == "unfused"
     profile = given or catalog_profile(profile_name(setting, stack))
-    if given is not None and setting.compile and given.kernels == "eager":
+    if given is not None and setting.compile and given.kernels in ("eager", "native"):
         raise SpecError(
             f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
         )
