@@ -144,7 +144,6 @@ def study_page(
             "sentence": fidelity_sentence(fidelity),
             "summary": fidelity_table(fidelity, IN_SUMMARY),
             "tables": fidelity_tables(fidelity),
-            "gathered_runs": fidelity.gathered_runs,
         },
         trust=TRUST,
         assumptions=ASSUMPTIONS,

@@ -44,7 +44,7 @@ def spread(
              queue
     """
     plans, n = rows.plan, len(parts.table)
-    total = np.bincount(plans, weights=work_s * rows.count * rows.early, minlength=n)
+    total: Floats = np.bincount(plans, weights=work_s * rows.count * rows.early, minlength=n).astype(np.float64)
     passes = rows.below_top * group_passes(parts)[plans] * overlaps
     places = np.bincount(plans, weights=passes, minlength=n)
     share = total / np.maximum(places, 1.0)
@@ -98,4 +98,5 @@ def with_group_passes(
         return per_row
     more = getattr(sums["B_late"], name) - getattr(sums["B"], name)
     more = more + getattr(sums["F_fill"], name) - getattr(sums["F"], name)
-    return per_row + more * group_passes(parts)[rows.plan] * rows.below_top / rows.count
+    extra: Floats = more * group_passes(parts)[rows.plan] * rows.below_top / rows.count
+    return per_row + extra

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 
@@ -31,12 +31,24 @@ class SourceFidelity:
     median_frac: float
     p90_frac: float
     bias_frac: float
-    size_out_frac: float | None
-    """Median error where the fit saw no run of that model size."""
-    source_out_frac: float | None
-    """Median error where the fit saw no run of that source."""
+    unseen_frac: float | None
+    """Median error where nothing of the source was fitted on or learned from."""
+    unseen_p90_frac: float | None
     memory_median_frac: float | None
     reference: str
+    form_from: str | None
+    """What of the model's form was chosen by looking at this source, so that "unseen" is not all of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCountError:
+    """Runs of one source on one number of GPUs, predicted as if the source had never been seen."""
+
+    source: str
+    n_gpus: int
+    runs: int
+    error_frac: float
+    """Their median: predicted over measured less one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,15 +56,17 @@ class CarriedFidelity:
     """The table that the study shows."""
 
     sources: tuple[SourceFidelity, ...]
+    unseen_frac: float | None
+    """Median over sources of their medians, each source predicted as if it had never been seen."""
+    unseen_p90_frac: float | None
+    """90th percentile over all runs, in the same way."""
     headline_frac: float
-    """Median over sources of their medians, as the next two."""
-    size_out_frac: float | None
-    source_out_frac: float | None
+    """Median over sources of their medians, as shipped."""
     all_reduce: Residuals | None
     """Of bus bandwidth, messages of 16 MiB and up."""
     all_gather: Residuals | None
-    gathered_runs: int
-    """Runs of the table by which an answer says how far it can be trusted; those that are carried are a part."""
+    by_gpus: tuple[GpuCountError, ...]
+    """Unseen errors by source and number of GPUs."""
 
 
 def carried_runs() -> RunFile:
@@ -61,16 +75,18 @@ def carried_runs() -> RunFile:
         return read_runs(path)
 
 
-def references() -> dict[str, str]:
-    """Source -> where it was published."""
-    text = (FOLDER / "sources.toml").read_text(encoding="utf-8")
-    return {name: str(table["reference"]) for name, table in tomllib.loads(text).items()}
+def references() -> dict[str, dict[str, str]]:
+    """Source -> where it was published, and what of the model's form was chosen by looking at it."""
+    return tomllib.loads((FOLDER / "sources.toml").read_text(encoding="utf-8"))
 
 
 def carried_fidelity(found: Validation | None = None, links: BandwidthValidation | None = None) -> CarriedFidelity:
     """Predict the carried runs and bandwidths; errors of runs left out are those of the last fit."""
     found = found or validate(carried_runs())
-    left_out = _left_out()
+    errors = _unseen_errors()
+    unseen: dict[str, list[float]] = {}
+    for source, _, error in errors:
+        unseen.setdefault(source, []).append(abs(error))
     where = references()
     sources = []
     for name, score in found.sources.items():
@@ -87,38 +103,42 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
                 median_frac=score.throughput.median_frac,
                 p90_frac=score.throughput.p90_frac,
                 bias_frac=score.throughput.bias_frac,
-                size_out_frac=_median(left_out["error_frac"].get(name, [])),
-                source_out_frac=_median(left_out["unseen_error_frac"].get(name, [])),
+                unseen_frac=_quantile(unseen.get(name, []), 0.5),
+                unseen_p90_frac=_quantile(unseen.get(name, []), 0.9),
                 memory_median_frac=score.memory.median_frac if score.memory else None,
-                reference=where[name],
+                reference=where[name]["reference"],
+                form_from=where[name].get("form_from"),
             )
         )
     bandwidths = (links or validate_bandwidths(carried_bandwidths())).headline
     return CarriedFidelity(
         sources=tuple(sources),
+        unseen_frac=_quantile([s.unseen_frac for s in sources if s.unseen_frac is not None], 0.5),
+        unseen_p90_frac=_quantile([abs(error) for _, _, error in errors], 0.9),
         headline_frac=float(np.median([s.median_frac for s in sources])),
-        size_out_frac=_median([s.size_out_frac for s in sources if s.size_out_frac is not None]),
-        source_out_frac=_median([s.source_out_frac for s in sources if s.source_out_frac is not None]),
         all_reduce=bandwidths.get("all_reduce"),
         all_gather=bandwidths.get("all_gather"),
-        gathered_runs=len(_errors()),
+        by_gpus=_by_gpus(errors),
     )
 
 
-def _left_out() -> Mapping[str, Mapping[str, list[float]]]:
-    """Sizes of the errors of carried runs that a fit did not see, by source (``tools/fit_published.py``)."""
-    found: dict[str, dict[str, list[float]]] = {"error_frac": {}, "unseen_error_frac": {}}
-    for row in _errors():
-        for name, by_source in found.items():
-            if row[name] and row.get("carried", "1") == "1":
-                by_source.setdefault(row["source"], []).append(abs(float(row[name])))
-    return found
+def _unseen_errors() -> list[tuple[str, int, float]]:
+    """Source, GPUs and error of each carried run, predicted as if its source had never been seen."""
+    rows = csv.DictReader((FOLDER / "errors.csv").read_text(encoding="utf-8").splitlines())
+    return [
+        (row["source"], int(row["n_gpus"]), float(row["unseen_error_frac"])) for row in rows if row["unseen_error_frac"]
+    ]
 
 
-def _errors() -> list[dict[str, str]]:
-    text = (FOLDER / "errors.csv").read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+def _by_gpus(errors: Sequence[tuple[str, int, float]]) -> tuple[GpuCountError, ...]:
+    groups: dict[tuple[str, int], list[float]] = {}
+    for source, n_gpus, error in errors:
+        groups.setdefault((source, n_gpus), []).append(error)
+    return tuple(
+        GpuCountError(source=source, n_gpus=n_gpus, runs=len(some), error_frac=float(np.median(some)))
+        for (source, n_gpus), some in sorted(groups.items())
+    )
 
 
-def _median(values: list[float]) -> float | None:
-    return float(np.median(values)) if values else None
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if len(values) else None

@@ -1,0 +1,76 @@
+"""Errors on published runs against the number of GPUs, beside the band that was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from knee.figures.palette import GRID, INK, MUTED
+from knee.figures.scale_chart import GPU_AXIS
+from knee.figures.vega import CONFIG, SCHEMA, Spec
+
+WIDTH, HEIGHT = 640, 340
+SHOWN_FRAC = 0.6
+"""Errors beyond this are drawn at the edge: the chart is for the trend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErrorPoint:
+    """Runs of one source on one number of GPUs."""
+
+    source: str
+    n_gpus: int
+    error_frac: float
+    """Predicted over measured less one."""
+    low_frac: float
+    """The promised band, of the same ratio."""
+    high_frac: float
+
+
+def error_chart(points: Sequence[ErrorPoint]) -> Spec:
+    """A line and points for each source, labelled at its largest count; the median of the promised bands behind."""
+    edge = SHOWN_FRAC
+    values = [asdict(p) | {"shown_frac": min(max(p.error_frac, -edge), edge)} for p in points]
+    largest = {p.source: max(q.n_gpus for q in points if q.source == p.source) for p in points}
+    for value in values:
+        value["label"] = value["source"] if value["n_gpus"] == largest[str(value["source"])] else ""
+    counts = sorted({p.n_gpus for p in points})
+    band = [
+        {
+            "n_gpus": n,
+            "low_frac": max(_median([p.low_frac for p in points if p.n_gpus == n]), -edge),
+            "high_frac": min(_median([p.high_frac for p in points if p.n_gpus == n]), edge),
+        }
+        for n in counts
+    ]
+    x = {"field": "n_gpus", "type": "quantitative", "scale": {"type": "log", "base": 2}, "axis": GPU_AXIS}
+    y_axis = {"title": "predicted over measured, less one", "format": "+.0%"}
+    y = {"field": "shown_frac", "type": "quantitative", "scale": {"domain": [-edge, edge]}, "axis": y_axis}
+    ends = {"y": y | {"field": "low_frac"}, "y2": {"field": "high_frac"}}
+    return {
+        "$schema": SCHEMA,
+        "config": CONFIG,
+        "width": WIDTH,
+        "height": HEIGHT,
+        "layer": [
+            {"data": {"values": band}, "mark": {"type": "area", "color": GRID.light}, "encoding": {"x": x, **ends}},
+            {"data": {"values": [{}]}, "mark": {"type": "rule", "color": MUTED.light}, "encoding": {"y": {"datum": 0}}},
+            {
+                "data": {"values": values},
+                "encoding": {"x": x, "y": y, "detail": {"field": "source"}},
+                "layer": [
+                    {"mark": {"type": "line", "color": MUTED.light, "strokeWidth": 1}},
+                    {"mark": {"type": "point", "filled": True, "color": INK.light, "size": 26}},
+                    {
+                        "mark": {"type": "text", "align": "left", "dx": 5, "dy": -5, "fontSize": 9},
+                        "encoding": {"text": {"field": "label"}},
+                    },
+                ],
+            },
+        ],
+    }
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2.0
