@@ -60,7 +60,7 @@ def plans(draw: st.DrawFn, of: Model, placement: tuple[str, ...], most_microbatc
         shard, copies = max(shard, 2), max(copies, 2)
     tp = draw(st.sampled_from((1, 1, 2, 4, 8) if of.heads < 16 else (1, 1, 2, 4, 8, 16)))
     pp = draw(st.sampled_from((1, 1, 2, 3, 4) if of.layers < 16 else (1, 1, 2, 3, 4, 8)))
-    schedules = [s for s in SCHEDULES if not (s == "zero_bubble" and sharding in ("fsdp", "hsdp", "zero2"))]
+    schedules = [s for s in SCHEDULES if not (s == "zero_bubble" and sharding in REDUCING)]
     chunks = [v for v in (2, 4) if pp > 1 and pp * v <= of.layers]
     if pp > 1 and not chunks:
         schedules.remove("interleaved")

@@ -173,11 +173,12 @@ def _faster(job: Job, k: float) -> Job:
 
 
 def _with_constants_over(k: float) -> pytest.MonkeyPatch:
-    """Constants in seconds over k, wherever a module has imported ``constant``."""
+    """Constants in seconds over k and rates times k, wherever a module has imported ``constant``."""
     patch = pytest.MonkeyPatch()
 
     def faster(room: str, name: str) -> float:
-        return constant(room, name) / (k if name.endswith("_s") else 1.0)
+        factor = k if name.endswith("_per_s") else 1.0 / k if name.endswith("_s") else 1.0
+        return constant(room, name) * factor
 
     for name, module in list(sys.modules.items()):
         if name.startswith("knee.") and getattr(module, "constant", None) is constant:

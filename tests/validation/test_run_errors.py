@@ -58,9 +58,9 @@ def test_a_table_predicts_what_one_job_does(tmp_path: Path) -> None:
         assert p.fits == one.fits
 
 
-@pytest.mark.parametrize(("kernel", "unread"), [("", True), ("nanotron", True), ("Megatron-DeepSpeed", False)])
-def test_a_reading_of_the_allocator_leaves_the_context_out(tmp_path: Path, kernel: str, unread: bool) -> None:
-    row = ROW | {"memory_gib": 40, "kernel": kernel, "gpu": "a100-80gb"}
+@pytest.mark.parametrize(("stack", "unread"), [("", True), ("nanotron", True), ("Megatron-DeepSpeed", False)])
+def test_a_reading_of_the_allocator_leaves_the_context_out(tmp_path: Path, stack: str, unread: bool) -> None:
+    row = ROW | {"memory_gib": 40, "stack": stack, "gpu": "a100-80gb"}
     (p,), _ = predict(read(tmp_path, row).runs)
     job = job_of(p.run.setting).job
     one = simulate(job)
