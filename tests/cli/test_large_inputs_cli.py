@@ -36,7 +36,7 @@ READERS = {
 CODES = {
     "zeros": ("not-utf8", "not-json"),
     "pipe": ("unreadable",),
-    "folder": ("unreadable", "nothing-usable"),
+    "folder": ("unreadable", "not-a-file", "no-file", "nothing-usable"),
     "endless": ("too-large",),
 }
 

@@ -158,7 +158,7 @@ def test_wrong_input(tmp_path: Path) -> None:
     wrong.write_text("what is this?\nno readings\n")
     cases: tuple[tuple[tuple[str | Path, ...], tuple[str, str | None]], ...] = (
         (("--out", "mine.json"), ("not-a-toml-path", "out")),
-        (("--replay", tmp_path / "nowhere.jsonl"), ("unreadable", None)),
+        (("--replay", tmp_path / "nowhere.jsonl"), ("no-file", None)),
         (("--replay", wrong, "--out", tmp_path / "m.toml"), ("not-a-reading", "line 1")),
         (("--replay", DATA / "steps.jsonl", "--out", tmp_path / "m.toml"), ("another-probe", "replay")),
         (("--replay", RECORDING, "--out", tmp_path / "m.toml", "--base", "dgx-h201"), ("unknown-name", "cluster")),

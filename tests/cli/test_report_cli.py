@@ -165,11 +165,11 @@ def test_nothing_given_and_nothing_there(tmp_path: Path) -> None:
     assert kind(refused("report", tmp_path / "none")) == ("no-file", "records")
     assert kind(refused("report", tmp_path)) == ("nothing-usable", "records")
     (tmp_path / "loop").symlink_to("loop")
-    assert kind(refused("report", tmp_path / "loop")) == ("unreadable", None)
+    assert kind(refused("report", tmp_path / "loop")) == ("unreadable", "records")
 
 
 @pytest.mark.parametrize(
-    ("content", "code"), [(b"", "empty"), (b'{"kind": "meas', "not-json"), (b'{"model": "\xff"}', "unreadable")]
+    ("content", "code"), [(b"", "empty"), (b'{"kind": "meas', "not-json"), (b'{"model": "\xff"}', "not-utf8")]
 )
 def test_a_damaged_file_beside_records_is_answered_in_part(folder: Path, content: bytes, code: str) -> None:
     (folder / "run8" / "record.json").write_bytes(content)

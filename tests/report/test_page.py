@@ -27,7 +27,7 @@ from knee.studies.claims import Verdict
 from knee.studies.record_store import Store
 from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.study_file import uncounted
-from knee.validation.carried_set import CarriedFidelity, SourceFidelity
+from knee.validation.carried_set import CarriedFidelity, GpuCountError, SourceFidelity
 
 pytestmark = pytest.mark.slow
 
@@ -194,21 +194,22 @@ def source(name: str, median: float) -> SourceFidelity:
         median_frac=median,
         p90_frac=0.2,
         bias_frac=0.0,
-        size_out_frac=0.05,
-        source_out_frac=None,
+        unseen_frac=median + 0.01,
+        unseen_p90_frac=None,
         memory_median_frac=None,
         reference="a paper",
+        form_from=None,
     )
 
 
 FIDELITY = CarriedFidelity(
     sources=(source("good", 0.01), source("bad", 0.09)),
+    unseen_frac=0.06,
+    unseen_p90_frac=0.2,
     headline_frac=0.05,
-    size_out_frac=0.06,
-    source_out_frac=None,
     all_reduce=None,
     all_gather=None,
-    gathered_runs=850,
+    by_gpus=(GpuCountError(source="good", n_gpus=8, runs=4, error_frac=0.01),),
 )
 
 
