@@ -4,7 +4,7 @@
 
 A stack is fitted on its own runs: each parameter of ``specs.profile_parameters`` starts from the value that its generic
 profile had before any run was seen (``PRIORS``); what the runs do not determine stays there. A generic profile has, of
-each parameter, the median over its stacks and that value. A source counts as at most ``MOST_RUNS`` runs.
+each parameter, the median over its stacks, of which that value stands for those that lack to three. A source counts as at most ``MOST_RUNS`` runs.
 
 For each source the same is done without it. Its runs are then predicted by their stack's profile where other sources
 have that stack, and else by the generic one, without the facts that were learned from the source. These are the errors
@@ -84,7 +84,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
 """Values of the generic profiles before any run was seen; their sources are those that the catalogue had for them:
 dispatch of eager PyTorch, arXiv 2507.03114 for contention, NVIDIA/nccl#2409 for hops in use, userbuffers and
 --overlap-p2p-communication for what Megatron hides."""
-PRIOR_STACKS = 2
+FEWEST_STACKS = 3
 FEWEST = 6
 """Runs below which a profile keeps the values of the one below."""
 MOST_RUNS = 48
@@ -142,14 +142,15 @@ class Fit:
         return fitted_stack(name, without) if sources else None
 
     def generic(self, root: str) -> Profile:
-        """Of each parameter, the median over the stacks that are laid over this profile and what it was before any run
-        was seen, which counts as ``PRIOR_STACKS``: two stacks do not outvote it."""
+        """Of each parameter, the median over the stacks that are laid over this profile; what it was before any run was
+        seen stands for stacks that lack, so that there are three at least."""
         start = replace(load_profile(root).spec, **PRIORS[root])
         stacks = [self.profile(name) for name in self.groups if name not in GENERIC and bases(name)[-1] == root]
+        stacks += (FEWEST_STACKS - len(stacks)) * [start]
         values: Values = {}
-        for p in PARAMETERS if stacks else ():
+        for p in PARAMETERS:
             name = p.path.partition(".")[2]
-            middle = np.median([p.scaled(p.inside(getattr(of, name))) for of in [*stacks, *PRIOR_STACKS * [start]]])
+            middle = np.median([p.scaled(p.inside(getattr(of, name))) for of in stacks])
             if middle > p.scaled(p.low) or getattr(start, name) > 0:  # no less than the bound stands for nothing
                 values[p.path] = p.value(float(middle))
         return _with(start, rounded(values))
