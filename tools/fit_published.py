@@ -379,7 +379,7 @@ def write_errors(runs: Sequence[PublishedRun], own: Errors, unseen: Errors) -> N
     """For ``knee simulate``."""
     rows = error_rows(
         [
-            (run, job_of(run.setting), *own[run.setting], unseen[run.setting][0])
+            (run, job_of(run.setting), own[run.setting], unseen[run.setting])
             for run in runs
             if run.setting in unseen
         ]
