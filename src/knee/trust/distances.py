@@ -28,6 +28,9 @@ SMALLEST_LAYER = 6.0
 FLOP_PER_WEIGHT = 24.0
 """A layer's forward products take 24 x tokens x hidden^2 FLOP: 12 hidden^2 weights, a product and a sum each."""
 
+GENERIC_PROFILES = ("eager", "compiled", "fused", "megatron-2021", "xla")
+"""Profiles that are medians over stacks, and of no one stack."""
+
 Distances = Floats
 """One row for each of ``NAMES``; one column for each run, or none for a job."""
 
@@ -77,7 +80,6 @@ class Group(NamedTuple):
 
     source: str
     profile: str
-    kernels: str
     gpu: str
     precision: str
     schedule: str
@@ -91,7 +93,7 @@ def groups_of(errors: Errors) -> tuple[tuple[Group, ...], Ints]:
     words = errors.words
     piped = (errors.numbers["pp"] > 1).tolist()
     schedules = (_schedule(word) if used else "" for word, used in zip(words["schedule"], piped, strict=True))
-    columns = (words[name] for name in ("source", "profile", "kernels", "gpu", "precision"))
+    columns = (words[name] for name in ("source", "profile", "gpu", "precision"))
     numbers: dict[tuple[str, ...], int] = {}
     rows = zip(*columns, schedules, parallelism_of_runs(errors), strict=True)
     of_run = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.int64)
@@ -126,7 +128,7 @@ class Measured:
         is_new = self._is_new(kind) or (plan.pp > 1 and self._is_new(_schedule(plan.schedule)))
         found = (
             _halvings(np.array(layer_s)),
-            stack == job.profile.kernels or self._is_new(stack),
+            stack in GENERIC_PROFILES or self._is_new(stack),
             np.log2(max(job.gpus / self._most_gpus(kind), 1.0)),
             self._is_new(gpu),
             self._is_new(plan.precision),
@@ -154,8 +156,7 @@ class Measured:
         source = group.source
         return (
             peak_flop_per_s(group.gpu),
-            # a profile that is named for its kernels is of no one stack
-            group.profile == group.kernels or self._is_new(group.profile, source),
+            group.profile in GENERIC_PROFILES or self._is_new(group.profile, source),
             self._most_gpus(group.kind, source),
             self._is_new(group.gpu, source),
             self._is_new(group.precision, source),

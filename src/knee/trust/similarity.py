@@ -14,7 +14,13 @@ from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.specs.profile import Profile
 from knee.trust.catalog_differences import Entry, entry_of
-from knee.trust.distances import layer_work, layer_work_of_runs, parallelism, parallelism_of_runs
+from knee.trust.distances import (
+    GENERIC_PROFILES,
+    layer_work,
+    layer_work_of_runs,
+    parallelism,
+    parallelism_of_runs,
+)
 from knee.trust.error_table import Errors, tokens_per_gpu
 
 ENOUGH = 4
@@ -27,7 +33,7 @@ err by that."""
 GATHERED_GPUS = 1024
 """The largest all-gather of ``catalog/validation/collectives.csv``."""
 VENDOR = "NVIDIA"
-"""Of the GPUs of all published runs."""
+"""Of the GPUs of nearly all published runs."""
 RATINGS = ("arch", "sms", "fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "hbm_bytes_per_s")
 """What makes it another GPU where it is changed."""
 
@@ -100,8 +106,7 @@ class _Comparison:
         self.of_plan = np.array([word == kind for word in parallelism_of_runs(errors)], dtype=np.bool_)
         of_gpu = self.of_plan & errors.is_("gpu", self.gpu)
         own, others = of_gpu & errors.is_("profile", self.stack), of_gpu & errors.is_("kernels", job.profile.kernels)
-        # a profile that is named for its kernels is of no one stack
-        self.of_stack = self.stack != job.profile.kernels and bool(own.any())
+        self.of_stack = self.stack not in GENERIC_PROFILES and bool(own.any())
         self.kind = own if self.of_stack else others
         self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{job.profile.kernels} kernels'}, {kind}"
         # sizes that other stacks with its kernels had are known too; where none is of its kind, all of its parallelism
@@ -212,8 +217,8 @@ class _Comparison:
         if self.of_stack or not self.of_kind.any():
             return
         others = f"runs of {{}} with {kernels} kernels stand for it"
-        if self.stack == kernels:
-            yield Note("no-one-stack", f"profile {kernels} is of no one software stack: {others.format('several')}")
+        if self.stack in GENERIC_PROFILES:
+            yield Note("no-one-stack", f"profile {self.stack} is of no one software stack: {others.format('several')}")
         elif self.stack in entry_names("profile"):
             text = f"no published run of the stack of {self.stack} is of its kind: {others.format('others')}"
             yield Note("other-stack", text)
