@@ -47,7 +47,8 @@ def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constant
         moved = round(factor, 2) != before
         lines.append(_line(name, round(factor, 2), sources if moved else None, WHY[name]))
     lines.append(f"\n[{quantity}.label]")
-    lines += [_line(label, constants.labels[label], sources, "held on sources left out") for label in LABELS]
+    why = "fewest sources to fit on" if sources is None else "bands hold what they promise"
+    lines += [_line(label, constants.labels[label], sources, why) for label in LABELS]
     return "\n".join(lines) + "\n"
 
 

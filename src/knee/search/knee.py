@@ -51,8 +51,8 @@ def knees_of(
     """The knees of a curve; none for a curve without a usable count, and none for cost without a price.
 
     Formula: those of ``FORMULAS``
-    Where:   the band multiplies each doubling's speed-up by one of its ``factors``; over k doublings errors are taken to
-             be independent, so that what is kept of the best varies by factor^sqrt(k)
+    Where:   the band multiplies each doubling's speed-up by one of its ``factors``; over k doublings errors are taken
+             to be independent, so that what is kept of the best varies by factor^sqrt(k)
     Valid:   errors of neighbouring counts have most in common, so the knee is judged by how the error changes with the
              GPUs, not by the error itself; power's own error is left out
     """

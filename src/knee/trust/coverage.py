@@ -1,4 +1,4 @@
-"""What bands hold of sources that are left out: each in turn, with labels and bands of the errors of the others alone."""
+"""What bands hold of sources that are left out, each in turn: labels and bands are from the errors of the others."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Coverage:
 
 @lru_cache(maxsize=2)
 def jobs_of(errors: Errors) -> tuple[Job | None, ...]:
-    """For each row, the job as knee would be asked for it if nothing of its source were known; None: it is not carried."""
+    """For each row, the job as knee would be asked for it if its source were unknown; None: its run is not carried."""
     jobs: dict[tuple[object, ...], Job] = {}
     for run in carried_runs().runs:
         if run.status != "ok":
@@ -113,7 +113,7 @@ def coverage(
     """
     errors = read_errors() if errors is None else errors
     judged = judged_runs(errors, jobs_of(errors)) if judged is None else judged
-    found = []
+    found: list[Coverage] = []
     for quantity in QUANTITIES:
         ends = _ends_without(errors, quantity, constants or {})
         for label in LABELS:

@@ -17,12 +17,12 @@ from knee.trust.error_table import Errors, micro_tokens
 from knee.units import parse
 
 NAMES = ("small_layers", "stack", "doublings", "gpu", "precision", "parallelism", "tp_across_nodes")
-"""What a distance is counted in: halvings of a layer's time below ``FULL_LAYER_S``; whether no run of another source had
-the software stack, the GPU, the precision, or the kinds of parallelism and the schedule; doublings of GPUs beyond the
-largest measured with these kinds of parallelism; whether a tensor-parallel group spans nodes."""
+"""What a distance is counted in. ``small_layers``: halvings of a layer's time below ``FULL_LAYER_S``; ``doublings``: of
+GPUs, beyond the largest run with these kinds of parallelism; ``tp_across_nodes``: a tensor-parallel group spans nodes;
+others: no run of another source had the software stack, GPU, precision, or kinds of parallelism and schedule."""
 FULL_LAYER_S = 2e-3
-"""A layer's forward pass of a microbatch at the peak rate, below which the host's share of a step grows (assumed: a layer
-has some 40 kernels, and PyTorch and its stacks take 5 to 50 us to launch one)."""
+"""A layer's forward pass of a microbatch at the peak rate, below which errors grow with the host's share of a step
+(assumed: a layer has some 40 kernels, and stacks take 5 to 50 us to launch one)."""
 SMALLEST_LAYER = 6.0
 """Halvings below that which any run had: the distance ends there."""
 FLOP_PER_WEIGHT = 24.0

@@ -68,7 +68,7 @@ Pair = tuple[float | None, float | None]
 
 
 def error_rows(found: Iterable[tuple[PublishedRun, RunJob, Pair, Pair]]) -> list[dict[str, object]]:
-    """Rows of ``errors.csv``: each run with the errors of its stack's profile, and of one that saw no run of its source."""
+    """Rows of ``errors.csv``: the errors of each run's own profile, and of one that saw nothing of its source."""
     return [
         _row(run, asked, shipped, unseen)
         for run, asked, shipped, unseen in found
