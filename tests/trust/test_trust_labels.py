@@ -281,10 +281,8 @@ def test_without_a_band_of_memory_the_prediction_stands() -> None:
 def test_memory_is_judged_by_its_own_readings(tmp_path: Path) -> None:
     rows = some(20) + some(20, profile="nanotron", memory_error_frac=0.25)
     found = trust_of(job(profile="nanotron"), errors=table(tmp_path, *rows))
-    assert found.memory_runs == 20
-    assert found.memory_low_frac is not None
-    assert found.low_frac is not None
-    assert found.memory_low_frac < found.low_frac
+    assert (found.basis_runs, found.memory_runs) == (40, 20)
+    assert (found.memory_low_frac, found.memory_high_frac) != ends(found)
 
 
 def test_errors_of_memory_that_saw_nothing_of_the_source_come_first(tmp_path: Path) -> None:

@@ -37,6 +37,9 @@ VENDOR = "NVIDIA"
 RATINGS = ("arch", "sms", "fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "hbm_bytes_per_s")
 """What makes it another GPU where it is changed."""
 
+OWN_GPU = "a GPU of your own"
+"""Stands for the name of one that the catalogue has not: no run used it, whatever it is called."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
@@ -72,7 +75,7 @@ class Similarity:
     """A job's place among the published runs."""
 
     gpu: str
-    """Name of its GPU in the catalogue, or its own."""
+    """Name of its GPU in the catalogue, or ``OWN_GPU``."""
     stack: str
     """Name of its profile, or of the catalogue's entry with the same values."""
     kind: Bools
@@ -118,7 +121,7 @@ class _Comparison:
         like = self._like() & self._alike_in_work()
         absent = tuple(self._absent())
         return Similarity(
-            gpu=self.gpu,
+            gpu=OWN_GPU if self._other_gpu() else self.gpu,
             stack=self.stack,
             kind=self.kind,
             kind_like=self.like_words,
