@@ -382,7 +382,7 @@ def _lines(values: Mapping[str, float], why: str) -> dict[str, str]:
 def write_errors(runs: Sequence[PublishedRun], own: Errors, unseen: Errors) -> None:
     """For ``knee simulate``."""
     rows = error_rows(
-        [(run, job_of(run.setting), *own[run.setting], unseen[run.setting][0]) for run in runs if run.setting in unseen]
+        [(run, job_of(run.setting), own[run.setting], unseen[run.setting]) for run in runs if run.setting in unseen]
     )
     with ERRORS.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")

@@ -14,7 +14,8 @@ from knee.cli import main
 from knee.specs.notes import code_of
 from knee.trust.trust import Trust
 
-ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "2", "--sharding", "fsdp")
+ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "64", "--local-batch", "2", "--sharding", "fsdp",
+       "--profile", "llm-foundry")  # fmt: skip
 KEYS = {
     "label",
     "runs",
@@ -47,7 +48,9 @@ def trust(*args: str) -> dict[str, Any]:
 
 def asked(**changes: Any) -> Trust:
     """The same question in Python, where reasons have codes."""
-    same: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 64, "local_batch": 2, "sharding": "fsdp"}
+    same: dict[str, Any] = {"cluster": "dgx-h100", "gpus": 64, "local_batch": 2, "sharding": "fsdp"} | {
+        "profile": "llm-foundry"
+    }
     return library.simulate("llama2-7b", **(same | changes)).trust
 
 
@@ -63,24 +66,29 @@ def test_the_line_below_the_question_says_the_same() -> None:
     found, lines = trust(*ASK), knee(*ASK).stdout.splitlines()
     (line,) = [line for line in lines if line.startswith("  trust  ")]
     assert lines.index(line) == 3
-    for part in ("validated", f"{found['low_frac']:+.0%}", f"{found['high_frac']:+.0%}", found["like"]):
+    for part in (
+        "validated",
+        f"{found['low_frac']:+.0%}",
+        f"{found['high_frac']:+.0%}",
+        f"{found['covered_frac']:.0%}",
+    ):
         assert part in line
     for count in (found["basis_runs"], found["runs"]):
-        assert f" {count} " in line
+        assert f" {count:,} " in line
 
 
 def test_reasons_stand_below_the_line() -> None:
-    lines = knee(*ASK, "--precision", "fp8").stdout.splitlines()
+    lines = knee(*ASK, "--cp", "2").stdout.splitlines()
     assert lines[3].split()[:2] == ["trust", "extrapolated:"]
-    found = asked(precision="fp8")
-    assert code_of(found.reasons[0]) == "no-run-of-precision"
+    found = asked(cp=2)
+    assert code_of(found.reasons[0]) == "no-run-of-kind"
     assert lines[4].strip() == found.reasons[0]
 
 
 def test_no_basis_is_said() -> None:
-    found = trust(*ASK, "--cluster", "mi300x-8")
+    found = trust(*ASK, "--cluster", "cpu", "--profile", "eager")
     assert (found["label"], found["low_frac"], found["high_frac"]) == ("extrapolated", None, None)
-    assert "extrapolated" in knee(*ASK, "--cluster", "mi300x-8").stdout.splitlines()[3]
+    assert "extrapolated" in knee(*ASK, "--cluster", "cpu", "--profile", "eager").stdout.splitlines()[3]
 
 
 @pytest.mark.parametrize("change", ["fabric.nic_bytes_per_s=200Gbit/s", "profile.hop_scale=2", "gpu.hbm_frac=0.8"])

@@ -10,161 +10,41 @@ from typing import Any
 import numpy as np
 import pytest
 
+from errors_made import ends, job, sized, some, table
 from knee.specs.job import Job
-from knee.specs.load import catalog_entries, describe, load_cluster, load_model, load_profile, make_job
+from knee.specs.load import catalog_entries, load_profile
 from knee.specs.notes import code_of
 from knee.specs.plan import SHARDING_FAMILIES, SHARDINGS
-from knee.trust.error_table import COLUMNS, LATER, OWN, Errors, error_rows, read_errors
-from knee.trust.similarity import ENOUGH, GATHERED_GPUS, VENDOR, likeness_of
-from knee.trust.trust import Trust, trust_of, truth_band
+from knee.trust.error_table import COLUMNS, LATER, OWN, error_rows, read_errors
+from knee.trust.similarity import ENOUGH, GATHERED_GPUS, likeness_of
+from knee.trust.trust import Trust, trust_of
 from knee.validation.published_bandwidths import carried_bandwidths
 from knee.validation.published_runs import PublishedRun, Setting
 from knee.validation.run_to_job import job_of
-
-ROW: dict[str, Any] = {
-    "source": "a",
-    "profile": "llm-foundry",
-    "kernels": "eager",
-    "gpu": "h100-sxm",
-    "fabric": "infiniband",
-    "sharding": "fsdp",
-    "schedule": "1f1b",
-    "precision": "bf16",
-    "n_gpus": 64,
-    "layers": 32,
-    "hidden": 4096,
-    "tp": 1,
-    "pp": 1,
-    "cp": 1,
-    "dp": 64,
-    "error_frac": 0.0,
-    "memory_error_frac": "",
-    "unseen_error_frac": 0.0,
-    "stack": "s",
-    "nodes": 8,
-    "seq_len": 4096,
-    "recompute": "none",
-    "nic_bytes_per_s": 50e9,
-    "micro_tokens": 4096,
-    "tokens_per_gpu": 8192,
-}
-
-
-def job(cluster: str = "dgx-h100", profile: str = "eager", gpus: int = 64, **plan: Any) -> Job:
-    plan = {"sharding": "fsdp", "micro_batch": 1, **plan}
-    seq_len = plan.pop("seq_len", None)
-    made, _ = make_job(
-        load_model("llama2-7b").spec,
-        load_cluster(cluster).spec,
-        load_profile(profile).spec,
-        gpus=gpus,
-        global_batch=2 * gpus,
-        seq_len=seq_len,
-        plan_options=plan,
-    )
-    return made
-
-
-def sized(**sizes: Any) -> Job:
-    """The plain job with a model of other sizes."""
-    return replace(job(), model=replace(job().model, **sizes))
-
-
-def ends(trust: Trust) -> tuple[float, float]:
-    assert trust.low_frac is not None
-    assert trust.high_frac is not None
-    return trust.low_frac, trust.high_frac
-
-
-def table(folder: Path, *rows: dict[str, Any], names: tuple[str, ...] = COLUMNS) -> Errors:
-    """Errors as if they were in a file."""
-    lines = [",".join(names), *(",".join(str((ROW | row)[name]) for name in names) for row in rows)]
-    path = folder / "errors.csv"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    read_errors.cache_clear()
-    return read_errors(path)
-
-
-def some(n: int, error: float = 0.0, **changes: Any) -> list[dict[str, Any]]:
-    return [{"error_frac": error, "unseen_error_frac": error, **changes} for _ in range(n)]
-
-
-# The band.
-
-
-def test_the_band_is_of_the_truth_not_of_the_prediction() -> None:
-    # predicted twice what was measured: the truth is half of what is predicted
-    low, high = truth_band(np.array([1.0, 1.0]), np.array([0.5, 0.5]), np.array([0, 0]))
-    assert low == high == pytest.approx(-0.5)
-    low, high = truth_band(np.array([-0.2, 0.25]), np.array([0.5, 0.5]), np.array([0, 0]))
-    assert (low, high) == (pytest.approx(-0.2), pytest.approx(0.25))
-
-
-def test_the_band_leaves_a_tenth_out_on_each_side() -> None:
-    errors = 1.0 / (1.0 + np.linspace(-0.5, 0.5, 1001)) - 1.0
-    low, high = truth_band(errors, np.full(1001, 1 / 1001), np.zeros(1001, dtype=np.int64))
-    assert (low, high) == (pytest.approx(-0.4, abs=0.003), pytest.approx(0.4, abs=0.003))
-
-
-def test_few_runs_give_the_whole_range() -> None:
-    errors = 1.0 / (1.0 + np.linspace(-0.4, 0.4, 9)) - 1.0
-    low, high = truth_band(errors, np.full(9, 1 / 9), np.zeros(9, dtype=np.int64))
-    assert (low, high) == (pytest.approx(-0.4), pytest.approx(0.4))
-
-
-def test_a_source_with_many_runs_does_not_swamp_the_others(tmp_path: Path) -> None:
-    many = some(500, 0.0, source="many")
-    few = [row for name in "bcd" for row in some(8, 1.0, source=name, profile="fms-fsdp")]
-    found = trust_of(job(), errors=table(tmp_path, *many, *few))
-    assert found.low_frac == pytest.approx(-0.5)
-    assert found.high_frac == 0.0
-    assert (found.runs, found.sources) == (524, 4)
-
-
-def test_a_model_size_that_is_off_widens_the_band(tmp_path: Path) -> None:
-    rows = [row for layers in (8, 16, 24) for row in some(20, 0.0, layers=layers)] + some(2, 0.25, layers=48)
-    assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows)).low_frac == pytest.approx(-0.2)
-
 
 # Runs of its kind, and like it.
 
 
 def test_the_stack_s_own_runs_come_first(tmp_path: Path) -> None:
-    own = some(ENOUGH, 0.0, unseen_error_frac=1.0)
-    others = some(40, 1.0, source="b", profile="nanotron")
+    own, others = some(ENOUGH), some(40, source="b", profile="nanotron")
     found = trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *own, *others))
-    assert (found.label, found.runs, found.basis_runs, found.low_frac) == ("validated", ENOUGH, ENOUGH, 0.0)
-    assert found.like == "h100-sxm, llm-foundry, FSDP"
+    assert (found.label, found.runs, found.kind_runs, found.basis_runs) == ("validated", ENOUGH, ENOUGH, ENOUGH + 40)
     assert found.reasons == ()
 
 
-def test_other_stacks_count_with_the_errors_of_a_profile_that_had_not_seen_them(tmp_path: Path) -> None:
-    rows = some(4, 0.0, unseen_error_frac=0.25) + some(4, 0.0, source="b", profile="fms-fsdp", unseen_error_frac=0.25)
-    found = trust_of(job(), errors=table(tmp_path, *rows))
-    assert (found.label, found.low_frac, found.high_frac) == ("validated", -0.2, -0.2)
-    assert found.median_error_frac == 0.25
+def test_other_stacks_do_not_validate(tmp_path: Path) -> None:
+    errors = table(tmp_path, *some(40), *some(40, source="b", profile="fms-fsdp"))
+    generic, unknown = trust_of(job(), errors=errors), trust_of(job(profile="knee"), errors=errors)
+    assert (generic.label, unknown.label) == ("near", "near")
+    assert [code_of(reason) for reason in generic.reasons] == ["no-one-stack"]
+    assert [code_of(reason) for reason in unknown.reasons] == ["other-stack"]
 
 
-def test_one_other_stack_does_not_validate(tmp_path: Path) -> None:
-    rows = some(40) + some(40, 1.0, gpu="a100-sxm-80", profile="fms-fsdp")
-    found = trust_of(job(), errors=table(tmp_path, *rows))
-    assert found.label == "near"
-    assert "all runs of its kind are of one stack, llm-foundry" in found.reasons
-    assert found.low_frac == -0.5
-
-
-def test_a_wider_set_is_never_narrower_than_a_stricter_one(tmp_path: Path) -> None:
-    rows = some(3, 1.0) + some(200, 0.0, gpu="a100-sxm-80") + some(9, 0.0, gpu="a100-sxm-80", profile="fms-fsdp")
-    found = trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows))
-    assert (found.label, found.runs, found.kind_runs, found.basis_runs, found.low_frac) == ("near", 3, 3, 212, -0.5)
-    assert found.like == "eager kernels, FSDP"
-    assert found.reasons == ("only 3 published runs are of its kind: h100-sxm, llm-foundry, FSDP",)
-
-
-def test_other_gpus_count_with_the_errors_of_a_profile_that_had_not_seen_them(tmp_path: Path) -> None:
-    rows = some(3) + some(20, 0.0, unseen_error_frac=1.0, gpu="a100-sxm-80")
-    rows += some(20, 0.0, unseen_error_frac=1.0, gpu="a100-sxm-80", source="b", profile="fms-fsdp")
-    assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows)).low_frac == -0.5
+def test_a_kind_whose_parts_were_measured_apart_is_near(tmp_path: Path) -> None:
+    rows = some(20) + some(20, gpu="a100-sxm-80", tp=2, dp=32)
+    found = trust_of(job(profile="llm-foundry", tp=2), errors=table(tmp_path, *rows))
+    assert (found.label, found.kind_runs) == ("near", 0)
+    assert "none-of-kind" in map(code_of, found.reasons)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +61,7 @@ def test_other_gpus_count_with_the_errors_of_a_profile_that_had_not_seen_them(tm
 def test_what_makes_a_run_of_another_kind(tmp_path: Path, change: dict[str, Any]) -> None:
     errors = table(tmp_path, *some(20), *[row | change for row in some(20)])
     found = likeness_of(job(profile="llm-foundry"), (), errors)
-    assert np.flatnonzero(found.kind.chosen).tolist() == list(range(20))
+    assert np.flatnonzero(found.kind).tolist() == list(range(20))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +81,7 @@ def test_what_makes_a_run_of_another_kind(tmp_path: Path, change: dict[str, Any]
 def test_what_makes_a_run_of_its_kind_unlike(tmp_path: Path, change: dict[str, Any]) -> None:
     errors = table(tmp_path, *some(20), *[row | change for row in some(20)])
     found = likeness_of(job(profile="llm-foundry"), (), errors)
-    assert found.kind.chosen.all()
+    assert found.kind.all()
     assert np.flatnonzero(found.like).tolist() == list(range(20))
 
 
@@ -249,15 +129,6 @@ def test_columns_that_a_file_has_not_are_not_compared(tmp_path: Path) -> None:
     assert trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *some(20), names=names)).label == "validated"
 
 
-def test_levels_end_with_all_runs_whose_layers_are_not_far_larger_or_smaller() -> None:
-    errors = read_errors()
-    usual, tiny = (likeness_of(asked, (), errors) for asked in (job(), sized(hidden=8, heads=2, kv_heads=2, ffn=8)))
-    assert np.count_nonzero(usual.levels[-1].chosen) > len(errors) / 3
-    assert usual.memory_levels[-1].chosen.all()
-    # where there are none such, all
-    assert tiny.levels[-1].chosen.all()
-
-
 def test_every_sharding_has_a_family() -> None:
     assert SHARDING_FAMILIES.keys() == set(SHARDINGS)
 
@@ -266,7 +137,7 @@ def test_every_sharding_has_a_family() -> None:
 
 
 def test_fsdp_on_h100_is_validated() -> None:
-    found = trust_of(job())
+    found = trust_of(job(profile="llm-foundry"))
     assert found.label == "validated"
     assert found.runs >= ENOUGH
     assert found.sources >= 2
@@ -283,13 +154,11 @@ def test_fsdp_on_h100_is_validated() -> None:
         (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
         (job(gpus=512), "512 GPUs: published runs of its kind had"),
         (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "64 hidden size: published runs of its kind had"),
-        (job("dgx-b200"), "no published run used b200-sxm"),
         (job("dgx-h200"), "no published run used h200-sxm"),
-        (job(precision="fp8"), "no published run computed in fp8"),
         (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run had the zero_bubble schedule"),
-        (job(tp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + TP"),
-        (job(cp=2), "no published run is of its kind: h100-sxm, eager kernels, FSDP + CP"),
-        (job(gpus=1), "no published run is of its kind: h100-sxm, eager kernels, one GPU alone"),
+        (job(tp=2), "no published run had its kinds of parallelism: FSDP + TP"),
+        (job(cp=2), "no published run had its kinds of parallelism: FSDP + CP"),
+        (job(gpus=1), "no published run had its kinds of parallelism: one GPU alone"),
     ],
 )
 def test_what_no_run_had_is_extrapolated(asked: Job, reason: str) -> None:
@@ -299,16 +168,16 @@ def test_what_no_run_had_is_extrapolated(asked: Job, reason: str) -> None:
     assert found.basis_runs > 0
 
 
-@pytest.mark.parametrize("cluster", ["mi300x-8", "cpu"])
-def test_without_a_basis_there_is_no_band(cluster: str) -> None:
-    found = trust_of(job(cluster, gpus=8))
+def test_without_a_basis_there_is_no_band() -> None:
+    found = trust_of(job("cpu", gpus=8))
     assert (found.label, found.runs, found.low_frac, found.high_frac) == ("extrapolated", 0, None, None)
     assert found.memory_high_frac is None
 
 
 NEAR = [
     (job(profile="paper"), "no published run of the stack of paper is of its kind"),
-    (job(profile="nanotron"), "no published run of the stack of nanotron is of its kind: runs of others with eager"),
+    (job(profile="knee"), "no published run of the stack of knee is of its kind: runs of others with eager"),
+    (job(), "profile eager is of no one software stack: runs of several with eager kernels stand for it"),
     (job("h100-4-slingshot"), "no published run of its kind was over slingshot"),
     (job(gpus=256), "256 GPUs: published runs of its kind had 8 to 96"),
     (job(seq_len=131_072), "131,072 tokens a sequence: published runs of its kind had 512 to 65,536"),
@@ -334,29 +203,15 @@ def test_what_is_fitted_to_the_paper_is_told_by_values(profile: str, name: str, 
 
 
 def test_bands_do_not_get_narrower_as_labels_get_weaker() -> None:
-    path = [trust_of(asked) for asked in (job(), job(gpus=256), job(gpus=512), job(gpus=2048), job(gpus=102_400))]
+    path = [trust_of(job(profile="llm-foundry", gpus=gpus)) for gpus in (64, 256, 512, 2048, 102_400)]
     assert [trust.label for trust in path] == ["validated", "near", "extrapolated", "extrapolated", "extrapolated"]
     for stronger, weaker in pairwise(path):
         assert ends(weaker)[0] <= ends(stronger)[0]
         assert ends(weaker)[1] >= ends(stronger)[1]
     tiny = sized(hidden=64, heads=2, kv_heads=2, ffn=128)
-    for asked in (*(asked for asked, _ in NEAR), tiny, job("dgx-b200"), job(precision="fp8")):
+    for asked in (*(asked for asked, _ in NEAR), tiny, job("dgx-h200"), job(precision="fp8")):
         assert ends(trust_of(asked))[0] <= ends(path[0])[0]
         assert ends(trust_of(asked))[1] >= ends(path[0])[1]
-
-
-def test_host_bound_runs_of_one_other_stack_do_not_judge_a_large_model() -> None:
-    made, _ = make_job(
-        load_model("llama3-405b").spec,
-        load_cluster("dgx-h100").spec,
-        load_profile("eager").spec,
-        gpus=128,
-        global_batch=128,
-        plan_options={"tp": 8, "pp": 16},
-    )
-    found = trust_of(made)
-    assert found.label == "extrapolated"
-    assert ends(found)[0] > -0.4
 
 
 # Values of one's own.
@@ -369,8 +224,8 @@ def changed(asked: Job, **rates: Any) -> Job:
 
 def test_values_are_compared_not_who_wrote_them() -> None:
     written = ("cluster.fabric.nic_bytes_per_s", "cluster.gpu.bf16_flop_per_s", "profile.hop_scale")
-    assert trust_of(job(), written) == trust_of(job())
-    other = trust_of(changed(job(), nic_bytes_per_s=40e9), written)
+    assert trust_of(job(profile="llm-foundry"), written) == trust_of(job(profile="llm-foundry"))
+    other = trust_of(changed(job(profile="llm-foundry"), nic_bytes_per_s=40e9), written)
     assert (other.label, other.reasons) == ("near", ("values of your own: fabric.nic_bytes_per_s",))
 
 
@@ -383,7 +238,7 @@ def test_a_renamed_cluster_or_profile_is_its_base() -> None:
 
 
 def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
-    asked = job()
+    asked = job(profile="llm-foundry")
     cluster = replace(changed(asked, hop_s=1e-5).cluster, name="mine")
     profile = replace(asked.profile, name="mine", hop_scale=9.0)
     for kind, mine, path in (
@@ -396,7 +251,7 @@ def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
 
 
 def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
-    asked = job()
+    asked = job(profile="llm-foundry")
     gpu = replace(asked.cluster.gpu, bf16_flop_per_s=9e14)
     found = trust_of(replace(asked, cluster=replace(asked.cluster, gpu=gpu)), ("cluster.gpu.bf16_flop_per_s",))
     assert found.label == "extrapolated"
@@ -404,7 +259,7 @@ def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
 
 
 def test_prices_and_watts_do_not_matter() -> None:
-    asked = job()
+    asked = job(profile="llm-foundry")
     cheap = replace(asked, cluster=replace(asked.cluster, name="cheap", usd_per_gpu_h=0.1))
     assert trust_of(cheap, ("cluster.usd_per_gpu_h",)) == trust_of(asked)
 
@@ -419,15 +274,24 @@ def test_what_fits_within_the_error_is_unsure(needs: float, answer: str) -> None
 
 
 def test_without_a_band_of_memory_the_prediction_stands() -> None:
-    trust = trust_of(job("mi300x-8", gpus=8))
+    trust = trust_of(job("cpu", gpus=8))
     assert (trust.fits(79.9, 80.0), trust.fits(80.1, 80.0)) == ("yes", "no")
 
 
 def test_memory_is_judged_by_its_own_readings(tmp_path: Path) -> None:
-    rows = some(20) + some(20, profile="nanotron", sharding="zero1", memory_error_frac=0.25)
-    found = trust_of(job(profile="nanotron", sharding="zero1"), errors=table(tmp_path, *rows))
-    assert (found.memory_runs, found.memory_low_frac, found.memory_high_frac) == (20, -0.2, -0.2)
-    assert found.memory_like == "h100-sxm, nanotron, ZeRO-1"
+    rows = some(20) + some(20, profile="nanotron", memory_error_frac=0.25)
+    found = trust_of(job(profile="nanotron"), errors=table(tmp_path, *rows))
+    assert (found.basis_runs, found.memory_runs) == (40, 20)
+    assert (found.memory_low_frac, found.memory_high_frac) != ends(found)
+
+
+def test_errors_of_memory_that_saw_nothing_of_the_source_come_first(tmp_path: Path) -> None:
+    rows = some(20, memory_error_frac=0.0, unseen_memory_error_frac=0.25)
+    shipped = trust_of(job(), errors=table(tmp_path, *some(20, memory_error_frac=0.0))).memory_low_frac
+    unseen = trust_of(job(), errors=table(tmp_path, *rows)).memory_low_frac
+    assert shipped is not None
+    assert unseen is not None
+    assert unseen < shipped
 
 
 def test_no_reading_of_memory_is_no_band(tmp_path: Path) -> None:
@@ -448,11 +312,12 @@ def test_rows_are_rounded_and_keep_what_was_measured() -> None:
         n_gpus=16,
         seq_len=4096,
         global_batch=32,
-        kernel="llm_foundry",
+        stack="llm-foundry",
     )
     run = PublishedRun(setting=setting, lines=(2,), status="ok", tokens_per_s_per_gpu=1.0, memory_bytes=None)
     asked = job_of(setting)
-    (row,) = error_rows([(run, asked, 0.123456, float("nan"), None), (run, asked, None, None, None)])
+    none = (None, None)
+    (row,) = error_rows([(run, asked, (0.123456, float("nan")), none), (run, asked, none, none)])
     assert (row["error_frac"], row["memory_error_frac"], row["unseen_error_frac"]) == (0.1235, "", "")
     assert (row["profile"], row["kernels"], row["gpu"]) == ("llm-foundry", "eager", "h100-sxm")
     assert (row["dp"], row["nodes"]) == (16, 2)
@@ -470,8 +335,6 @@ def test_the_carried_errors_are_whole() -> None:
     assert len(set(errors.words["source"])) >= 8
     assert set(errors.words["profile"]) <= set(catalog_entries("profile"))
     assert set(errors.words["gpu"]) <= set(catalog_entries("gpu"))
-    vendors = {dict(row[:2] for row in describe("gpu", name))["vendor"] for name in set(errors.words["gpu"])}
-    assert vendors == {VENDOR}
     assert np.isfinite(errors.numbers["error_frac"]).all()
     assert np.isfinite(errors.numbers["unseen_error_frac"]).all()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -50,8 +51,8 @@ def knees_of(
     """The knees of a curve; none for a curve without a usable count, and none for cost without a price.
 
     Formula: those of ``FORMULAS``
-    Where:   the band multiplies each doubling's speed-up by 1 + low_frac or 1 + high_frac; over k doublings errors are
-             taken to be independent, so that what is kept of the best varies by (1 + frac)^sqrt(k)
+    Where:   the band multiplies each doubling's speed-up by one of its ``factors``; over k doublings errors are taken
+             to be independent, so that what is kept of the best varies by factor^sqrt(k)
     Valid:   errors of neighbouring counts have most in common, so the knee is judged by how the error changes with the
              GPUs, not by the error itself; power's own error is left out
     """
@@ -59,7 +60,7 @@ def knees_of(
     if not usable:
         return {}
     counts = [gpus for gpus, _ in usable]
-    low, high = (1.0 + band.low_frac, 1.0 + band.high_frac) if band else (1.0, 1.0)
+    ends = {gpus: (1.0, *(band.factors(gpus) if band else (1.0, 1.0))) for gpus in counts}
     text = {"threshold": threshold, "keep": keep_frac}
 
     def knee(goal: Goal, found: tuple[int, int, int], weak: tuple[Return, ...] = ()) -> Knee:
@@ -77,7 +78,7 @@ def knees_of(
         )
 
     returns = curve.returns()
-    speed = [_last_that_pays(counts[0], returns, threshold / factor) for factor in (1.0, low, high)]
+    speed = [_last_that_pays(counts[0], returns, {n: threshold / ends[n][i] for n in counts}) for i in range(3)]
     weak = tuple(r for r in returns if r.to_gpus <= speed[0] and r.per_doubling < threshold)
     found: dict[Goal, Knee] = {"throughput": knee("throughput", (speed[0], speed[1], speed[2]), weak)}
     columns: dict[Goal, list[float | None]] = {
@@ -87,22 +88,22 @@ def knees_of(
     for goal, column in columns.items():
         values = [value for value in column if value is not None]
         if len(values) == len(counts):
-            ends = [_last_kept(counts, values, keep_frac, factor) for factor in (1.0, low, high)]
-            found[goal] = knee(goal, (ends[0], ends[1], ends[2]))
+            kept = [_last_kept(counts, values, keep_frac, {n: ends[n][i] for n in counts}) for i in range(3)]
+            found[goal] = knee(goal, (kept[0], kept[1], kept[2]))
     return found
 
 
-def _last_that_pays(first: int, returns: list[Return], threshold: float) -> int:
-    paying = [r.to_gpus for r in returns if r.per_doubling >= threshold]
+def _last_that_pays(first: int, returns: list[Return], thresholds: Mapping[int, float]) -> int:
+    paying = [r.to_gpus for r in returns if r.per_doubling >= thresholds[r.to_gpus]]
     return paying[-1] if paying else first
 
 
-def _last_kept(counts: list[int], values: list[float], keep_frac: float, factor: float) -> int:
-    """The largest count that keeps its share of the best, if scaling away from that erred by ``factor`` a doubling."""
+def _last_kept(counts: list[int], values: list[float], keep_frac: float, factors: Mapping[int, float]) -> int:
+    """The largest count that keeps its share of the best, if scaling away from that erred by a factor a doubling."""
     best = max(range(len(values)), key=lambda i: values[i])
     kept = counts[best]
     for count, value in zip(counts[best + 1 :], values[best + 1 :], strict=True):
-        drift = factor ** math.sqrt(math.log2(count / counts[best]))
+        drift = factors[count] ** math.sqrt(math.log2(count / counts[best]))
         if value * drift >= keep_frac * values[best]:
             kept = count
     return kept

@@ -15,7 +15,7 @@ from knee.studies.questions import Question, StudyPoint, check_count, points_of
 from knee.studies.record_store import IMPOSSIBLE
 from knee.studies.rows import bandwidth_rows, hardware_row, identity, impossible_row, last_of_each, step_row
 from knee.studies.study_file import Study, load_study
-from knee.trust.trust import Label
+from knee.trust.bands import Label
 
 LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
 """From the most to the least trusted."""

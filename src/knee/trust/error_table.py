@@ -23,7 +23,7 @@ OWN = Path(__file__).parent.parent / "catalog" / "validation" / "errors.csv"
 DIGITS = 4
 WORDS = ("source", "profile", "kernels", "gpu", "fabric", "sharding", "schedule", "precision")
 NUMBERS = ("n_gpus", "layers", "hidden", "tp", "pp", "cp", "dp", "error_frac", "memory_error_frac", "unseen_error_frac")
-LATER = ("nic_bytes_per_s", "micro_tokens", "tokens_per_gpu")
+LATER = ("nic_bytes_per_s", "micro_tokens", "tokens_per_gpu", "unseen_memory_error_frac")
 """Columns that older files do not have: NaN there."""
 COLUMNS = (*WORDS, *NUMBERS, "stack", "nodes", "seq_len", "recompute", *LATER)
 """As they are written."""
@@ -31,12 +31,13 @@ READ_WORDS = (*WORDS, "recompute")
 READ_NUMBERS = (*NUMBERS, "nodes", "seq_len", *LATER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Errors:
     """Columns, one row a run. Errors are predicted over measured less one; NaN where nothing was measured.
 
-    ``error_frac`` is that of throughput by a fit of the run's own stack that saw no run of its model size,
-    ``unseen_error_frac`` by a profile that saw no run of its source.
+    ``error_frac`` is that of throughput and ``memory_error_frac`` that of memory by the profile of the run's own stack,
+    which may have been fitted to it; ``unseen_error_frac`` and ``unseen_memory_error_frac`` are by one that saw no run
+    of its source.
     """
 
     words: dict[str, tuple[str, ...]]
@@ -62,22 +63,20 @@ class Errors:
         )
 
 
-def error_rows(
-    found: Iterable[tuple[PublishedRun, RunJob, float | None, float | None, float | None]],
-) -> list[dict[str, object]]:
-    """Rows of ``errors.csv``.
+Pair = tuple[float | None, float | None]
+"""Errors of throughput and of memory; None and NaN: nothing was measured."""
 
-    Each run comes with the error of a fit that saw no run of its model size, that of memory, and the error of a
-    profile that saw no run of its source. None and NaN: nothing was measured.
-    """
+
+def error_rows(found: Iterable[tuple[PublishedRun, RunJob, Pair, Pair]]) -> list[dict[str, object]]:
+    """Rows of ``errors.csv``: the errors of each run's own profile, and of one that saw nothing of its source."""
     return [
-        _row(run, asked, _rounded(error), _rounded(memory_error), _rounded(unseen))
-        for run, asked, error, memory_error, unseen in found
-        if _rounded(error) != "" or _rounded(memory_error) != ""
+        _row(run, asked, shipped, unseen)
+        for run, asked, shipped, unseen in found
+        if any(_rounded(error) != "" for error in shipped)
     ]
 
 
-def _row(run: PublishedRun, asked: RunJob, error: object, memory_error: object, unseen: object) -> dict[str, object]:
+def _row(run: PublishedRun, asked: RunJob, shipped: Pair, unseen: Pair) -> dict[str, object]:
     job, plan = asked.job, asked.job.plan
     values: dict[str, object] = {
         "source": _word(run.setting.source),
@@ -95,9 +94,9 @@ def _row(run: PublishedRun, asked: RunJob, error: object, memory_error: object, 
         "pp": plan.pp,
         "cp": plan.cp,
         "dp": plan.dp,
-        "error_frac": error,
-        "memory_error_frac": memory_error,
-        "unseen_error_frac": unseen,
+        "error_frac": _rounded(shipped[0]),
+        "memory_error_frac": _rounded(shipped[1]),
+        "unseen_error_frac": _rounded(unseen[0]),
         "stack": _word(asked.stack),
         "nodes": -(-job.gpus // job.cluster.node.gpus),
         "seq_len": job.seq_len,
@@ -105,6 +104,7 @@ def _row(run: PublishedRun, asked: RunJob, error: object, memory_error: object, 
         "nic_bytes_per_s": round(job.cluster.fabric.nic_bytes_per_s),
         "micro_tokens": micro_tokens(job),
         "tokens_per_gpu": round(tokens_per_gpu(job)),
+        "unseen_memory_error_frac": _rounded(unseen[1]),
     }
     return {name: values[name] for name in COLUMNS}
 

@@ -7,29 +7,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Bools, Floats
+from knee.arrays import Bools
 from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.notes import Note
-from knee.specs.plan import SHARDING_FAMILIES
 from knee.specs.profile import Profile
 from knee.trust.catalog_differences import Entry, entry_of
-from knee.trust.error_table import Errors, micro_tokens, tokens_per_gpu
+from knee.trust.distances import (
+    GENERIC_PROFILES,
+    layer_work,
+    layer_work_of_runs,
+    parallelism,
+    parallelism_of_runs,
+)
+from knee.trust.error_table import Errors, tokens_per_gpu
 
-ENOUGH = 8
-"""Runs that make a job validated, and that a band is taken from."""
+ENOUGH = 4
+"""Runs that make a job validated."""
 FAR = 4.0
 """Beyond so many times the range of the runs of its kind, all sizes together, a job is not near them."""
 ALIKE_WORK = 16.0
-"""Runs whose layers have up to so many times more or less work on a GPU say something about it: small ones wait for
-the host, and err by that."""
+"""Runs whose layers have up to so many times more or less work on a GPU are like it: small ones wait for the host, and
+err by that."""
 GATHERED_GPUS = 1024
 """The largest all-gather of ``catalog/validation/collectives.csv``."""
 VENDOR = "NVIDIA"
-"""Of the GPUs of all published runs."""
+"""Of the GPUs of nearly all published runs."""
 RATINGS = ("arch", "sms", "fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s", "hbm_bytes_per_s")
 """What makes it another GPU where it is changed."""
+
+OWN_GPU = "a GPU of your own"
+"""Stands for the name of one that the catalogue has not: no run used it, whatever it is called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,29 +71,19 @@ NETWORK = Size(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimilarityLevel:
-    """Runs that have some things in common with a job."""
-
-    like: str
-    chosen: Bools
-    of_stack: bool
-    """They are of the job's own stack, and its profile was fitted on others of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Similarity:
     """A job's place among the published runs."""
 
+    gpu: str
+    """Name of its GPU in the catalogue, or ``OWN_GPU``."""
     stack: str
     """Name of its profile, or of the catalogue's entry with the same values."""
-    kind: SimilarityLevel
+    kind: Bools
     """Runs with its GPU, its stack or kernel set, and its kinds of parallelism."""
+    kind_like: str
+    """What these have in common."""
     like: Bools
     """Those of them that are close in every size, and alike in recomputation and in crossing nodes."""
-    levels: tuple[SimilarityLevel, ...]
-    """Sets to take a band from: those of its kind first, all runs last."""
-    memory_levels: tuple[SimilarityLevel, ...]
-    """The same for memory, of which the stack says more than the GPU."""
     absent: tuple[str, ...]
     """What makes it extrapolated."""
     doubts: tuple[str, ...]
@@ -94,14 +93,6 @@ class Similarity:
 def likeness_of(job: Job, given: Iterable[str], errors: Errors) -> Similarity:
     """Compare a job with every run; ``given`` are paths of values that someone wrote."""
     return _Comparison(job, list(given), errors).result()
-
-
-def kind_words(job: Job) -> str:
-    """The parallelism that is at work: ``FSDP + TP``."""
-    plan = job.plan
-    words = [SHARDING_FAMILIES[plan.sharding]] if plan.dp > 1 else []
-    words += [axis.upper() for axis in ("tp", "pp", "cp") if getattr(plan, axis) > 1]
-    return " + ".join(words) or "one GPU alone"
 
 
 class _Comparison:
@@ -114,50 +105,34 @@ class _Comparison:
         # a renamed entry is that entry
         self.gpu = job.cluster.gpu.name if self._other_gpu() else self.cluster.spec.gpu.name
         self.stack = job.profile.name if self.profile.changed else self.profile.spec.name
-        self.on_gpu, self.of_plan = errors.is_("gpu", self.gpu), _of_plan(job, errors)
-        self.own, self.kernels = errors.is_("profile", self.stack), errors.is_("kernels", job.profile.kernels)
-        mine, self.others = self._level(True, self.own, gpu=True), self._level(False, self.kernels, gpu=True)
-        self.kind = mine if mine.chosen.any() else self.others
-        # sizes that other stacks with its kernels had are known too
-        self.around = mine.chosen | self.others.chosen
+        kind = parallelism(job)
+        self.of_plan = np.array([word == kind for word in parallelism_of_runs(errors)], dtype=np.bool_)
+        of_gpu = self.of_plan & errors.is_("gpu", self.gpu)
+        own, others = of_gpu & errors.is_("profile", self.stack), of_gpu & errors.is_("kernels", job.profile.kernels)
+        self.of_stack = self.stack not in GENERIC_PROFILES and bool(own.any())
+        self.kind = own if self.of_stack else others
+        self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{job.profile.kernels} kernels'}, {kind}"
+        # sizes that other stacks with its kernels had are known too; where none is of its kind, all of its parallelism
+        self.of_kind = own | others
+        self.around = self.of_kind if self.of_kind.any() else self.of_plan
 
     def result(self) -> Similarity:
         """All of it."""
-        alike = self._alike_in_work()
-        like = self._like() & alike
+        like = self._like() & self._alike_in_work()
         absent = tuple(self._absent())
-        every = SimilarityLevel(like="", chosen=np.ones(len(self.errors), dtype=np.bool_), of_stack=False)
-        kind = [self.kind, self.others] if self.kind.of_stack else [self.kind]
-        same = self._level(False, self.kernels)
-        mixed = (self._level(False, self.on_gpu), self._level(False, every.chosen))
-        stacked = (self._level(True, self.own), self._level(True, self.own, plan=False))
-        # what no run had is judged by all of them; other kernels with its parallelism say no more than those
-        wider = [same] if absent else [same, *mixed]
         return Similarity(
+            gpu=OWN_GPU if self._other_gpu() else self.gpu,
             stack=self.stack,
             kind=self.kind,
+            kind_like=self.like_words,
             like=like,
-            levels=tuple(_narrowed(level, alike) for level in (*kind, *wider, every)),
-            memory_levels=(self.kind, *stacked, self.others, same, *mixed, every),
             absent=absent,
             doubts=(*self._given_values(), *self._other_stack(), *(() if absent else self._apart(like))),
         )
 
-    def _level(self, of_stack: bool, chosen: Bools, *, gpu: bool = False, plan: bool = True) -> SimilarityLevel:
-        """Some runs, on this GPU only, with this parallelism only."""
-        words = [self.gpu] if gpu or chosen is self.on_gpu else []
-        if chosen is self.own:
-            words.append(self.stack)
-        if chosen is self.kernels:
-            words.append(f"{self.job.profile.kernels} kernels")
-        if plan:
-            words.append(kind_words(self.job))
-            chosen = chosen & self.of_plan
-        return SimilarityLevel(like=", ".join(words), chosen=chosen & self.on_gpu if gpu else chosen, of_stack=of_stack)
-
     def _alike_in_work(self) -> Bools:
         """Runs whose layers are not far larger or smaller."""
-        work, mine = _work_of_runs(self.errors), _work(self.job)
+        work, mine = layer_work_of_runs(self.errors), layer_work(self.job)
         return (work >= mine / ALIKE_WORK) & (work <= mine * ALIKE_WORK)
 
     def _sizes(self) -> tuple[Size, ...]:
@@ -168,7 +143,7 @@ class _Comparison:
         return np.isnan(values) | ((values >= mine / size.close) & (values <= mine * size.close))
 
     def _like(self) -> Bools:
-        like = self.kind.chosen & self._recomputes() & self._crosses_too()
+        like = self.kind & self._recomputes() & self._crosses_too()
         for size in self._sizes():
             like &= self._close(size)
         return like
@@ -201,8 +176,8 @@ class _Comparison:
             yield Note("large-gather", text)
         if self.around.any():
             yield from self._too_far()
-        elif self.gpu in errors.words["gpu"]:
-            yield Note("no-run-of-kind", f"no published run is of its kind: {self.kind.like}")
+        else:
+            yield Note("no-run-of-kind", f"no published run had its kinds of parallelism: {parallelism(self.job)}")
 
     def _too_far(self) -> Iterator[str]:
         """Sizes outside of the range of the runs of its kind: how far in all, and in which."""
@@ -242,27 +217,30 @@ class _Comparison:
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
         kernels = self.job.profile.kernels
-        if self.stack == kernels or self.stack not in entry_names("profile") or not self.around.any():
+        if self.of_stack or not self.of_kind.any():
             return
-        if not self.kind.of_stack:
-            text = f"no published run of the stack of {self.stack} is of its kind: runs of others with {kernels} "
-            yield Note("other-stack", text + "kernels stand for it")
+        others = f"runs of {{}} with {kernels} kernels stand for it"
+        if self.stack in GENERIC_PROFILES:
+            yield Note("no-one-stack", f"profile {self.stack} is of no one software stack: {others.format('several')}")
+        elif self.stack in entry_names("profile"):
+            text = f"no published run of the stack of {self.stack} is of its kind: {others.format('others')}"
+            yield Note("other-stack", text)
 
     def _apart(self, like: Bools) -> Iterator[str]:
         """Why too few runs are like it."""
-        errors, runs = self.errors, int(np.count_nonzero(like))
-        stacks = set(errors.of("profile", self.around))
-        if not self.kind.of_stack and len(stacks) == 1:
-            yield Note("one-stack", f"all runs of its kind are of one stack, {stacks.pop()}")
+        if not self.of_kind.any():
+            yield Note("none-of-kind", f"no published run is of its kind: {self.like_words}")
+            return
         yield from self._other_words()
+        runs = int(np.count_nonzero(like))
         if runs >= ENOUGH:
             return
         outside = list(self._outside_ranges())
         yield from outside
-        of_kind = int(np.count_nonzero(self.kind.chosen))
+        of_kind = int(np.count_nonzero(self.kind))
         if of_kind < ENOUGH:
             few = "one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
-            yield Note("few-of-kind", f"{few} of its kind: {self.kind.like}")
+            yield Note("few-of-kind", f"{few} of its kind: {self.like_words}")
         elif not outside:
             text = f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
             yield Note("few-like-it", text + f"{'is' if runs == 1 else 'are'} like it{self._in_what()}")
@@ -277,7 +255,7 @@ class _Comparison:
         """The sizes in which few are close, each by itself."""
         checks: list[tuple[str, Bools]] = [(size.words, self._close(size)) for size in self._sizes()]
         checks += [("recomputation", self._recomputes()), ("crossing nodes", self._crosses_too())]
-        few = [words for words, close in checks if np.count_nonzero(close & self.kind.chosen) < ENOUGH]
+        few = [words for words, close in checks if np.count_nonzero(close & self.kind) < ENOUGH]
         return f" in {' and in '.join(few)}" if few else " in all its sizes at once"
 
     def _other_words(self) -> Iterator[str]:
@@ -295,38 +273,6 @@ class _Comparison:
 
 def _crosses(job: Job) -> bool:
     return job.gpus > job.cluster.node.gpus
-
-
-def _narrowed(level: SimilarityLevel, alike: Bools) -> SimilarityLevel:
-    """Without runs whose layers are far larger or smaller, where enough are left."""
-    chosen = level.chosen & alike
-    if np.count_nonzero(chosen) < ENOUGH or np.count_nonzero(chosen) == np.count_nonzero(level.chosen):
-        return level
-    words = f"layers of 1/{ALIKE_WORK:.0f} to {ALIKE_WORK:.0f} times the work"
-    return SimilarityLevel(
-        like=f"{level.like}, {words}" if level.like else words, chosen=chosen, of_stack=level.of_stack
-    )
-
-
-def _work(job: Job) -> float:
-    """What a layer's kernels have to do on one GPU, up to a factor."""
-    return micro_tokens(job) * job.model.hidden**2 / job.plan.tp
-
-
-def _work_of_runs(errors: Errors) -> Floats:
-    n = errors.numbers
-    tokens = np.where(np.isnan(n["micro_tokens"]), n["seq_len"] / n["cp"], n["micro_tokens"])
-    return np.asarray(tokens * n["hidden"] ** 2 / n["tp"], dtype=np.float64)
-
-
-def _of_plan(job: Job, errors: Errors) -> Bools:
-    """Runs that use the same kinds of parallelism, whatever their degrees."""
-    plan = job.plan
-    family = [name for name, other in SHARDING_FAMILIES.items() if other == SHARDING_FAMILIES[plan.sharding]]
-    chosen = errors.is_("sharding", *family) if plan.dp > 1 else np.ones(len(errors), dtype=np.bool_)
-    for axis in ("dp", "tp", "pp", "cp"):
-        chosen &= (errors.numbers[axis] > 1) == (getattr(plan, axis) > 1)
-    return chosen
 
 
 def _listed(paths: list[str]) -> str:

@@ -64,20 +64,11 @@ def trust_words(trust: Trust) -> str:
     if trust.low_frac is None or trust.high_frac is None:
         return f"{trust.label}: no published run says how far it is from the truth"
     where = f"{_change(trust.low_frac)} to {_change(trust.high_frac)} from this"
-    share = {0.8: "4 of 5", 0.9: "9 of 10"}.get(trust.covered_frac, f"{trust.covered_frac:.0%}")
+    share = f"{trust.covered_frac:.0%}"
     sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
-    runs = f"{trust.basis_runs:,} published runs"
-    words = {
-        "validated": f"true throughput {where} in {share} of {runs} of its kind ({trust.like}; {sources}), "
-        f"{trust.runs:,} of them like it in every size",
-        "near": f"true throughput {where} in {share} of {runs} most like it ({trust.like}; {sources})",
-        "extrapolated": f"true throughput at least {where}, as in {share} of {_all(runs, trust.like)}; none is like it",
-    }
-    return f"{trust.label}: {words[trust.label]}"
-
-
-def _all(runs: str, like: str) -> str:
-    return f"all {runs}" if like == "all" else f"all {runs} with {like}"
+    basis = f"from the errors of {trust.basis_runs:,} published runs of {sources}, none of which was fitted on"
+    like = f"; {trust.runs:,} runs are like it in every size" if trust.label == "validated" else ""
+    return f"{trust.label}: true throughput {where} with {share} odds, {basis}{like}"
 
 
 def _print_throughput(m: Measurement) -> None:
@@ -144,8 +135,8 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
     if trust.fits(m.memory_bytes, job.cluster.gpu.hbm_bytes) == "unsure":
         low, high = trust.memory_low_frac or 0.0, trust.memory_high_frac or 0.0
         verdict += (
-            f", but within the error of the memory model ({_change(low)} to {_change(high)} in 4 of 5 of "
-            f"{trust.memory_runs:,} published readings: {trust.memory_like})"
+            f", but within the error of the memory model ({_change(low)} to {_change(high)} with "
+            f"{trust.covered_frac:.0%} odds, from {trust.memory_runs:,} published readings)"
         )
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
     print_rows(rows, right=(1,))

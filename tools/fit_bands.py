@@ -1,0 +1,81 @@
+"""Fit how wide bands of trust must be, and show what they hold of sources that are left out.
+
+    python tools/fit_bands.py [--write]
+
+Run it after ``tools/fit_published.py --write``. Prints what the bands of each label hold of each source, with labels,
+bands and their constants all from the errors of the other sources. --write puts constants that are fitted on all
+sources into src/knee/catalog/validation/bands.toml; ``knee simulate`` widens its bands by them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from knee.trust.band_fit import ASSUMED, constants_without_each, fit_constants
+from knee.trust.bands import CONSTANTS, FEW_SOURCES, LABELS, Constants, Quantity, unseen
+from knee.trust.coverage import QUANTITIES, coverage, jobs_of, table
+from knee.trust.distances import NAMES
+from knee.trust.error_table import Errors, read_errors
+
+HEAD = """\
+# How much wider bands are with distance from what was measured, and with a weaker label (src/knee/trust/bands.py).
+# Fitted values: tools/fit_bands.py, on the carried runs, each predicted without its source and as far as it is from the
+# runs of other sources.
+"""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Fit, judge, write."""
+    errors = read_errors()
+    jobs = jobs_of(errors)
+    print(table(coverage(errors, constants_without_each(errors, jobs))))
+    found = fit_constants(errors, jobs)
+    text = HEAD + "".join(_lines(errors, quantity, found) for quantity in QUANTITIES)
+    print(text)
+    if "--write" in arguments:
+        CONSTANTS.write_text(text, encoding="utf-8")
+
+
+def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constants]) -> str:
+    constants, sources = found[quantity], _sources(errors, quantity)
+    few = f"stands for sources while fewer than {FEW_SOURCES} measured it"
+    lines = [f"\n[{quantity}]", *(_line(name, getattr(constants, name), None, few) for name in SPREADS)]
+    lines.append(f"\n[{quantity}.distance]")
+    for name, factor in zip(NAMES, constants.factors.tolist(), strict=True):
+        before = ASSUMED[quantity][name]
+        moved = round(factor, 2) != before
+        lines.append(_line(name, round(factor, 2), sources if moved else None, WHY[name]))
+    lines.append(f"\n[{quantity}.label]")
+    why = "fewest sources to fit on" if sources is None else "bands hold what they promise"
+    lines += [_line(label, constants.labels[label], sources, why) for label in LABELS]
+    return "\n".join(lines) + "\n"
+
+
+SPREADS = ("assumed_between", "assumed_within")
+WHY = {
+    "small_layers": "per halving of a layer's time below 2 ms",
+    "stack": "no run of the software stack",
+    "doublings": "per doubling of GPUs beyond the largest run",
+    "gpu": "no run on the GPU",
+    "precision": "no run in the precision",
+    "parallelism": "no run with the kinds of parallelism, or the schedule",
+    "tp_across_nodes": "a tensor-parallel group spans nodes",
+}
+
+
+def _line(name: str, value: float, sources: int | None, why: str) -> str:
+    kind = "assumed" if sources is None else "fitted"
+    source = why if sources is None else f"{why}: tools/fit_bands.py on {sources} sources, each left out"
+    return f'{name} = {{ value = {value:g}, kind = "{kind}", source = "{source}" }}'
+
+
+def _sources(errors: Errors, quantity: Quantity) -> int | None:
+    """None: too few to fit on."""
+    measured = unseen(errors, quantity)
+    found = len(set(errors.of("source", measured == measured)))
+    return found if found >= FEW_SOURCES else None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
