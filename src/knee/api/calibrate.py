@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
 from knee.profile_fit.stack_fit import need_scipy
+from knee.profile_fit.stack_spread import stack_priors
 from knee.progress import Progress, silent
 from knee.results.calibrate_result import Calibration
 from knee.specs.defaults import HOLD_OUT_FRAC
@@ -98,8 +100,11 @@ def calibrate(
     runs = read_user_runs(paths, None if given is None else given.spec, where)
     if not runs.pairs:
         raise NothingUsable(runs)
-    name = _profile_of(runs) if profile is None else str(profile)
+    name = _shared_profile(runs) if profile is None else str(profile)
     base = given or load_profile(name)
+    own = runs
+    if len(own.profiles) > 1:
+        runs = read_user_runs(paths, base.spec, where)
     report = progress or silent
 
     def say(sentence: str) -> None:
@@ -109,7 +114,8 @@ def calibrate(
         say(f"ignored columns: {', '.join(runs.ignored)}")
     counted = f"{len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}"
     say(f"{len(parameters)} parameters, {counted}, starting from {name}")
-    found = fit_profile(runs, parameters, hold_out, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
+    free = stack_priors(parameters, base.spec)
+    found = fit_profile(runs, free, hold_out, own=own, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
     answer = Calibration(base=name, base_profile=base, files=paths, runs=runs, found=found)
     if target is None:
         return answer
@@ -137,14 +143,8 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     check_writable(out, "out")
 
 
-def _profile_of(runs: UserRuns) -> str:
-    """The one profile that all runs are of."""
-    if len(runs.profiles) > 1:
-        counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
-        raise InputError(
-            f"the runs are of several software stacks: {counted}",
-            hint=f"calibrate each by itself, or name the one that all are of with {argument('profile')}",
-            code="several-stacks",
-            field="profile",
-        )
-    return next(iter(runs.profiles))
+def _shared_profile(runs: UserRuns) -> str:
+    """The profile that most runs are of. Rows that state other kernels keep them; one that was compiled says so by
+    itself, so that a profile of those that were not can stand for both."""
+    counts = Counter(asked.job.profile.name for _, asked in runs.pairs if asked.job.profile.kernels != "compiled")
+    return (counts or Counter(runs.profiles)).most_common(1)[0][0]
