@@ -13,6 +13,7 @@ from knee.files import check_toml_name, check_writable, real_path
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
+from knee.profile_fit.next_runs import suggest_runs
 from knee.profile_fit.stack_fit import need_scipy
 from knee.profile_fit.stack_spread import stack_priors
 from knee.progress import Progress, silent
@@ -52,6 +53,7 @@ def calibrate(
     fix: str | Iterable[str] = (),
     hold_out: float = HOLD_OUT_FRAC,
     anyway: bool = False,
+    suggest: bool = False,
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
@@ -60,9 +62,11 @@ def calibrate(
     ``files`` are CSV files as for ``knee.validate``, JSON of knee's own records, readings of ``knee probe steps``, or
     folders of ``knee sweep`` or ``knee train``, in any mix; all of one software stack. ``profile`` (a name or a TOML
     file) is what the fit starts from, and ``cluster`` is where all runs were; both are what the runs tell if left out.
+    Runs with other kernels (compiled, another attention) keep them, and share the values that are fitted.
     ``only`` fits these parameters alone, such as ``["launch_s", "gemm_scale"]``; ``fix`` leaves some as they are.
     ``hold_out`` is the share of runs that a first fit does not see and is tried on, up to 0.5; ``anyway`` takes fitted
-    values even where those runs are predicted no better with them. ``out`` is a TOML file to write the profile to.
+    values even where those runs are predicted no better with them. ``suggest`` also finds the next three runs that
+    would tell most. ``out`` is a TOML file to write the profile to.
 
     ``progress`` is called with a sentence about what is being done, and 0 of 0. It needs SciPy:
     ``pip install 'knee[fit]'``.
@@ -116,7 +120,18 @@ def calibrate(
     say(f"{len(parameters)} parameters, {counted}, starting from {name}")
     free = stack_priors(parameters, base.spec)
     found = fit_profile(runs, free, hold_out, own=own, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
-    answer = Calibration(base=name, base_profile=base, files=paths, runs=runs, found=found)
+    if suggest:
+        say("looking for the next runs that would tell most ...")
+    suggested = suggest_runs(runs.pairs, free, found.values) if suggest else ()
+    answer = Calibration(
+        base=name,
+        base_profile=base,
+        files=paths,
+        runs=runs,
+        own_profiles=own.profiles,
+        found=found,
+        suggested=suggested,
+    )
     if target is None:
         return answer
     answer.write(target)

@@ -41,6 +41,12 @@ class OwnProfile:
         """What is written: determined, and no worse on runs that were held back."""
         return {path: value for path, value in self.fit.values.items() if path not in self.kept_base}
 
+    @property
+    def checked_error_frac(self) -> float | None:
+        """Error of tokens/s that holds four of five new runs; None where values of speed were not taken or checked."""
+        taken = any(path not in OF_MEMORY for path in self.values)
+        return self.held_out.error_frac if taken and self.held_out is not None else None
+
 
 def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
     """The parameters that are fitted; names with or without ``profile.``."""

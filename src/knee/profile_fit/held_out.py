@@ -25,6 +25,8 @@ FEWEST_JOBS = 4
 SURE = 1.5
 """Standard errors by which runs that were left out one by one must be predicted better for a fit to be taken. With
 eight runs it is wrong in about one case in ten (Student's t with 7 degrees of freedom)."""
+WORTH = 0.8
+"""Share of the median error that may be left: a fit that explains only the worst of the runs carries over to few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +96,20 @@ def left_out_errors(pairs: Sequence[Pair], fit: StackFit) -> Floats:
 
 
 def surely_better(before: Floats, after: Floats, noise: float) -> bool:
-    """Whether errors are smaller, run by run, by more than chance.
+    """Whether errors are smaller, run by run, by more than chance, and by enough to matter.
 
-    Formula: mean(d) < -SURE * std(d) / sqrt(n), d = loss(after) - loss(before)
+    Formula: mean(d) < -SURE * std(d) / sqrt(n), d = loss(after) - loss(before);
+        median |after| <= WORTH * median |before|
     Where: loss is the one that is fitted, linear in large errors, so that a run that went wrong decides nothing
     Source: the one-standard-error rule (Breiman et al. 1984), here on differences of the same run
     """
     known = np.isfinite(before) & np.isfinite(after)
     if known.sum() < FEWEST // 2:
         return False
-    d = _loss(after[known] / noise) - _loss(before[known] / noise)
-    return bool(d.mean() < -SURE * d.std(ddof=1) / len(d) ** 0.5)
+    old, new = before[known], after[known]
+    d = _loss(new / noise) - _loss(old / noise)
+    sure = d.mean() < -SURE * d.std(ddof=1) / len(d) ** 0.5
+    return bool(sure and np.median(np.abs(new)) <= WORTH * np.median(np.abs(old)))
 
 
 def _loss(errors: Floats) -> Floats:
@@ -184,9 +189,7 @@ def held_away(keys: Sequence[Hashable], share: float) -> list[bool]:
     return [key in taken for key in keys]
 
 
-def _measured_errors(
-    pairs: Sequence[Pair], values: Values
-) -> tuple[Floats, tuple[Residuals | None, Residuals | None]]:
+def _measured_errors(pairs: Sequence[Pair], values: Values) -> tuple[Floats, tuple[Residuals | None, Residuals | None]]:
     """Logarithms of predicted over measured, of throughput and memory, in the order of the cases; and their sizes."""
     cases = grouped(pairs)
     answer = predicted(cases, values)

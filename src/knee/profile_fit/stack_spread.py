@@ -19,8 +19,10 @@ from knee.validation.stacks import catalog_profile
 
 MOST = 2.0
 """Times the spread that a parameter has by itself: a source whose values are all its own says no more than that."""
+OPEN = ("profile.gemm_scale",)
+"""Parameters whose least value is that of the stacks that were fitted, and no limit of what can be."""
 REACH = 3.0
-"""Spreads below the value that is there to which a scale may fall, where its range ends before."""
+"""Spreads below the value that is there to which those may fall."""
 
 
 def stack_priors(parameters: Iterable[Parameter], base: Profile, *, without: str | None = None) -> list[Parameter]:
@@ -52,7 +54,7 @@ def _distance(parameter: Parameter, without: str | None) -> float:
 
 def _wider(parameter: Parameter, base: Profile, factor: float) -> Parameter:
     spread = factor * parameter.spread
-    if parameter.is_share or parameter.is_floor:
+    if parameter.path not in OPEN:
         return replace(parameter, spread=spread)
     value = parameter.inside(float(getattr(base, parameter.path.removeprefix("profile."))))
     return replace(parameter, spread=spread, low=min(parameter.low, exp(log(value) - REACH * spread)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +13,7 @@ from knee.arrays import Bools, Floats, Ints
 from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.trust.error_table import Errors, read_errors
+from knee.trust.own_runs import narrowed
 from knee.trust.similarity import ENOUGH, VENDOR, SimilarityLevel, likeness_of
 
 Label = Literal["validated", "near", "extrapolated"]
@@ -104,6 +105,9 @@ def trust_of(job: Job, given: Iterable[str] = (), errors: Errors | None = None) 
     known = job.cluster.gpu.vendor == VENDOR
     covered = COVERED_FRAC if label == "validated" else WIDER_FRAC
     speed = _band(levels, errors, covered, all_runs=label == "extrapolated") if known else None
+    if speed and label != "extrapolated":
+        low, high = narrowed(job.profile, (speed.low_frac, speed.high_frac), covered)
+        speed = replace(speed, low_frac=low, high_frac=high)
     memory = _band(found.memory_levels, errors, COVERED_FRAC, memory=True) if known else None
     reasons = (*found.absent, *found.doubts)
     return Trust(
