@@ -17,9 +17,10 @@ from knee.files import csv_text
 from knee.single import simulate
 from knee.specs.load import load_profile
 from knee.specs.profile import Profile
+from knee.specs.profile_parameters import PARAMETERS
 from knee.validation.published_runs import Setting
 from knee.validation.run_to_job import job_of
-from refusals import kind, numbers
+from refusals import kind
 
 pytestmark = pytest.mark.slow
 
@@ -174,7 +175,7 @@ def test_the_table(few: Path, tmp_path: Path) -> None:
     assert result.exit_code == 0
     for words in (
         "fitted, and not checked on other runs: 5 runs",
-        "(5 of 5 rows), starting from eager, 1 of 15 parameters determined",
+        f"(5 of 5 rows), starting from eager, 1 of {len(PARAMETERS)} parameters determined",
         "uncertainty left",
         "all others free",
         "not asked for",

@@ -22,9 +22,9 @@ MANY = 24
 """Runs from which a share of them is held back; fewer are left out one by one, as each of them is needed."""
 FEWEST_JOBS = 4
 """Models and GPU counts below which single runs are held back, not all of one."""
-SURE = 1.5
-"""Standard errors by which runs that were left out one by one must be predicted better for a fit to be taken. With
-eight runs it is wrong in about one case in ten (Student's t with 7 degrees of freedom)."""
+SURE = 1.4
+"""Standard errors by which runs that were left out one by one must be predicted better for a fit to be taken. Chance
+alone does that to eight runs in one case in ten (Student's t with 7 degrees of freedom)."""
 WORTH = 0.8
 """Share of the median error that may be left: a fit that explains only the worst of the runs carries over to few."""
 
