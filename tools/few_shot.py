@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
+from knee.arrays import Floats
 from knee.profile_fit.calibration import OwnProfile, fit_profile
 from knee.profile_fit.stack_spread import stack_priors
 from knee.specs.profile import Profile
@@ -75,7 +77,8 @@ def draw(task: tuple[str, int]) -> Draw:
     shared = pairs_of(runs[:RUNS], lambda setting: job_of(setting, profile=base))
     found = fit_profile(as_user(shared), stack_priors(PARAMETERS, base, without=source), own=as_user(own))
     before = errors(runs[RUNS:], unseen_job_of)
-    mine = replace(base, **{path.removeprefix("profile."): value for path, value in found.values.items()})
+    values: dict[str, Any] = {path.removeprefix("profile."): value for path, value in found.values.items()}
+    mine = replace(base, **values)
     taken = speed_taken(found)
     after = errors(runs[RUNS:], lambda setting: job_of(setting, profile=mine)) if taken else before
     stated = found.held_out.error_frac if found.held_out is not None and taken else None
@@ -87,7 +90,7 @@ def draw(task: tuple[str, int]) -> Draw:
         taken=taken,
         covered=float("nan") if stated is None else float(np.mean(after <= stated)),
         stated=float("nan") if stated is None else stated,
-        values={path.removeprefix("profile."): value for path, value in found.values.items()},
+        values=values,
         seconds=perf_counter() - start,
     )
 
@@ -125,7 +128,7 @@ def as_user(pairs: Sequence[Pair]) -> UserRuns:
     )
 
 
-def errors(runs: Sequence[PublishedRun], ask: Ask) -> np.ndarray:
+def errors(runs: Sequence[PublishedRun], ask: Ask) -> Floats:
     """Sizes of the errors of tokens/s."""
     cases, _ = cases_of(runs, ask)
     measured = np.array([run.tokens_per_s_per_gpu for case in cases for run in case.runs], dtype=np.float64)

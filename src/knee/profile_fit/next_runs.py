@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -137,7 +138,7 @@ def _variations(job: Job) -> Iterator[tuple[Job, str]]:
     """A size twice or half as large, the others as they are; the batch per GPU stays."""
     plan = job.plan
     shards = "dp_replicate" if plan.sharding == "ddp" else "dp_shard"
-    changes: list[tuple[str, dict[str, int], float]] = []
+    changes: list[tuple[str, dict[str, Any], float]] = []
     for twice in (2.0, 0.5):
         changes.append((f"gpus {_of(job.gpus, twice)}", {shards: _of(getattr(plan, shards), twice)}, twice))
         changes.append(

@@ -102,7 +102,9 @@ class Calibration(Result):
         if len(self.own_profiles) == 1:
             return self.found.warnings
         counted = ", ".join(f"{name} ({count:,})" for name, count in self.own_profiles.items())
-        mixed = f"the runs are of several profiles: {counted}; one fit over {self.base}, each with the kernels it states"
+        mixed = (
+            f"the runs are of several profiles: {counted}; one fit over {self.base}, each with the kernels it states"
+        )
         return (mixed, *self.found.warnings)
 
     def profile_text(self) -> str:
