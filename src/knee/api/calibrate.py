@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from knee.files import check_toml_name, check_writable, real_path
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, named_cluster
 from knee.profile_fit.calibration import chosen, fit_profile
+from knee.profile_fit.next_runs import suggest_runs
 from knee.profile_fit.stack_fit import need_scipy
+from knee.profile_fit.stack_spread import stack_priors
 from knee.progress import Progress, silent
 from knee.results.calibrate_result import Calibration
 from knee.specs.defaults import HOLD_OUT_FRAC
@@ -50,6 +53,7 @@ def calibrate(
     fix: str | Iterable[str] = (),
     hold_out: float = HOLD_OUT_FRAC,
     anyway: bool = False,
+    suggest: bool = False,
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
@@ -58,9 +62,11 @@ def calibrate(
     ``files`` are CSV files as for ``knee.validate``, JSON of knee's own records, readings of ``knee probe steps``, or
     folders of ``knee sweep`` or ``knee train``, in any mix; all of one software stack. ``profile`` (a name or a TOML
     file) is what the fit starts from, and ``cluster`` is where all runs were; both are what the runs tell if left out.
+    Runs with other kernels (compiled, another attention) keep them, and share the values that are fitted.
     ``only`` fits these parameters alone, such as ``["launch_s", "gemm_scale"]``; ``fix`` leaves some as they are.
     ``hold_out`` is the share of runs that a first fit does not see and is tried on, up to 0.5; ``anyway`` takes fitted
-    values even where those runs are predicted no better with them. ``out`` is a TOML file to write the profile to.
+    values even where those runs are predicted no better with them. ``suggest`` also finds the next three runs that
+    would tell most. ``out`` is a TOML file to write the profile to.
 
     ``progress`` is called with a sentence about what is being done, and 0 of 0. It needs SciPy:
     ``pip install 'knee[fit]'``.
@@ -98,8 +104,11 @@ def calibrate(
     runs = read_user_runs(paths, None if given is None else given.spec, where)
     if not runs.pairs:
         raise NothingUsable(runs)
-    name = _profile_of(runs) if profile is None else str(profile)
+    name = _shared_profile(runs) if profile is None else str(profile)
     base = given or load_profile(name)
+    own = runs
+    if len(own.profiles) > 1:
+        runs = read_user_runs(paths, base.spec, where)
     report = progress or silent
 
     def say(sentence: str) -> None:
@@ -109,8 +118,20 @@ def calibrate(
         say(f"ignored columns: {', '.join(runs.ignored)}")
     counted = f"{len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''}"
     say(f"{len(parameters)} parameters, {counted}, starting from {name}")
-    found = fit_profile(runs, parameters, hold_out, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
-    answer = Calibration(base=name, base_profile=base, files=paths, runs=runs, found=found)
+    free = stack_priors(parameters, base.spec)
+    found = fit_profile(runs, free, hold_out, own=own, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
+    if suggest:
+        say("looking for the next runs that would tell most ...")
+    suggested = suggest_runs(runs.pairs, free, found.values) if suggest else ()
+    answer = Calibration(
+        base=name,
+        base_profile=base,
+        files=paths,
+        runs=runs,
+        own_profiles=own.profiles,
+        found=found,
+        suggested=suggested,
+    )
     if target is None:
         return answer
     answer.write(target)
@@ -137,14 +158,8 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     check_writable(out, "out")
 
 
-def _profile_of(runs: UserRuns) -> str:
-    """The one profile that all runs are of."""
-    if len(runs.profiles) > 1:
-        counted = ", ".join(f"{name} ({count:,})" for name, count in runs.profiles.items())
-        raise InputError(
-            f"the runs are of several software stacks: {counted}",
-            hint=f"calibrate each by itself, or name the one that all are of with {argument('profile')}",
-            code="several-stacks",
-            field="profile",
-        )
-    return next(iter(runs.profiles))
+def _shared_profile(runs: UserRuns) -> str:
+    """The profile that most runs are of. Rows that state other kernels keep them; one that was compiled says so by
+    itself, so that a profile of those that were not can stand for both."""
+    counts = Counter(asked.job.profile.name for _, asked in runs.pairs if asked.job.profile.kernels != "compiled")
+    return (counts or Counter(runs.profiles)).most_common(1)[0][0]

@@ -51,6 +51,7 @@ from knee.specs.defaults import HOLD_OUT_FRAC
     is_flag=True,
     help="Take the fitted values even where runs that were held back are predicted no better with them.",
 )
+@click.option("--suggest", is_flag=True, help="Also name the next three runs that would tell most.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
 def command(
     files: tuple[Path, ...],
@@ -61,6 +62,7 @@ def command(
     fix: tuple[str, ...],
     hold_out: float,
     anyway: bool,
+    suggest: bool,
     as_json: bool,
 ) -> None:
     """Fit a software profile on your own measured RUNS, and say what they can and cannot tell.
@@ -70,11 +72,12 @@ def command(
     memory_bytes that were measured; readings of `knee probe steps`. Or folders, of a `knee sweep` or a `knee train`.
     Runs that were out of memory count as well: what would let them fit is off by what it leaves free.
 
-    All runs should be of one software stack; models, GPUs and plans may differ. Each parameter starts from the
-    profile's value and moves as far as the runs have evidence for. What they cannot determine stays, and is not
-    written. A first fit leaves out a share of the runs, all of one model on one number of GPUs, and is tried on them;
-    the profile is fitted on all. Where the runs left out are predicted no better the profile's own values stay. With
-    fewer than 8 runs none are left out, and nothing is checked.
+    All runs should be of one software stack; models, GPUs, plans and kernels (compiled, the attention) may differ:
+    each run keeps the kernels that it states, and all share the fitted values. Each parameter starts from the
+    profile's value and moves as far as the runs have evidence for, within what stacks are known to differ by. What
+    they cannot determine stays, and is not written. From 8 runs on the fit is tried on runs that it does not see: each
+    left out in turn, and from 24 on a share of them, all of one model on one number of GPUs. Where those are not
+    predicted better by more than chance the profile's own values stay. With fewer than 8 runs nothing is checked.
 
     \b
         knee calibrate runs.csv -o mine.toml
@@ -92,6 +95,7 @@ def command(
             fix=fix,
             hold_out=hold_out,
             anyway=anyway,
+            suggest=suggest,
             out=out,
             progress=lambda sentence, *_: click.echo(sentence, err=True),
         )

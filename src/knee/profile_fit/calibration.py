@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from knee.errors import InputError, argument
-from knee.hardware_fit.residuals import SEED, Residuals
+from knee.hardware_fit.residuals import Residuals
+from knee.profile_fit.held_out import FEWEST, HeldOutRuns, held_out_runs
 from knee.profile_fit.stack_fit import Estimate, StackFit, calibrate
 from knee.specs.catalog import did_you_mean
 from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
 from knee.validation.simulated_runs import grouped, predicted
-from knee.validation.user_records import Pair
 from knee.validation.user_runs import DIFFER, UserRuns
 
 HELD_FRAC = 0.25
-FEWEST = 8
-"""Runs below which holding some back says nothing."""
-FEWEST_JOBS = 4
-"""Models and GPU counts below which single runs are held back, not all of one."""
 LARGE_FRAC = 0.15
 """A median error above it, after a fit, is no noise of measurement."""
 NO_EVIDENCE = 0.9995
@@ -28,18 +22,6 @@ NO_EVIDENCE = 0.9995
 OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 NOT_IN_STEPS = ("profile.step_overhead_s", "profile.straggler_frac")
 """What a probe's steps have none of, and so say nothing about in training."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOutRuns:
-    """Runs that a fit did not see, before and after it."""
-
-    runs: int
-    fitted_runs: int
-    throughput_before: Residuals | None
-    throughput_after: Residuals | None
-    memory_before: Residuals | None
-    memory_after: Residuals | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +40,12 @@ class OwnProfile:
     def values(self) -> dict[str, float]:
         """What is written: determined, and no worse on runs that were held back."""
         return {path: value for path, value in self.fit.values.items() if path not in self.kept_base}
+
+    @property
+    def checked_error_frac(self) -> float | None:
+        """Error of tokens/s that holds four of five new runs; None where values of speed were not taken or checked."""
+        taken = any(path not in OF_MEMORY for path in self.values)
+        return self.held_out.error_frac if taken and self.held_out is not None else None
 
 
 def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
@@ -90,12 +78,15 @@ def fit_profile(
     parameters: Sequence[Parameter],
     held_frac: float = HELD_FRAC,
     *,
+    own: UserRuns | None = None,
     anyway: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> OwnProfile:
     """Fit on some runs and try on the others; then fit on all. Where the others are not predicted better the base's
-    values stay, unless they are wanted ``anyway``."""
-    left = {p.path: "not asked for" for p in PARAMETERS if p not in parameters}
+    values stay, unless they are wanted ``anyway``. ``own`` are the runs under the profiles that they would be predicted
+    by without a fit, where those are several."""
+    asked = {p.path for p in parameters}
+    left = {p.path: "not asked for" for p in PARAMETERS if p.path not in asked}
     if runs.probed:
         left |= dict.fromkeys(NOT_IN_STEPS, "a probe's steps load no data, log nothing and wait for nobody")
     free = [p for p in parameters if p.path not in left]
@@ -105,9 +96,9 @@ def fit_profile(
             hint="name other parameters, or give runs of training",
             code="nothing-to-fit",
         )
-    held_out = _held_out(runs.pairs, free, held_frac, say)
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
     fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom))
+    held_out = held_out_runs(runs.pairs, fit, free, held_frac, (own or runs).pairs, say)
     left |= {e.parameter.path: _why_left(e) for e in fit.estimates if not e.determined}
     no_better = _no_better(fit, held_out)
     kept_base = {} if anyway else no_better
@@ -133,83 +124,22 @@ def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
     if held_out is None:
         return {}
     found: dict[str, str] = {}
-    for paths, before, after, what in (
-        ([p for p in fit.values if p in OF_MEMORY], held_out.memory_before, held_out.memory_after, "memory"),
-        (
-            [p for p in fit.values if p not in OF_MEMORY],
-            held_out.throughput_before,
-            held_out.throughput_after,
-            "tokens/s",
-        ),
+    memory = [p for p in fit.values if p in OF_MEMORY]
+    speed = [p for p in fit.values if p not in OF_MEMORY]
+    for paths, before, after, better, what in (
+        (memory, held_out.memory_before, held_out.memory_after, held_out.memory_better, "memory"),
+        (speed, held_out.throughput_before, held_out.throughput_after, held_out.throughput_better, "tokens/s"),
     ):
-        if before is not None and after is not None and _rank(after) >= _rank(before):
-            why = (
-                f"{what} of runs that were held back is predicted no better after a fit "
-                f"({before.median_frac:.1%} -> {after.median_frac:.1%})"
-            )
-            found |= dict.fromkeys(paths, why)
+        if before is None or after is None or better:
+            continue
+        how = "left out one by one" if held_out.one_by_one else "held back"
+        sure = "not surely better" if held_out.one_by_one else "no better"
+        why = (
+            f"{what} of runs that were {how} is predicted {sure} after a fit "
+            f"({before.median_frac:.1%} -> {after.median_frac:.1%})"
+        )
+        found |= dict.fromkeys(paths, why)
     return found
-
-
-def _rank(errors: Residuals) -> tuple[float, float]:
-    """The median to a tenth of a percent, then the tail."""
-    return round(errors.median_frac, 3), errors.p90_frac
-
-
-def _held_out(
-    pairs: Sequence[Pair], parameters: Sequence[Parameter], share: float, say: Callable[[str], None]
-) -> HeldOutRuns | None:
-    if len(pairs) < FEWEST or share == 0:
-        return None
-    away = _away([_job_key(pair) for pair in pairs], share)
-    kept = [pair for pair, out in zip(pairs, away, strict=True) if not out]
-    tried = [pair for pair, out in zip(pairs, away, strict=True) if out]
-    if not tried:
-        return None
-    say(f"fitting on {len(kept):,} runs, to be tried on the other {len(tried):,}")
-    values = calibrate(grouped(kept), parameters).values
-    (rate_before, memory_before), (rate_after, memory_after) = _errors(tried, {}), _errors(tried, values)
-    return HeldOutRuns(
-        runs=len(tried),
-        fitted_runs=len(kept),
-        throughput_before=rate_before,
-        throughput_after=rate_after,
-        memory_before=memory_before,
-        memory_after=memory_after,
-    )
-
-
-def _job_key(pair: Pair) -> Hashable:
-    """What a user would ask about anew: another model, or another number of GPUs."""
-    job = pair[1].job
-    return job.model.layers, job.model.hidden, job.cluster.name, job.gpus
-
-
-def _away(keys: Sequence[Hashable], share: float) -> list[bool]:
-    """True for runs that are held back: all of one model on one number of GPUs, where there are several of those."""
-    counts = Counter(keys)
-    if len(counts) < FEWEST_JOBS:
-        keys = range(len(keys))
-        counts = Counter(keys)
-    wanted, found = share * len(keys), 0
-    taken = set()
-    for key in random.Random(SEED).sample(sorted(counts, key=repr), len(counts)):
-        # not much more than was asked for: the fit needs the rest
-        if found < wanted and found + counts[key] <= max(1.0, 1.5 * wanted):
-            taken.add(key)
-            found += counts[key]
-    return [key in taken for key in keys]
-
-
-def _errors(pairs: Sequence[Pair], values: Values) -> tuple[Residuals | None, Residuals | None]:
-    """Of throughput and memory."""
-    cases = grouped(pairs)
-    answer = predicted(cases, values)
-    runs = [run for case in cases for run in case.runs]
-    return (
-        Residuals.of_measured(answer.tokens_per_s_per_gpu, [run.tokens_per_s_per_gpu for run in runs]),
-        Residuals.of_measured(answer.memory_bytes, [run.memory_bytes for run in runs]),
-    )
 
 
 def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_frac: float) -> list[str]:

@@ -61,6 +61,9 @@ def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str)
         said = memory if field in MEMORY or not rate else rate + tried
         source = f"knee calibrate, {date}, {_counted(runs)} of {_names(files)}: {said}"
         values[field] = Value(value=written(field, value), kind="fitted", source=source)
+    if found.checked_error_frac:
+        said = f"four of five of {_counted(runs)}, each predicted by a fit that did not see it"
+        values["checked_error_frac"] = Value(value=round(found.checked_error_frac, 4), kind="measured", source=said)
     return values
 
 

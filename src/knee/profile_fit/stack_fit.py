@@ -32,6 +32,8 @@ SCANNED = 8
 CONFOUNDED = 1.25
 """A parameter whose uncertainty grows by more once all others are free cannot be told from one of them: 1.25 is a
 correlation of 0.6."""
+MOST_LEVERAGE = 0.95
+"""Share of its own error that a run may decide; at 1 nothing else would say anything of it."""
 STEPS = 12
 STEP = 0.15
 """Of a prior's standard deviation, for differences: wide enough to look over tiles and waves."""
@@ -129,9 +131,8 @@ def calibrate(
     """
     if not cases:
         raise InputError("there is no run to fit on", hint="give runs with a measured throughput or memory")
-    measured = _Measured.of(cases)
-    start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
-    problem = _Problem(cases=cases, measured=measured, prior=start, oom=oom)
+    problem = problem_of(cases, parameters, oom)
+    measured, start = problem.measured, problem.prior
     values: dict[str, float] = {}
     if like is None:
         warm = problem.scanned(parameters)
@@ -173,8 +174,16 @@ def calibrate(
     )
 
 
+def problem_of(
+    cases: Sequence[SimulatedRun], parameters: Sequence[Parameter], oom: Sequence[SimulatedRun] = ()
+) -> Problem:
+    """The runs, with priors around the values of the first one's profile."""
+    start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
+    return Problem(cases=cases, measured=_Measured.of(cases), prior=start, oom=oom)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Problem:
+class Problem:
     """Errors of the runs and distance from the priors, as functions of some of the parameters."""
 
     cases: Sequence[SimulatedRun]
@@ -215,6 +224,27 @@ class _Problem:
             free.pop(int(np.argmax(left)))
         return found
 
+    def left_out_errors(self, parameters: Sequence[Parameter], values: Values) -> tuple[Floats, Floats]:
+        """Errors of throughput and of memory, in standard deviations, each with its own run left out of the fit; NaN
+        where nothing was measured.
+
+        Formula: e_i = r_i / (1 - h_i), h = diag(W J (J^T W J)^-1 J^T)
+        Where: J are the slopes, the priors being rows of them; W = 1 / sqrt(1 + r^2) is what the loss makes of a run
+        Source: leave-one-out of a linear least-squares fit (Allen 1974, PRESS)
+        Valid: near the values, where errors are straight lines; which parameters are fitted is taken as known.
+        """
+        at = self.errors(parameters, values)
+        if parameters:
+            slopes = self.slopes(parameters, _positions(parameters, values))
+            weighed = slopes / np.sqrt(1.0 + at**2)[:, None]
+            share = np.einsum("ij,jk,ik->i", weighed, np.linalg.inv(slopes.T @ weighed), slopes)
+            at = at / (1.0 - np.minimum(share, MOST_LEVERAGE))
+        rate, memory = np.isfinite(self.measured.rate), np.isfinite(self.measured.memory)
+        found = np.full((2, len(rate)), np.nan)
+        found[0, rate] = at[: rate.sum()]
+        found[1, memory] = at[rate.sum() : rate.sum() + memory.sum()]
+        return found[0], found[1]
+
     def confounding(
         self, parameters: Sequence[Parameter], values: Values, uncertainty: Values
     ) -> dict[str, tuple[float, str | None]]:
@@ -249,9 +279,15 @@ class _Problem:
     def scanned(self, parameters: Sequence[Parameter]) -> dict[str, float]:
         """The values that are there, floors at the best of a few."""
         values = {p.path: p.inside(self.prior[p.path]) for p in parameters}
+        at = _robust(self.errors(parameters, values))
         for p in (p for p in parameters if p.is_floor):
-            tries = [{**values, p.path: v} for v in (values[p.path], *np.geomspace(p.low, p.high, SCANNED).tolist())]
-            values = min(tries, key=lambda v: _robust(self.errors(parameters, v)))
+            floors = np.geomspace(p.low, p.high, SCANNED).tolist()
+            runs = self.errors([], {**values, p.path: floors[-1]})
+            if np.array_equal(runs, self.errors([], values)):
+                continue  # no run has what the floor is under
+            tries = [{**values, p.path: v} for v in floors]
+            found = min([(at, values), *((_robust(self.errors(parameters, v)), v) for v in tries)], key=lambda t: t[0])
+            at, values = found
         return values
 
     def fitted(self, parameters: Sequence[Parameter], start: Values) -> dict[str, float]:

@@ -12,6 +12,7 @@ from knee.files import write_text
 from knee.hardware_fit.residuals import Residuals
 from knee.inputs.argument_types import checked_arguments
 from knee.profile_fit.calibration import OwnProfile
+from knee.profile_fit.next_runs import SuggestedRun
 from knee.profile_fit.profile_file import profile_text
 from knee.results.result import Result
 from knee.specs.load import Loaded
@@ -54,6 +55,10 @@ class Calibration(Result):
     """The runs, and what of the files could not be used."""
     found: OwnProfile
     """The fit, what was held back, and warnings."""
+    own_profiles: dict[str, int]
+    """Profiles that the runs are of by themselves -> runs; where they are several, ``base`` stands for all."""
+    suggested: tuple[SuggestedRun, ...] = ()
+    """The next runs that would tell most, where they were asked for."""
     profile_file: Path | None = None
     """Where the profile was written."""
 
@@ -94,7 +99,13 @@ class Calibration(Result):
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is to be known before the profile is used."""
-        return self.found.warnings
+        if len(self.own_profiles) == 1:
+            return self.found.warnings
+        counted = ", ".join(f"{name} ({count:,})" for name, count in self.own_profiles.items())
+        mixed = (
+            f"the runs are of several profiles: {counted}; one fit over {self.base}, each with the kernels it states"
+        )
+        return (mixed, *self.found.warnings)
 
     def profile_text(self) -> str:
         """The profile as the text of a TOML file, laid over the one that the fit started from."""
@@ -131,10 +142,12 @@ class Calibration(Result):
                 for when in ("before", "after")
             },
             "held_out": None if found.held_out is None else asdict(found.held_out),
+            "profiles": self.own_profiles,
+            "suggested": [asdict(run) | {"why": run.sentence} for run in self.suggested],
             "skipped": runs.skipped,
             "assumptions": runs.notes,
             "ignored_columns": list(runs.ignored),
-            "warnings": list(found.warnings),
+            "warnings": list(self.warnings),
         }
 
     def rows(self) -> list[dict[str, Any]]:

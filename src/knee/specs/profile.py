@@ -98,6 +98,9 @@ class Profile:
     """Whole fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does; else a 16-bit copy is kept."""
     keeps_half_gradients: bool = False
     """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
+    checked_error_frac: float = 0.0
+    """Error of tokens/s within which four of five of the user's runs were predicted by fits that did not see them; 0:
+    not checked."""
 
     @property
     def saved(self) -> Kernels:
@@ -116,6 +119,7 @@ class Profile:
             "allocator_frac",
             "context_bytes",
             "reduces_in_flight",
+            "checked_error_frac",
         ):
             if getattr(self, name) < 0:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it cannot be negative")

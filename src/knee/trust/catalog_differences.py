@@ -24,6 +24,7 @@ NO_MATTER = (
     "j_per_byte",
     "gemm_j_per_flop",
     "hbm_j_per_byte",
+    "checked_error_frac",
 )
 """Last words of paths that change neither time nor memory."""
 Spec = TypeVar("Spec", Cluster, Profile)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from knee.specs.job import Job
 from knee.specs.notes import Note
 from knee.trust.bands import Band, Label, scores_of
 from knee.trust.error_table import Errors, read_errors
+from knee.trust.own_runs import narrowed
 from knee.trust.similarity import ENOUGH, VENDOR, Similarity, likeness_of
 
 COVERED_FRAC = 0.8
@@ -86,6 +87,9 @@ def trust_of(
     # another vendor's software differs in everything: nothing is known of it unless its runs were measured
     known = job.cluster.gpu.vendor == VENDOR or found.gpu in errors.words["gpu"]
     speed, memory = _bands(job, found, errors, label, covered) if known else (None, None)
+    if speed and label != "extrapolated":
+        low, high = narrowed(job.profile, (speed.low_frac, speed.high_frac), covered)
+        speed = replace(speed, low_frac=low, high_frac=high)
     reasons = (*found.absent, *found.doubts)
     return Trust(
         label=label,

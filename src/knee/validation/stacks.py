@@ -100,6 +100,8 @@ TRANSFORMER_ENGINE = Stack(
 )
 FUSED_NORMS = ("rms kernel", "rmsnorm kernel", "fused rmsnorm", "fused norm", "apex")
 """Words of the kernel column that tell a fused RMSNorm; they select kernels, not a stack."""
+NOT_COMPILED = ("eager", "fused_norm")
+"""Kernels in whose place torch.compile puts its own."""
 ATTENTIONS = ("flash", *get_args(AttentionKernel))
 GRAPH_LAUNCH_FRAC = 0.1
 """Host time of a kernel that a CUDA graph replays over that of a launch."""
@@ -133,10 +135,9 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
         raise unknown_choice("attention", setting.attention, ATTENTIONS)
     unfused = setting.attention == "unfused"
     profile = given or catalog_profile(profile_name(setting, stack))
-    if given is not None and setting.compile and given.kernels in ("eager", "native"):
-        raise SpecError(
-            f"it was compiled, and the kernels of {given.name} are not", code="other-kernels", field="compile"
-        )
+    if given is not None and setting.compile and given.kernels in NOT_COMPILED:
+        notes.append(f"it was compiled: {profile.name} with compiled kernels")
+        profile = replace(profile, kernels="compiled")
     said = _stated_attention(setting)
     wanted = said or ("flash2" if profile.attention == "unfused" else profile.attention)
     kernels = [kernel for kernel in (wanted, *FUSED) if kernel in gpu.attention]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -249,9 +249,8 @@ def _step_job(record: Record, cluster: Cluster, profile: Profile | None) -> Job:
     if not isinstance(point, StepPoint):
         raise SpecError("it is not a step")
     if profile is not None and point.compiled == (profile.kernels == "eager"):
-        kernels = "compiled" if point.compiled else "eager"
-        text = f"the step's kernels are {kernels}, and those of {profile.name} {profile.kernels}"
-        raise SpecError(text, code="other-kernels", field="profile")
+        # the step's own kernels, and the values of the profile
+        profile = replace(profile, kernels="compiled" if point.compiled else "eager")
     return job_of_step(point, cluster, profile)
 
 

@@ -65,9 +65,15 @@ def print_profile(answer: Calibration) -> None:
     _print_errors(found)
     print_counts("skipped", by_kind(runs.skipped))
     print_counts("assumptions", runs.notes)
-    if found.warnings:
+    if answer.suggested:
+        print_heading("next runs that would tell most:")
+    for number, run in enumerate(answer.suggested, start=1):
+        where = f"{run.model}, {run.gpus:,} GPUs of {run.cluster}, seq_len {run.seq_len:,}"
+        click.echo(f"  {number}. {where}, global_batch {run.global_batch:,}, {run.plan} ({run.changed}):")
+        click.echo(f"     {run.sentence}")
+    if answer.warnings:
         print_heading("warnings:")
-        for warning in found.warnings:
+        for warning in answer.warnings:
             click.echo(f"  - {warning}")
 
 
@@ -108,7 +114,8 @@ def _print_errors(found: OwnProfile) -> None:
     ]
     print_table("before -> after the fit" + _not_taken(found), cells)
     if held is not None:
-        print_rows([[f"held out: {held.runs:,} runs, predicted by a fit to the other {held.fitted_runs:,}"]])
+        how = "each predicted" if held.one_by_one else "predicted"
+        print_rows([[f"held out: {held.runs:,} runs, {how} by a fit to the other {held.fitted_runs:,}"]])
 
 
 def _not_taken(found: OwnProfile) -> str:
