@@ -4,7 +4,8 @@
 
 A stack is fitted on its own runs: each parameter of ``specs.profile_parameters`` starts from the value that its generic
 profile had before any run was seen (``PRIORS``); what the runs do not determine stays there. A generic profile has, of
-each parameter, the median over its stacks, of which that value stands for those that lack to three. A source counts as at most ``MOST_RUNS`` runs.
+each parameter, the median over its stacks, of which that value stands for those that lack to three. A source counts as
+at most ``MOST_RUNS`` runs.
 
 For each source the same is done without it. Its runs are then predicted by their stack's profile where other sources
 have that stack, and else by the generic one, without the facts that were learned from the source. These are the errors
@@ -222,7 +223,7 @@ def _fitted_stack(name: str, without: str | None) -> StackFit | None:
     cases = cases_of(runs, lambda setting: job_of(setting, profile=start))[0]
     if sum(len(case.runs) for case in cases) < FEWEST:
         return None
-    free = [p for p in PARAMETERS if not any(is_fact(table, p) for table in bases(name)[:-1])]
+    free = [p for p in PARAMETERS if not _fact(name, p)]
     return calibrate(cases, free)
 
 
@@ -284,6 +285,11 @@ def fit_all(pairs: Sequence[tuple[str, str | None]], jobs: int) -> dict[tuple[st
     return {pair: fitted_stack(*pair) for pair in pairs}
 
 
+def _fact(name: str, p: Parameter) -> bool:
+    """Whether the stack, or one that it is laid over, states the value."""
+    return any(is_fact(table, p) for table in bases(name)[:-1])
+
+
 def value_in(profile: Profile, p: Parameter) -> float:
     """A parameter's value, as it is written."""
     return rounded({p.path: float(getattr(profile, p.path.partition(".")[2]))})[p.path]
@@ -330,14 +336,21 @@ def print_errors(tables_: Mapping[str, Errors], judged: Sequence[PublishedRun]) 
 
 
 def write_values(fits: Mapping[str, StackFit], generics: Mapping[str, Profile]) -> None:
-    """Replace the fitted lines of each profile's table."""
-    lines = {name: _fitted_lines(found) for name, found in fits.items()}
-    for root, profile in generics.items():
+    """Replace the fitted lines of each profile's table.
+
+    What a fit leaves as it was is written too where a profile below has another value now, which it would inherit."""
+    final = {root: {p.path: value_in(profile, p) for p in PARAMETERS} for root, profile in generics.items()}
+    before = {root: rounded({f"profile.{name}": value for name, value in PRIORS[root].items()}) for root in generics}
+    changed = [p.path for p in PARAMETERS if any(final[root][p.path] != before[root][p.path] for root in generics)]
+    lines = {}
+    for root in generics:
         stacks = [name for name in fits if bases(name)[-1] == root]
-        why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)})"
-        values = {p.path: value_in(profile, p) for p in PARAMETERS}
-        moved = {path: v for path, v in values.items() if v != PRIORS[root][path.partition(".")[2]]}
-        lines[root] = _lines(moved, why)
+        why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)}) or what was known before"
+        lines[root] = _lines({path: final[root][path] for path in changed}, why)
+    for name, found in fits.items():
+        start = start_of(name)
+        kept = {p.path: value_in(start, p) for p in PARAMETERS if p.path in changed and not _fact(name, p)}
+        lines[name] = _lines(kept, "tools/fit_published.py: as before any run was seen") | _fitted_lines(found)
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in PARAMETERS)
     for path in sorted(PROFILES.glob("*.toml")):
         text = path.read_text(encoding="utf-8")

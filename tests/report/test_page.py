@@ -27,7 +27,7 @@ from knee.studies.claims import Verdict
 from knee.studies.record_store import Store
 from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.study_file import uncounted
-from knee.validation.carried_set import CarriedFidelity, GpuCountError, SourceFidelity
+from knee.validation.carried_set import CarriedFidelity, SourceFidelity
 
 pytestmark = pytest.mark.slow
 
@@ -209,7 +209,6 @@ FIDELITY = CarriedFidelity(
     headline_frac=0.05,
     all_reduce=None,
     all_gather=None,
-    by_gpus=(GpuCountError(source="good", n_gpus=8, runs=4, error_frac=0.01),),
 )
 
 

@@ -20,7 +20,7 @@ from knee.studies.questions import Question, points_of
 from knee.studies.record_store import IMPOSSIBLE, Store, cached_fidelity, damage, key_of
 from knee.studies.run_study import points_to_run, recorded
 from knee.studies.study_file import load_study
-from knee.validation.carried_set import CarriedFidelity, GpuCountError
+from knee.validation.carried_set import CarriedFidelity
 
 SOURCES = Path(__file__).parents[2] / "src"
 SMALL = Question(model="llama-tiny", cluster="cpu", profile="eager", gpus=2, global_batch=4, seq_len=64, plans=((),))
@@ -233,7 +233,6 @@ def test_how_knee_does_is_kept_too(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         headline_frac=0.03,
         all_reduce=None,
         all_gather=None,
-        by_gpus=(GpuCountError(source="one", n_gpus=8, runs=4, error_frac=0.01),),
     )
     made: list[int] = []
     monkeypatch.setattr(store, "carried_fidelity", lambda: made.append(1) or table)

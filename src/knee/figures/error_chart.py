@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import Protocol
 
 from knee.figures.palette import GRID, INK, MUTED
 from knee.figures.scale_chart import GPU_AXIS
@@ -14,26 +14,25 @@ SHOWN_FRAC = 0.6
 """Errors beyond this are drawn at the edge: the chart is for the trend."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErrorPoint:
-    """Runs of one source on one number of GPUs."""
+class ErrorPoint(Protocol):
+    """Runs of one source on one number of GPUs: their error, and the band that was promised, of the same ratio."""
 
     source: str
     n_gpus: int
     error_frac: float
-    """Predicted over measured less one."""
     low_frac: float
-    """The promised band, of the same ratio."""
     high_frac: float
 
 
 def error_chart(points: Sequence[ErrorPoint]) -> Spec:
     """A line and points for each source, labelled at its largest count; the median of the promised bands behind."""
     edge = SHOWN_FRAC
-    values = [asdict(p) | {"shown_frac": min(max(p.error_frac, -edge), edge)} for p in points]
+    values = [
+        {"source": p.source, "n_gpus": p.n_gpus, "shown_frac": min(max(p.error_frac, -edge), edge)} for p in points
+    ]
     largest = {p.source: max(q.n_gpus for q in points if q.source == p.source) for p in points}
     for value in values:
-        value["label"] = value["source"] if value["n_gpus"] == largest[str(value["source"])] else ""
+        value["label"] = str(value["source"]) if value["n_gpus"] == largest[str(value["source"])] else ""
     counts = sorted({p.n_gpus for p in points})
     band = [
         {

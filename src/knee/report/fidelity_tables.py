@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, fields
 
+from knee.figures.error_chart import error_chart
+from knee.figures.figure import Figure
+from knee.figures.vega import Spec
+from knee.report.page import Chart, chart_of
 from knee.report.tables import Cell, Table, kind_table, record_table
+from knee.trust.coverage import GpuCountError, errors_by_gpus
 from knee.validation.carried_set import CarriedFidelity, SourceFidelity
 
 COLUMNS = {
@@ -77,3 +82,20 @@ def fidelity_tables(found: CarriedFidelity) -> list[Table]:
     kinds = dict.fromkeys(("source", "software", "published in", "form chosen by looking at it"), "words")
     references = [(s.source, s.stacks, s.reference, s.form_from or "") for s in found.sources]
     return [*tables, kind_table("Where the runs were published", kinds, references)]
+
+
+def scale_chart(draw: Callable[[Spec], str]) -> Chart:
+    """The unseen error against the number of GPUs, by source, with the promised band beside it."""
+    points = errors_by_gpus()
+    columns = tuple(f.name for f in fields(GpuCountError))
+    figure = Figure(
+        id="error-by-gpus",
+        title="Error against the number of GPUs",
+        caption="Each source is predicted as if it had never been seen; a point is the middle one of its runs on that "
+        "many GPUs, drawn at the edge where it is beyond. The area is the band that nine of ten runs are promised to "
+        "lie in, from the errors of the other sources.",
+        spec=error_chart(points),
+        columns=columns,
+        rows=tuple(asdict(point) for point in points),
+    )
+    return chart_of(figure, None, draw)

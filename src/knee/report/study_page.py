@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from knee.figures.figure import Figure
 from knee.figures.study_charts import figure_files, figures
+from knee.figures.vega import Spec, to_svg
 from knee.files import make_folder, write_text
 from knee.report.claim_tables import MARKS, anchor, claims_sentence, tally_table, tested
-from knee.report.fidelity_tables import IN_SUMMARY, fidelity_sentence, fidelity_table, fidelity_tables
+from knee.report.fidelity_tables import IN_SUMMARY, fidelity_sentence, fidelity_table, fidelity_tables, scale_chart
 from knee.report.html import render
 from knee.report.page import Chart, chart_of
 from knee.report.step_timeline import StepTimeline, step_timelines
@@ -110,7 +111,8 @@ def write_page(ran: Sequence[Ran], fidelity: CarriedFidelity, out: Path, *, comm
             write_picture(folder / name, spec, pictures.svg(spec))
     beside = [name for name in FILES if (out / name).exists()]
     drawn = [drawn_of(one, pictures=pictures) for one in ran]
-    write_text(out / "index.html", study_page(ran, fidelity, command=command, beside=beside, drawn=drawn))
+    page = study_page(ran, fidelity, command=command, beside=beside, drawn=drawn, draw=pictures.svg)
+    write_text(out / "index.html", page)
     pictures.remove_unused()
     return out / "index.html"
 
@@ -122,6 +124,7 @@ def study_page(
     command: str,
     beside: Sequence[str] = (),
     drawn: Sequence[DrawnStudy] | None = None,
+    draw: Callable[[Spec], str] = to_svg,
 ) -> str:
     """Studies as one HTML file; ``beside`` names what lies next to it."""
     drawn = [drawn_of(one) for one in ran] if drawn is None else drawn
@@ -144,6 +147,7 @@ def study_page(
             "sentence": fidelity_sentence(fidelity),
             "summary": fidelity_table(fidelity, IN_SUMMARY),
             "tables": fidelity_tables(fidelity),
+            "chart": scale_chart(draw),
         },
         trust=TRUST,
         assumptions=ASSUMPTIONS,

@@ -182,3 +182,52 @@ def table(rows: Sequence[Coverage]) -> str:
         for row in rows
     ]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCountError:
+    """The middle one of the runs of a source on one number of GPUs, predicted as if the source had never been seen."""
+
+    source: str
+    n_gpus: int
+    runs: int
+    error_frac: float
+    """Predicted over measured less one."""
+    low_frac: float
+    """The band of 90% that the other sources promise for it, of the same ratio."""
+    high_frac: float
+
+
+def errors_by_gpus(errors: Errors | None = None) -> list[GpuCountError]:
+    """Throughput of every source at every number of GPUs that it has."""
+    errors = read_errors() if errors is None else errors
+    jobs, error = jobs_of(errors), unseen(errors, "throughput")
+    found: list[GpuCountError] = []
+    ends = _ends_without(errors, "throughput", {})
+    for source, (constants, at) in ends.items():
+        mine = errors.is_("source", source)
+        rest = errors.where(~mine)
+        scores = Scores(rest, "throughput", constants)
+        for n_gpus in np.unique(errors.numbers["n_gpus"][mine]).tolist():
+            some = np.flatnonzero(mine & (errors.numbers["n_gpus"] == n_gpus) & np.isfinite(error))
+            some = np.array([i for i in some[np.argsort(error[some])].tolist() if jobs[i] is not None], dtype=np.int64)
+            if not len(some):
+                continue
+            middle = int(some[len(some) // 2])
+            job = jobs[middle]
+            assert job is not None
+            like = likeness_of(job, (), rest)
+            away = scores.measured.of_job(job, like.gpu, like.stack)
+            scale = float(constants.scale(np.array([away]).T)[0]) * constants.labels[label_of(like)]
+            low, high = (scale * end for end in at[PROMISED[-1]])
+            found.append(
+                GpuCountError(
+                    source=source,
+                    n_gpus=int(n_gpus),
+                    runs=len(some),
+                    error_frac=float(error[middle]),
+                    low_frac=float(np.exp(-high) - 1.0),
+                    high_frac=float(np.exp(-low) - 1.0),
+                )
+            )
+    return found

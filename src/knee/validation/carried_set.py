@@ -41,17 +41,6 @@ class SourceFidelity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuCountError:
-    """Runs of one source on one number of GPUs, predicted as if the source had never been seen."""
-
-    source: str
-    n_gpus: int
-    runs: int
-    error_frac: float
-    """Their median: predicted over measured less one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedFidelity:
     """The table that the study shows."""
 
@@ -65,8 +54,6 @@ class CarriedFidelity:
     all_reduce: Residuals | None
     """Of bus bandwidth, messages of 16 MiB and up."""
     all_gather: Residuals | None
-    by_gpus: tuple[GpuCountError, ...]
-    """Unseen errors by source and number of GPUs."""
 
 
 def carried_runs() -> RunFile:
@@ -85,7 +72,7 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
     found = found or validate(carried_runs())
     errors = _unseen_errors()
     unseen: dict[str, list[float]] = {}
-    for source, _, error in errors:
+    for source, error in errors:
         unseen.setdefault(source, []).append(abs(error))
     where = references()
     sources = []
@@ -114,30 +101,17 @@ def carried_fidelity(found: Validation | None = None, links: BandwidthValidation
     return CarriedFidelity(
         sources=tuple(sources),
         unseen_frac=_quantile([s.unseen_frac for s in sources if s.unseen_frac is not None], 0.5),
-        unseen_p90_frac=_quantile([abs(error) for _, _, error in errors], 0.9),
+        unseen_p90_frac=_quantile([abs(error) for _, error in errors], 0.9),
         headline_frac=float(np.median([s.median_frac for s in sources])),
         all_reduce=bandwidths.get("all_reduce"),
         all_gather=bandwidths.get("all_gather"),
-        by_gpus=_by_gpus(errors),
     )
 
 
-def _unseen_errors() -> list[tuple[str, int, float]]:
-    """Source, GPUs and error of each carried run, predicted as if its source had never been seen."""
+def _unseen_errors() -> list[tuple[str, float]]:
+    """Source and error of each carried run, predicted as if its source had never been seen."""
     rows = csv.DictReader((FOLDER / "errors.csv").read_text(encoding="utf-8").splitlines())
-    return [
-        (row["source"], int(row["n_gpus"]), float(row["unseen_error_frac"])) for row in rows if row["unseen_error_frac"]
-    ]
-
-
-def _by_gpus(errors: Sequence[tuple[str, int, float]]) -> tuple[GpuCountError, ...]:
-    groups: dict[tuple[str, int], list[float]] = {}
-    for source, n_gpus, error in errors:
-        groups.setdefault((source, n_gpus), []).append(error)
-    return tuple(
-        GpuCountError(source=source, n_gpus=n_gpus, runs=len(some), error_frac=float(np.median(some)))
-        for (source, n_gpus), some in sorted(groups.items())
-    )
+    return [(row["source"], float(row["unseen_error_frac"])) for row in rows if row["unseen_error_frac"]]
 
 
 def _quantile(values: Sequence[float], share: float) -> float | None:
