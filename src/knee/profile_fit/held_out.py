@@ -27,6 +27,8 @@ SURE = 1.4
 alone does that to eight runs in one case in ten (Student's t with 7 degrees of freedom)."""
 WORTH = 0.8
 """Share of the median error that may be left: a fit that explains only the worst of the runs carries over to few."""
+MOSTLY = 0.75
+"""Share of the runs that must be predicted better: where others pay for it the runs contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +101,7 @@ def surely_better(before: Floats, after: Floats, noise: float) -> bool:
     """Whether errors are smaller, run by run, by more than chance, and by enough to matter.
 
     Formula: mean(d) < -SURE * std(d) / sqrt(n), d = loss(after) - loss(before);
-        median |after| <= WORTH * median |before|
+        median |after| <= WORTH * median |before|; |after| < |before| in MOSTLY of the runs
     Where: loss is the one that is fitted, linear in large errors, so that a run that went wrong decides nothing
     Source: the one-standard-error rule (Breiman et al. 1984), here on differences of the same run
     """
@@ -109,7 +111,8 @@ def surely_better(before: Floats, after: Floats, noise: float) -> bool:
     old, new = before[known], after[known]
     d = _loss(new / noise) - _loss(old / noise)
     sure = d.mean() < -SURE * d.std(ddof=1) / len(d) ** 0.5
-    return bool(sure and np.median(np.abs(new)) <= WORTH * np.median(np.abs(old)))
+    worth = np.median(np.abs(new)) <= WORTH * np.median(np.abs(old))
+    return bool(sure and worth and np.mean(np.abs(new) < np.abs(old)) >= MOSTLY)
 
 
 def _loss(errors: Floats) -> Floats:

@@ -80,14 +80,16 @@ def suggest_runs(
     chosen: list[SuggestedRun] = []
     taken: list[int] = []
     for _ in range(min(count, len(candidates))):
-        covariance = np.linalg.inv(evidence)
+        covariance: Floats = np.linalg.inv(evidence).astype(np.float64)
         reach = slopes @ covariance
         gain = np.sum((targets @ reach.T) ** 2, axis=0) / (NOISE**2 + np.sum(reach * slopes, axis=1))
         gain[taken] = -np.inf
         best = int(np.argmax(gain))
         taken.append(best)
         evidence = evidence + np.outer(slopes[best], slopes[best]) / NOISE**2
-        chosen.append(_described(candidates[best], free, targets, covariance, np.linalg.inv(evidence)))
+        chosen.append(
+            _described(candidates[best], free, targets, covariance, np.linalg.inv(evidence).astype(np.float64))
+        )
     return tuple(chosen)
 
 

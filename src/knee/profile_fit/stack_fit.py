@@ -176,14 +176,14 @@ def calibrate(
 
 def problem_of(
     cases: Sequence[SimulatedRun], parameters: Sequence[Parameter], oom: Sequence[SimulatedRun] = ()
-) -> Problem:
+) -> FitProblem:
     """The runs, with priors around the values of the first one's profile."""
     start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
-    return Problem(cases=cases, measured=_Measured.of(cases), prior=start, oom=oom)
+    return FitProblem(cases=cases, measured=_Measured.of(cases), prior=start, oom=oom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class FitProblem:
     """Errors of the runs and distance from the priors, as functions of some of the parameters."""
 
     cases: Sequence[SimulatedRun]
