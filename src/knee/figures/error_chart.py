@@ -17,11 +17,16 @@ SHOWN_FRAC = 0.6
 class ErrorPoint(Protocol):
     """Runs of one source on one number of GPUs: their error, and the band that was promised, of the same ratio."""
 
-    source: str
-    n_gpus: int
-    error_frac: float
-    low_frac: float
-    high_frac: float
+    @property
+    def source(self) -> str: ...
+    @property
+    def n_gpus(self) -> int: ...
+    @property
+    def error_frac(self) -> float: ...
+    @property
+    def low_frac(self) -> float: ...
+    @property
+    def high_frac(self) -> float: ...
 
 
 def error_chart(points: Sequence[ErrorPoint]) -> Spec:
