@@ -87,7 +87,9 @@ def test_a_clock_scales_what_tiles_take_and_nothing_else() -> None:
 def test_a_column_of_types_is_each_type_alone() -> None:
     gpu, kinds = GPUS["gb200-nvl72"], ("bf16", "nvfp4", "fp8", "bf16", "fp8_block")
     types = np.array([GEMM_TYPES.index(kind) for kind in kinds])
-    found, moved = products_s(gpu, EAGER, types, np.stack([M, M]), np.stack([N, K]), np.stack([K, N]))
+    found, moved = products_s(
+        gpu, replace(EAGER, gemm_scale=1.0), types, np.stack([M, M]), np.stack([N, K]), np.stack([K, N])
+    )
     for i, kind in enumerate(kinds):
         for row, (n, k) in enumerate(((N, K), (K, N))):
             alone = (M[i : i + 1], n[i : i + 1], k[i : i + 1])

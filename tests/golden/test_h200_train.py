@@ -84,8 +84,8 @@ def simulated_s(job: Job) -> dict[str, float]:
     for times, operations in ((job.model.layers, [o for ops in passes for o in ops]), (1, ends)):
         for o in operations:
             kind = {Gemm: "products", Attention: "attention"}.get(type(o), "memory-bound")
-            peak, clock = product_column(job.cluster, w.table), float(w.compute.clock_frac[0])
-            seconds = float(operation_s(job.cluster.gpu, job.profile, peak, o, clock)[0])
+            types, clock = product_column(w.table), float(w.compute.clock_frac[0])
+            seconds = float(operation_s(job.cluster.gpu, job.profile, types, o, clock)[0])
             found[kind] += times * int(w.table.microbatches[0]) * seconds
     return found
 

@@ -156,7 +156,6 @@ def test_fsdp_on_h100_is_validated() -> None:
         (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "64 hidden size: published runs of its kind had"),
         (job("dgx-h200"), "no published run used h200-sxm"),
         (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run had the zero_bubble schedule"),
-        (job(tp=2), "no published run had its kinds of parallelism: FSDP + TP"),
         (job(cp=2), "no published run had its kinds of parallelism: FSDP + CP"),
         (job(gpus=1), "no published run had its kinds of parallelism: one GPU alone"),
     ],

@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 640, 340
 SHOWN_FRAC = 0.6
 """Errors beyond this are drawn at the edge: the chart is for the trend."""
 
+MANY_GPUS, CROWD_FRAC = 512, 0.09
+
 
 class ErrorPoint(Protocol):
     """Runs of one source on one number of GPUs: their error, and the band that was promised, of the same ratio."""
@@ -30,14 +32,16 @@ class ErrorPoint(Protocol):
 
 
 def error_chart(points: Sequence[ErrorPoint]) -> Spec:
-    """A line and points for each source, labelled at its largest count; the median of the promised bands behind."""
+    """A line and points for each source, those apart labelled at their largest count; the promised bands behind."""
     edge = SHOWN_FRAC
     values = [
         {"source": p.source, "n_gpus": p.n_gpus, "shown_frac": min(max(p.error_frac, -edge), edge)} for p in points
     ]
-    largest = {p.source: max(q.n_gpus for q in points if q.source == p.source) for p in points}
+    last = {p.source: p for p in sorted(points, key=lambda p: p.n_gpus)}
+    # labels where there is room: the crowd near zero is in the table
+    named = {p.source: p.n_gpus for p in last.values() if p.n_gpus >= MANY_GPUS or abs(p.error_frac) > CROWD_FRAC}
     for value in values:
-        value["label"] = str(value["source"]) if value["n_gpus"] == largest[str(value["source"])] else ""
+        value["label"] = str(value["source"]) if value["n_gpus"] == named.get(str(value["source"])) else ""
     counts = sorted({p.n_gpus for p in points})
     band = [
         {
@@ -47,7 +51,12 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
         }
         for n in counts
     ]
-    x = {"field": "n_gpus", "type": "quantitative", "scale": {"type": "log", "base": 2}, "axis": GPU_AXIS}
+    x = {
+        "field": "n_gpus",
+        "type": "quantitative",
+        "scale": {"type": "log", "base": 2, "domainMax": 40_000},
+        "axis": GPU_AXIS,
+    }
     y_axis = {"title": "predicted over measured, less one", "format": "+.0%"}
     y = {"field": "shown_frac", "type": "quantitative", "scale": {"domain": [-edge, edge]}, "axis": y_axis}
     ends = {"y": y | {"field": "low_frac"}, "y2": {"field": "high_frac"}}

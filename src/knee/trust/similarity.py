@@ -12,7 +12,7 @@ from knee.specs.catalog import entry_names
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
 from knee.specs.notes import Note
-from knee.specs.profile import Profile
+from knee.specs.profile import Kernels, Profile
 from knee.trust.catalog_differences import Entry, entry_of
 from knee.trust.distances import (
     GENERIC_PROFILES,
@@ -39,6 +39,19 @@ RATINGS = ("arch", "sms", "fp16_flop_per_s", "bf16_flop_per_s", "fp8_flop_per_s"
 
 OWN_GPU = "a GPU of your own"
 """Stands for the name of one that the catalogue has not: no run used it, whatever it is called."""
+
+
+KERNEL_FAMILIES: tuple[tuple[Kernels, ...], ...] = (
+    ("eager", "native", "fused_norm", "flash_attn"),
+    ("compiled", "native_compiled"),
+    ("fused",),
+)
+"""Kernel sets whose runs tell of each other: eager PyTorch with some kernels of others is still that."""
+
+
+def kernel_family(kernels: Kernels) -> tuple[Kernels, ...]:
+    """The sets that a kernel set is one of, the plain one first."""
+    return next(family for family in KERNEL_FAMILIES if kernels in family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,10 +121,14 @@ class _Comparison:
         kind = parallelism(job)
         self.of_plan = np.array([word == kind for word in parallelism_of_runs(errors)], dtype=np.bool_)
         of_gpu = self.of_plan & errors.is_("gpu", self.gpu)
-        own, others = of_gpu & errors.is_("profile", self.stack), of_gpu & errors.is_("kernels", job.profile.kernels)
+        own, others = (
+            of_gpu & errors.is_("profile", self.stack),
+            of_gpu & errors.is_("kernels", *kernel_family(job.profile.kernels)),
+        )
         self.of_stack = self.stack not in GENERIC_PROFILES and bool(own.any())
         self.kind = own if self.of_stack else others
-        self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{job.profile.kernels} kernels'}, {kind}"
+        kernels = kernel_family(job.profile.kernels)[0]
+        self.like_words = f"{self.gpu}, {self.stack if self.of_stack else f'{kernels} kernels'}, {kind}"
         # sizes that other stacks with its kernels had are known too; where none is of its kind, all of its parallelism
         self.of_kind = own | others
         self.around = self.of_kind if self.of_kind.any() else self.of_plan
@@ -216,7 +233,7 @@ class _Comparison:
 
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
-        kernels = self.job.profile.kernels
+        kernels = kernel_family(self.job.profile.kernels)[0]
         if self.of_stack or not self.of_kind.any():
             return
         others = f"runs of {{}} with {kernels} kernels stand for it"
