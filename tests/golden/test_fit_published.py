@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
-import tomllib
-from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from knee.profile_fit.stack_fit import calibrate
 from knee.specs.load import load_profile
 from knee.trust.error_table import read_errors
 from knee.validation.carried_set import carried_runs
-from knee.validation.published_runs import Setting, read_runs
+from knee.validation.left_out import unseen_job_of
 from knee.validation.run_errors import predict
-from knee.validation.run_to_job import RunJob, job_of
-from knee.validation.simulated_runs import cases_of
+from knee.validation.run_to_job import job_of
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-RUNS = ROOT / "tests" / "data" / "published_runs.csv"
-ALONE = ("hf_ultrascale", "internevo", "korthikanti2022", "mosaicml_llm_foundry")
-"""Sources that are the only one of their stack: left out, nothing is fitted, so that their errors need no fit."""
 
 pytest.importorskip("scipy")
 
@@ -40,32 +31,30 @@ def tool() -> ModuleType:
     return module
 
 
-def unfitted() -> Callable[[Setting], RunJob]:
-    """A run's job under its stack's profile as it is before a fit."""
-    made, stacks = tool(), tomllib.loads((ROOT / "src/knee/catalog/profiles/stacks.toml").read_text())
-    prior = cache(lambda profile: made.prior(profile, stacks, {}))
-
-    def ask(setting: Setting) -> RunJob:
-        asked = job_of(setting)
-        return replace(asked, job=replace(asked.job, profile=prior(asked.job.profile)))
-
-    return ask
-
-
-def test_a_stack_is_fitted_to_what_the_catalogue_says() -> None:
+@pytest.mark.parametrize("stack", ["internevo", "megatron-lm-2022"])
+def test_a_stack_is_fitted_to_what_the_catalogue_says(stack: str) -> None:
     made = tool()
-    runs = [run for run in carried_runs().runs if run.setting.source == "internevo" and run.status == "ok"]
-    fit = calibrate(cases_of(runs, unfitted())[0], made.FITTED)
-    known = load_profile("internevo").spec
+    fit = made.fitted_stack(stack, None)
+    known = load_profile(stack).spec
     assert fit.values
     for path, value in made.rounded(fit.values).items():
         assert getattr(known, path.partition(".")[2]) == pytest.approx(value, rel=1e-2), path
 
 
+def test_a_generic_profile_is_the_median_of_its_stacks() -> None:
+    made = tool()
+    stacks = [load_profile(name).spec for name in ("nanotron", "llm-foundry", "fms-fsdp", "internevo", "aa-scaling")]
+    for name in ("gemm_scale", "stream_scale", "launch_s"):
+        middle = sorted(getattr(stack, name) for stack in stacks)[2]
+        assert getattr(load_profile("eager").spec, name) == pytest.approx(middle, rel=1e-2), name
+    assert made.stand_in("internevo", "internevo") == "eager"
+    assert made.stand_in("nemo", "mlperf_training_v3.1") == "nemo"
+
+
 def test_the_carried_errors_are_todays() -> None:
-    found, _ = predict([run for run in read_runs(RUNS).runs if run.setting.source in ALONE], unfitted())
-    today = sorted(p.error_frac for p in found if p.error_frac is not None)
+    runs = [run for run in carried_runs().runs if run.status == "ok" and run.tokens_per_s_per_gpu is not None]
     errors = read_errors()
-    then = sorted(errors.numbers["unseen_error_frac"][errors.is_("source", *ALONE)].tolist())
-    assert len(today) == len(then)
-    assert today == pytest.approx(then, abs=2e-3, rel=2e-3)
+    for column, ask in (("error_frac", job_of), ("unseen_error_frac", unseen_job_of)):
+        found, _ = predict(runs, ask)
+        today = sorted(p.error_frac for p in found if p.error_frac is not None)
+        assert today == pytest.approx(sorted(errors.numbers[column].tolist()), abs=2e-3, rel=2e-3), column

@@ -34,7 +34,7 @@ def best(f: SearchResult, rows: np.ndarray) -> float:
     return float(f.results.tokens_per_s[rows].max(initial=0.0))
 
 
-@pytest.mark.parametrize("gpus", [256, 2048])
+@pytest.mark.parametrize("gpus", [1024, 2048])
 def test_a_little_model_parallelism_beats_plain_fsdp(gpus: int) -> None:
     """Sections 4.2 and 4.3 of arXiv 2411.13055, in its own setting: FSDP over all GPUs that tp and pp leave."""
     f = found("llama2-7b", "dgx-h100", "paper", gpus, 2 * gpus, shardings=("fsdp_no_reshard",), recomputes=("none",))
