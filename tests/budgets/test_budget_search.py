@@ -49,7 +49,8 @@ def free_cluster() -> Cluster:
 
 
 def free_profile() -> Profile:
-    return replace(EAGER, launch_s=0.0, step_overhead_s=0.0, straggler_frac=0.0, compute_slowdown_frac=0.0)
+    nothing = dict.fromkeys(("launch_s", "step_overhead_s", "straggler_frac", "compute_slowdown_frac", "skew_s"), 0.0)
+    return replace(EAGER, gemm_scale=1.0, **nothing)
 
 
 def free_problem(law: str) -> Problem:

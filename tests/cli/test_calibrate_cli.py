@@ -260,7 +260,10 @@ def test_a_fit_that_is_no_better_on_other_runs_is_not_taken(tmp_path: Path) -> N
     file, out_file = write(tmp_path / "r.csv", records), tmp_path / "p.toml"
     data = calibrate(file, "--only", "stream_scale", "-o", out_file)
     assert data["held_out"]["throughput_better"] is False
-    assert (data["checked"], data["by_name"]["stream_scale"]["after"]) == (True, 1.0)
+    assert (data["checked"], data["by_name"]["stream_scale"]["after"]) == (
+        True,
+        load_profile("eager").spec.stream_scale,
+    )
     assert data["by_name"]["stream_scale"]["fitted"] > 1.01
     assert load_profile(str(out_file)).spec == replace(load_profile("eager").spec, name="p")
     assert "# Kept as in eager: tokens/s of runs that were left out one by one" in out_file.read_text()
@@ -284,7 +287,7 @@ def test_kernel_sets_share_one_fit(tmp_path: Path) -> None:
     data = calibrate(file, "--only", "gemm_scale,launch_s,bandwidth_scale_frac", "-o", out)
     assert (data["base"], data["runs"], data["profiles"]) == ("eager", 10, {"eager": 7, "compiled": 3})
     assert "the runs are of several profiles: eager (7), compiled (3)" in data["warnings"][0]
-    assert data["by_name"]["gemm_scale"]["after"] == pytest.approx(0.85, rel=0.03)
+    assert data["by_name"]["gemm_scale"]["after"] == pytest.approx(0.85, rel=0.05)
     after = json.loads(knee("validate", file, "--profile", out, "--json").stdout)["all"]["throughput"]
     assert (after["points"], after["median_frac"] < 0.02) == (10, True)
 

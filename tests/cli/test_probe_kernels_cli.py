@@ -34,7 +34,7 @@ def test_a_recording_becomes_a_cluster_that_simulate_takes(tmp_path: Path, monke
     assert rate.peak_frac * rate.sustained_frac == pytest.approx(0.727, abs=0.01)
     assert 846 in numbers(loaded.sources["gpu.gemm.bf16.peak_frac"].text)
     assert loaded.sources["gpu.gemm.bf16.peak_frac"].kind == "fitted"
-    assert loaded.spec.node.launch_scale == pytest.approx(3.0, rel=0.05)
+    assert loaded.spec.node.launch_scale == pytest.approx(1.0, rel=0.05)
     assert "unfused" not in out.read_text()
     simulated = CliRunner().invoke(
         main, ["simulate", "llama2-7b", "--cluster", str(out), "--gpus", "8", "--local-batch", "2", "--why"]
@@ -70,7 +70,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
         (("kernels", "--out", ".toml"), ("not-a-toml-path", "out")),
         (("kernels", "--quick", "--replay", DATA / "kernels.jsonl"), ("contradiction", "quick")),
         (("kernels", "--base", "mine.toml"), ("unknown-name", "base")),
-        (("kernels", "--replay", DATA / "nowhere.jsonl"), ("unreadable", None)),
+        (("kernels", "--replay", DATA / "nowhere.jsonl"), ("no-file", None)),
         (("kernels", "--replay", DATA / "steps.jsonl"), ("another-probe", "replay")),
         (("kernels", "--replay", DATA / "kernels.jsonl", "--base", "dgx-h201"), ("unknown-name", "cluster")),
     ],

@@ -138,7 +138,7 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "claims of the paper" in said.stderr
     text = said.stdout
     for words in (
-        "size left out",
+        "as if never seen",
         "rows (repeats are one run)",
         "does knee expect them to fit?",
         "regret of the plan",
@@ -146,7 +146,7 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "error of memory",
         "stacks: ",
         "rows of bandwidths",
-        "The first figure counts each source once",
+        "Each source counts once",
         "gathered runs, of which they are a part",
     ):
         assert words in text

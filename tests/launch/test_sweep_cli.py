@@ -81,7 +81,7 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     ("words", "code", "field"),
     [
         (("figg6", "--out", "o"), "unknown-name", "study"),
-        (("statu", "--out", "o"), "unknown-name", "study"),
+        (("statu", "--out", "o"), "unknown-command", None),
         (("fig6",), "missing-argument", "out"),
         (("fig6", "--out", "o", "--launcher", "slrum"), "unknown-choice", "launcher"),
         (("fig6", "--out", "o", "--set", "gpu=4"), "not-an-override", "gpu"),

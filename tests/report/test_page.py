@@ -282,7 +282,7 @@ def test_the_summary_comes_first_with_the_knee_and_the_worst_row(page: str) -> N
     assert page.index('<section id="summary"') < page.index("<nav")
     first = page[: page.index("<nav")]
     assert re.search(r"<strong>[\d,]+ GPUs</strong>", first)
-    assert "The worst source is bad, off by 9.0%" in first
+    assert "The worst source is bad, off by 10.0%" in first
     assert "bad (worst)" in first
     assert first.count("<li>") >= 4
     assert "not fitted on" in first

@@ -9,11 +9,12 @@ from knee.figures.palette import GRID, INK, MUTED
 from knee.figures.scale_chart import GPU_AXIS
 from knee.figures.vega import CONFIG, SCHEMA, Spec
 
-WIDTH, HEIGHT = 640, 340
+WIDTH, HEIGHT = 340, 280
 SHOWN_FRAC = 0.6
 """Errors beyond this are drawn at the edge: the chart is for the trend."""
 
-MANY_GPUS, CROWD_FRAC = 512, 0.09
+MANY_GPUS, CROWD_FRAC = 2048, 0.14
+TICKS = (2, 8, 32, 128, 512, 2048, 8192)
 
 
 class ErrorPoint(Protocol):
@@ -35,13 +36,18 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
     """A line and points for each source, those apart labelled at their largest count; the promised bands behind."""
     edge = SHOWN_FRAC
     values = [
-        {"source": p.source, "n_gpus": p.n_gpus, "shown_frac": min(max(p.error_frac, -edge), edge)} for p in points
+        {
+            "source": p.source,
+            "n_gpus": p.n_gpus,
+            "shown_frac": min(max(p.error_frac, -edge), edge),
+            "say": f"{p.source}, {p.n_gpus:,} GPUs: {p.error_frac:+.1%} ({p.low_frac:+.0%} to {p.high_frac:+.0%})",
+        }
+        for p in points
     ]
     last = {p.source: p for p in sorted(points, key=lambda p: p.n_gpus)}
     # labels where there is room: the crowd near zero is in the table
     named = {p.source: p.n_gpus for p in last.values() if p.n_gpus >= MANY_GPUS or abs(p.error_frac) > CROWD_FRAC}
-    for value in values:
-        value["label"] = str(value["source"]) if value["n_gpus"] == named.get(str(value["source"])) else ""
+    labels = [value for value in values if value["n_gpus"] == named.get(str(value["source"]))]
     counts = sorted({p.n_gpus for p in points})
     band = [
         {
@@ -51,12 +57,8 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
         }
         for n in counts
     ]
-    x = {
-        "field": "n_gpus",
-        "type": "quantitative",
-        "scale": {"type": "log", "base": 2, "domainMax": 40_000},
-        "axis": GPU_AXIS,
-    }
+    scale, axis = {"type": "log", "base": 2, "nice": False}, GPU_AXIS | {"values": list(TICKS)}
+    x: Spec = {"field": "n_gpus", "type": "quantitative", "scale": scale, "axis": axis}
     y_axis = {"title": "predicted over measured, less one", "format": "+.0%"}
     y = {"field": "shown_frac", "type": "quantitative", "scale": {"domain": [-edge, edge]}, "axis": y_axis}
     ends = {"y": y | {"field": "low_frac"}, "y2": {"field": "high_frac"}}
@@ -73,15 +75,23 @@ def error_chart(points: Sequence[ErrorPoint]) -> Spec:
                 "encoding": {"x": x, "y": y, "detail": {"field": "source"}},
                 "layer": [
                     {"mark": {"type": "line", "color": MUTED.light, "strokeWidth": 1}},
-                    {"mark": {"type": "point", "filled": True, "color": INK.light, "size": 26}},
                     {
-                        "mark": {"type": "text", "align": "left", "dx": 5, "dy": -5, "fontSize": 9},
-                        "encoding": {"text": {"field": "label"}},
+                        "mark": {"type": "point", "filled": True, "color": INK.light, "size": 26},
+                        "encoding": {"description": {"field": "say"}},
                     },
                 ],
             },
+            *(_labels(labels, x, y, many=many, below=below) for many in (False, True) for below in (False, True)),
         ],
     }
+
+
+def _labels(labels: Sequence[Spec], x: Spec, y: Spec, *, many: bool, below: bool) -> Spec:
+    """Names of sources at their last point: inside the chart, and on the side of the error."""
+    some = [one for one in labels if (one["n_gpus"] >= MANY_GPUS // 4) is many and (one["shown_frac"] < 0) is below]
+    mark = {"type": "text", "align": "right" if many else "left", "dx": 0 if many else 6, "fontSize": 11}
+    mark |= {"dy": 12 if below else -9, "color": INK.light}
+    return {"data": {"values": some}, "mark": mark, "encoding": {"x": x, "y": y, "text": {"field": "source"}}}
 
 
 def _median(values: Sequence[float]) -> float:

@@ -124,7 +124,7 @@ def _ideal_layers(points: Sequence[ChartPoint], ideal: Ideal, most: float, data:
         return []
     # its end is free where the curves stay below
     at = points[-1] if ideal == "flat" or points[-1].y > 1.5 * most else points[len(points) * 2 // 3]
-    place = {"align": "left", "dx": 7} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
+    place = {"align": "left", "dx": 7, "dy": -8} if ideal == "flat" else {"align": "right", "dx": -8, "dy": -8}
     return [
         {
             "data": data(points),

@@ -50,7 +50,7 @@ def read_launch() -> TorchrunLaunch:
         raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
     if world < 2:
         text = "there is nothing to measure with one process: a collective needs two or more"
-        raise InputError(text, hint=f"`{HOW}`", code="out-of-range", field="WORLD_SIZE")
+        raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
     if world % per_node:
         raise InputError(
             f"{world} processes do not fill nodes of {per_node}",

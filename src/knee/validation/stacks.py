@@ -111,9 +111,10 @@ FUSED: tuple[AttentionKernel, ...] = ("flash2", "cudnn", "flash3", "cutlass")
 
 def stack_of(setting: Setting) -> Stack:
     """The stack of the row's ``stack`` column; a generic one where that is empty or nobody's known."""
-    said = re.sub(r"[^a-z0-9]+", " ", setting.stack.lower())
-    said = re.sub(r"( v?[0-9]+)+$", "", said.strip())
-    return next((stack for stack in STACKS if said in stack.names), generic_stack(setting))
+    words = re.sub(r"[^a-z0-9]+", " ", setting.stack.lower()).split()
+    while words and words[-1].removeprefix("v").isdigit():  # its version
+        words.pop()
+    return next((stack for stack in STACKS if " ".join(words) in stack.names), generic_stack(setting))
 
 
 def generic_stack(setting: Setting) -> Stack:
