@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from knee.trust.band_fit import constants_without_each, fit_constants
+from knee.trust.band_fit import fit_constants
 from knee.trust.bands import LABELS, Label, Quantity, carried_constants
 from knee.trust.coverage import PROMISED, QUANTITIES, Coverage, coverage, jobs_of, table
 from knee.trust.error_table import read_errors
@@ -21,8 +21,8 @@ WIDEST = {"validated": 0.25, "near": 0.45, "extrapolated": 0.6}
 
 @cache
 def left_out() -> list[Coverage]:
-    errors = read_errors()
-    found = coverage(errors, constants_without_each(errors, jobs_of(errors)))
+    # labels and bands without the source, constants as they are carried: tools/fit_bands.py fits those anew for each
+    found = coverage(read_errors())
     print(table(found))
     return found
 
