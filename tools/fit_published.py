@@ -5,7 +5,9 @@
 A stack is fitted on its own runs: each parameter of ``specs.profile_parameters`` starts from the value that its generic
 profile had before any run was seen (``PRIORS``); what the runs do not determine stays there. A generic profile has, of
 each parameter, the median over its stacks, of which that value stands for those that lack to three. A source counts as
-at most ``MOST_RUNS`` runs.
+at most ``MOST_RUNS`` runs. The host's time for a launch is the same question for every stack whose Python launches
+kernel by kernel, and few sources have steps small enough to tell it: a stack whose runs do not tell it has the median
+of those that do, knee's own measured one among them.
 
 For each source the same is done without it. Its runs are then predicted by their stack's profile where other sources
 have that stack, and else by the generic one, without the facts that were learned from the source. These are the errors
@@ -69,7 +71,6 @@ _EAGER = {
     "allocator_frac": 0.03,
 }
 _FUSED = _EAGER | {
-    "launch_s": 5e-6,
     "step_overhead_s": 0.01,
     "tp_overlap_frac": 0.75,
     "p2p_overlap_frac": 0.8,
@@ -80,11 +81,14 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
     "compiled": _EAGER | {"launch_s": 34e-6},
     "fused": _FUSED,
     "megatron-2021": _FUSED | {"tp_overlap_frac": 0.3, "p2p_overlap_frac": 0.0},
-    "xla": _FUSED,
+    "xla": _FUSED | {"launch_s": 5e-6},
 }
 """Values of the generic profiles before any run was seen; their sources are those that the catalogue had for them:
 dispatch of eager PyTorch, arXiv 2507.03114 for contention, NVIDIA/nccl#2409 for hops in use, userbuffers and
 --overlap-p2p-communication for what Megatron hides."""
+LAUNCH = "profile.launch_s"
+LAUNCHED_ONE_BY_ONE = ("eager", "fused", "megatron-2021")
+"""Profiles whose Python launches kernel by kernel."""
 FEWEST_STACKS = 3
 FEWEST = 6
 """Runs below which a profile keeps the values of the one below."""
@@ -145,12 +149,14 @@ class Fit:
     def generic(self, root: str) -> Profile:
         """Of each parameter, the median over the stacks that are laid over this profile; what it was before any run was
         seen stands for stacks that lack, so that there are three at least."""
-        start = replace(load_profile(root).spec, **PRIORS[root])
+        start = self.with_launches(replace(load_profile(root).spec, **PRIORS[root]), root)
         stacks = [self.profile(name) for name in self.groups if name not in GENERIC and bases(name)[-1] == root]
         stacks += (FEWEST_STACKS - len(stacks)) * [start]
         values: Values = {}
         for p in PARAMETERS:
             name = p.path.partition(".")[2]
+            if p.path == LAUNCH and root in LAUNCHED_ONE_BY_ONE:
+                continue
             middle = np.median([p.scaled(p.inside(getattr(of, name))) for of in stacks])
             if middle > p.scaled(p.low) or getattr(start, name) > 0:  # no less than the bound stands for nothing
                 values[p.path] = p.value(float(middle))
@@ -161,8 +167,17 @@ class Fit:
         if name in GENERIC:
             return self.generic(name)
         fit = self.stack(name)
-        start = start_of(name)
+        start = self.with_launches(start_of(name), bases(name)[-1])
         return start if fit is None else _with(start, rounded(fit.values))
+
+    def with_launches(self, profile: Profile, root: str) -> Profile:
+        """A profile before its own runs are seen, with the host's time for a launch that other stacks have."""
+        if root not in LAUNCHED_ONE_BY_ONE:
+            return profile
+        fits = [self.stack(name) for name in self.groups if bases(name)[-1] in LAUNCHED_ONE_BY_ONE]
+        told = [fit.values[LAUNCH] for fit in fits if fit is not None and LAUNCH in fit.values]
+        times = [*told, load_profile("knee").spec.launch_s]
+        return _with(profile, rounded({LAUNCH: float(np.exp(np.median(np.log(times))))}))
 
     def errors(self, runs: Sequence[PublishedRun], name: str | None = None) -> Errors:
         """Of throughput and memory of runs predicted by their stack's profile, or by the one that is named."""
@@ -266,11 +281,11 @@ def main(arguments: Sequence[str]) -> None:
             left_out.setdefault(source, {})[name] = {"profile": used, **values}
         print_source(source, own, unseen, mine, left_out[source])
     print_errors({"as shipped": own, "unseen": unseen}, runs)
-    generics = {root: shipped.generic(root) for root in GENERIC}
-    for root, profile in generics.items():
+    for root in GENERIC:
+        profile = shipped.generic(root)
         print(root, {p.path.partition(".")[2]: value_in(profile, p) for p in PARAMETERS})
     if "--write" in arguments:
-        write_values({n: f for (n, s), f in fits.items() if s is None and f is not None}, generics)
+        write_values({n: f for (n, s), f in fits.items() if s is None and f is not None}, shipped)
         LEFT_OUT.write_text(tomli_w.dumps(left_out), encoding="utf-8")
         write_errors(runs, own, unseen)
 
@@ -335,10 +350,11 @@ def print_errors(tables_: Mapping[str, Errors], judged: Sequence[PublishedRun]) 
     print(f"{'all runs (median, p90)':38}{len(everything[0]):6}" + "".join(f"{cell:>16}" for cell in cells))
 
 
-def write_values(fits: Mapping[str, StackFit], generics: Mapping[str, Profile]) -> None:
+def write_values(fits: Mapping[str, StackFit], shipped: Fit) -> None:
     """Replace the fitted lines of each profile's table.
 
     What a fit leaves as it was is written too where a profile below has another value now, which it would inherit."""
+    generics = {root: shipped.generic(root) for root in GENERIC}
     final = {root: {p.path: value_in(profile, p) for p in PARAMETERS} for root, profile in generics.items()}
     before = {root: rounded({f"profile.{name}": value for name, value in PRIORS[root].items()}) for root in generics}
     changed = [p.path for p in PARAMETERS if any(final[root][p.path] != before[root][p.path] for root in generics)]
@@ -348,7 +364,7 @@ def write_values(fits: Mapping[str, StackFit], generics: Mapping[str, Profile]) 
         why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)}) or what was known before"
         lines[root] = _lines({path: final[root][path] for path in changed}, why)
     for name, found in fits.items():
-        start = start_of(name)
+        start = shipped.with_launches(start_of(name), bases(name)[-1])
         kept = {p.path: value_in(start, p) for p in PARAMETERS if p.path in changed and not _fact(name, p)}
         lines[name] = _lines(kept, "tools/fit_published.py: as before any run was seen") | _fitted_lines(found)
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in PARAMETERS)

@@ -219,9 +219,13 @@ def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Flo
 
 
 def gathers_while_filling(parts: StepParts, rows: ChunkRows) -> Bools:
-    """Chunks whose parameters ZeRO-1 gathers before they are needed, while the pipeline fills: all but the first."""
-    overlaps = parts.modes.zero1 & parts.profile.gather_overlap
-    return np.asarray(overlaps[rows.plan] & ~rows.embedding, dtype=np.bool_)
+    """Chunks whose parameters are gathered before they are needed, while the pipeline fills: all but the first. ZeRO-1
+    does so where the stack overlaps its gathers, FSDP where parameters stay gathered for the step (torch's pipeline
+    runtime unshards stages ahead of their first microbatch)."""
+    modes = parts.modes
+    once = modes.gathers & ~modes.reshards & (parts.table.pp > 1)
+    ahead = once | (modes.zero1 & parts.profile.gather_overlap)
+    return np.asarray(ahead[rows.plan] & ~rows.embedding, dtype=np.bool_)
 
 
 def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
