@@ -174,10 +174,15 @@ class Fit:
         """A profile before its own runs are seen, with the host's time for a launch that other stacks have."""
         if root not in LAUNCHED_ONE_BY_ONE:
             return profile
-        fits = [self.stack(name) for name in self.groups if bases(name)[-1] in LAUNCHED_ONE_BY_ONE]
-        told = [fit.values[LAUNCH] for fit in fits if fit is not None and LAUNCH in fit.values]
-        times = [*told, load_profile("knee").spec.launch_s]
-        return _with(profile, rounded({LAUNCH: float(np.exp(np.median(np.log(times))))}))
+        middle = np.median(np.log(list(self.launches().values())))
+        return _with(profile, rounded({LAUNCH: float(np.exp(middle))}))
+
+    def launches(self) -> dict[str, float]:
+        """Stack -> the host's time for a launch, of those whose runs tell it."""
+        names = [name for name in self.groups if name not in GENERIC and bases(name)[-1] in LAUNCHED_ONE_BY_ONE]
+        fits = {name: fit for name in names if (fit := self.stack(name)) is not None}
+        told = {name: fit.values[LAUNCH] for name, fit in fits.items() if LAUNCH in fit.values}
+        return told | {"knee": load_profile("knee").spec.launch_s}
 
     def errors(self, runs: Sequence[PublishedRun], name: str | None = None) -> Errors:
         """Of throughput and memory of runs predicted by their stack's profile, or by the one that is named."""
@@ -362,11 +367,15 @@ def write_values(fits: Mapping[str, StackFit], shipped: Fit) -> None:
     for root in generics:
         stacks = [name for name in fits if bases(name)[-1] == root]
         why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)}) or what was known before"
-        lines[root] = _lines({path: final[root][path] for path in changed}, why)
+        lines[root] = _lines({path: final[root][path] for path in changed if path != LAUNCH}, why)
+        lines[root] |= _launch_lines(shipped, root, generics[root])
     for name, found in fits.items():
         start = shipped.with_launches(start_of(name), bases(name)[-1])
-        kept = {p.path: value_in(start, p) for p in PARAMETERS if p.path in changed and not _fact(name, p)}
-        lines[name] = _lines(kept, "tools/fit_published.py: as before any run was seen") | _fitted_lines(found)
+        kept = [p for p in PARAMETERS if p.path in changed and p.path != LAUNCH and not _fact(name, p)]
+        lines[name] = _lines(
+            {p.path: value_in(start, p) for p in kept}, "tools/fit_published.py: as before any run was seen"
+        )
+        lines[name] |= _launch_lines(shipped, bases(name)[-1], start) | _fitted_lines(found)
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in PARAMETERS)
     for path in sorted(PROFILES.glob("*.toml")):
         text = path.read_text(encoding="utf-8")
@@ -381,6 +390,14 @@ def write_values(fits: Mapping[str, StackFit], shipped: Fit) -> None:
             text = head + start + "\n".join([*kept, *fitted.values()]) + "\n"
             text += (f"\n{gap.lstrip()}" if gap else "") + tail
         path.write_text(text, encoding="utf-8")
+
+
+def _launch_lines(shipped: Fit, root: str, profile: Profile) -> dict[str, str]:
+    """The line of a launch's time where the stack's own runs do not tell it."""
+    if root not in LAUNCHED_ONE_BY_ONE:
+        return {}
+    told = ", ".join(f"{name} {1e6 * time:.0f} us" for name, time in shipped.launches().items())
+    return _lines({LAUNCH: profile.launch_s}, f"tools/fit_published.py: median of the stacks that tell it ({told})")
 
 
 def _fitted_lines(found: StackFit) -> dict[str, str]:
