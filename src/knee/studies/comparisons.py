@@ -178,8 +178,9 @@ class Agreement:
         pairs = [(metric_of(row, self.metric), metric_of(row, self.published)) for row in found]
         middle = median(abs(value - read) for value, read in pairs)
         errors = [abs(change(value, read)) for value, read in pairs]
+        worst = f"worst {max(errors):.0%} of {len(found)}"
         return Finding(
             holds=middle <= self.within,
-            value=f"median {shown(self.metric, middle)} ({median(errors):.1%}), worst {max(errors):.0%} of {len(found)}",
+            value=f"median {shown(self.metric, middle)} ({median(errors):.1%}), {worst}",
             off=f"off by {shown(self.metric, middle)}",
         )
