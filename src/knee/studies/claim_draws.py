@@ -35,11 +35,11 @@ class Draws:
     draws: int
     seed: int
     held_frac: dict[str, float]
-    """Claim -> share of the draws in which it holds."""
+    """Claim -> share of the draws in which it holds; data sheets and idle links have no profile, and are not here."""
     reproduced: tuple[int, ...]
     """Of each draw: independent claims that hold."""
     independent: int
-    """Claims that are counted there."""
+    """Claims that are counted there: independent ones that depend on the profile."""
 
 
 def draw(random: np.random.Generator) -> Change:
@@ -69,7 +69,7 @@ def draw_claims(runs: LeanRuns, *, draws: int, seed: int, progress: Progress | N
         held.update(passed[-1])
         if progress is not None:
             progress("drawing profiles", i + 1, draws)
-    claims = [claim for study in runs.studies for claim in study.claim]
+    claims = [claim for study in runs.studies if study.grid for claim in study.claim]
     held_frac = {claim.id: held[claim.id] / draws for claim in claims}
     counted = evidence(claims, held_frac)
     return Draws(
@@ -82,5 +82,5 @@ def draw_claims(runs: LeanRuns, *, draws: int, seed: int, progress: Progress | N
 
 
 def evidence(claims: Sequence[Claim], held_frac: dict[str, float]) -> set[str]:
-    """Claims that are independent and can fail."""
+    """Claims of these that are independent and can fail."""
     return {c.id for c in claims if c.role == "independent" and held_frac[c.id] < CANNOT_FAIL_FRAC}

@@ -56,7 +56,11 @@ class LeanRuns:
     ) -> dict[str, Verdict]:
         """Every claim of the studies under a changed profile; ``bubbles``: waiting for a stage counts as exposed."""
         records = {question: _record(*of) for question, of in self._answers(change, convention).items()}
-        jobs = {p.question: records[p.question][0] for p in self._points if p.study in self._detailed and p.question in records}
+        jobs = {
+            p.question: records[p.question][0]
+            for p in self._points
+            if p.study in self._detailed and p.question in records
+        }
         for question, job in jobs.items():
             cluster, profile = change(job.cluster, job.profile)
             step = simulate(replace(job, cluster=cluster, profile=profile))
