@@ -18,6 +18,7 @@ from knee.studies.claims import Claim, Tally, Verdict
 from knee.studies.quantities import chosen
 from knee.studies.questions import points_of
 from knee.studies.record_store import Store
+from knee.studies.relations import Number
 from knee.studies.rows import preferred
 from knee.studies.run_study import Ran, points_to_run, recorded, results
 from knee.studies.study_file import load_study, study_names, uncounted
@@ -34,7 +35,6 @@ STATEMENTS = {
     "F2a",  # 40 readings of figure 2a
 }
 """All that was gathered from the paper."""
-REPRODUCED_FRAC = 0.8
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -107,8 +107,39 @@ def test_inputs_and_second_hand_words_are_not_counted() -> None:
     assert all(uncounted().values())
 
 
+def test_a_claim_is_implied_by_claims() -> None:
+    for claim in CLAIMS.values():
+        assert set(claim.by) <= CLAIMS.keys()
+        assert claim.id not in roots(claim)
+
+
+def roots(claim: Claim) -> set[str]:
+    """Claims that an implied one rests on in the end, which are not implied themselves."""
+    return set().union(*(roots(CLAIMS[id]) if CLAIMS[id].role == "implied" else {id} for id in claim.by))
+
+
 def test_claims_of_a_number_have_a_bar(verdicts: dict[str, Verdict]) -> None:
     assert all(verdict.bar and verdict.says and verdict.paper for verdict in verdicts.values())
+
+
+DIGITS = re.compile(r"-?[\d,]*\d(?:\.(\d+))?")
+READ = {"T65": 0.014}
+"""Read off a picture: (2.5 GB/s of 286, and of 337) of the ratio."""
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.id)
+def test_no_bar_is_looser_than_the_paper(claim: Claim) -> None:
+    """Half a unit of the last printed digit; twice that and more for what follows from several rounded numbers."""
+    for test in claim.test:
+        if not isinstance(test, Number) or test.equals is None:
+            continue
+        room = test.within if test.within is not None else abs(test.equals) * (test.within_frac or 0.0)
+        printed = DIGITS.search(claim.paper.removeprefix("256 / 4 = "))
+        assert printed is not None
+        scale = 0.01 if "%" in claim.paper else 1e6 if "MB" in claim.paper else 1.0
+        half = 0.5 * scale * 10.0 ** -len(printed[1] or "")
+        allowed = half if not claim.id.startswith("D") else 6 * half
+        assert room <= READ.get(claim.id, allowed) * (1 + 1e-9), claim.id
 
 
 # ---- what came of it -----------------------------------------------------------------------------------------------
@@ -122,16 +153,8 @@ def test_claim(claim: Claim, verdicts: dict[str, Verdict]) -> None:
     if claim.why:
         assert v.failed, f"{said}. It holds now: remove its why"
         assert v.why == claim.why
-    else:
+    elif v.miss_frac is None:  # how far a number is off says enough
         assert v.verdict == "reproduced", said
-
-
-def test_most_are_reproduced(verdicts: dict[str, Verdict]) -> None:
-    every = list(verdicts.values())
-    fitted, free = ([v for v in every if bool(v.fitted) is of] for of in (True, False))
-    assert len(fitted) < len(free)  # most of what is claimed is evidence
-    for some, least in ((every, REPRODUCED_FRAC), (free, REPRODUCED_FRAC - 0.05)):
-        assert Tally.of(some).reproduced >= least * len(some), str(Tally.of(some))
 
 
 def test_a_failure_is_a_number_or_an_ordering(verdicts: dict[str, Verdict]) -> None:
@@ -172,10 +195,11 @@ def test_the_document_counts_them(data: dict[str, Any], done: Done, verdicts: di
     assert [study["name"] for study in data["studies"]] == NAMES
     claims = [claim for study in data["studies"] for claim in study["claims"]]
     assert {claim["id"]: claim["verdict"] for claim in claims} == {v.id: v.verdict for v in verdicts.values()}
-    parts = [data["tally_fitted"], data["tally_not_fitted"]]
+    parts = data["tally_by_role"].values()
     assert {key: sum(part[key] for part in parts) for key in data["tally"]} == data["tally"]
     assert sum(data["tally"].values()) == len(CLAIMS)
-    assert done.last_line == f"claims: {Tally.of(list(verdicts.values()))}"
+    free = Tally.by_role(list(verdicts.values()))["independent"]
+    assert done.last_line == f"independent claims: {free}"
 
 
 def test_the_tables_hold_every_row(done: Done, ran: dict[str, Ran]) -> None:
@@ -196,5 +220,5 @@ def test_the_tables_hold_every_row(done: Done, ran: dict[str, Ran]) -> None:
 def test_the_readme_has_the_tally(data: dict[str, Any], done: Done) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
     assert f"\n{done.last_line}\n" in readme
-    for words, key in (("claims fitted on      ", "tally_fitted"), ("claims not fitted on  ", "tally_not_fitted")):
-        assert f"  {words}{Tally(**data[key])}\n" in readme
+    for role, tally in data["tally_by_role"].items():
+        assert f"  {role:11}  {Tally(**tally)}\n" in readme

@@ -223,7 +223,9 @@ def verdict(outcome: str = "reproduced", **changes: object) -> Verdict:
         "verdict": outcome,
         "off": "",
         "kind": "simulated",
-        "fitted": "",
+        "role": "independent",
+        "by": "",
+        "because": "",
         "why": "",
     }
     return Verdict(**(values | changes))  # type: ignore[arg-type]
@@ -285,7 +287,7 @@ def test_the_summary_comes_first_with_the_knee_and_the_worst_row(page: str) -> N
     assert "The worst source is bad, off by 10.0%" in first
     assert "bad (worst)" in first
     assert first.count("<li>") >= 4
-    assert "not fitted on" in first
+    assert "independent claims are reproduced" in first
 
 
 def test_values_on_the_page_are_the_rows(ran: list[Ran], page: str) -> None:
@@ -313,8 +315,8 @@ def test_every_claim_is_there_twice_and_linked_both_ways(ran: list[Ran], page: s
             assert f'<a href="#{anchor(v.id)}">{v.id}</a>' in page
         assert f'href="#{one.study.name}"' in page
     assert all(why[:20] in page for why in list(uncounted().values())[:3])
-    reproduced = sum(v.verdict == "reproduced" for one in ran for v in one.verdicts)
-    assert f"claims: {reproduced} reproduced" in page
+    free = [v for one in ran for v in one.verdicts if v.role == "independent"]
+    assert f"independent claims: {sum(not v.failed for v in free)} reproduced" in page
 
 
 def test_each_study_has_paper_finding_trust_command_and_tables(ran: list[Ran], page: str) -> None:
@@ -344,7 +346,11 @@ def test_hostile_text_stays_text(ran: list[Ran]) -> None:
         study=bad,
         rows=rows,
         finding=NASTY,
-        verdicts=(verdict(study="table1", says=NASTY, found=NASTY, why=NASTY, fitted=NASTY, verdict="off", off=NASTY),),
+        verdicts=(
+            verdict(
+                study="table1", says=NASTY, found=NASTY, why=NASTY, because=NASTY, by=NASTY, verdict="off", off=NASTY
+            ),
+        ),
     )
     page = study_page([hostile], FIDELITY, command=NASTY, beside=[])
     assert "<script>alert" not in page
@@ -364,13 +370,13 @@ def test_figures_are_files_of_their_own(ran: list[Ran], tmp_path: Path) -> None:
 def test_verdicts_are_words_not_only_colours(ran: list[Ran]) -> None:
     outcomes = ("reproduced", "off", "contradicted", "not testable")
     some = [verdict(outcome, id=f"T{i}", study="table1") for i, outcome in enumerate(outcomes)]
-    some.append(verdict(id="T9", study="table1", fitted="a constant"))
+    some.append(verdict(id="T9", study="table1", role="fitted", because="a constant"))
     page = study_page([replace(ran[-1], verdicts=tuple(some))], FIDELITY, command="")
     article, claims = page.split("<article")[1].split("</article>")[0], page.split('<section id="claims"')[1]
     for part in (article, claims):
         assert all(f"{MARKS[v.verdict]} {v.verdict}</span>" in part for v in some)
         assert "a constant" in part
-    assert "claims: 2 reproduced, 2 failed, 1 not testable" in claims
+    assert "independent claims: 1 reproduced, 2 failed, 1 not testable" in claims
     assert "Made by <code>" not in page
 
 

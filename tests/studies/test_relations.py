@@ -86,8 +86,8 @@ def test_by_how_much_a_number_misses(
 
 
 @pytest.mark.parametrize(("bar", "words"), [
-    ({"equals": 10, "within": 1}, "9 to 11"),
-    ({"equals": 10, "within_frac": 0.1}, "9 to 11"),
+    ({"equals": 10, "within": 1}, "10 ± 1"),
+    ({"equals": 10, "within_frac": 0.1}, "10 ± 1"),
     ({"equals": 64}, "exactly 64"),
     ({"above": 1}, "above 1"),
     ({"above": 1, "below": 4}, "above 1 and below 4"),
@@ -324,13 +324,13 @@ def test_the_least_of_the_best() -> None:
 
 
 def test_agreement_with_published_readings() -> None:
-    text = {"test": "agrees", "metric": "v", "published": "read", "least": {"size": 16}, "within_frac": 0.10}
+    text = {"test": "agrees", "metric": "v", "published": "read", "least": {"size": 16}, "within": 10.0}
     found: list[Row] = [{"series": "A", "size": size, "v": v, "read": read} for size, v, read in (
         (1, 300, 100), (16, 105, 100), (32, 91, 100), (64, 120, 100), (64, 7, None))]  # fmt: skip
     finding = find(text, {"mine": found})
-    assert (finding.holds, finding.value) == (True, "median 9.0%, worst 20% of 3")
-    off = find(text | {"within_frac": 0.05}, {"mine": found})
-    assert (off.holds, off.off) == (False, "off by 9.0%")
+    assert (finding.holds, finding.value) == (True, "median 9 (9.0%), worst 20% of 3")
+    off = find(text | {"within": 5.0}, {"mine": found})
+    assert (off.holds, off.off) == (False, "off by 9")
     assert why(text, {"mine": found[-1:]}) == ("no-run", "read")
     assert why(text | {"published": "series"}, {"mine": found}) == ("not-known", "series")
     assert why(text | {"least": {"weight": 1}}, {"mine": found}) == ("not-known", "weight")
@@ -346,7 +346,7 @@ def test_agreement_with_published_readings() -> None:
     {"test": "steeper", "metric": "v", "over": "gpus", "beyond": 16},
     {"test": "counts", "metric": "v", "at": {}, "base": {}, "other_at": {}, "other_base": {}},
     {"test": "least of the best", "metric": "v", "column": "gpus", "at": {}, "other_at": {}},
-    {"test": "agrees", "metric": "v", "published": "w", "within_frac": 0.1},
+    {"test": "agrees", "metric": "v", "published": "w", "within": 0.1},
     compares(("v", "more")),
 ])  # fmt: skip
 def test_every_test_has_a_bar_in_words(text: dict[str, Any]) -> None:
@@ -391,8 +391,14 @@ def test_why_is_said_of_failures_only() -> None:
 
 
 def test_a_verdict_says_all_of_it() -> None:
-    found = verdict_of(rows(1, 2), NUMBER, TREND, fitted="v")
-    assert (found.id, found.study, found.says, found.paper, found.fitted) == ("T1", "mine", "it rises", "rises", "v")
+    found = verdict_of(rows(1, 2), NUMBER, TREND, role="fitted", because="v")
+    assert (found.id, found.study, found.says, found.paper, found.words) == (
+        "T1",
+        "mine",
+        "it rises",
+        "rises",
+        "fitted: v",
+    )
     assert (found.kind, found.found) == ("simulated", "1; 1, 2")
     assert found.bar == f"{made(NUMBER).bar}; {made(TREND).bar}"
 
@@ -413,3 +419,27 @@ def test_than_is_one_of_four() -> None:
     assert MetricComparison(metric="v", than="more").holds(0.02, 0.01)
     assert not MetricComparison(metric="v", than="more").holds(0.01, 0.01)
     assert MetricComparison(metric="v", than="no less").holds(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(("more", "wrong"), [
+    ({"role": "implied", "because": "x"}, ("missing-field", "by")),
+    ({"role": "fitted", "because": "x", "by": ("T2",)}, ("contradiction", "by")),
+    ({"role": "input"}, ("missing-field", "because")),
+    ({"because": "x"}, ("contradiction", "because")),
+])  # fmt: skip
+def test_a_role_has_its_reason(more: dict[str, Any], wrong: tuple[str, str]) -> None:
+    assert kind(caught(lambda: claim(NUMBER, **more))) == wrong
+
+
+def test_the_digits_that_decide_are_shown() -> None:
+    share = {"test": "number", "of": {"metric": "mfu_frac"}, "equals": 0.5967, "within": 0.00005}
+    assert made(share).bar == "59.67% ± 0.005 points"
+    finding = find(share, {"mine": [{"series": "A", "mfu_frac": 0.5968}]})
+    assert (finding.holds, finding.off) == (False, "off by +0.010 points")
+    assert finding.miss_frac == pytest.approx(1 / 5967)
+
+
+def test_tallies_by_role() -> None:
+    some = [verdict_of(rows(1, 2), NUMBER, TREND), verdict_of(rows(1, 2), NUMBER, TREND, role="input", because="v")]
+    found = Tally.by_role(some)
+    assert [found[role].reproduced for role in ("independent", "implied", "input", "fitted")] == [1, 0, 1, 0]

@@ -121,7 +121,7 @@ def test_published_values_are_those_of_the_files(tables: list[Table]) -> None:
 def test_claims_are_those_of_the_table(made: Made, tables: list[Table]) -> None:
     claims = rows_of(made.folder / ALL / "claims.csv")
     [table] = [table for table in tables if table["caption"].startswith("Every claim")]
-    assert table["heads"] == ["claim", "statement", "paper", "bar", "found", "verdict", "fitted on"]
+    assert table["heads"] == ["claim", "statement", "paper", "bar", "found", "verdict", "role"]
     assert len(table["rows"]) == len(claims) > 70
     for cells, claim in zip(table["rows"], claims, strict=True):
         words = [cell[0] for cell in cells]
@@ -130,7 +130,8 @@ def test_claims_are_those_of_the_table(made: Made, tables: list[Table]) -> None:
         assert words[2:4] == [claim["paper"], claim["bar"]]
         assert words[4] == claim["found"] + (f"; {claim['off']}" if claim["off"] else "")
         assert words[5].split(" ", 1)[1] == claim["verdict"]
-        assert words[6] == (claim["fitted"] or "nothing")
+        by = f" by {claim['by']}" if claim["by"] else ""
+        assert words[6] == f"{claim['role']}{by}" + (f": {claim['because']}" if claim["because"] else "")
 
 
 def test_claims_of_each_study_stand_with_it(made: Made, study: Page) -> None:
@@ -143,18 +144,20 @@ def test_claims_of_each_study_stand_with_it(made: Made, study: Page) -> None:
         own = [claim for claim in claims if claim["study"] == name]
         assert [row[:2] for row in rows] == [[claim["id"], claim["verdict"]] for claim in own]
         for (_, _, words), claim in zip(rows, own, strict=True):
-            assert all(claim[part] in words for part in ("says", "paper", "found", "bar", "off", "why", "fitted"))
+            assert all(
+                claim[part] in words for part in ("says", "paper", "found", "bar", "off", "why", "role", "because")
+            )
 
 
 def test_the_headline_is_the_commands_last_line(made: Made, study: Page, tables: list[Table]) -> None:
-    assert made.last_line.startswith("claims: ")
+    assert made.last_line.startswith("independent claims: ")
     assert study.text_content("#claims strong") == made.last_line
     claims = rows_of(made.folder / ALL / "claims.csv")
-    tally = [table for table in tables if table["caption"] == "Claims of the paper, by what came of them"]
+    tally = [table for table in tables if table["caption"] == "Claims of the paper by role, and what came of them"]
     assert len(tally) == 2  # in the summary, and with the claims
     for table in tally:
         for name, *cells in table["rows"]:
-            some = [c for c in claims if name[0] == "all" or bool(c["fitted"]) is (name[0] == "fitted on")]
+            some = [c for c in claims if name[0] in ("all", c["role"])]
             counts = [sum(c["verdict"] == head for c in some) for head in table["heads"][1:-1]]
             assert [int(value) for _, value in cells] == [*counts, len(some)]
 

@@ -62,8 +62,13 @@ class Studies(Result):
 
     @property
     def tally(self) -> Tally:
-        """How many claims are reproduced."""
-        return Tally.of(list(self.verdicts))
+        """How many claims are reproduced, whatever their role."""
+        return Tally.of(self.verdicts)
+
+    @property
+    def independent(self) -> Tally:
+        """The same of the claims that are evidence: neither implied by others, nor an input, nor fitted on."""
+        return Tally.by_role(self.verdicts)["independent"]
 
     @property
     def impossible(self) -> int:
@@ -77,7 +82,6 @@ class Studies(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee study run --json`` prints it."""
-        verdicts = self.verdicts
         return {
             "studies": [
                 {
@@ -95,8 +99,7 @@ class Studies(Result):
                 for one in self.ran
             ],
             "tally": asdict(self.tally),
-            "tally_fitted": asdict(Tally.of([v for v in verdicts if v.fitted])),
-            "tally_not_fitted": asdict(Tally.of([v for v in verdicts if not v.fitted])),
+            "tally_by_role": {role: asdict(tally) for role, tally in Tally.by_role(self.verdicts).items()},
             "fidelity": asdict(self.fidelity),
         }
 

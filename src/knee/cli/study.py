@@ -180,7 +180,7 @@ def _run(
     if not no_page:
         written = answer.write_page(command=_given(names, out, launcher, records, sets))
         click.echo(f"wrote {written}", err=True)
-    click.echo(f"claims: {answer.tally}", err=as_json)
+    click.echo(f"independent claims: {answer.independent}", err=as_json)
 
 
 def _given(names: Sequence[str], out: Path, launcher: str, records: Sequence[Path], sets: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from knee.figures.figure import Figure
 from knee.figures.study_charts import figure_files, figures
 from knee.figures.vega import Spec, to_svg
 from knee.files import make_folder, write_text
-from knee.report.claim_tables import MARKS, anchor, claims_sentence, tally_table, tested
+from knee.report.claim_tables import MARKS, anchor, claims_sentence, of_role, tally_table
 from knee.report.fidelity_tables import IN_SUMMARY, fidelity_sentence, fidelity_table, fidelity_tables, scale_chart
 from knee.report.html import render
 from knee.report.page import Chart, chart_of
@@ -60,9 +60,14 @@ class DrawnStudy:
 
     @property
     def score(self) -> str:
-        """How many of its claims are reproduced."""
-        some = tested(self.ran.verdicts)
+        """How many of its independent claims are reproduced."""
+        some = of_role(self.ran.verdicts, "independent")
         return f"{sum(not v.failed for v in some)} of {len(some)}" if some else ""
+
+    @property
+    def lost(self) -> bool:
+        """Whether an independent claim of it is not reproduced."""
+        return any(v.failed for v in of_role(self.ran.verdicts, "independent"))
 
     @property
     def runs(self) -> str:
@@ -163,7 +168,7 @@ def _claims(verdicts: Sequence[Verdict], drawn: Sequence[DrawnStudy], *, with_un
     return {
         "headlines": headlines(verdicts),
         "sentence": claims_sentence(verdicts),
-        "tally": Tally.of(verdicts),
+        "tally": Tally.by_role(verdicts)["independent"],
         "table": tally_table(verdicts),
         "studies": {one.ran.study.name: one.place or one.ran.study.title for one in drawn},
         "uncounted": kind_table(caption, kinds, silent.items()) if silent else None,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from knee.arrays import Bools, Floats
 from knee.errors import SpecError
 from knee.simulator import evaluate
 from knee.single import simulate
@@ -31,24 +32,29 @@ def answer(question: Question) -> dict[str, Any]:
 
 def job_of(question: Question) -> Job:
     """The one plan; of several that fit the fastest, the least model-parallel, or the fastest with more than that."""
-    jobs = list(_jobs(question))
+    jobs = jobs_of(question)
     if len(jobs) == 1:
         return jobs[0]
     first = jobs[0]
     results = evaluate(first.model, first.cluster, first.profile, table_of(jobs)).results
+    return jobs[picked(question, jobs, results.fits, results.step_s)]
+
+
+def picked(question: Question, jobs: Sequence[Job], fits: Bools, step_s: Floats) -> int:
+    """Which of its plans the question means, by what each takes."""
 
     def order(i: int, by_degree: bool = False) -> tuple[bool, int, float]:
-        return not bool(results.fits[i]), _degree(jobs[i]) if by_degree else 0, float(results.step_s[i])
+        return not bool(fits[i]), _degree(jobs[i]) if by_degree else 0, float(step_s[i])
 
     every: Sequence[int] = range(len(jobs))
     least = min(every, key=lambda i: order(i, by_degree=True))
     if question.pick == "least":
-        return jobs[least]
+        return least
     if question.pick == "beyond":
         every = [i for i in every if _degree(jobs[i]) > _degree(jobs[least])]
         if not every:
             raise SpecError("no plan has more model parallelism than the least that fits", code="no-valid-plan")
-    return jobs[min(every, key=order)]
+    return min(every, key=order)
 
 
 def _degree(job: Job) -> int:
@@ -82,8 +88,12 @@ def _given(question: Question) -> list[str]:
     return [f"{kind}.{path}" for kind, part in parts for path, source in part.sources.items() if source.kind == "user"]
 
 
+def jobs_of(question: Question) -> list[Job]:
+    """Every plan that is meant and can be; SpecError where none can."""
+    return list(_jobs(question))
+
+
 def _jobs(question: Question) -> Iterator[Job]:
-    """Every plan that is meant and can be; the last reason where none can."""
     model, cluster, profile = (part.spec for part in loaded(question))
     reason: SpecError | None = None
     found = False

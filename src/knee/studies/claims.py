@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from knee.errors import SpecError
 from knee.studies.quantities import Finding, NotTestable, Rows
 from knee.studies.relations import Test
 
 Outcome = Literal["reproduced", "off", "contradicted", "not testable"]
+Role = Literal["independent", "implied", "input", "fitted"]
+"""What a claim that holds is worth: only an independent one is evidence. docs/studies.md has the rules."""
+ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +26,22 @@ class Claim:
     """Its value or relation, as the paper has it."""
     test: tuple[Test, ...]
     """All must hold."""
-    fitted: str = ""
-    """What was fitted on it, or what of its test was decided after its result was seen; empty: it is evidence."""
+    role: Role = "independent"
+    by: tuple[str, ...] = ()
+    """Of an implied claim: those that it follows from."""
+    because: str = ""
+    """How it follows from them, which input it restates, or what was fitted on it."""
     why: str = ""
     """Where it is known to fail: the reason."""
 
     def __post_init__(self) -> None:
+        if bool(self.by) is not (self.role == "implied"):
+            text = "by names the claims that an implied one follows from, and no other role has it"
+            raise SpecError(text, code="missing-field" if self.role == "implied" else "contradiction", field="by")
+        if bool(self.because) is (self.role == "independent"):
+            text = "because says why a claim is not independent, and is empty of one that is"
+            code = "contradiction" if self.role == "independent" else "missing-field"
+            raise SpecError(text, code=code, field="because")
         if not self.test:
             raise SpecError("test is empty: nothing would be tested", code="missing-field", field="test")
 
@@ -54,14 +67,26 @@ class Verdict:
     """By how much a number misses."""
     kind: str
     """Of the runs: simulated, measured, or both."""
-    fitted: str
+    role: Role
+    by: str
+    """Claims that an implied one follows from."""
+    because: str
+    """Why it is not independent."""
     why: str
     """Why it failed, where it did."""
+    miss_frac: float | None = None
+    """Of a number that the paper states: how far the runs' value is from it, relative to it."""
 
     @property
     def failed(self) -> bool:
         """Whether it was tested and not reproduced."""
         return self.verdict in ("off", "contradicted")
+
+    @property
+    def words(self) -> str:
+        """Its role, and why, in a line."""
+        by = f" by {self.by}" if self.by else ""
+        return f"{self.role}{by}" + (f": {self.because}" if self.because else "")
 
 
 def judge(claims: Sequence[Claim], rows: Rows, study: str, kind: str = "simulated") -> list[Verdict]:
@@ -99,8 +124,11 @@ def _verdict(
         verdict=outcome,
         off="; ".join(f.off for f in findings if not f.holds and f.off),
         kind=kind,
-        fitted=claim.fitted,
+        role=claim.role,
+        by=", ".join(claim.by),
+        because=claim.because,
         why=claim.why if outcome in ("off", "contradicted") else "",
+        miss_frac=findings[0].miss_frac if len(findings) == 1 else None,
     )
 
 
@@ -120,6 +148,11 @@ class Tally:
             failed=sum(v.failed for v in verdicts),
             not_testable=sum(v.verdict == "not testable" for v in verdicts),
         )
+
+    @classmethod
+    def by_role(cls, verdicts: Sequence[Verdict]) -> dict[Role, Tally]:
+        """The same of each role: the headline is that of the independent claims."""
+        return {role: cls.of([v for v in verdicts if v.role == role]) for role in ROLES}
 
     def __str__(self) -> str:
         return f"{self.reproduced} reproduced, {self.failed} failed, {self.not_testable} not testable"

@@ -8,7 +8,19 @@ from statistics import median
 from typing import Any, Literal
 
 from knee.errors import SpecError
-from knee.studies.quantities import NOISE, Finding, NotTestable, Row, Rows, Where, change, chosen, metric_of, only
+from knee.studies.quantities import (
+    NOISE,
+    Finding,
+    NotTestable,
+    Row,
+    Rows,
+    Where,
+    change,
+    chosen,
+    metric_of,
+    only,
+    shown,
+)
 
 METRIC_NAMES = {
     "tokens_per_s": "tokens/s",
@@ -148,11 +160,12 @@ class Agreement:
     """Column of the reading."""
     least: Mapping[str, float] = field(default_factory=dict)
     """Columns that must be at least so large."""
-    within_frac: float
+    within: float
+    """Of the metric's own unit: how exactly a reading was read."""
 
     @property
     def bar(self) -> str:
-        return f"median error below {self.within_frac:.0%}"
+        return f"median error of at most {shown(self.metric, self.within)}, as it was read"
 
     def check(self, rows: Rows, study: str) -> Finding:
         found = [
@@ -162,10 +175,12 @@ class Agreement:
         ]
         if not found:
             raise NotTestable("no published reading stands beside a run", code="no-run", field=self.published)
-        errors = [abs(change(metric_of(row, self.metric), metric_of(row, self.published))) for row in found]
-        middle = median(errors)
+        pairs = [(metric_of(row, self.metric), metric_of(row, self.published)) for row in found]
+        middle = median(abs(value - read) for value, read in pairs)
+        errors = [abs(change(value, read)) for value, read in pairs]
+        worst = f"worst {max(errors):.0%} of {len(found)}"
         return Finding(
-            holds=middle < self.within_frac,
-            value=f"median {middle:.1%}, worst {max(errors):.0%} of {len(errors)}",
-            off=f"off by {middle:.1%}",
+            holds=middle <= self.within,
+            value=f"median {shown(self.metric, middle)} ({median(errors):.1%}), {worst}",
+            off=f"off by {shown(self.metric, middle)}",
         )

@@ -35,6 +35,8 @@ class Finding:
     value: str
     off: str = ""
     """By how much a number misses; empty for orderings."""
+    miss_frac: float | None = None
+    """How far a value is from the number that it is held against, relative to that number."""
 
 
 class NotTestable(KneeError):

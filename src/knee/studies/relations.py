@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite, log10
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -11,7 +11,7 @@ from pydantic import Field
 from knee.errors import SpecError
 from knee.studies.comparisons import Agreement, Count, RunComparison, SmallestBest
 from knee.studies.curves import Diminishing, Peak, Steeper, Trend
-from knee.studies.quantities import Finding, Quantity, Rows
+from knee.studies.quantities import Finding, Quantity, Rows, shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,32 +41,51 @@ class Number:
 
     @property
     def bar(self) -> str:
-        shown = self.of.shown
         if self.equals is not None:
-            low, high = self._range(self.equals)
-            return f"exactly {shown(self.equals)}" if low == high else f"{shown(low)} to {shown(high)}"
+            room = self._room(self.equals)
+            if room == 0:
+                return f"exactly {self.of.shown(self.equals)}"
+            return f"{self._exact(self.equals, room)} ± {self._as_room(room)}"
         bounds = (("above", self.above), ("below", self.below))
-        return " and ".join(f"{name} {shown(bound)}" for name, bound in bounds if bound is not None)
+        return " and ".join(f"{name} {self.of.shown(bound)}" for name, bound in bounds if bound is not None)
 
-    def _range(self, equals: float) -> tuple[float, float]:
-        room = self.within if self.within is not None else abs(equals) * (self.within_frac or 0.0)
-        return equals - room, equals + room
+    def _room(self, equals: float) -> float:
+        return self.within if self.within is not None else abs(equals) * (self.within_frac or 0.0)
+
+    @property
+    def _is_share(self) -> bool:
+        return self.of.how == "change" or (self.of.metric.endswith("_frac") and self.of.how != "ratio")
+
+    def _exact(self, value: float, room: float) -> str:
+        """The number with all its digits: 59.67% where 0.005 points decide."""
+        if not self._is_share and self.of.how != "ratio":
+            return self.of.shown(value)
+        times, sign = (100.0, "+" if self.of.how in ("change", "difference") else "") if self._is_share else (1.0, "")
+        digits = max(0, ceil(-log10(2.0 * times * room) - 1e-9))
+        return f"{times * value:{sign}.{digits}f}{'%' if self._is_share else 'x'}"
+
+    def _as_room(self, room: float) -> str:
+        if self._is_share:
+            return f"{100 * room:.3g} points"
+        return f"{room:.3g}" if self.of.how == "ratio" else shown(self.of.metric, room)
 
     def check(self, rows: Rows, study: str) -> Finding:
         value = self.of.of(rows, study)
+        miss_frac = None
         if self.equals is not None:
-            low, high = self._range(self.equals)
-            holds, missed = low <= value <= high, self.equals
+            holds, missed = abs(value - self.equals) <= self._room(self.equals), self.equals
+            miss_frac = abs(value / self.equals - 1.0) if self.equals else None
         else:
             low = self.above if self.above is not None else -float("inf")
             high = self.below if self.below is not None else float("inf")
             holds, missed = low < value < high, low if value <= low else high
         off = "" if holds else f"off by {self._apart(value, missed)}"
-        return Finding(holds=holds, value=self.of.shown(value), off=off)
+        return Finding(holds=holds, value=self.of.shown(value), off=off, miss_frac=miss_frac)
 
     def _apart(self, value: float, target: float) -> str:
-        if self.of.how == "change" or self.of.metric.endswith("_frac"):
-            return f"{100 * (value - target):+.1f} points"
+        if self._is_share:
+            points = 100 * (value - target)
+            return f"{points:+.{1 if abs(points) >= 0.05 else 3}f} points"
         if self.of.how == "difference" or target == 0:
             return self.of.shown(value - target)
         return f"{100 * (value / target - 1):+.1f}%"

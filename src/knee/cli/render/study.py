@@ -45,8 +45,9 @@ def print_description(found: StudyDescription) -> None:
         print_rows(rows, right=(4, 5, 6))
     if study.claim:
         print_heading(f"{len(study.claim)} claims")
-        rows = [["id", "says", "paper", "reproduced if", "fitted on it"]]
-        print_rows([*rows, *([c.id, c.says, c.paper, c.bar, c.fitted or "nothing"] for c in study.claim)])
+        rows = [["id", "says", "paper", "reproduced if", "role", "why"]]
+        roles = {c.id: " by ".join(filter(None, (c.role, ", ".join(c.by)))) for c in study.claim}
+        print_rows([*rows, *([c.id, c.says, c.paper, c.bar, roles[c.id], c.because] for c in study.claim)])
     if study.assumptions:
         print_heading("assumptions:")
         for sentence in study.assumptions:
@@ -59,7 +60,7 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
         print_heading(f"{one.study.name}: {one.study.title}" + (f" ({one.study.place})" if one.study.place else ""))
         click.echo(f"  {one.finding}" + (f" [{one.trust}]" if one.trust else ""))
         if one.verdicts:
-            print_rows([["", "verdict", "fitted", "claim", "paper", "found"], *map(_cells, one.verdicts)])
+            print_rows([["", "verdict", "role", "claim", "paper", "found"], *map(_cells, one.verdicts)])
         if not whole:
             for sentence in one.study.assumptions:
                 click.echo(f"  - {sentence}")
@@ -72,10 +73,10 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
     if whole:
         print_fidelity(answer.fidelity)
     if verdicts:
-        fitted, free = ([v for v in verdicts if bool(v.fitted) is of] for of in (True, False))
-        print_rows([["claims fitted on", str(Tally.of(fitted))], ["claims not fitted on", str(Tally.of(free))]])
+        print_heading("claims by what they are worth:")
+        print_rows([[role, str(tally)] for role, tally in Tally.by_role(verdicts).items()])
 
 
 def _cells(v: Verdict) -> list[str]:
     found = v.found if len(v.found) <= MOST else f"{v.found[:MOST].rstrip(', ')} ..."
-    return [v.id, v.off or v.verdict, "yes" if v.fitted else "no", v.says, v.paper, found]
+    return [v.id, v.off or v.verdict, v.role, v.says, v.paper, found]

@@ -1,0 +1,44 @@
+"""Judge every claim of the paper under random profiles and under other assumptions; write what the page shows of it.
+
+    python tools/claim_evidence.py --draws 300 --seed 1       three seconds a draw
+    python tools/claim_evidence.py --draws 0                  only the assumptions anew, in a minute
+
+Random profiles do not depend on what was fitted, so that draws need to be repeated when the engine or a test changes.
+Verdicts under other assumptions do, and are repeated after each fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from knee.files import write_text
+from knee.studies.alternatives import flips
+from knee.studies.claim_draws import CANNOT_FAIL_FRAC, draw_claims
+from knee.studies.evidence import FILE, as_toml, baseline_of, carried_evidence
+from knee.studies.lean_runs import LeanRuns
+from knee.studies.study_file import load_study, study_names
+
+
+def main() -> None:
+    """Print what cannot fail and the baseline; write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    asked = parser.parse_args()
+    runs = LeanRuns([load_study(name) for name in study_names("paper")])
+    if asked.draws > 0:
+        found = draw_claims(runs, draws=asked.draws, seed=asked.seed, progress=lambda *at: print(*at))
+        baseline, held_frac = baseline_of(found), found.held_frac
+    else:
+        carried = carried_evidence()
+        baseline, held_frac = carried.baseline, dict(carried.held_frac)
+    write_text(FILE, as_toml(baseline, held_frac, flips(runs.verdicts())))
+    claims = {claim.id: claim for study in runs.studies for claim in study.claim}
+    for id, share in held_frac.items():
+        if share >= CANNOT_FAIL_FRAC:
+            print(f"{id} holds in {share:.1%} of random profiles ({claims[id].role}): {claims[id].says}")
+    print(baseline)
+
+
+if __name__ == "__main__":
+    main()
