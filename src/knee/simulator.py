@@ -19,6 +19,7 @@ from knee.cost.step_parts import (
     comm_costs,
     compute_costs,
     contention,
+    energy_saved_frac,
     groups_of,
     peak_column,
     product_column,
@@ -207,9 +208,12 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     alone = (shards == 1.0) & parts.modes.gathers
     kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
     summed = kept_bytes * whole * (table.microbatches - 1.0)
-    keeps_fp8 = (table.precision == PRECISIONS.index("fp8")) & ~parts.modes.reshards
-    eight_bit = np.where(keeps_fp8, whole, 0.0)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, eight_bit, profile.kernels)
+    copies = np.where(table.precision == PRECISIONS.index("fp8"), op.FP8_COPY_BYTES * whole, 0.0)
+    layers = stage_elements(model, table, t.layer.elements, 0.0 * whole, 0.0 * whole)
+    four = op.NVFP4_COPY_BYTES * (1.0 - profile.bf16_layers_frac) * layers
+    copies = np.where(table.precision == PRECISIONS.index("fp4"), four, copies)
+    copies = np.where(parts.modes.reshards, 0.0, copies)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, copies, profile.kernels)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
 
 
@@ -242,9 +246,7 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
     attention = passes * c.attention_forward_flop * (3.5 + full)
-    # fp8 halves the bits that a layer's products multiply; attention and the output projection stay in 16
-    halved = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 1.0)
-    products = halved * (totals["flop"][0] - attention)
+    products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
     flop = products + attention + selective * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
 
