@@ -99,7 +99,7 @@ class Profile:
     keeps_half_gradients: bool = False
     """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
     bf16_layers_frac: float = 0.16
-    """Of a plan in fp4: share of the layers whose products stay in bf16, as the published recipe has them at the ends."""
+    """Of a plan in fp4: share of the layers, at both ends, whose products stay in bf16 as the recipe asks."""
     checked_error_frac: float = 0.0
     """Error of tokens/s within which four of five of the user's runs were predicted by fits that did not see them; 0:
     not checked."""
