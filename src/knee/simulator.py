@@ -21,6 +21,7 @@ from knee.cost.step_parts import (
     contention,
     energy_saved_frac,
     groups_of,
+    is_narrow,
     peak_column,
     product_column,
     shapes_of,
@@ -208,13 +209,21 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     alone = (shards == 1.0) & parts.modes.gathers
     kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
     summed = kept_bytes * whole * (table.microbatches - 1.0)
-    copies = np.where(table.precision == PRECISIONS.index("fp8"), op.FP8_COPY_BYTES * whole, 0.0)
-    layers = stage_elements(model, table, t.layer.elements, 0.0 * whole, 0.0 * whole)
-    four = op.NVFP4_COPY_BYTES * (1.0 - profile.bf16_layers_frac) * layers
-    copies = np.where(table.precision == PRECISIONS.index("fp4"), four, copies)
-    copies = np.where(parts.modes.reshards, 0.0, copies)
+    copies = _narrow_copies_bytes(model, parts, whole)
     operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, copies, profile.kernels)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
+
+
+def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Floats:
+    """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
+    table, none = parts.table, np.zeros(len(whole))
+    kept = is_narrow(table) & ~parts.modes.reshards
+    if not kept.any():
+        return none
+    layers = stage_elements(model, table, parts.traffic.layer.elements, none, none)
+    four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
+    narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
+    return np.where(kept, narrow, 0.0)
 
 
 def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:

@@ -194,7 +194,8 @@ def _mixed(share: Floats, a: Floats, b: Floats) -> Floats:
 
 def is_narrow(table: PlanTable) -> Bools:
     """Plans whose layers multiply copies in fewer than 16 bits."""
-    return np.isin(table.precision, [PRECISIONS.index(name) for name in ("fp8", "fp4")])
+    eight, four = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
+    return np.asarray(eight | four, dtype=np.bool_)
 
 
 def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
@@ -205,8 +206,8 @@ def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
 def energy_saved_frac(profile: Profile, table: PlanTable) -> Floats:
     """Of the energy of a layer's products, which goes with the bits that they multiply (assumed); attention and the
     output projection stay in 16."""
-    saved = np.array([{"fp8": 0.5, "fp4": 0.75}.get(name, 0.0) for name in PRECISIONS])
-    return np.asarray(saved[table.precision] * (1.0 - bf16_layers(profile, table)), dtype=np.float64)
+    fp4 = 0.75 * (1.0 - profile.bf16_layers_frac)
+    return np.array([{"fp8": 0.5, "fp4": fp4}.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 
 def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
