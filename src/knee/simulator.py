@@ -19,7 +19,9 @@ from knee.cost.step_parts import (
     comm_costs,
     compute_costs,
     contention,
+    energy_saved_frac,
     groups_of,
+    is_narrow,
     peak_column,
     product_column,
     shapes_of,
@@ -207,10 +209,21 @@ def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepPart
     alone = (shards == 1.0) & parts.modes.gathers
     kept_bytes = np.where(alone, table.state_bytes, np.where(parts.modes.reduces_often, 0.0, t.reduce_bytes))
     summed = kept_bytes * whole * (table.microbatches - 1.0)
-    keeps_fp8 = (table.precision == PRECISIONS.index("fp8")) & ~parts.modes.reshards
-    eight_bit = np.where(keeps_fp8, whole, 0.0)
-    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, eight_bit, profile.kernels)
+    copies = _narrow_copies_bytes(model, parts, whole)
+    operations = op.optimizer(whole / shards, table.state_bytes, cast, summed, copies, profile.kernels)
     return cost_of(cluster.gpu, profile, product_column(table), operations)
+
+
+def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Floats:
+    """Moved to make the fp8 or NVFP4 weights that all microbatches of a step read; passes that gather cast them."""
+    table, none = parts.table, np.zeros(len(whole))
+    kept = is_narrow(table) & ~parts.modes.reshards
+    if not kept.any():
+        return none
+    layers = stage_elements(model, table, parts.traffic.layer.elements, none, none)
+    four = op.NVFP4_COPY_BYTES * (1.0 - parts.profile.bf16_layers_frac) * layers
+    narrow = np.where(table.precision == PRECISIONS.index("fp4"), four, op.FP8_COPY_BYTES * whole)
+    return np.where(kept, narrow, 0.0)
 
 
 def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
@@ -242,9 +255,7 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         )
         totals[field] = passes * layer, ends * table.microbatches / table.pp
     attention = passes * c.attention_forward_flop * (3.5 + full)
-    # fp8 halves the bits that a layer's products multiply; attention and the output projection stay in 16
-    halved = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 1.0)
-    products = halved * (totals["flop"][0] - attention)
+    products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
     flop = products + attention + selective * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
 

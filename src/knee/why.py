@@ -127,6 +127,8 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
         "step_overhead_s copy_frac reduce_copy_frac",
     )
+    if job.plan.precision == "fp4":
+        c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")
     for name, passes, kind, source in pass_rows(kernels):
         outer = ("outer",) if job.plan.sync_every > 1 else ()
         if name in (job.model.norm, job.model.positions, job.model.mlp, *_EVERY_MODEL, *outer):

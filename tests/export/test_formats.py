@@ -200,6 +200,7 @@ def scripts(to: str) -> dict[str, str]:
         for v in (2, 4)
         for p in ("bf16", "fp8")
     ]
+    more += [made(cluster="dgx-b200", profile="eager", precision="fp4", sharding="zero1")]
     more += [made(precision="fp8", sharding="fsdp"), made(sharding="hsdp", dp_shard=8), made(state_dtype="bf16")]
     more += [
         made("gpt3-175b", "dgx-a100", "fused", tp=8, pp=8, seq_len=2048, sharding="zero1"),
@@ -305,6 +306,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("torchtitan", {"cp": 2, "cp_method": "ring"}, "plan.cp_method", "allgather"),
     ("torchtitan", {"cp": 2, "sharding": "ddp"}, "plan.sharding", "fsdp_no_reshard"),
     ("torchtitan", {"precision": "fp16"}, "plan.precision", "bf16"),
+    ("torchtitan", {"precision": "fp4", "cluster": "dgx-b200"}, "plan.precision", "fp8"),
     ("torchtitan", {"reduce_dtype": "bf16"}, "plan.reduce_dtype", "--reduce-dtype fp32"),
     ("torchtitan", {"recompute": "full", "recompute_frac": 0.5}, "plan.recompute_frac", "--recompute full"),
     ("torchtitan", {"tp": 2, "placement": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}, "plan.placement",

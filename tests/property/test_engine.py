@@ -236,6 +236,17 @@ def test_events_of_zero_3_with_deep_prefetch() -> None:
     check_events(job_of(model("llama3-405b"), cluster("gb200-nvl72"), profile("paper"), (plan, 2, 1024)))
 
 
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(dp_shard=8, sharding="fsdp", precision="fp4"),
+        Plan(pp=2, dp_shard=4, tp=2, sharding="zero1", precision="fp4", recompute="full"),
+    ],
+)
+def test_events_of_fp4_with_layers_in_bf16(plan: Plan) -> None:
+    check_events(job_of(model("llama3-8b"), cluster("gb200-nvl72"), profile("eager"), (plan, 2, 1024)))
+
+
 def test_events_of_gathers_that_fill_the_prefetch_window() -> None:
     plan = Plan(
         dp_shard=3,

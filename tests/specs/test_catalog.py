@@ -82,6 +82,33 @@ def test_nvlink_rates_are_those_that_nccl_assumes(name: str, ring_bytes_per_s: f
     assert node.link_bytes_per_s * node.link_frac == pytest.approx(ring_bytes_per_s, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "link", "peaks"),
+    [
+        ("dgx-b300", 8, "nvlink", (2250e12, 4500e12, 13125e12)),
+        ("gb300-nvl72", 72, "nvlink", (2500e12, 5000e12, 15000e12)),
+        ("h20-8", 8, "nvlink", (148e12, 296e12, None)),
+        ("gh200-nvl32", 32, "nvlink", (989e12, 1979e12, None)),
+        ("gh200-4-slingshot", 4, "nvlink", (989e12, 1979e12, None)),
+        ("mi325x-8", 8, "xgmi", (1307e12, 2614e12, None)),
+        ("mi355x-8", 8, "xgmi", (2516e12, 5033e12, 10066e12)),
+        ("l40s-8", 8, "pcie", (362e12, 733e12, None)),
+        ("rtx-pro-6000-8", 8, "pcie", (503.8e12, 1007.6e12, 2015.2e12)),
+    ],
+)
+def test_hardware_that_nobody_measured_borrows_and_says_so(
+    name: str, gpus: int, link: str, peaks: tuple[float | None, ...]
+) -> None:
+    loaded = load_cluster(name)
+    node, gpu = loaded.spec.node, loaded.spec.gpu
+    assert (node.gpus, node.link) == (gpus, link)
+    assert (gpu.bf16_flop_per_s, gpu.fp8_flop_per_s, gpu.fp4_flop_per_s) == pytest.approx(peaks)
+    rates = {path: source for path, source in loaded.sources.items() if path.endswith("peak_frac")}
+    # GH200 is an H100 with another memory; of the others no product was measured
+    assert gpu.name == "gh200" or {source.kind for source in rates.values()} == {"assumed"}
+    assert node.nvls is (link == "nvlink" and name != "gh200-4-slingshot")
+
+
 def test_a_named_gpu_replaces_the_inherited_one() -> None:
     kernels = load_cluster("dgx-b200").spec.gpu.attention
     assert "flash3" not in kernels

@@ -12,12 +12,12 @@ from knee.arrays import Floats, Ints
 from knee.specs.constants import constant
 from knee.specs.hardware import AttentionKernel, GemmType, Gpu
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, Attention, Gemm, MemoryBound, Operation
+from knee.workload.operations import BYTES, NVFP4_BYTES, Attention, Gemm, MemoryBound, Operation
 
 ALIGNED = 8
 """Elements that a tensor core loads at once."""
 GEMM_TYPES: tuple[GemmType, ...] = get_args(GemmType)
-OPERAND_BYTES: dict[GemmType, float] = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "nvfp4": 0.5 + 1 / 16}
+OPERAND_BYTES: dict[GemmType, float] = {"bf16": 2.0, "fp8": 1.0, "fp8_block": 1.0 + 4 / 128, "nvfp4": NVFP4_BYTES}
 """Of one element with its share of a scale: fp32 for 128 of block fp8, one byte for 16 of NVFP4."""
 _SPLITS = (1, 2, 4, 8)
 _TILES = ((1.0, 1.0), (1.0, 0.5), (0.5, 0.5))  # of the GPU's largest output tile

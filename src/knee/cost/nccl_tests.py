@@ -22,8 +22,8 @@ Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "send_receive"
 OPERATIONS: tuple[Operation, ...] = ("all_reduce", "all_gather", "reduce_scatter", "send_receive")
 ReduceAlgorithm = Literal["ring", "tree", "nvls"]
 REDUCE_ALGORITHMS: tuple[ReduceAlgorithm, ...] = get_args(ReduceAlgorithm)
-SWITCH_ADDS = ("sm90", "sm100")
-"""GPUs whose switch adds: ``catalog/constants.toml`` has what NCCL expects of each."""
+SWITCH_ADDS = {"sm90": "sm90", "sm100": "sm100", "sm103": "sm100"}
+"""GPUs whose switch adds -> those for which ``catalog/constants.toml`` has what NCCL expects of them."""
 
 
 def idle_s(cluster: Cluster, group: GroupPlacement, operation: Operation, message_bytes: Floats) -> Floats:
@@ -130,5 +130,5 @@ def nvls_rate(cluster: Cluster, ranks: Floats) -> Floats:
     Source:  NVIDIA/nccl v2.30.7 src/graph/tuning.cc: efficiency .85 (Hopper), .74 (Blackwell)
     """
     node = cluster.node
-    efficiency = constant("idle", f"nvls_{cluster.gpu.arch}_frac")
+    efficiency = constant("idle", f"nvls_{SWITCH_ADDS[cluster.gpu.arch]}_frac")
     return np.asarray(efficiency * node.link_bytes_per_s * node.link_frac / (1.0 + 1.0 / np.maximum(ranks, 1.0)))

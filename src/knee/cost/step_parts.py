@@ -19,11 +19,11 @@ from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
 from knee.cost.placement import GroupPlacement, gpus_used, nodes_apart, place
 from knee.cost.skew import skew_wait_s
 from knee.specs.constants import constant
-from knee.specs.hardware import Cluster
+from knee.specs.hardware import Cluster, GemmType, Precision
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, PRECISIONS, SHARDINGS
 from knee.specs.plan_table import PlanTable
-from knee.specs.profile import Profile
+from knee.specs.profile import Kernels, Profile
 from knee.workload import operations as op
 from knee.workload.parameters import parameter_count
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
@@ -32,7 +32,7 @@ from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
     """What the kernels of each plan depend on; ``casts`` where the stack casts whole fp32 weights in every forward."""
     tokens = table.micro_tokens.astype(np.float64)
-    eight_bit = table.precision == PRECISIONS.index("fp8")
+    eight_bit, four_bit = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
     ring = table.cp_method == CP_METHODS.index("ring")
     return op.Shapes(
         tokens=tokens,
@@ -43,7 +43,8 @@ def shapes_of(table: PlanTable, *, casts: bool = False) -> op.Shapes:
         kv_block=np.where(ring, table.seq_len / table.cp, table.seq_len),
         norm_tokens=np.where(table.sequence_parallel, tokens / table.tp, tokens),
         eight_bit=np.where(eight_bit, 1.0, 0.0),
-        casts_to_fp8=np.where(eight_bit & Modes.of(table).reshards, 1.0, 0.0),
+        four_bit=np.where(four_bit, 1.0, 0.0),
+        casts_narrow=np.where((eight_bit | four_bit) & Modes.of(table).reshards, 1.0, 0.0),
         casts=np.where(casts_weights(table) & casts, 1.0, 0.0),
     )
 
@@ -119,8 +120,6 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     def total(name: str) -> Floats:
         return step_total(model, table, c, name)
 
-    # fp8 halves the bits that a layer's products multiply; attention stays in 16
-    eight = np.where(table.precision == PRECISIONS.index("fp8"), 0.5, 0.0)
     layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
     products = passes * (layer - c.attention_forward_flop * (3.5 + full))
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
@@ -131,7 +130,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
     work = StepWork(
         clocked_s=total("clocked_s"),
         other_s=total("time_s") - total("clocked_s") + updated.time_s,
-        flop=total("flop") - eight * products,
+        flop=total("flop") - energy_saved_frac(profile, table) * products,
         moved_bytes=total("moved_bytes") + updated.moved_bytes,
         bubble_frac=(table.pp - 1.0) / (table.microbatches * table.virtual_stages),
         host_s=total("kernels") * profile.launch_s * cluster.node.launch_scale,
@@ -150,7 +149,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         table.cp_method,
         table.sequence_parallel,
         table.precision,
-        (table.precision == PRECISIONS.index("fp8")) & Modes.of(table).reshards,
+        is_narrow(table) & Modes.of(table).reshards,
         casts_weights(table),
     )
     few = table.rows(first)
@@ -161,20 +160,54 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         found = cost_of(cluster.gpu, profile, types, ops)
         return Cost(**{f.name: getattr(found, f.name)[kind] for f in fields(Cost)})
 
+    # layers of an fp4 plan that stay in bf16 count towards the mean layer
+    kept = bf16_layers(profile, few)
+    wide = replace(s, four_bit=0.0 * s.four_bit) if kept.any() else None
+
+    def layer(ops: Callable[[Model, op.Shapes, Kernels], list[op.Operation]]) -> Cost:
+        mean = cost(ops(model, s, profile.kernels))
+        if wide is None:
+            return mean
+        other = cost(ops(model, wide, profile.kernels), half)
+        return Cost(**{f.name: _mixed(kept[kind], getattr(mean, f.name), getattr(other, f.name)) for f in fields(Cost)})
+
     forward = op.layer_forward(model, s, profile.kernels)
     attention = cost([o for o in forward if isinstance(o, op.Attention)])
     return ComputeCosts(
         embedding_forward=cost(op.embedding_forward(model, s)),
         embedding_backward=cost(op.embedding_backward(model, s)),
-        layer_forward=cost(forward),
-        layer_backward_input=cost(op.layer_backward_input(model, s, profile.kernels)),
-        layer_backward_weight=cost(op.layer_backward_weight(model, s, profile.kernels)),
+        layer_forward=layer(op.layer_forward),
+        layer_backward_input=layer(op.layer_backward_input),
+        layer_backward_weight=layer(op.layer_backward_weight),
         head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
         head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
         attention_forward_s=attention.time_s,
         attention_forward_flop=attention.flop,
         clock_frac=np.ones(len(table)),
     )
+
+
+def _mixed(share: Floats, a: Floats, b: Floats) -> Floats:
+    """``b`` has that share of the mean."""
+    return np.where(share > 0.0, (1.0 - share) * a + share * b, a)
+
+
+def is_narrow(table: PlanTable) -> Bools:
+    """Plans whose layers multiply copies in fewer than 16 bits."""
+    eight, four = (table.precision == PRECISIONS.index(name) for name in ("fp8", "fp4"))
+    return np.asarray(eight | four, dtype=np.bool_)
+
+
+def bf16_layers(profile: Profile, table: PlanTable) -> Floats:
+    """Share of an fp4 plan's layers that stay in bf16; 0 of others'."""
+    return np.where(table.precision == PRECISIONS.index("fp4"), profile.bf16_layers_frac, 0.0)
+
+
+def energy_saved_frac(profile: Profile, table: PlanTable) -> Floats:
+    """Of the energy of a layer's products, which goes with the bits that they multiply (assumed); attention and the
+    output projection stay in 16."""
+    fp4 = 0.75 * (1.0 - profile.bf16_layers_frac)
+    return np.array([{"fp8": 0.5, "fp4": fp4}.get(name, 0.0) for name in PRECISIONS])[table.precision]
 
 
 def peak_column(cluster: Cluster, table: PlanTable) -> Floats:
@@ -193,7 +226,8 @@ def half_column(table: PlanTable) -> Ints:
     return np.zeros_like(table.precision)
 
 
-_TYPE_OF = np.array([GEMM_TYPES.index("fp8" if p == "fp8" else "bf16") for p in PRECISIONS])
+_PRODUCTS: dict[Precision, GemmType] = {"bf16": "bf16", "fp16": "bf16", "fp8": "fp8", "fp4": "nvfp4"}
+_TYPE_OF = np.array([GEMM_TYPES.index(_PRODUCTS[p]) for p in PRECISIONS])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

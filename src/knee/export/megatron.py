@@ -201,11 +201,25 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     if plan.precision == "fp8":
         launch.option("--fp8-format", "hybrid")
         launch.notes.append("fp8 is Transformer Engine's, with Megatron's default recipe; knee's fp8 names none")
+    if plan.precision == "fp4":
+        _add_fp4(launch, job)
     if plan.reduce_dtype == "bf16":
         launch.option("--grad-reduce-in-bf16")
         launch.notes.append("gradients reduced in bf16 are summed over microbatches in bf16 too; knee keeps fp32 sums")
     elif not _is_fsdp(job):
         launch.option("--accumulate-allreduce-grads-in-fp32")
+
+
+def _add_fp4(launch: LaunchCommand, job: Job) -> None:
+    """NVFP4; of the layers that stay in bf16 a fifth are the first ones, as in arXiv 2509.25149."""
+    launch.option("--fp4-format", "e2m1")
+    launch.option("--fp4-recipe", "nvfp4")
+    kept = round(job.profile.bf16_layers_frac * job.model.layers)
+    if kept:
+        launch.option("--first-last-layers-bf16")
+        launch.option("--num-layers-at-start-in-bf16", kept // 5)
+        launch.option("--num-layers-at-end-in-bf16", kept - kept // 5)
+    launch.notes.append("fp4 is Transformer Engine's NVFP4, which needs Blackwell; parameters are gathered in bf16")
 
 
 def _add_degrees(launch: LaunchCommand, job: Job) -> None:

@@ -94,9 +94,13 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             f"its context parallelism gathers keys and values, and the plan's is {plan.cp_method}",
             "the nearest plan it can run has --cp-method allgather",
         )
-    if plan.precision == "fp16":
+    if plan.precision in ("fp16", "fp4"):
+        nearest = "bf16" if plan.precision == "fp16" else "fp8"
         raise cannot(
-            TOOL, "plan.precision", "it does not train in fp16", "the nearest plan it can run has --precision bf16"
+            TOOL,
+            "plan.precision",
+            f"it does not train in {plan.precision}",
+            f"the nearest plan it can run has --precision {nearest}",
         )
     if plan.reduce_dtype != "fp32":
         raise cannot(

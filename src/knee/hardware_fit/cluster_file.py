@@ -20,13 +20,21 @@ from knee.specs.write import Value, cluster_toml, four_digits
 from knee.units import show
 
 BASES = {
+    "GH200": "gh200-nvl32",
     "H200": "dgx-h200",
+    "H20": "h20-8",
     "H100": "dgx-h100",
     "A100": "dgx-a100",
     "V100": "dgx-v100",
+    "GB300": "gb300-nvl72",
+    "B300": "dgx-b300",
     "GB200": "gb200-nvl72",
     "B200": "dgx-b200",
     "MI300X": "mi300x-8",
+    "MI325X": "mi325x-8",
+    "MI355X": "mi355x-8",
+    "L40S": "l40s-8",
+    "6000": "rtx-pro-6000-8",
 }
 """A word of a device's name -> the catalogue cluster that has it."""
 MEMORY_FRAC = 0.05

@@ -35,6 +35,7 @@ def _compute(gpu: Gpu, factor: float) -> Gpu:
         fp16_flop_per_s=gpu.fp16_flop_per_s * factor,
         bf16_flop_per_s=None if gpu.bf16_flop_per_s is None else gpu.bf16_flop_per_s * factor,
         fp8_flop_per_s=None if gpu.fp8_flop_per_s is None else gpu.fp8_flop_per_s * factor,
+        fp4_flop_per_s=None if gpu.fp4_flop_per_s is None else gpu.fp4_flop_per_s * factor,
     )
 
 

@@ -9,7 +9,7 @@ from knee.errors import FieldError, SpecError, argument, out_of_range
 
 SLOWEST_FLOP_PER_S = 1e9
 
-Precision = Literal["bf16", "fp16", "fp8"]
+Precision = Literal["bf16", "fp16", "fp8", "fp4"]
 AttentionKernel = Literal["flash1", "flash2", "flash3", "cudnn", "cutlass", "unfused"]
 GemmType = Literal["bf16", "fp8", "fp8_block", "nvfp4"]
 """Operands of matrix products; fp16 has bf16's rates. fp8 is scaled by tensor, fp8_block by blocks of 128 x 128."""
@@ -158,7 +158,8 @@ class Gpu:
 
     def peak_flop_per_s(self, precision: Precision) -> float:
         """Dense peak at a precision; refused where the chip has none."""
-        rates = {"bf16": self.bf16_flop_per_s, "fp16": self.fp16_flop_per_s, "fp8": self.fp8_flop_per_s}
+        names: tuple[Precision, ...] = ("bf16", "fp16", "fp8", "fp4")
+        rates: dict[Precision, float | None] = {name: getattr(self, f"{name}_flop_per_s") for name in names}
         rate = rates[precision]
         if rate is None:
             others = " or ".join(name for name, value in rates.items() if value is not None)

@@ -128,7 +128,6 @@ class Plan:
                 hint=f"put the data-parallel ranks into dp_replicate, or use {argument('sharding')} zero1",
                 code="contradiction",
             )
-
         if self.sync_every > 1 and self.dp_replicate == 1:
             raise SpecError(
                 f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "

@@ -98,6 +98,8 @@ class Profile:
     """Whole fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does; else a 16-bit copy is kept."""
     keeps_half_gradients: bool = False
     """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
+    bf16_layers_frac: float = 0.16
+    """Of a plan in fp4: share of the layers, at both ends, whose products stay in bf16 as the recipe asks."""
     checked_error_frac: float = 0.0
     """Error of tokens/s within which four of five of the user's runs were predicted by fits that did not see them; 0:
     not checked."""
@@ -123,7 +125,7 @@ class Profile:
         ):
             if getattr(self, name) < 0:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it cannot be negative")
-        for name in ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac"):
+        for name in ("tp_overlap_frac", "p2p_overlap_frac", "cp_overlap_frac", "bf16_layers_frac"):
             if not 0 <= getattr(self, name) <= 1:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it must be between 0 and 1")
         for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):

@@ -25,7 +25,6 @@ from knee.specs.split_rules import (
 Dtype = Literal["fp32", "bf16", "fp16"]
 AttentionChoice = Literal["auto", "flash", "cudnn", "math"]
 
-
 MOST_STEPS = 10**9
 """More than anybody trains; what is beyond it no longer multiplies with a time."""
 LONGEST_TIMEOUT_S = 1e6
@@ -153,10 +152,9 @@ class TrainJob:
                 f"use {argument('attention')} auto on a processor",
             )
             raise _not_trained("attention", text, hint)
-        if plan.precision == "fp8":
-            raise _not_trained(
-                "plan.precision", "fp8 products are simulated but not trained", f"use {argument('precision')} bf16"
-            )
+        if plan.precision in ("fp8", "fp4"):
+            text = f"{plan.precision} products are simulated but not trained"
+            raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
         if plan.sharding in ("zero1", "zero2"):
             raise _not_trained(
                 "plan.sharding",

@@ -7,7 +7,7 @@ import numpy as np
 from knee.arrays import Floats
 from knee.specs.model import Model
 from knee.specs.profile import Profile
-from knee.workload.operations import Shapes
+from knee.workload.operations import BYTES, NVFP4_BYTES, Shapes
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""
@@ -41,8 +41,21 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
         # keys and values of the whole sequence, where an all-gather brought them
         norms = norms + np.where(s.kv_block == s.seq_len, s.cp - 1.0, 0.0) * 4.0 * model.kv_width * tokens_tp
     kept = norms + (attention_core + mlp) * tokens_tp
+    if np.any(s.four_bit):
+        kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
     return np.where(recompute == 2, layer_input, kept + np.where(recompute == 1, 0.0, scores))
+
+
+def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:
+    """What a layer in NVFP4 keeps, less what it keeps in 16 bit: of the inputs of its products the copy for the weight
+    gradient alone. Attention keeps its output in 16 bit beside that.
+
+    Source:  Transformer Engine 2.8, pytorch/module: Linear saves the cast input by columns
+    """
+    gathered = s.tokens if profile.keeps_gathered else s.norm_tokens
+    inputs = 2.0 * model.hidden * gathered + model.ffn * s.tokens / s.tp
+    return (NVFP4_BYTES - BYTES) * inputs + NVFP4_BYTES * model.q_width * s.tokens / s.tp
 
 
 def norm_bytes(model: Model, profile: Profile) -> float:

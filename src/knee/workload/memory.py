@@ -14,7 +14,7 @@ from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.workload.activations import layer_saved_bytes, logits_bytes
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
-from knee.workload.operations import OUTER_STATE_BYTES, Shapes
+from knee.workload.operations import NVFP4_BYTES, OUTER_STATE_BYTES, Shapes
 from knee.workload.parameters import head_layers
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
 
@@ -116,6 +116,10 @@ def _stage_memory(
     cast_again = np.where(modes.gathers & alone & ~one_copy, table.repeats_frac, 0.0)
     copies = np.where(whole, PARAMETER_BYTES * (own - cast_again * stage.layers * t.layer.elements), 0.0)
     weights = np.where(one_copy, copies, table.state_bytes * sharded + copies)
+    if np.any(s.four_bit):
+        # two NVFP4 copies of a layer's weights stand beside the 16-bit ones, where those are not gathered for each pass
+        narrow = s.four_bit * (1.0 - s.casts_narrow) * (1.0 - profile.bf16_layers_frac)
+        weights = weights + 2.0 * NVFP4_BYTES * narrow * stage.layers * t.layer.elements
     # gradients stay whole where they are reduced once, after the last microbatch; one GPU sums them in the states' type
     keeps = ~modes.gathers | (~modes.reshards & ~alone & (table.microbatches > 1))
     kept_bytes, copied_bytes = _gradient_bytes(profile, table, modes, t)

@@ -33,8 +33,11 @@ class Shapes:
     """Tokens that norms and residuals work on: cut by tp under sequence parallelism."""
     eight_bit: Floats
     """1 where a layer's products are fp8, else 0; the output projection stays in 16 bit."""
-    casts_to_fp8: Floats
-    """1 where fp8 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is kept."""
+    four_bit: Floats
+    """1 where they are NVFP4, else 0."""
+    casts_narrow: Floats
+    """1 where fp8 or NVFP4 weights are cast in every pass, because each pass gathers them in 16 bit; else their copy is
+    kept."""
     casts: Floats
     """1 where every forward casts whole fp32 weights and every backward their gradients, else 0."""
 
@@ -76,7 +79,9 @@ class MemoryBound:
 
 Operation = Gemm | Attention | MemoryBound
 
-BYTES = 2.0  # activations are 16-bit; fp8 keeps them so outside its products
+BYTES = 2.0  # activations are 16-bit; fp8 and NVFP4 keep them so outside their products
+NVFP4_BYTES = 0.5 + 1 / 16  # an element, with its share of a scale of one byte for 16
+_NVFP4_KERNELS = 3  # the largest element, the cast by rows, the transform and cast by columns
 _NORMS = 2  # weights of a layer that no product has
 OUTER_STATE_BYTES = 4.0  # an outer optimizer's states are fp32, whatever those of the inner one
 
@@ -137,11 +142,35 @@ def _attention(model: Model, s: Shapes, forward: bool) -> Attention:
     )
 
 
-def _casts(model: Model, s: Shapes, kernels: Kernels, times: int) -> list[Operation]:
-    """fp8 products read 8-bit copies: each operand is read in 16 bit and written in 8."""
-    operands = sum((s.tokens + out * s.casts_to_fp8) * inner for _, out, inner in _projections(model, s, kernels))
-    moved = 3.0 * times * operands * s.eight_bit
-    return [MemoryBound(name="fp8_cast", moved_bytes=moved, kernels=0)] if np.any(s.eight_bit) else []
+def _casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
+    """The copies that fp8 and NVFP4 products read. fp8: each operand is read in 16 bit and written in 8."""
+    casts: list[Operation] = []
+    if np.any(s.eight_bit):
+        operands = sum((s.tokens + out * s.casts_narrow) * inner for _, out, inner in _projections(model, s, kernels))
+        casts.append(MemoryBound(name="fp8_cast", moved_bytes=3.0 * operands * s.eight_bit, kernels=0))
+    if np.any(s.four_bit):
+        casts.append(_nvfp4_casts(model, s, kernels, backward=backward))
+    return casts
+
+
+def _nvfp4_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> MemoryBound:
+    """NVFP4 copies of a layer's inputs (forward) or output gradients (backward).
+
+    Formula: (3 * 2 + 2 * 0.5625) bytes * elements, and (2 * 2 + 0.5625) * weights where they are cast in every pass
+    Where:   an input is read for its largest element and for that of its transform, read and written by rows, and
+             read, transformed (random Hadamard, 16 x 16) and written by columns for the product of the weight gradient;
+             blocks of 1 x 16 have a scale. Weights have blocks of 16 x 16, and no transform
+    Source:  arXiv 2509.25149, section 4; Transformer Engine 2.8 (common/hadamard_transform, recipe NVFP4BlockScaling)
+    Valid:   later releases cast rows and columns in one reading
+    """
+    maps = _projections(model, s, kernels)
+    # fused stacks keep gate and up in one product: their input is cast once, their gradients are two
+    cast = [m for m in maps if backward or kernels != "fused" or m[0] != "gate"]
+    elements = s.tokens * sum(out if backward else inner for _, out, inner in cast)
+    weights = sum(out * inner for _, out, inner in maps) * s.casts_narrow
+    moved = (3 * BYTES + 2 * NVFP4_BYTES) * elements + (2 * BYTES + NVFP4_BYTES) * weights
+    launched = (_NVFP4_KERNELS * len(cast) + 2 * len(maps) * s.casts_narrow) * s.four_bit
+    return MemoryBound(name="nvfp4_cast", moved_bytes=moved * s.four_bit, kernels=launched)
 
 
 def _weight_casts(model: Model, s: Shapes, kernels: Kernels, *, backward: bool) -> list[Operation]:
@@ -159,7 +188,7 @@ def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     gemms: list[Operation] = [
         Gemm(name=n, m=s.tokens, n=out, k=inner) for n, out, inner in _projections(model, s, kernels)
     ]
-    casts = [*_casts(model, s, kernels, 1), *_weight_casts(model, s, kernels, backward=False)]
+    casts = [*_casts(model, s, kernels, backward=False), *_weight_casts(model, s, kernels, backward=False)]
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
@@ -168,7 +197,7 @@ def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Oper
     gemms: list[Operation] = [
         Gemm(name=f"{n}_dgrad", m=s.tokens, n=inner, k=out) for n, out, inner in _projections(model, s, kernels)
     ]
-    casts = _casts(model, s, kernels, 1)
+    casts = _casts(model, s, kernels, backward=True)
     return [*gemms, *casts, _attention(model, s, forward=False), *_streams(model, s, kernels, backward=True)]
 
 
@@ -224,18 +253,19 @@ def head_backward(model: Model, s: Shapes, kernels: Kernels, *, loss_parallel: b
 
 
 FP8_COPY_BYTES = 4.0  # a weight is read in 16 bit and written in 8 twice, as it is and transposed
+NVFP4_COPY_BYTES = 2 * BYTES + 2 * NVFP4_BYTES  # read for its largest element and again, written twice
 
 
 def optimizer(
-    parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, eight_bit: Floats, kernels: Kernels
+    parameters: Floats, state_bytes: Floats, cast: Floats, summed_bytes: Floats, copies_bytes: Floats, kernels: Kernels
 ) -> list[Operation]:
     """The gradient norm, clipping and AdamW over the parameters a rank owns. ``cast`` of them have a 16-bit copy that
-    is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches; ``eight_bit``
-    parameters have fp8 copies that are kept for all microbatches of the step."""
+    is written after the step; ``summed_bytes`` are gradients added to those of earlier microbatches; ``copies_bytes``
+    are moved to make fp8 or NVFP4 copies that are kept for all microbatches of the step."""
     clip, adamw, casts, sums = (passes_of(kernels, name) for name in ("clip", "adamw", "cast", "accumulate"))
     states = parameters * state_bytes
     moved = (clip.forward + adamw.forward) * states + adamw.backward * BYTES * parameters
-    moved = moved + casts.forward * BYTES * cast + sums.forward * summed_bytes + FP8_COPY_BYTES * eight_bit
+    moved = moved + casts.forward * BYTES * cast + sums.forward * summed_bytes + copies_bytes
     return [MemoryBound(name="adamw", moved_bytes=moved, kernels=clip.forward_kernels + adamw.forward_kernels)]
 
 
