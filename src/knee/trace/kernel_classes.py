@@ -21,6 +21,8 @@ from knee.trace.kernel_names import KernelName, kernel_name
 from knee.trace.user_patterns import user_pattern
 
 OTHER = "other"
+BETWEEN_EXPERTS = "deepep"
+"""The class of dispatch and combine: together an all-to-all."""
 FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
 OWN_FIELDS = FIELDS | {"fused": str}
 

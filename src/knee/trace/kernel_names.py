@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 BRACKETS = re.compile(r"[<>()]")
 NAMELESS = re.compile(r"\((?:anonymous namespace|anonymous)\)|<unnamed>|\{anonymous\}")
-ENDS = re.compile(r"(?:\.kd| \[clone [^\]]*\])$")
+CLONE, OBJECT = " [clone ", ".kd"
+"""What ROCm puts behind a name."""
 WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 """Where a word begins inside of one that is written in camel case."""
 MANGLED = re.compile(r"_ZN?K?(?=\d)")
@@ -36,7 +37,7 @@ class KernelName(NamedTuple):
 
 def kernel_name(name: str) -> KernelName:
     """The parts of one name, in time linear in it."""
-    plain = ENDS.sub("", name)
+    plain = name.partition(CLONE)[0].removesuffix(OBJECT)
     if INDUCTOR.match(plain):
         return KernelName(function="", scope="", fused=plain.lower())
     mangled = MANGLED.match(plain)
@@ -56,12 +57,14 @@ def _own(name: str) -> tuple[str, str]:
     open_brackets: list[str] = []
     kept: list[str] = []
     begin = first_argument = 0
+    named = False
     for found in BRACKETS.finditer(text):
         bracket = found[0]
         if bracket in "<(":
             if not open_brackets:
                 kept.append(text[begin : found.start()])
-                if bracket == "(" and any(part.strip(" :") for part in kept):  # what follows are arguments
+                named = named or bool(kept[-1].strip(" :"))
+                if bracket == "(" and named:  # what follows are arguments
                     break
                 first_argument = found.end()
             open_brackets.append(bracket)
