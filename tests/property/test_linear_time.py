@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.errors import InputError
-from knee.kineto.decode import nanosecond_column, nanoseconds, repaired
+from knee.kineto.decode import nanoseconds, repaired
+from knee.kineto.number_columns import NumberText, nanosecond_column
 from knee.launch.log_patterns import MEMORY, SLURM
 from knee.specs.catalog import did_you_mean
 from knee.trace import analyse
@@ -360,7 +361,7 @@ def test_a_column_of_mixed_times_is_exact() -> None:
     shapes = ("{}", "{}.5", "{}.25", "{}.125", "{}.1259999", '"{}.5"', "{}e-3", "-{}.5", "null", ".{}", "{}.", "1.{}.2")
     for _ in range(300):
         texts = [rng.choice(shapes).format(rng.randrange(10 ** rng.randrange(1, 22))) for _ in range(40)]
-        column, others = nanosecond_column([text.encode() for text in texts])
+        column, others = nanosecond_column(NumberText([text.encode() for text in texts]))
         left = set(others.tolist())
         assert [column[i] for i in range(40) if i not in left] == [
             nanoseconds(text) for i, text in enumerate(texts) if i not in left

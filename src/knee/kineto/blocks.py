@@ -15,8 +15,11 @@ from knee.text_files import cannot_read, open_input
 
 BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
-AHEAD = 16
-"""Blocks that are unpacked before they are asked for."""
+TOGETHER = 8
+"""Blocks that are unpacked at once. The thread that unpacks waits up to 5 ms for the interpreter's lock each time that it
+has some, as decoding does not let go of it: so it comes seldom. It begins with one, for which decoding waits."""
+AHEAD = 2
+"""So many times such blocks are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
 
 
@@ -33,12 +36,13 @@ def too_large(path: Path) -> InputError:
     )
 
 
-def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[bytes]:
+def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[memoryview]:
     """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
 
     What is read is written to ``copy`` too, where there is one: a pipe gives it once only.
     zlib works without the interpreter's lock, so that unpacking and decoding share two cores.
     """
+    block_bytes = size or BLOCK_BYTES
     ready: queue.Queue[bytes | Exception | None] = queue.Queue(AHEAD)
     stop = threading.Event()
 
@@ -54,7 +58,7 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
     def work() -> None:
         try:
             left = MOST_TRACE_BYTES
-            for block in _unpacked(path, size or BLOCK_BYTES, copy):
+            for block in _unpacked(path, block_bytes, copy):
                 left -= len(block)
                 if left < 0:
                     raise too_large(path)
@@ -70,7 +74,8 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            yield item
+            several = memoryview(item)
+            yield from (several[at : at + block_bytes] for at in range(0, len(item), block_bytes))
     finally:
         stop.set()  # not waited for: it may be reading a pipe that nobody writes to
 
@@ -87,18 +92,18 @@ def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
 
             first = read(size)
             if first[: len(GZIP)] == GZIP:
-                yield from _gunzipped(iter(lambda: read(max(size // 8, 1)), b""), first, size)
+                yield from _gunzipped(iter(lambda: read(max(size * TOGETHER // 8, 1)), b""), first, size)
                 return
             while first:
                 yield first
-                first = read(size)
+                first = read(size * TOGETHER)
     except OSError as error:
         raise cannot_read(path, error, field="paths") from None
 
 
 def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[bytes]:
     """One gzip member after another; zeros after the last are padding."""
-    unpacker, data = zlib.decompressobj(31), first
+    unpacker, data, most = zlib.decompressobj(31), first, size
     while True:
         if not data:
             data = next(packed, b"")
@@ -112,9 +117,10 @@ def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[byt
                 continue
             unpacker = zlib.decompressobj(31)
         try:
-            block = unpacker.decompress(data, size)
+            block = unpacker.decompress(data, most)
         except zlib.error as error:
             raise CutOff(f"the gzip stream is damaged ({error})") from None
         data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
         if block:
             yield block
+            most = min(2 * most, size * TOGETHER)

@@ -22,14 +22,15 @@ from knee.errors import KneeError
 from knee.files import replacing, scratch_folder
 from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
-from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step, read_columns
+from knee.kineto.collect import read_columns
+from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step
 from knee.kineto.event_stream import ReportBytes
 
 EDGE_BYTES = 4096
 LARGEST_BYTES = 256 << 20
 """Of all entries together; the ones not looked at for longest go first."""
 ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
-READERS = ("blocks", "event_columns", "decode", "gloo", "cpu_trace", "nested_spans", "event_stream")
+READERS = ("blocks", "collect", "number_columns", "event_columns", "decode", "gloo", "cpu_trace", "nested_spans", "event_stream")
 """Modules whose text decides what an entry says."""
 
 

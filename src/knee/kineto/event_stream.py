@@ -128,7 +128,7 @@ class EventStream:
             at = _last_between(buffer.text, end)
             if at is None:
                 break
-            events = self._decoded(buffer.text[: at + 1])
+            events = self._decoded(memoryview(buffer.text)[: at + 1])
             if events is not None:
                 buffer.text = buffer.text[buffer.text.index(b",", at) + 1 :]
                 return events
@@ -141,13 +141,13 @@ class EventStream:
             raise InputError(text, hint=HINT, code="not-a-trace")
         return events
 
-    def _decoded(self, text: bytes) -> list[Any] | None:
+    def _decoded(self, text: memoryview) -> list[Any] | None:
         for repair in (False, True):
-            changed = repaired(text) if repair else text
+            changed = repaired(bytes(text)) if repair else text
             if repair and changed == text:
                 return None
             try:
-                events = decode(b"[" + changed + b"]", all_args=self.all_args)
+                events = decode(b"".join((b"[", changed, b"]")), all_args=self.all_args)
             except NotJson:
                 continue
             self.repairs += repair
@@ -212,7 +212,7 @@ HINT = "a trace is what torch.profiler's export_chrome_trace writes, as .json or
 class _Buffer:
     """Text that was read and not yet decoded."""
 
-    def __init__(self, stream: EventStream, source: Iterator[bytes]) -> None:
+    def __init__(self, stream: EventStream, source: Iterator[memoryview]) -> None:
         self.stream, self.source = stream, source
         self.text = b""
         self.ended = False
