@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from knee.text_files import cannot_read, open_input
 BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
 TOGETHER = 8
-"""Blocks that are unpacked at once. The thread that unpacks waits up to 5 ms for the interpreter's lock each time that it
-has some, as decoding does not let go of it: so it comes seldom. It begins with one, for which decoding waits."""
+"""Blocks that are unpacked at once, one at first, for which decoding waits."""
+SWITCH_S = 1e-4
+"""How long the thread that unpacks waits for the interpreter's lock, which decoding does not let go of by itself. Python's
+5 ms, for each of the buffers that zlib asks for, are longer than unpacking takes, and the two would take turns."""
 AHEAD = 2
 """So many times such blocks are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
@@ -70,6 +73,7 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
 
     thread = threading.Thread(target=work, name="knee-unpack", daemon=True)
     thread.start()
+    _switches.begin()
     try:
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):
@@ -77,7 +81,31 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
             several = memoryview(item)
             yield from (several[at : at + block_bytes] for at in range(0, len(item), block_bytes))
     finally:
+        _switches.end()
         stop.set()  # not waited for: it may be reading a pipe that nobody writes to
+
+
+class _QuickSwitches:
+    """The interpreter's interval of switching threads, shorter while any trace is read and as it was afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.readers, self.before_s = threading.Lock(), 0, 0.0
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.readers:
+                self.before_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH_S, self.before_s))
+            self.readers += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.readers -= 1
+            if not self.readers:
+                sys.setswitchinterval(self.before_s)
+
+
+_switches = _QuickSwitches()
 
 
 def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:

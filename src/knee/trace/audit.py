@@ -122,10 +122,10 @@ def audit(trace: Trace) -> Audit:
         sounds_like_communication=sounding,
         communication_as_compute=int(of.counted_as_compute.sum()),
         communication_as_compute_s=int(length[of.counted_as_compute].sum()) / NS,
-        communication_classes=tuple(of.names[i] for i in np.unique(of.class_id[of.counted_as_compute])),
+        communication_classes=tuple(of.names[i] for i in sorted(set(of.class_id[of.counted_as_compute].tolist()))),
         clock_anomalies=c.counts.clock_anomalies + int(early.sum()),
         without_duration=c.counts.without_duration,
-        devices=len(np.unique(c.device[kernels])),
+        devices=len(set(c.device[kernels].tolist())),  # np.unique imports more of NumPy than all else here
         empty_steps=trace.empty_steps,
         repairs=c.counts.repairs,
         cut=c.cut,

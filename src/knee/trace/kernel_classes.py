@@ -185,8 +185,7 @@ def classify(trace: RankTrace, classes: Classes, calls: Iterable[int] = ()) -> C
     has_args[list(calls)] = True
     maybe = kernels & (communicates[class_id] | has_args)
     sided = maybe & side_only[class_id] & ~has_args
-    computing = np.unique(trace.stream[kernels & ~maybe])
-    kept = sided & np.isin(trace.stream, computing)
+    kept = sided & np.isin(trace.stream, trace.stream[kernels & ~maybe]) if sided.any() else sided
     is_comm = maybe & ~kept
     return Classified(
         names=classes.names,
