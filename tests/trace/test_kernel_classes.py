@@ -77,7 +77,11 @@ def test_the_simulators_own_kernels() -> None:
 
 def test_the_parts_of_a_name() -> None:
     wrapped = kernel_name("void cutlass::Kernel2<cutlass_80_s16816gemm_relu_tn>(cutlass_80_s16816gemm_relu_tn::Params)")
-    assert (wrapped.scope, wrapped.function, wrapped.target) == ("cutlass::", "kernel2", "cutlass_80_s16816gemm_relu_tn")
+    assert (wrapped.scope, wrapped.function, wrapped.target) == (
+        "cutlass::",
+        "kernel2",
+        "cutlass_80_s16816gemm_relu_tn",
+    )
     conditional = "std::enable_if<(((8)>(0)))&&vllm::_typeConvert<c10::BFloat16>::exists, void>::type "
     plain = kernel_name(conditional + "vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(c10::BFloat16*, long)")
     assert (plain.scope, plain.function, plain.target) == ("vllm::", "fused_add_rms_norm_kernel", "")

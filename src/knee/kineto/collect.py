@@ -38,7 +38,7 @@ MISSING = -(1 << 63)
 FAR = MISSING + 1
 """In a column: a time beyond ``FURTHEST_NS``."""
 TOGETHER = 1 << 14
-"""Kernels and launches whose numbers are read together: enough that it costs little, few enough to stay in the cache."""
+"""Kernels and launches whose numbers are read together: enough that it costs little, few enough for the cache."""
 
 
 def read_columns(path: Path, *, copy: Path | None = None, report_bytes: ReportBytes | None = None) -> RankTrace:

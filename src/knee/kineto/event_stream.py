@@ -124,8 +124,8 @@ class EventStream:
 
     def _whole_block(self, buffer: _Buffer) -> list[Any]:
         """Events of the buffer up to a proven cut; none where there is no such cut."""
-        if events := self._quick_block(buffer):
-            return events
+        if quick := self._quick_block(buffer):
+            return quick
         end = len(buffer.text)
         for _ in range(GUESSES):
             at = _last_between(buffer.text, end)

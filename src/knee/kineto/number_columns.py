@@ -127,9 +127,7 @@ def _ragged(text: npt.NDArray[np.uint8], decimals: int) -> tuple[Int64, Bools]:
     return np.where(minus, -found, found), read
 
 
-def _signs(
-    text: npt.NDArray[np.uint8], marks: Int64, start: Int64, end: Int64
-) -> tuple[Int64, Bools, Int64]:
+def _signs(text: npt.NDArray[np.uint8], marks: Int64, start: Int64, end: Int64) -> tuple[Int64, Bools, Int64]:
     """Where each number's point stands, its end where it has none; whether it begins with a minus; and how many other
     letters it has that are no digits."""
     if len(marks) == len(end):

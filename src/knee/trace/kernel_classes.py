@@ -16,7 +16,6 @@ import numpy as np
 from knee.arrays import Bools, ByValue
 from knee.errors import InputError, argument
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace
-from knee.specs.catalog import read_toml
 from knee.trace.kernel_names import KernelName, kernel_name
 from knee.trace.user_patterns import user_pattern
 
@@ -113,6 +112,8 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
             )
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
+        from knee.specs.catalog import read_toml  # and with it all specs
+
         first += _entries(read_toml(file, field="classes"), str(file))
     always = set(comm)
     entries = [*first, *own]

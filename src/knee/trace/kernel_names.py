@@ -68,9 +68,7 @@ def _own(name: str) -> tuple[str, str]:
                     break
                 first_argument = found.end()
             open_brackets.append(bracket)
-        elif open_brackets and bracket == ">" and open_brackets[-1] == "<":
-            open_brackets.pop()
-        elif bracket == ")" and "(" in open_brackets[-1:]:
+        elif open_brackets and open_brackets[-1] + bracket in ("<>", "()"):  # an operator > stands in parentheses
             open_brackets.pop()
         begin = found.end()
     else:

@@ -11,7 +11,6 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.kineto.process_groups import MOST_RANKS
-from knee.specs.notes import Note
 from knee.trace.device_time import NS, Window
 from knee.trace.read_trace import Trace
 
@@ -199,19 +198,23 @@ def _calls(trace: Trace, window: Window) -> tuple[dict[Key, int], int]:
 
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]:
+    if len(traces) < 2:
+        return ()
+    from knee.specs.notes import Note  # and with it all specs: most traces need none
+
     notes = []
     unmatched = sum(rank.unmatched for rank in ranks)
-    if len(traces) > 1 and unmatched:
+    if unmatched:
         text = f"{unmatched:,} collective calls were found on one rank only, and are in no waiting"
         notes.append(Note("calls-of-one-rank", text))
     unnamed = sum(rank.unnamed for rank in ranks)
-    if len(traces) > 1 and unnamed:
+    if unnamed:
         text = f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
         notes.append(Note("ranks-not-told", text + "waiting is not known"))
     if any(rank.matched for rank in ranks) and not any(call.group for t in traces for call in t.calls.values()):
         text = "the traces name no process group: calls are matched by their streams and their order"
         notes.append(Note("groups-not-named", text))
-    if len(traces) > 1 and not _share_time(traces):
+    if not _share_time(traces):
         text = "the ranks' clocks have no time in common, as one run's should have; only durations are compared"
         notes.append(Note("clocks-differ", text))
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
