@@ -20,7 +20,7 @@ TOGETHER = 8
 """Blocks that are unpacked at once, one at first, for which decoding waits."""
 SWITCH_S = 1e-4
 """How long the thread that unpacks waits for the interpreter's lock, which decoding does not let go of by itself.
-Python's 5 ms, for each of the buffers that zlib asks for, are longer than unpacking takes, and the two would take turns."""
+Python's 5 ms, for each of the buffers that zlib asks for, are longer than unpacking takes: the two would take turns."""
 AHEAD = 2
 """So many times such blocks are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
