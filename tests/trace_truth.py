@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-COMM = re.compile("nccl|rccl", re.IGNORECASE)
+COMM = re.compile("nccl|rccl|multimem_all_reduce", re.IGNORECASE)
 Interval = tuple[int, int]
 
 
 def true_times(path: Path) -> dict[str, int]:
-    """Sums, unions and counts, in nanoseconds: compute is every kernel that is not NCCL's, exposed is what of the
-    union of NCCL's kernels lies outside the union of compute."""
+    """Sums, unions and counts, in nanoseconds: compute is every kernel that does not communicate, exposed is what of
+    the union of those that do lies outside the union of compute."""
     compute, comm, copies = _intervals(path)
     unions = {"compute": _union(compute), "comm": _union(comm), "all": _union([*compute, *comm, *copies])}
     length = {name: _length(union) for name, union in unions.items()}

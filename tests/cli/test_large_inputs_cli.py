@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from knee.cli import main
 from knee.cli.render import progress
-from knee.kineto.event_columns import read_columns
+from knee.kineto.collect import read_columns
 from knee.studies.record_store import Store
 from knee.validation.run_errors import PIECE
 from refusals import numbers, refused

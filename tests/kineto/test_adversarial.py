@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from knee.kineto import blocks as blocks_module
 from knee.kineto import decode as decode_module
 from knee.kineto import event_stream as stream_module
+from knee.kineto.collect import read_columns
 from knee.kineto.decode import nanoseconds
-from knee.kineto.event_columns import RankTrace, read_columns
+from knee.kineto.event_columns import RankTrace
 from knee.trace import analyse
 from knee.trace.analyse import RankAnalysis
 from trace_made import (

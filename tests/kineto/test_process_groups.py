@@ -9,6 +9,7 @@ import pytest
 
 from knee.specs.notes import code_of
 from knee.trace import Analysis, analyse
+from knee.trace.kernel_classes import classes_of
 from knee.trace.plain_data import record
 from refusals import caught, kind, numbers
 from trace_made import document, event, launch, step, write
@@ -187,13 +188,17 @@ def test_loud_kernels_that_sound_like_collectives_are_named(tmp_path: Path) -> N
         event(300, 50, name="quickreduce::allreduce_prototype_twoshot", stream=31),
         event(400, 50, name="oneccl_allreduce", stream=7),
     ]
-    rank = analyse(write(tmp_path / "t.json", document(events)), cache=False).ranks[0]
-    assert [load.collective for load in rank.collectives] == ["all_reduce"]
+    trace, file = write(tmp_path / "t.json", document(events)), tmp_path / "classes.toml"
+    both = analyse(trace, cache=False).ranks[0]
+    assert [(load.collective, load.calls) for load in both.collectives] == [("all_reduce", 2)]  # on every stream
+    file.write_text("[intel]\npattern = 'oneccl'\ncommunication = true\nstreams = 'side'\n")
+    rank = analyse(trace, classes=classes_of(file=file), cache=False).ranks[0]
+    assert [(load.collective, load.calls) for load in rank.collectives] == [("all_reduce", 1)]
     names = [name for name, _ in rank.audit.sounds_like_communication]
     assert names == ["flux::cutlass_allgather_gemm"]
     assert rank.audit.sounds_like_communication[0][1] == pytest.approx(0.2)
-    assert (rank.audit.communication_as_compute, rank.audit.communication_classes) == (1, ("oneccl",))
-    assert "--comm oneccl" in " ".join(rank.audit.sentences())
+    assert (rank.audit.communication_as_compute, rank.audit.communication_classes) == (1, ("intel",))
+    assert "--comm intel" in " ".join(rank.audit.sentences())
 
 
 @pytest.mark.parametrize(("name", "rank"), [("worker2_rank5.json", 5), ("node-rank1_worker3.json", 3),

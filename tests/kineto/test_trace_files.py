@@ -119,7 +119,7 @@ def test_a_damaged_entry_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = job(tmp_path / "t.json")
     times = analyse(path).times
-    (entry,) = cache.folder().glob("*.npz")
+    (entry,) = cache.folder().glob("*.columns")
     good = entry.read_bytes()
     for at in range(0, len(good), max(1, len(good) // 60)):
         entry.write_bytes(good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :])

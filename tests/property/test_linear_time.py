@@ -23,12 +23,14 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from knee.errors import InputError
-from knee.kineto.decode import nanosecond_column, nanoseconds, repaired
+from knee.kineto.decode import nanoseconds, repaired
+from knee.kineto.number_columns import NumberText, nanosecond_column
 from knee.launch.log_patterns import MEMORY, SLURM
 from knee.specs.catalog import did_you_mean
 from knee.trace import analyse
 from knee.trace.analyse import Analysis
 from knee.trace.kernel_classes import classes_of
+from knee.trace.kernel_names import kernel_name
 from knee.trace.perfetto import write_small
 from knee.trace.user_patterns import user_pattern
 
@@ -41,13 +43,15 @@ STOP_S = 3.0
 """Of CPU time for one text: a pattern that never ends fails here."""
 CALLS = ("compile", "match", "search", "fullmatch", "sub", "subn", "findall", "finditer", "split")
 ELSEWHERE = {
-    ("trace/kernel_classes.py", "entry.pattern"),
+    ("trace/kernel_classes.py", "pattern"),
     ("trace/user_patterns.py", "pattern"),
     ("launch/failures.py", "pattern"),
 }
 """Calls of ``re`` whose pattern is no literal: of kernel_classes.toml, of users and plain, of ``SLURM``."""
 LETTERS = ' \n0a_.,:"\\-'
 """Of every kind: of those that a repeat takes, each is tried."""
+NAME_PARTS = ("<", "(", "()", "a<", "a(", "<)", "aB", "::", " [clone ", "9", "(anonymous namespace)")
+"""Of kernels' names, over and over."""
 ENDS = ("!", " x y\n\x00")
 """What follows, so that a match that came far fails."""
 
@@ -109,7 +113,9 @@ def flags_of(call: ast.Call) -> int:
 def patterns_of_tables() -> Iterator[Pattern]:
     classes = tomllib.loads((SRC / "catalog" / "kernel_classes.toml").read_text())
     for name, entry in classes.items():
-        yield Pattern(f"kernel_classes.toml:{name}", entry["pattern"], int(re.IGNORECASE), frozenset({"search"}))
+        for key in ("pattern", "fused"):
+            if key in entry:
+                yield Pattern(f"kernel_classes.toml:{name}.{key}", entry[key], 0, frozenset({"search"}))
     for i, entry in enumerate(SLURM):
         yield Pattern(f"SLURM:{i}", entry[0], 0, frozenset({"search"}))
 
@@ -234,7 +240,7 @@ def use(one: re.Pattern[Any], methods: Iterable[str], text: str) -> None:
 def test_the_patterns_are_found() -> None:
     found = {pattern.text for pattern in PATTERNS}
     assert len(found) > 100
-    assert {r"ProfilerStep#(\d{1,18})", rb"\}\s*+,\s*+\{", "nccl|rccl"} <= found
+    assert {r"ProfilerStep#(\d{1,18})", rb"\}\s*+,\s*+\{", "nccl|rccl|msccl(?!pp)"} <= found
 
 
 def check(pattern: Pattern, stop_s: float) -> None:
@@ -338,6 +344,7 @@ READERS: dict[Callable[[Path, int], None], int] = {
     long_line: 50_000,
     long_names: 100_000,
     lambda _, size: repaired(b'nan "' + b'\\"' * size): 500_000,
+    **{lambda _, size, part=part: kernel_name(part * size): 100_000 for part in NAME_PARTS},
     lambda _, size: did_you_mean("a" * size, ["b" * size, "c" * size]): 100_000,
 }  # fmt: skip
 
@@ -354,7 +361,7 @@ def test_a_column_of_mixed_times_is_exact() -> None:
     shapes = ("{}", "{}.5", "{}.25", "{}.125", "{}.1259999", '"{}.5"', "{}e-3", "-{}.5", "null", ".{}", "{}.", "1.{}.2")
     for _ in range(300):
         texts = [rng.choice(shapes).format(rng.randrange(10 ** rng.randrange(1, 22))) for _ in range(40)]
-        column, others = nanosecond_column([text.encode() for text in texts])
+        column, others = nanosecond_column(NumberText([text.encode() for text in texts]))
         left = set(others.tolist())
         assert [column[i] for i in range(40) if i not in left] == [
             nanoseconds(text) for i, text in enumerate(texts) if i not in left

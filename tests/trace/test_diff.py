@@ -49,7 +49,7 @@ def test_the_finding_names_the_cause(tmp_path: Path) -> None:
     a, b = (analyse(one(*args), cache=False) for args in (("a.json", 100_000, 50_000), ("b.json", 160_000, 70_000)))
     assert diff(a, b).finding == (
         "step +80.0 µs (+51.6%): exposed communication +60.0 µs, mostly all_gather over "
-        "dp_shard; compute +20.0 µs, mostly product"
+        "dp_shard; compute +20.0 µs, mostly gemm"
     )
     assert diff(b, a).finding.startswith("step -80.0 µs (-34.0%): exposed communication -60.0 µs, mostly all_gather")
     assert diff(a, a).finding == "nothing changed"
@@ -69,7 +69,7 @@ def test_kernels_appear_and_vanish(tmp_path: Path) -> None:
     }
     assert next(k for k in found.kernels if k.status == "appeared").load_s.relative_frac is None
     assert [(k.name, k.load_s.change) for k in found.classes] == [
-        ("product", pytest.approx(-1e-6)),
+        ("gemm", pytest.approx(-1e-6)),
         ("elementwise", pytest.approx(0.5e-6)),
     ]
 

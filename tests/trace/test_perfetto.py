@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from gloo_traces import gloo_trace
 from knee.errors import InputError
 from knee.trace import Analysis, analyse
+from knee.trace.kernel_classes import classes_of
 from knee.trace.perfetto import MARGIN_NS, write_small
 from small_traces import ADD, BASE_NS, GATHER, GEMM, Kernel, job, write
 
@@ -112,10 +113,12 @@ def test_compute_for_its_streams_sake_stays_compute(tmp_path: Path) -> None:
             (ADD, 8, 20 * MARGIN_NS, 10),
         ],
     )
-    whole = analyse(path, cache=False)
+    file = tmp_path / "classes.toml"
+    file.write_text("[staged]\npattern = 'cross_device'\ncommunication = true\nstreams = 'side'\n")
+    whole = analyse(path, classes=classes_of(file=file), cache=False)
     assert whole.times.exposed_comm_s == pytest.approx(4e-6)
     write_small(whole, tmp_path / "s.json")
-    same_exposure(whole, analyse(tmp_path / "s.json", cache=False))
+    same_exposure(whole, analyse(tmp_path / "s.json", classes=classes_of(file=file), cache=False))
 
 
 def test_without_communication_there_are_steps_only(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_kernels(two: Analysis) -> None:
     end = start + 200_003
     # times count from the first event, which is step 5's annotation
     assert rows == [
-        (1, 6, start, end, 200_003, GEMM, "product", "kernel", False, 7, 0, start - 2000, None, None, None, None, None),
+        (1, 6, start, end, 200_003, GEMM, "gemm", "kernel", False, 7, 0, start - 2000, None, None, None, None, None),
         (
             1,
             6,

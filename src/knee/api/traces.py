@@ -155,7 +155,7 @@ def read_traces(
     several are the ranks of one job. ``skip`` leaves out so many profiler steps at the beginning and ``steps`` takes so
     many after those; without either all of the trace counts. Kernels whose name has ``comm_pattern`` in it (a regular
     expression, or several) are communication too, and so are those of the classes ``comm``, such as
-    ``"symmetric_memory"``, on every stream. ``classes`` is a TOML file with classes of kernels, asked before knee's
+    ``"elementwise"``, on every stream. ``classes`` is a TOML file with classes of kernels, asked before knee's
     own. ``cache=False`` reads the files even where nothing has changed.
 
     ``progress`` is called with "traces read", how many and of how many, and with "bytes read", how many and 0.

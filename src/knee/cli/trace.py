@@ -48,7 +48,7 @@ LARGE_BYTES = 100_000_000
     section="What communicates",
     multiple=True,
     metavar="CLASS",
-    help="Kernels of this class are communication on every stream, for example symmetric_memory.",
+    help="Kernels of this class are communication too, for example elementwise.",
 )
 @option(
     "--classes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 import zlib
 from collections.abc import Iterator
@@ -15,8 +16,13 @@ from knee.text_files import cannot_read, open_input
 
 BLOCK_BYTES = 1 << 18
 """Large enough that cutting costs nothing, small enough that a block's events stay in the cache."""
-AHEAD = 16
-"""Blocks that are unpacked before they are asked for."""
+TOGETHER = 8
+"""Blocks that are unpacked at once, one at first, for which decoding waits."""
+SWITCH_S = 1e-4
+"""How long the thread that unpacks waits for the interpreter's lock, which decoding does not let go of by itself.
+Python's 5 ms, for each of the buffers that zlib asks for, are longer than unpacking takes: the two would take turns."""
+AHEAD = 2
+"""So many times such blocks are unpacked before they are asked for."""
 GZIP = b"\x1f\x8b"
 
 
@@ -33,12 +39,13 @@ def too_large(path: Path) -> InputError:
     )
 
 
-def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[bytes]:
+def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> Iterator[memoryview]:
     """The content, unpacked where it is gzip. Raises ``CutOff`` after the last good block of a damaged file.
 
     What is read is written to ``copy`` too, where there is one: a pipe gives it once only.
     zlib works without the interpreter's lock, so that unpacking and decoding share two cores.
     """
+    block_bytes = size or BLOCK_BYTES
     ready: queue.Queue[bytes | Exception | None] = queue.Queue(AHEAD)
     stop = threading.Event()
 
@@ -54,7 +61,7 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
     def work() -> None:
         try:
             left = MOST_TRACE_BYTES
-            for block in _unpacked(path, size or BLOCK_BYTES, copy):
+            for block in _unpacked(path, block_bytes, copy):
                 left -= len(block)
                 if left < 0:
                     raise too_large(path)
@@ -66,13 +73,39 @@ def blocks(path: Path, size: int | None = None, *, copy: Path | None = None) -> 
 
     thread = threading.Thread(target=work, name="knee-unpack", daemon=True)
     thread.start()
+    _switches.begin()
     try:
         while (item := ready.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            yield item
+            several = memoryview(item)
+            yield from (several[at : at + block_bytes] for at in range(0, len(item), block_bytes))
     finally:
+        _switches.end()
         stop.set()  # not waited for: it may be reading a pipe that nobody writes to
+
+
+class _QuickSwitches:
+    """The interpreter's interval of switching threads, shorter while any trace is read and as it was afterwards."""
+
+    def __init__(self) -> None:
+        self.lock, self.readers, self.before_s = threading.Lock(), 0, 0.0
+
+    def begin(self) -> None:
+        with self.lock:
+            if not self.readers:
+                self.before_s = sys.getswitchinterval()
+                sys.setswitchinterval(min(SWITCH_S, self.before_s))
+            self.readers += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.readers -= 1
+            if not self.readers:
+                sys.setswitchinterval(self.before_s)
+
+
+_switches = _QuickSwitches()
 
 
 def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
@@ -87,18 +120,18 @@ def _unpacked(path: Path, size: int, copy: Path | None) -> Iterator[bytes]:
 
             first = read(size)
             if first[: len(GZIP)] == GZIP:
-                yield from _gunzipped(iter(lambda: read(max(size // 8, 1)), b""), first, size)
+                yield from _gunzipped(iter(lambda: read(max(size * TOGETHER // 8, 1)), b""), first, size)
                 return
             while first:
                 yield first
-                first = read(size)
+                first = read(size * TOGETHER)
     except OSError as error:
         raise cannot_read(path, error, field="paths") from None
 
 
 def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[bytes]:
     """One gzip member after another; zeros after the last are padding."""
-    unpacker, data = zlib.decompressobj(31), first
+    unpacker, data, most = zlib.decompressobj(31), first, size
     while True:
         if not data:
             data = next(packed, b"")
@@ -112,9 +145,10 @@ def _gunzipped(packed: Iterator[bytes], first: bytes, size: int) -> Iterator[byt
                 continue
             unpacker = zlib.decompressobj(31)
         try:
-            block = unpacker.decompress(data, size)
+            block = unpacker.decompress(data, most)
         except zlib.error as error:
             raise CutOff(f"the gzip stream is damaged ({error})") from None
         data = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
         if block:
             yield block
+            most = min(2 * most, size * TOGETHER)

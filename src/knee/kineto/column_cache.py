@@ -20,16 +20,30 @@ import numpy as np
 
 from knee.errors import KneeError
 from knee.files import replacing, scratch_folder
+from knee.kineto.collect import read_columns
 from knee.kineto.cpu_trace import host_columns, of_gpu
 from knee.kineto.decode import Args
-from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step, read_columns
+from knee.kineto.event_columns import Counts, LaunchCall, RankTrace, Step
 from knee.kineto.event_stream import ReportBytes
 
 EDGE_BYTES = 4096
+END = b"\n\0"
+"""Behind the text of an entry, which JSON escapes: the columns follow."""
+DIGEST_BYTES = ALIGNED_BYTES = 16
 LARGEST_BYTES = 256 << 20
 """Of all entries together; the ones not looked at for longest go first."""
 ARRAYS = ("start_ns", "end_ns", "kind", "stream", "device", "correlation", "name_id", "launch_correlation", "launch_ns")
-READERS = ("blocks", "event_columns", "decode", "gloo", "cpu_trace", "nested_spans", "event_stream")
+READERS = (
+    "blocks",
+    "collect",
+    "number_columns",
+    "event_columns",
+    "decode",
+    "gloo",
+    "cpu_trace",
+    "nested_spans",
+    "event_stream",
+)
 """Modules whose text decides what an entry says."""
 
 
@@ -72,7 +86,7 @@ def folder() -> Path:
 
 
 def _entry(path: Path) -> Path:
-    return folder() / f"{hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()}.npz"
+    return folder() / f"{hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()}.columns"
 
 
 def _seal(path: Path) -> dict[str, Any]:
@@ -109,21 +123,29 @@ def _save(entry: Path, seal: dict[str, Any], trace: RankTrace) -> None:
     }
     # no room, no right to write, or what no JSON holds
     with contextlib.suppress(KneeError, OSError, TypeError, ValueError, RecursionError):
-        text = json.dumps({"seal": seal, "others": others}).encode()
+        lengths = [len(getattr(trace, name)) for name in ARRAYS]
+        text = json.dumps({"seal": seal, "others": others, "lengths": lengths}).encode() + END
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(entry) as partial, partial.open("wb") as file:
-            np.savez(file, others=np.frombuffer(text, np.uint8), **{name: getattr(trace, name) for name in ARRAYS})
+        columns = b"".join(np.asarray(getattr(trace, name), dtype="<i8").tobytes() for name in ARRAYS)
+        content = text.ljust(-(-len(text) // ALIGNED_BYTES) * ALIGNED_BYTES) + columns
+        with replacing(entry) as partial:
+            partial.write_bytes(_digest(content) + content)
         _prune(entry.parent)
 
 
 def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
     try:
-        # opened here: of a damaged file, NumPy leaves its own open
-        with entry.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            text = json.loads(stored["others"].tobytes())
-            if text["seal"] != seal:
-                return None
-            arrays = {name: stored[name] for name in ARRAYS}
+        stored = entry.read_bytes()  # one read
+        content = memoryview(stored)[DIGEST_BYTES:]
+        end = stored.index(END)
+        text = json.loads(stored[DIGEST_BYTES:end])
+        if text["seal"] != seal or stored[:DIGEST_BYTES] != _digest(content):
+            return None
+        at = -(-(end + len(END) - DIGEST_BYTES) // ALIGNED_BYTES) * ALIGNED_BYTES
+        arrays: dict[str, Any] = {}
+        for name, length in zip(ARRAYS, text["lengths"], strict=True):
+            arrays[name] = np.frombuffer(content, dtype="<i8", count=length, offset=at)
+            at += arrays[name].nbytes
         others = text["others"]
         others["args"] = {int(row): Args(*values) for row, values in others["args"]}
         others["issued"] = {int(row): LaunchCall(*values) for row, values in others["issued"]}
@@ -132,12 +154,16 @@ def _load(entry: Path, seal: dict[str, Any], path: Path) -> RankTrace | None:
         others["names"], others["notes"] = tuple(others["names"]), tuple(others["notes"])
         os.utime(entry)
         return RankTrace(path=path, **arrays, **others)
-    except Exception:  # a damaged entry fails in as many ways as zip, NumPy and JSON know
+    except Exception:  # a damaged entry fails in as many ways as NumPy and JSON know
         return None
 
 
+def _digest(content: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
 def _prune(where: Path) -> None:
-    entries = sorted(((e.stat().st_mtime, e.stat().st_size, e) for e in where.glob("*.npz")), reverse=True)
+    entries = sorted(((e.stat().st_mtime, e.stat().st_size, e) for e in where.iterdir()), reverse=True)
     total = 0
     for _, size, entry in entries:
         total += size

@@ -11,11 +11,6 @@ from decimal import ROUND_DOWN, Context, Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NamedTuple, NoReturn, Union
 
-import numpy as np
-import numpy.typing as npt
-
-from knee.arrays import Bools
-
 try:
     import msgspec
 except ImportError:  # a worker on a machine with torch and NumPy alone
@@ -28,7 +23,6 @@ STRING_OR_NUMBER = re.compile(
 )
 """What C++ prints for numbers that JSON does not have. Strings are matched too, so that none is found inside them: as
 many as there are with nothing between them that could be one, and one without an end to the end."""
-Int64 = npt.NDArray[np.int64]
 LAUNCHES = ("_runtime", "_driver")
 """How the categories of calls that launch end: CUDA's and HIP's."""
 ROLES = {
@@ -250,64 +244,6 @@ def repaired(text: bytes, *, by: bytes = b"null") -> bytes:
 
 
 _ZEROS = (b"000", b"00", b"0", b"")
-_COMMA, _MINUS, _POINT, _ZERO = b",-.0"
-_TENS = 10 ** np.arange(19, dtype=np.int64)
-
-
-def whole_column(values: list[Any]) -> tuple[Int64, Int64]:
-    """Whole numbers as they stand in the file, and the rows of those that are written in another way."""
-    found, read = _column(values, decimals=0)
-    return found, np.flatnonzero(~read)
-
-
-def nanosecond_column(times: list[Any]) -> tuple[Int64, Int64]:
-    """``nanoseconds`` of all at once, and the rows of those that are not plain digits with a point among them."""
-    found, read = _column(times, decimals=3)
-    return found, np.flatnonzero(~read | (found < 0))
-
-
-def _column(values: list[Any], *, decimals: int) -> tuple[Int64, Bools]:
-    """Numbers times ten to the ``decimals``, further ones cut off, and which were read.
-
-    Digit by digit for all numbers together: no expression has to guess where a number ends, so that the time does not
-    depend on how they are written.
-    """
-    nothing = np.zeros(len(values), dtype=np.int64), np.zeros(len(values), dtype=np.bool_)
-    text = np.frombuffer(_joined(values) + b",", dtype=np.uint8)
-    digit = text - np.uint8(_ZERO)  # what stands before 0 comes out large
-    marks = np.flatnonzero(digit > 9)
-    end = marks[text[marks] == _COMMA]
-    if len(end) != len(values):
-        return nothing
-    start = np.concatenate(([0], end[:-1] + 1))
-    minus = text[start] == _MINUS
-    start += minus
-    points = marks[text[marks] == _POINT]
-    point = end.copy()
-    point[np.searchsorted(end, points)] = points
-    has_point, width, after = point < end, point - start, end - point - 1
-    other = np.diff(np.searchsorted(marks, end), prepend=-1) - 1 - minus - has_point
-    widest = len(_TENS) - decimals
-    fits = (width < widest) | ((width == widest) & (digit[start] < 9))  # int64 ends between 9 and 10 times 10^18
-    read = (other == 0) & (width > 0) & fits & (~has_point | ((after > 0) & (decimals > 0)))
-    found = nothing[0]
-    for place in range(1, int(width[read].max(initial=0)) + 1):
-        found += _at(digit, point - place, place <= width) * _TENS[place - 1 + decimals]
-    for place in range(1, decimals + 1):
-        found += _at(digit, point + place, place <= after) * _TENS[decimals - place]
-    return np.where(minus, -found, found), read
-
-
-def _at(digit: npt.NDArray[np.uint8], place: Int64, there: Bools) -> Int64:
-    """The digits at some places, 0 where there is none."""
-    return np.where(there, digit[np.where(there, place, 0)], 0).astype(np.int64)
-
-
-def _joined(values: list[Any]) -> bytes:
-    try:
-        return b",".join(values)
-    except TypeError:  # the last events of a file come from the standard library, which has made numbers and words
-        return b",".join(map(_text, values))
 
 
 def plain(value: Any) -> Any:
@@ -322,7 +258,7 @@ def plain(value: Any) -> Any:
 
 def nanoseconds(microseconds: Any) -> int | None:
     """A time as it stands in the file, exactly: three decimals are nanoseconds. None where it is no number."""
-    text = _text(microseconds)
+    text = as_text(microseconds)
     dot = text.find(b".")
     fraction = text[dot + 1 : dot + 4] if dot >= 0 else b""
     try:
@@ -333,7 +269,13 @@ def nanoseconds(microseconds: Any) -> int | None:
         return _unusual(text)
 
 
-def _text(number: Any) -> bytes:
+def raw(text: bytes) -> Any:
+    """A value that is text of the file, as events have it."""
+    return msgspec.Raw(text)
+
+
+def as_text(number: Any) -> bytes:
+    """A number as it stands in the file; nothing for what is none."""
     if msgspec is not None and type(number) is msgspec.Raw:
         return bytes(number)
     return str(number).encode("utf-8", "replace") if isinstance(number, (int, float, str)) else b""

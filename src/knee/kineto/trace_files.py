@@ -12,7 +12,6 @@ from knee.errors import InputError
 from knee.kineto.blocks import GZIP
 from knee.kineto.event_stream import HINT, SPACE
 from knee.limits import MOST_TRACES
-from knee.specs.notes import Note
 from knee.text_files import cannot_read
 
 IN_FOLDERS = ("*.json", "*.json.gz", "*/*.json", "*/*.json.gz")
@@ -88,6 +87,8 @@ def _check_count(count: int, where: str) -> None:
 
 
 def _in_folder(folder: Path) -> TraceFiles:
+    from knee.specs.notes import Note  # and with it all specs: only folders need them
+
     inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if p.is_file()})
     if not inside:
         text = f"{folder} has no .json and no .json.gz in it, nor has a folder right below it"
@@ -117,6 +118,8 @@ def _in_folder(folder: Path) -> TraceFiles:
 
 def _no_trace(path: Path) -> str | None:
     """Why a file in a folder is not taken for a trace; None where it is one, or has a trace's name and is damaged."""
+    from knee.specs.notes import Note
+
     if path.name.startswith("."):
         return Note("hidden", "it is hidden, or not yet written")
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from knee.kineto.event_columns import KERNEL
-from knee.specs.notes import Note
 from knee.trace.device_time import NS
 from knee.trace.kernel_classes import OTHER
 from knee.trace.read_trace import Trace
@@ -92,8 +92,13 @@ class Audit:
         return [*said, *self.notes]
 
 
-def _made_by_knee(trace: Trace) -> list[Note]:
-    made, said = trace.columns.knee, []
+def _made_by_knee(trace: Trace) -> list[str]:
+    made: dict[str, Any] = trace.columns.knee
+    said: list[str] = []
+    if not made:
+        return said
+    from knee.specs.notes import Note  # and with it all specs: most traces need none
+
     if trace.columns.is_simulated:
         text = "the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
         said.append(Note("simulated", text + "unknown, and part of idle"))
@@ -122,10 +127,10 @@ def audit(trace: Trace) -> Audit:
         sounds_like_communication=sounding,
         communication_as_compute=int(of.counted_as_compute.sum()),
         communication_as_compute_s=int(length[of.counted_as_compute].sum()) / NS,
-        communication_classes=tuple(of.names[i] for i in np.unique(of.class_id[of.counted_as_compute])),
+        communication_classes=tuple(of.names[i] for i in sorted(set(of.class_id[of.counted_as_compute].tolist()))),
         clock_anomalies=c.counts.clock_anomalies + int(early.sum()),
         without_duration=c.counts.without_duration,
-        devices=len(np.unique(c.device[kernels])),
+        devices=len(set(c.device[kernels].tolist())),  # np.unique imports more of NumPy than all else here
         empty_steps=trace.empty_steps,
         repairs=c.counts.repairs,
         cut=c.cut,

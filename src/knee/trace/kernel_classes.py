@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,11 +16,14 @@ import numpy as np
 from knee.arrays import Bools, ByValue
 from knee.errors import InputError, argument
 from knee.kineto.event_columns import KERNEL, Int64, RankTrace
-from knee.specs.catalog import read_toml
+from knee.trace.kernel_names import KernelName, kernel_name
 from knee.trace.user_patterns import user_pattern
 
 OTHER = "other"
+BETWEEN_EXPERTS = "deepep"
+"""The class of dispatch and combine: together an all-to-all."""
 FIELDS = {"pattern": str, "communication": bool, "streams": str, "source": str}
+OWN_FIELDS = FIELDS | {"fused": str}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +35,11 @@ class KernelClass:
     communication: bool = False
     side_only: bool = False
     """Communication only on streams that nothing else computes on."""
+    fused: str = ""
+    """Of knee's own table: what is found in names that Inductor gave."""
     source: str = ""
     own: bool = False
-    """Whether it is of knee's own table, whose patterns are tested to be quick."""
+    """Whether it is of knee's own table, whose patterns are asked of a name's parts; a user's are of all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +55,37 @@ class Classes:
 
     def of_names(self, names: Sequence[str]) -> Int64:
         """Index of each name's class; the last one is ``other``."""
-        patterns = [
-            re.compile(entry.pattern, re.IGNORECASE) if entry.own else user_pattern(entry.pattern, entry.source)
-            for entry in self.entries
-        ]
-        found = [next((i for i, p in enumerate(patterns) if p.search(name)), len(patterns)) for name in names]
+        users = [(i, user_pattern(e.pattern, e.source)) for i, e in enumerate(self.entries) if not e.own]
+        own = [(i, e) for i, e in enumerate(self.entries) if e.own]
+        found = []
+        for name in names:
+            first = next((i for i, pattern in users if pattern.search(name)), None)
+            if first is None:
+                first = next(_by_parts(kernel_name(name), own), len(self.entries))
+            found.append(first)
         return np.array(found, dtype=np.int64)
+
+
+def _by_parts(name: KernelName, entries: Sequence[tuple[int, KernelClass]]) -> Iterator[int]:
+    """Classes that a name has by knee's table, the surest first.
+
+    A library that communicates does so under its scope, whatever its functions are called; of others the function's own
+    words come first, and a scope says something only where those say nothing.
+    """
+    if name.fused:
+        yield from (i for i, e in entries if e.fused and _compiled(e.fused).search(name.fused))
+        return
+    whole = name.scope + name.function
+    yield from (i for i, e in entries if e.communication and _compiled(e.pattern).search(whole))
+    for part in (name.function, name.target, name.target_scope, name.scope):
+        if part:
+            yield from (i for i, e in entries if not e.communication and _compiled(e.pattern).search(part))
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """One of knee's own, which are tested to be linear."""
+    return re.compile(pattern)
 
 
 @cache
@@ -82,6 +112,8 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
             )
         first.append(KernelClass(name="user", pattern=pattern, communication=True, source="the command line"))
     if file is not None:
+        from knee.specs.catalog import read_toml  # and with it all specs
+
         first += _entries(read_toml(file, field="classes"), str(file))
     always = set(comm)
     entries = [*first, *own]
@@ -98,7 +130,7 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
 
 
 def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[KernelClass]:
-    found = []
+    found, known = [], OWN_FIELDS if own else FIELDS
     for name, entry in table.items():
         if not isinstance(entry, dict) or "pattern" not in entry:
             hint = "an entry is [name] with pattern = 'regular expression'"
@@ -106,11 +138,11 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
                 f"{where}: [{name}] has no pattern", hint=hint, code="missing-field", field=f"{name}.pattern"
             )
         for key, value in entry.items():
-            if key not in FIELDS:
-                text, hint = f"{where}: [{name}] has an unknown key {key!r}", f"keys are {', '.join(FIELDS)}"
+            if key not in known:
+                text, hint = f"{where}: [{name}] has an unknown key {key!r}", f"keys are {', '.join(known)}"
                 raise InputError(text, hint=hint, code="unknown-field", field=f"{name}.{key}")
-            if not isinstance(value, FIELDS[key]):
-                text = f"{where}: [{name}] {key} is {value!r}; it should be a {FIELDS[key].__name__}"
+            if not isinstance(value, known[key]):
+                text = f"{where}: [{name}] {key} is {value!r}; it should be a {known[key].__name__}"
                 raise InputError(text, code="wrong-type", field=f"{name}.{key}")
         if entry.get("streams", "all") not in ("all", "side"):
             text = f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'"
@@ -123,6 +155,7 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
                 pattern=entry["pattern"],
                 communication=entry.get("communication", False),
                 side_only=entry.get("streams") == "side",
+                fused=entry.get("fused", ""),
                 source=entry.get("source", ""),
                 own=own,
             )
@@ -153,8 +186,7 @@ def classify(trace: RankTrace, classes: Classes, calls: Iterable[int] = ()) -> C
     has_args[list(calls)] = True
     maybe = kernels & (communicates[class_id] | has_args)
     sided = maybe & side_only[class_id] & ~has_args
-    computing = np.unique(trace.stream[kernels & ~maybe])
-    kept = sided & np.isin(trace.stream, computing)
+    kept = sided & np.isin(trace.stream, trace.stream[kernels & ~maybe]) if sided.any() else sided
     is_comm = maybe & ~kept
     return Classified(
         names=classes.names,

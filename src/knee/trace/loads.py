@@ -56,9 +56,10 @@ def collective_loads(trace: Trace, window: Window) -> list[CollectiveLoad]:
     exposed = exposed_ns(start[rows], end[rows], (start[compute], end[compute]))
     length = (end - start)[rows]
     kinds: dict[tuple[str, str, int | None, float], list[int]] = {}
-    for i, row in enumerate(rows.tolist()):
-        if not length[i] and trace.columns.end_ns[row] > trace.columns.start_ns[row]:
-            continue  # outside the window
+    outside = (length == 0) & (trace.columns.end_ns[rows] > trace.columns.start_ns[rows])
+    for i, (row, is_outside) in enumerate(zip(rows.tolist(), outside.tolist(), strict=True)):
+        if is_outside:
+            continue
         call = trace.calls[row]
         group = (call.group.name, call.group.size) if call.group is not None else (UNKNOWN, None)
         kinds.setdefault((call.collective or UNKNOWN, *group, call.message_bytes), []).append(i)

@@ -11,7 +11,6 @@ import numpy as np
 
 from knee.errors import InputError
 from knee.kineto.process_groups import MOST_RANKS
-from knee.specs.notes import Note
 from knee.trace.device_time import NS, Window
 from knee.trace.read_trace import Trace
 
@@ -172,42 +171,50 @@ def _calls(trace: Trace, window: Window) -> tuple[dict[Key, int], int]:
     counts: dict[tuple[str, int], int] = {}
     equal: dict[tuple[str, int, int, str, float], int] = {}
     unnamed = 0
-    steps = np.searchsorted(trace.border_ns[:-1], c.start_ns, side="right") - 1 if trace.steps else None
-    for row in sorted(trace.calls):
+    rows = np.array(sorted(trace.calls), dtype=np.int64)
+    start = c.start_ns[rows]
+    step_of = np.searchsorted(trace.border_ns[:-1], start, side="right") - 1 if trace.steps else np.full(len(rows), -1)
+    columns = rows, start, c.end_ns[rows] - start, c.stream[rows], step_of
+    # Python's own numbers: NumPy's are slow one by one
+    for row, begins, lasted, stream, which in zip(*(column.tolist() for column in columns), strict=True):
         call = trace.calls[row]
-        if not window.start_ns <= c.start_ns[row] < window.end_ns:
+        if not window.start_ns <= begins < window.end_ns:
             continue
         if call.collective == "send_recv" and call.group is not None:
             continue  # between two ranks, each with its own
         if not call.ranks_known:
             unnamed += 1
             continue
-        step = trace.steps[int(steps[row])].number if steps is not None and steps[row] >= 0 else -1
+        step = trace.steps[which].number if which >= 0 else -1
         # without the group's name calls are told apart by stream: each group has its own
-        group = call.key or f"stream {c.stream[row]}"
+        group = call.key or f"stream {stream}"
         number = counts[group, step] = counts.get((group, step), -1) + 1
         size = 0.0 if call.collective in UNEVEN else call.message_bytes
         key = (group, step, call.seq if call.seq is not None else number, call.collective or "", size)
         # calls that are issued as one have one number: they are told apart by their order
         equal[key] = equal.get(key, -1) + 1
-        found[*key, equal[key]] = int(c.end_ns[row] - c.start_ns[row])
+        found[*key, equal[key]] = lasted
     return found, unnamed
 
 
 def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]:
+    if len(traces) < 2:
+        return ()
+    from knee.specs.notes import Note  # and with it all specs: most traces need none
+
     notes = []
     unmatched = sum(rank.unmatched for rank in ranks)
-    if len(traces) > 1 and unmatched:
+    if unmatched:
         text = f"{unmatched:,} collective calls were found on one rank only, and are in no waiting"
         notes.append(Note("calls-of-one-rank", text))
     unnamed = sum(rank.unnamed for rank in ranks)
-    if len(traces) > 1 and unnamed:
+    if unnamed:
         text = f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
         notes.append(Note("ranks-not-told", text + "waiting is not known"))
     if any(rank.matched for rank in ranks) and not any(call.group for t in traces for call in t.calls.values()):
         text = "the traces name no process group: calls are matched by their streams and their order"
         notes.append(Note("groups-not-named", text))
-    if len(traces) > 1 and not _share_time(traces):
+    if not _share_time(traces):
         text = "the ranks' clocks have no time in common, as one run's should have; only durations are compared"
         notes.append(Note("clocks-differ", text))
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}

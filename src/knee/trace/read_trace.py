@@ -15,7 +15,7 @@ from knee.kineto.cpu_trace import host_calls, of_gpu
 from knee.kineto.event_columns import Int64, RankTrace, Step
 from knee.kineto.event_stream import HINT, ReportBytes
 from knee.kineto.process_groups import Call, ProcessGroups, collective_of
-from knee.trace.kernel_classes import Classes, Classified, classify
+from knee.trace.kernel_classes import BETWEEN_EXPERTS, Classes, Classified, classify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,11 +60,7 @@ def read_trace(
         text = f"{path} has no kernel and no operator among its {columns.counts.events:,} events{cut}"
         raise InputError(text, hint=HINT, code="no-kernels")
     classified = classify(columns, classes, calls)
-    for row in np.flatnonzero(classified.is_comm).tolist():
-        if row not in calls:
-            name = columns.names[columns.name_id[row]]
-            calls[row] = Call(collective=collective_of(name), group=None, message_bytes=0.0, dtype=None)
-    calls = {row: call for row, call in calls.items() if classified.is_comm[row]}
+    calls = _calls(columns, classified, calls)
     launched = _launched(columns)
     busy, empty = _busy_steps(columns, launched)
     return Trace(
@@ -76,6 +72,25 @@ def read_trace(
         empty_steps=empty,
         border_ns=_borders(columns, launched, busy),
     )
+
+
+def _calls(columns: RankTrace, classified: Classified, told: Mapping[int, Call]) -> dict[int, Call]:
+    """What each communication kernel does: as its arguments tell, or else by its name."""
+    by_name: dict[int, Call] = {}
+    found = {row: call for row, call in told.items() if classified.is_comm[row]}
+    rows = np.flatnonzero(classified.is_comm)
+    for row, name, kind in zip(
+        rows.tolist(), columns.name_id[rows].tolist(), classified.class_id[rows].tolist(), strict=True
+    ):
+        if row in found:
+            continue
+        if name not in by_name:
+            collective = collective_of(columns.names[name])
+            if collective is None and classified.names[kind] == BETWEEN_EXPERTS:
+                collective = "all_to_all"
+            by_name[name] = Call(collective=collective, group=None, message_bytes=0.0, dtype=None)
+        found[row] = by_name[name]
+    return found
 
 
 def _launched(columns: RankTrace) -> Int64:

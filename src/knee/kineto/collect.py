@@ -1,0 +1,320 @@
+"""Events as they are decoded -> columns of one rank's trace.
+
+Numbers stay text until there are thousands of them: reading a column digit by digit costs the same few dozen calls of
+NumPy for a hundred numbers as for ten thousand, and text that was copied out of a block holds no block in memory.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from knee.errors import InputError
+from knee.kineto.decode import KEYS, NO_ARGS, Args, nanoseconds, plain
+from knee.kineto.event_columns import (
+    DEVICE_KINDS,
+    FURTHEST_NS,
+    Counts,
+    Int64,
+    RankTrace,
+    Step,
+    check_kernels,
+    rank_of,
+    whole,
+)
+from knee.kineto.event_stream import HINT, EventStream, ReportBytes
+from knee.kineto.number_columns import NumberText, nanosecond_column, whole_column
+from knee.limits import LONGEST_TRACE_NS
+
+COLUMNS = ("start", "end", "kind", "stream", "device", "correlation", "name")
+LAUNCHES = ("launch", "launched")
+STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+MISSING = -(1 << 63)
+"""In a column: no number."""
+FAR = MISSING + 1
+"""In a column: a time beyond ``FURTHEST_NS``."""
+TOGETHER = 1 << 14
+"""Kernels and launches whose numbers are read together: enough that it costs little, few enough for the cache."""
+
+
+def read_columns(path: Path, *, copy: Path | None = None, report_bytes: ReportBytes | None = None) -> RankTrace:
+    """Read a trace of a GPU; one of a processor comes back without a row. ``copy`` gets what was read of ``path``."""
+    stream, collect = EventStream(path=path, copy=copy, report_bytes=report_bytes), _Collector()
+    for events in stream.events():
+        collect.take(events)
+    return collect.finish(path, stream)
+
+
+class _Waiting:
+    """Kernels, copies, launches and steps whose numbers are not read yet."""
+
+    def __init__(self) -> None:
+        self.start, self.duration = NumberText(), NumberText()
+        self.stream, self.device, self.correlation = NumberText(), NumberText(), NumberText()
+        self.launch, self.launched = NumberText(), NumberText()
+        self.kinds: list[int] = []
+        self.names: list[int] = []
+        self.tracks: list[tuple[Any, Any]] = []
+        """Thread and process, which stand for stream and device where an event has no such arguments."""
+        self.args: list[tuple[int, Args]] = []
+        self.steps: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self.start) + len(self.launch)
+
+
+class _Numbered(dict[str, int]):
+    """Names by the order in which they are first asked for."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+class _Collector:
+    """Takes events as they are decoded, and keeps what is asked of them."""
+
+    def __init__(self) -> None:
+        self.base: int | None = None
+        self.columns: dict[str, list[Int64]] = {name: [] for name in (*COLUMNS, *LAUNCHES)}
+        self.rows = self.launches = 0
+        self.waiting = _Waiting()
+        self.names = _Numbered()
+        self.texts: dict[Any, Any] = {}
+        self.args: dict[int, Args] = {}
+        self.steps: dict[tuple[int, int], Step] = {}
+        self.events = self.without_duration = self.anomalies = 0
+
+    def take(self, events: list[Any]) -> None:
+        """Take the events of one decoded block."""
+        self.events += len(events)
+        device: list[Any] = []
+        launches: list[Any] = []
+        annotations: list[Any] = []
+        of_role = {**dict.fromkeys(DEVICE_KINDS, device), "launch": launches, "annotation": annotations}
+        for event in events:
+            if (role := event.role) is not None:
+                of_role[role].append(event)
+        self._take_device([event for event in device if event.ph == "X"])
+        self._take_launches([event for event in launches if event.args is not None])
+        self.waiting.steps += [event for event in annotations if _step_number(event) is not None]
+        if len(self.waiting) >= TOGETHER:
+            self._flush()
+
+    def _take_device(self, events: list[Any]) -> None:
+        if not events:
+            return
+        w, args = self.waiting, [event.args or NO_ARGS for event in events]
+        for i, some in enumerate(args, len(w.start)):
+            if some.collective is not None:
+                w.args.append((i, Args(*(self._shared(plain(getattr(some, field))) for field in KEYS))))
+        w.start.add([event.ts for event in events])
+        w.duration.add([event.dur for event in events])
+        w.stream.add([some.stream for some in args])
+        w.device.add([some.device for some in args])
+        w.correlation.add([some.correlation for some in args])
+        w.kinds += [DEVICE_KINDS[event.role] for event in events]
+        named = [event.name for event in events]
+        if set(map(type, named)) != {str}:
+            named = list(map(str, named))
+        w.names += map(self.names.__getitem__, named)
+        w.tracks += [(event.tid, event.pid) for event in events]
+
+    def _take_launches(self, events: list[Any]) -> None:
+        if events:
+            self.waiting.launch.add([event.args.correlation for event in events])
+            self.waiting.launched.add([event.ts for event in events])
+
+    def _flush(self) -> None:
+        waiting, self.waiting = self.waiting, _Waiting()
+        check_kernels(self.rows + self.launches)
+        if len(waiting.start):
+            self._device(waiting)
+        if len(waiting.launch):
+            self._launches(waiting)
+        for event in waiting.steps:
+            self._step(event)
+
+    def _since_base(self, times: NumberText) -> Int64:
+        """Nanoseconds since the middle of the first times that were seen, as one of them may be broken."""
+        if self.base is None:
+            known = sorted(at for at in _nanoseconds(times) if at is not None)
+            self.base = known[len(known) // 2] if known else None
+        return _times(times, self.base or 0)
+
+    def _launches(self, waiting: _Waiting) -> None:
+        launch, at = _wholes(waiting.launch), self._since_base(waiting.launched)
+        good = (launch != MISSING) & (at > FAR)
+        self.columns["launch"].append(launch[good])
+        self.columns["launched"].append(at[good])
+        self.launches += int(good.sum())
+
+    def _step(self, event: Any) -> None:
+        number, duration = _step_number(event), nanoseconds(event.dur)
+        start = int(self._since_base(NumberText([event.ts]))[0])
+        if number is None or start <= FAR or duration is None or not 0 <= duration < LONGEST_TRACE_NS:
+            return
+        self.steps[number, start] = Step(number=number, start_ns=start, end_ns=start + duration)
+
+    def _device(self, waiting: _Waiting) -> None:
+        start, duration = self._since_base(waiting.start), _times(waiting.duration, 0)
+        timed = (start != MISSING) & (duration != MISSING)
+        good = timed & (start != FAR) & (duration >= 0) & (duration < LONGEST_TRACE_NS)
+        self.without_duration += len(start) - int(timed.sum())
+        self.anomalies += int(timed.sum()) - int(good.sum())
+        found = {
+            "start": start,
+            "end": start + duration,
+            "kind": waiting.kinds,
+            "stream": _numbers(waiting.stream, waiting.tracks, 0),
+            "device": _numbers(waiting.device, waiting.tracks, 1),
+            "correlation": _numbers(waiting.correlation),
+            "name": waiting.names,
+        }
+        for name, values in found.items():
+            self.columns[name].append(np.asarray(values, dtype=np.int64)[good])
+        row = self.rows + np.cumsum(good) - 1
+        self.args |= {int(row[i]): args for i, args in waiting.args if good[i]}
+        self.rows += int(good.sum())
+
+    def _shared(self, value: Any) -> Any:
+        """The same text as before, where it is one: groups of a thousand ranks are listed in every call."""
+        return self.texts.setdefault(value, value) if isinstance(value, str) else value
+
+    def finish(self, path: Path, stream: EventStream) -> RankTrace:
+        """All of it as arrays, sorted, from the first event on."""
+        self._flush()
+        if not self.events:
+            text = f"{path} has no events" + (f": {stream.cut}" if stream.cut else "")
+            raise InputError(text, hint=HINT, code="empty")
+        none = np.array([], dtype=np.int64)
+        column = {name: np.concatenate((none, *self.columns.pop(name))) for name in (*COLUMNS, *LAUNCHES)}
+        starts = (column["start"], column["launched"], [step.start_ns for step in self.steps.values()])
+        first = min((int(np.min(some)) for some in starts if len(some)), default=0)
+        order = np.lexsort((column["end"], column["start"]))
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        by_correlation = np.argsort(column["launch"], kind="stable")
+        column["name"], names = self._used_names(column["name"])
+        info = stream.head.get("distributedInfo")
+        info = info if isinstance(info, dict) else {}
+        made = stream.head.get("knee")
+        rank = rank_of(path, info)
+        return RankTrace(
+            path=path,
+            rank=rank or 0,
+            rank_known=rank is not None,
+            world_size=whole(info.get("world_size")),
+            device_name=_device_name(stream.head),
+            info=info,
+            knee=made if isinstance(made, dict) else {},
+            start_ns=column["start"][order] - first,
+            end_ns=column["end"][order] - first,
+            kind=column["kind"][order],
+            stream=column["stream"][order],
+            device=column["device"][order],
+            correlation=column["correlation"][order],
+            name_id=column["name"][order],
+            names=names,
+            args={int(place[row]): args for row, args in self.args.items()},
+            launch_correlation=column["launch"][by_correlation],
+            launch_ns=column["launched"][by_correlation] - first,
+            steps=_steps(self.steps.values(), first),
+            first_ns=(self.base or 0) + first,
+            counts=Counts(
+                events=self.events,
+                without_duration=self.without_duration,
+                clock_anomalies=self.anomalies,
+                repairs=stream.repairs,
+            ),
+            cut=stream.cut,
+        )
+
+    def _used_names(self, name_id: Int64) -> tuple[Int64, tuple[str, ...]]:
+        """Without names of events that were left out, in the order of their first events."""
+        names = tuple(self.names)
+        if not self.without_duration and not self.anomalies:
+            return name_id, names
+        used, first = np.unique(name_id, return_index=True)
+        used = used[np.argsort(first)]
+        new = np.zeros(len(names), dtype=np.int64)
+        new[used] = np.arange(len(used))
+        return new[name_id], tuple(names[i] for i in used.tolist())
+
+
+def _step_number(event: Any) -> int | None:
+    found = STEP.fullmatch(event.name) if isinstance(event.name, str) else None
+    return int(found.group(1)) if found is not None and event.ph == "X" else None
+
+
+def _times(times: NumberText, base: int) -> Int64:
+    """Nanoseconds since ``base``, or MISSING, or FAR."""
+    if not 0 <= base < FURTHEST_NS * 4:
+        return np.array([_since(time, base) for time in times.values()], dtype=np.int64)
+    found, others = nanosecond_column(times)
+    since = found - base
+    since[np.abs(since) >= FURTHEST_NS] = FAR
+    if len(others):
+        values = times.values()
+        since[others] = [_since(values[row], base) for row in others.tolist()]
+    return since
+
+
+def _nanoseconds(times: NumberText) -> list[int | None]:
+    found, others = nanosecond_column(times)
+    known: list[int | None] = found.tolist()
+    if len(others):
+        values = times.values()
+        for row in others.tolist():
+            known[row] = nanoseconds(values[row])
+    return known
+
+
+def _since(time: Any, base: int) -> int:
+    at = nanoseconds(time)
+    return MISSING if at is None else at - base if abs(at - base) < FURTHEST_NS else FAR
+
+
+def _wholes(numbers: NumberText) -> Int64:
+    """Read whole numbers; what is none becomes MISSING."""
+    found, others = whole_column(numbers)
+    found[np.abs(found) >= FURTHEST_NS] = MISSING
+    if len(others):
+        values = numbers.values()
+        read = (whole(plain(values[row])) for row in others.tolist())
+        found[others] = [MISSING if number is None else number for number in read]
+    return found
+
+
+def _numbers(arguments: NumberText, tracks: Sequence[tuple[Any, Any]] = (), which: int = 0) -> Int64:
+    """Arguments, or in their place the numbers of the events' tracks; -1 where there is neither."""
+    found = _wholes(arguments)
+    if (found == MISSING).any() and tracks:
+        found = np.where(found == MISSING, _wholes(NumberText([track[which] for track in tracks])), found)
+    return np.where(found == MISSING, -1, found)
+
+
+def _steps(annotated: Iterable[Step], first: int) -> tuple[Step, ...]:
+    """Return the steps in order; one that several threads annotate counts once."""
+    steps: list[Step] = []
+    for step in sorted(annotated, key=lambda s: (s.start_ns, -s.end_ns)):
+        start, end = step.start_ns - first, step.end_ns - first
+        if steps:
+            last = steps[-1]
+            # times in whole microseconds let a step begin just before the last one ends
+            inside = start < (last.start_ns + last.end_ns) // 2 or end <= last.end_ns
+            if step.number == last.number or (start < last.end_ns and inside):
+                continue
+        steps.append(Step(number=step.number, start_ns=start, end_ns=end))
+    return tuple(steps)
+
+
+def _device_name(head: dict[str, Any]) -> str | None:
+    devices = head.get("deviceProperties")
+    first = devices[0] if isinstance(devices, list) and devices else None
+    name = first.get("name") if isinstance(first, dict) else None
+    return str(name) if name else None
