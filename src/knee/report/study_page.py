@@ -11,10 +11,14 @@ from knee.figures.figure import Figure
 from knee.figures.study_charts import figure_files, figures
 from knee.figures.vega import Spec, to_svg
 from knee.files import make_folder, write_text
+from knee.report.claim_evidence import baseline_sentence, chance, chance_words, flip_table
 from knee.report.claim_tables import MARKS, anchor, claims_sentence, of_role, tally_table
 from knee.report.fidelity_tables import IN_SUMMARY, fidelity_sentence, fidelity_table, fidelity_tables, scale_chart
 from knee.report.html import render
+from knee.report.ladder_section import ladder_section
 from knee.report.page import Chart, chart_of
+from knee.report.paper_conflict import STUDY as CONFLICT
+from knee.report.paper_conflict import Conflict, conflict_of
 from knee.report.step_timeline import StepTimeline, step_timelines
 from knee.report.study_summary import findings, headlines, knee_summary
 from knee.report.svg_cache import SvgCache, write_picture
@@ -52,6 +56,7 @@ class DrawnStudy:
     ran: Ran
     charts: tuple[Chart, ...]
     steps: tuple[StepTimeline, ...] = ()
+    conflict: Conflict | None = None
 
     @property
     def place(self) -> str:
@@ -68,6 +73,11 @@ class DrawnStudy:
     def lost(self) -> bool:
         """Whether an independent claim of it is not reproduced."""
         return any(v.failed for v in of_role(self.ran.verdicts, "independent"))
+
+    @property
+    def flips(self) -> Table | None:
+        """What hangs on its assumptions."""
+        return flip_table(self.ran.study.name)
 
     @property
     def runs(self) -> str:
@@ -133,6 +143,7 @@ def study_page(
 ) -> str:
     """Studies as one HTML file; ``beside`` names what lies next to it."""
     drawn = [drawn_of(one) for one in ran] if drawn is None else drawn
+    drawn = [replace(one, conflict=conflict_of(ran, draw)) if one.ran.study.name == CONFLICT else one for one in drawn]
     verdicts = [v for one in ran for v in one.verdicts]
     parts = {kind: [one for one in drawn if one.ran.study.kind == kind] for kind in ("paper", "beyond")}
     alone = ran[0].study if len(ran) == 1 else None
@@ -146,6 +157,7 @@ def study_page(
         findings=findings(ran),
         paper=parts["paper"],
         beyond=parts["beyond"],
+        since=ladder_section(ran, draw),
         verdicts=verdicts,
         claims=_claims(verdicts, drawn, with_uncounted=len(parts["paper"]) > 1),
         fidelity={
@@ -168,6 +180,9 @@ def _claims(verdicts: Sequence[Verdict], drawn: Sequence[DrawnStudy], *, with_un
     return {
         "headlines": headlines(verdicts),
         "sentence": claims_sentence(verdicts),
+        "baseline": baseline_sentence(verdicts),
+        "chance_words": chance_words(),
+        "chance": {v.id: chance(v.id) for v in verdicts},
         "tally": Tally.by_role(verdicts)["independent"],
         "table": tally_table(verdicts),
         "studies": {one.ran.study.name: one.place or one.ran.study.title for one in drawn},
