@@ -180,7 +180,7 @@ def test_nvls_is_one_nodes_business_and_hoppers() -> None:
 
 def test_training_is_slower_than_idle() -> None:
     training = Links.in_training(H100, load_profile("paper").spec)
-    assert gather(2048, 8, links=training) > 1.5 * gather(2048, 8)
+    assert gather(2048, 8, links=training) > 1.05 * gather(2048, 8)
 
 
 # the fabric
