@@ -152,8 +152,8 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
         said.append("the runs determine none of the parameters: the profile is its base")
     for e in fit.estimates:
         low, high = (e.parameter.scaled(bound) for bound in (e.parameter.low, e.parameter.high))
-        at = e.parameter.scaled(e.parameter.inside(e.after))
-        if e.determined and min(at - low, high - at) < AT_BOUND:
+        was, at = (e.parameter.scaled(e.parameter.inside(value)) for value in (e.before, e.after))
+        if e.determined and min(at - low, high - at) < AT_BOUND <= abs(at - was):
             said.append(f"{_field(e)} is at the end of its range: something that is not fitted may be behind it")
     said += _of_confounded(fit)
     if fit.throughput_after is not None and fit.throughput_after.median_frac > LARGE_FRAC:

@@ -130,14 +130,12 @@ def calibrate(
     cases: Sequence[SimulatedRun],
     parameters: Sequence[Parameter],
     *,
-    like: StackFit | None = None,
     oom: Sequence[SimulatedRun] = (),
     undetermined: float = UNDETERMINED,
 ) -> StackFit:
-    """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
-    determined are fitted again, from their priors, which is how runs are left out one group after another. ``oom`` are
-    runs that were out of memory: what says that they fit is off by at least as much as it leaves free. A parameter that
-    keeps more than the share ``undetermined`` of its uncertainty keeps its value.
+    """Fit what the runs determine; the rest keeps its value. ``oom`` are runs that were out of memory: what says that
+    they fit is off by at least as much as it leaves free. A parameter that keeps more than the share ``undetermined``
+    of its uncertainty keeps its value.
 
     Floors are tried over their range first; then slopes tell which parameters the runs can determine together, and only
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
@@ -147,15 +145,10 @@ def calibrate(
     problem = problem_of(cases, parameters, oom, undetermined)
     measured, start = problem.measured, problem.prior
     values: dict[str, float] = {}
-    if like is None:
-        warm = problem.scanned(parameters)
-        uncertainty = problem.uncertainty(parameters, warm)
-        kept = [p for p in parameters if uncertainty[p.path] <= undetermined]
-    else:
-        uncertainty = {e.parameter.path: e.uncertainty for e in like.estimates}
-        kept = [p for p in parameters if p.path in like.values]
-        values = problem.fitted(kept, problem.scanned(kept)) if kept else {}
-    while kept and like is None:
+    warm = problem.scanned(parameters)
+    uncertainty = problem.uncertainty(parameters, warm)
+    kept = [p for p in parameters if uncertainty[p.path] <= undetermined]
+    while kept:
         values = problem.fitted(kept, {**warm, **values})
         left = problem.uncertainty(kept, values)
         uncertainty |= left
@@ -164,7 +157,7 @@ def calibrate(
         kept = [p for p in kept if left[p.path] <= undetermined]
         values = {p.path: values[p.path] for p in kept}
     told = [p for p in parameters if uncertainty[p.path] < NO_EVIDENCE]
-    apart = problem.confounding(told, values, uncertainty) if like is None else {}
+    apart = problem.confounding(told, values, uncertainty)
     estimates = tuple(
         Estimate(
             parameter=p,
