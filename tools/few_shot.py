@@ -26,10 +26,11 @@ from knee.profile_fit.stack_spread import stack_priors
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS
 from knee.validation.carried_set import carried_runs
-from knee.validation.left_out import unseen_job_of
+from knee.validation.left_out import left_out_profiles, unseen_job_of
 from knee.validation.published_runs import PublishedRun
 from knee.validation.run_to_job import job_of
 from knee.validation.simulated_runs import Ask, cases_of, predicted
+from knee.validation.stacks import catalog_profile
 from knee.validation.user_records import Pair
 from knee.validation.user_runs import UserRuns
 
@@ -73,7 +74,7 @@ def draw(task: tuple[str, int]) -> Draw:
     every = sources()[source]
     runs = random.Random(100 + number).sample(every, min(RUNS + JUDGED, len(every)))
     own = pairs_of(runs[:RUNS], unseen_job_of)
-    base = base_of(own)
+    base = base_of(source, own)
     shared = pairs_of(runs[:RUNS], lambda setting: job_of(setting, profile=base))
     found = fit_profile(as_user(shared), stack_priors(PARAMETERS, base, without=source), own=as_user(own))
     before = errors(runs[RUNS:], unseen_job_of)
@@ -100,12 +101,11 @@ def speed_taken(found: OwnProfile) -> bool:
     return bool(set(found.values) - {"profile.context_bytes", "profile.allocator_frac"})
 
 
-def base_of(pairs: Sequence[Pair]) -> Profile:
+def base_of(source: str, pairs: Sequence[Pair]) -> Profile:
     """The profile that most runs are of, as ``knee calibrate`` chooses it, without what single rows state."""
-    names = Counter(asked.job.profile.name for _, asked in pairs)
-    name = names.most_common(1)[0][0]
-    profiles = Counter(asked.job.profile for _, asked in pairs if asked.job.profile.name == name)
-    return profiles.most_common(1)[0][0]
+    name = Counter(asked.job.profile.name for _, asked in pairs).most_common(1)[0][0]
+    stand_ins = left_out_profiles().get(source, {}).values()
+    return next((profile for profile in stand_ins if profile.name == name), None) or catalog_profile(name)
 
 
 def pairs_of(runs: Sequence[PublishedRun], ask: Ask) -> list[Pair]:

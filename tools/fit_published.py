@@ -58,6 +58,7 @@ _EAGER = {
     "crowded_issue_s": 0.0,
     "step_overhead_s": 0.02,
     "gemm_scale": 1.0,
+    "attention_scale": 1.0,
     "stream_scale": 1.0,
     "compute_slowdown_frac": 0.19,
     "hop_scale": 1.4,

@@ -124,8 +124,8 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         job,
         f"{product}.peak_frac {product}.sustained_frac {product}.half_k {product}.library gpu.gemm_clock_frac "
         f"gpu.gemm_cap_w gpu.kernel_s gpu.hbm_bytes_per_s gpu.hbm_frac {kernel}.forward_frac "
-        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale launch_s node.launch_scale "
-        "step_overhead_s copy_frac reduce_copy_frac",
+        f"{kernel}.backward_frac {kernel}.half_seq_len {kernel}.half_rows gemm_scale attention_scale launch_s "
+        "node.launch_scale step_overhead_s copy_frac reduce_copy_frac",
     )
     if job.plan.precision == "fp4":
         c.constant(1, "bf16_layers_frac", f"{job.profile.bf16_layers_frac:g}")

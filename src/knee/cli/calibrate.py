@@ -77,7 +77,8 @@ def command(
     profile's value and moves as far as the runs have evidence for, within what stacks are known to differ by. What
     they cannot determine stays, and is not written. From 8 runs on the fit is tried on runs that it does not see: each
     left out in turn, and from 24 on a share of them, all of one model on one number of GPUs. Where those are not
-    predicted better by more than chance the profile's own values stay. With fewer than 8 runs nothing is checked.
+    predicted better by more than one standard error the profile's own values stay. With fewer than 8 runs nothing is
+    checked.
 
     \b
         knee calibrate runs.csv -o mine.toml

@@ -104,6 +104,12 @@ def attention_clock(gpu: Gpu, kernel: AttentionKernel) -> float:
     return gpu.gemm_clock_frac if own is None else own
 
 
+def stack_attention_s(gpu: Gpu, profile: Profile, op: Attention) -> Floats:
+    """Seconds of the stack's own attention kernel at the highest clock."""
+    scale = attention_clock(gpu, profile.attention) / profile.attention_scale
+    return attention_s(gpu, profile.attention, op) * scale
+
+
 def attention_energy(gpu: Gpu, kernel: AttentionKernel) -> float:
     """Energy of an operation of that kernel over that of a matrix product."""
     energy = gpu.attention[kernel].j_per_flop
@@ -144,7 +150,7 @@ def operation_s(gpu: Gpu, profile: Profile, types: Ints, op: Operation, clock: f
     if isinstance(op, Gemm):
         return products_s(gpu, profile, types, op.m, op.n, op.k, clock)[0]
     if isinstance(op, Attention):
-        return attention_s(gpu, profile.attention, op) * (attention_clock(gpu, profile.attention) / clock)
+        return stack_attention_s(gpu, profile, op) / clock
     return stream_s(gpu, profile, op)
 
 
@@ -165,7 +171,7 @@ def cost_of(gpu: Gpu, profile: Profile, types: Ints, ops: Sequence[Operation]) -
         kernels += len(gemms)
     for op in ops:
         if isinstance(op, Attention):
-            seconds = attention_s(gpu, profile.attention, op) * attention_clock(gpu, profile.attention)
+            seconds = stack_attention_s(gpu, profile, op)
             time_s, clocked = time_s + seconds, clocked + seconds
             flop = flop + op.flop * attention_energy(gpu, profile.attention)
             kernels += attention_launches(profile, forward=op.forward)

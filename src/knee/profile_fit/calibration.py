@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from knee.errors import InputError, argument
 from knee.hardware_fit.residuals import Residuals
 from knee.profile_fit.held_out import FEWEST, HeldOutRuns, held_out_runs
-from knee.profile_fit.stack_fit import Estimate, StackFit, calibrate
+from knee.profile_fit.stack_fit import NO_EVIDENCE, UNTOLD, Estimate, StackFit, calibrate
 from knee.specs.catalog import did_you_mean
 from knee.specs.profile_parameters import PARAMETERS, Parameter, Values
 from knee.validation.simulated_runs import grouped, predicted
@@ -17,8 +17,6 @@ from knee.validation.user_runs import DIFFER, UserRuns
 HELD_FRAC = 0.25
 LARGE_FRAC = 0.15
 """A median error above it, after a fit, is no noise of measurement."""
-NO_EVIDENCE = 0.9995
-"""Share of a prior's uncertainty above which no run depends on a parameter."""
 OF_MEMORY = ("profile.context_bytes", "profile.allocator_frac")
 NOT_IN_STEPS = ("profile.step_overhead_s", "profile.straggler_frac")
 """What a probe's steps have none of, and so say nothing about in training."""
@@ -97,7 +95,7 @@ def fit_profile(
             code="nothing-to-fit",
         )
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
-    fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom))
+    fit = calibrate(grouped(runs.pairs), free, oom=grouped(runs.oom), undetermined=UNTOLD)
     held_out = held_out_runs(runs.pairs, fit, free, held_frac, (own or runs).pairs, say)
     left |= {e.parameter.path: _why_left(e) for e in fit.estimates if not e.determined}
     no_better = _no_better(fit, held_out)
@@ -133,9 +131,8 @@ def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
         if before is None or after is None or better:
             continue
         how = "left out one by one" if held_out.one_by_one else "held back"
-        sure = "not surely better" if held_out.one_by_one else "no better"
         why = (
-            f"{what} of runs that were {how} is predicted {sure} after a fit "
+            f"{what} of runs that were {how} is not predicted surely better after a fit "
             f"({before.median_frac:.1%} -> {after.median_frac:.1%})"
         )
         found |= dict.fromkeys(paths, why)
@@ -155,8 +152,8 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
         said.append("the runs determine none of the parameters: the profile is its base")
     for e in fit.estimates:
         low, high = (e.parameter.scaled(bound) for bound in (e.parameter.low, e.parameter.high))
-        at = e.parameter.scaled(e.parameter.inside(e.after))
-        if e.determined and min(at - low, high - at) < AT_BOUND:
+        was, at = (e.parameter.scaled(e.parameter.inside(value)) for value in (e.before, e.after))
+        if e.determined and min(at - low, high - at) < AT_BOUND <= abs(at - was):
             said.append(f"{_field(e)} is at the end of its range: something that is not fitted may be behind it")
     said += _of_confounded(fit)
     if fit.throughput_after is not None and fit.throughput_after.median_frac > LARGE_FRAC:

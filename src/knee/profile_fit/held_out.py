@@ -11,7 +11,7 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.hardware_fit.residuals import SEED, Residuals
-from knee.profile_fit.stack_fit import MEMORY_NOISE, NOISE, StackFit, calibrate, problem_of
+from knee.profile_fit.stack_fit import UNTOLD, StackFit, calibrate, problem_of
 from knee.specs.profile_parameters import Parameter, Values
 from knee.validation.simulated_runs import grouped, predicted
 from knee.validation.user_records import Pair
@@ -22,13 +22,6 @@ MANY = 24
 """Runs from which a share of them is held back; fewer are left out one by one, as each of them is needed."""
 FEWEST_JOBS = 4
 """Models and GPU counts below which single runs are held back, not all of one."""
-SURE = 1.4
-"""Standard errors by which runs that were left out one by one must be predicted better for a fit to be taken. Chance
-alone does that to eight runs in one case in ten (Student's t with 7 degrees of freedom)."""
-WORTH = 0.8
-"""Share of the median error that may be left: a fit that explains only the worst of the runs carries over to few."""
-MOSTLY = 0.75
-"""Share of the runs that must be predicted better: where others pay for it the runs contradict each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,53 +63,53 @@ def held_out_runs(
 
 
 def _one_by_one(pairs: Sequence[Pair], fit: StackFit, own: Sequence[Pair]) -> HeldOutRuns:
-    after = left_out_errors(pairs, fit)
-    olds, _ = _measured_errors(own, {})
-    order = {_key(pair): i for i, pair in enumerate(_ordered(own))}
-    before = olds[:, [order[_key(pair)] for pair in _ordered(pairs)]]
-    rate, memory = ((before[i], after[i]) for i in (0, 1))
-    return HeldOutRuns(
-        runs=len(pairs),
-        fitted_runs=len(pairs) - 1,
-        one_by_one=True,
-        throughput_before=_residuals(rate[0]),
-        throughput_after=_residuals(rate[1]),
-        throughput_better=surely_better(*rate, NOISE),
-        memory_before=_residuals(memory[0]),
-        memory_after=_residuals(memory[1]),
-        memory_better=surely_better(*memory, MEMORY_NOISE),
-        error_frac=_covering(rate[1]),
-    )
+    return _judged(_before(pairs, own), left_out_errors(pairs, fit), len(pairs) - 1, one_by_one=True)
 
 
 def left_out_errors(pairs: Sequence[Pair], fit: StackFit) -> Floats:
-    """Logarithms of predicted over measured, of throughput and of memory, each run left out of the fit."""
+    """Logarithms of predicted over measured, of throughput and of memory, each run predicted by a fit without it."""
     free = [e.parameter for e in fit.estimates if e.determined]
     cases = grouped(pairs)
-    rate, memory = problem_of(cases, free).left_out_errors(free, fit.values)
-    return np.array([rate * NOISE, memory * MEMORY_NOISE])
+    values = problem_of(cases, free).left_out_values(free, fit.values) if free else [{} for _ in pairs]
+    return np.column_stack([_measured_errors([pair], mine) for pair, mine in zip(_ordered(pairs), values, strict=True)])
 
 
-def surely_better(before: Floats, after: Floats, noise: float) -> bool:
-    """Whether errors are smaller, run by run, by more than chance, and by enough to matter.
+def _before(pairs: Sequence[Pair], own: Sequence[Pair]) -> Floats:
+    """Errors of the runs under their own profiles, in the order of their cases."""
+    order = {_key(pair): i for i, pair in enumerate(_ordered(own))}
+    return _measured_errors(own, {})[:, [order[_key(pair)] for pair in _ordered(pairs)]]
 
-    Formula: mean(d) < -SURE * std(d) / sqrt(n), d = loss(after) - loss(before);
-        median |after| <= WORTH * median |before|; |after| < |before| in MOSTLY of the runs
-    Where: loss is the one that is fitted, linear in large errors, so that a run that went wrong decides nothing
-    Source: the one-standard-error rule (Breiman et al. 1984), here on differences of the same run
+
+def _judged(before: Floats, after: Floats, fitted_runs: int, *, one_by_one: bool) -> HeldOutRuns:
+    return HeldOutRuns(
+        runs=before.shape[1],
+        fitted_runs=fitted_runs,
+        one_by_one=one_by_one,
+        throughput_before=_residuals(before[0]),
+        throughput_after=_residuals(after[0]),
+        throughput_better=surely_better(before[0], after[0]),
+        memory_before=_residuals(before[1]),
+        memory_after=_residuals(after[1]),
+        memory_better=surely_better(before[1], after[1]),
+        error_frac=_covering(after[0]),
+    )
+
+
+def surely_better(before: Floats, after: Floats) -> bool:
+    """Whether errors are smaller, run by run, by more than one standard error.
+
+    Formula: sum(sign(d) rank(|d|)) > sqrt(n (n + 1) (2 n + 1) / 6), d = |before| - |after|
+    Where: the right side is the standard deviation of the left one where a fit makes no difference; n are the runs
+    Source: signed ranks (Wilcoxon 1945) and the one-standard-error rule (Breiman et al. 1984). Ranks, as one run that
+        went wrong must neither take a fit nor refuse it
     """
-    known = np.isfinite(before) & np.isfinite(after)
-    if known.sum() < FEWEST // 2:
+    gain = np.abs(before) - np.abs(after)
+    gain = gain[np.isfinite(gain)]
+    n = len(gain)
+    if n < FEWEST // 2:
         return False
-    old, new = before[known], after[known]
-    d = _loss(new / noise) - _loss(old / noise)
-    sure = d.mean() < -SURE * d.std(ddof=1) / len(d) ** 0.5
-    worth = np.median(np.abs(new)) <= WORTH * np.median(np.abs(old))
-    return bool(sure and worth and np.mean(np.abs(new) < np.abs(old)) >= MOSTLY)
-
-
-def _loss(errors: Floats) -> Floats:
-    return np.asarray(np.sqrt(1.0 + errors**2) - 1.0)
+    rank = np.argsort(np.argsort(np.abs(gain))) + 1.0
+    return bool(np.sum(np.sign(gain) * rank) > (n * (n + 1) * (2 * n + 1) / 6) ** 0.5)
 
 
 def _covering(errors: Floats, share: float = 0.8) -> float | None:
@@ -143,31 +136,8 @@ def _in_a_group(
     if not tried:
         return None
     say(f"fitting on {len(kept):,} runs, to be tried on the other {len(tried):,}")
-    values = calibrate(grouped(kept), parameters).values
-    keys = {_key(pair) for pair in tried}
-    _, (rate_before, memory_before) = _measured_errors([pair for pair in own if _key(pair) in keys], {})
-    errors, (rate_after, memory_after) = _measured_errors(tried, values)
-    return HeldOutRuns(
-        runs=len(tried),
-        fitted_runs=len(kept),
-        one_by_one=False,
-        throughput_before=rate_before,
-        throughput_after=rate_after,
-        throughput_better=_ranks_better(rate_before, rate_after),
-        memory_before=memory_before,
-        memory_after=memory_after,
-        memory_better=_ranks_better(memory_before, memory_after),
-        error_frac=_covering(errors[0]),
-    )
-
-
-def _ranks_better(before: Residuals | None, after: Residuals | None) -> bool:
-    return before is not None and after is not None and _rank(after) < _rank(before)
-
-
-def _rank(errors: Residuals) -> tuple[float, float]:
-    """The median to a tenth of a percent, then the tail."""
-    return round(errors.median_frac, 3), errors.p90_frac
+    values = calibrate(grouped(kept), parameters, undetermined=UNTOLD).values
+    return _judged(_before(tried, own), _measured_errors(tried, values), len(kept), one_by_one=False)
 
 
 def job_key(pair: Pair) -> Hashable:
@@ -192,14 +162,14 @@ def held_away(keys: Sequence[Hashable], share: float) -> list[bool]:
     return [key in taken for key in keys]
 
 
-def _measured_errors(pairs: Sequence[Pair], values: Values) -> tuple[Floats, tuple[Residuals | None, Residuals | None]]:
-    """Logarithms of predicted over measured, of throughput and memory, in the order of the cases; and their sizes."""
+def _measured_errors(pairs: Sequence[Pair], values: Values) -> Floats:
+    """Logarithms of predicted over measured, of throughput and of memory, in the order of the cases."""
     cases = grouped(pairs)
     answer = predicted(cases, values)
     runs = [run for case in cases for run in case.runs]
     rate = np.log(answer.tokens_per_s_per_gpu / np.array([run.tokens_per_s_per_gpu or np.nan for run in runs]))
     memory = np.log(answer.memory_bytes / np.array([run.memory_bytes or np.nan for run in runs]))
-    return np.array([rate, memory]), (_residuals(rate), _residuals(memory))
+    return np.array([rate, memory])
 
 
 def _ordered(pairs: Sequence[Pair]) -> list[Pair]:

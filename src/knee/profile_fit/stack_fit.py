@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Floats
+from knee.arrays import Floats, Ints
 from knee.errors import InputError, MissingExtra
 from knee.hardware_fit.residuals import Residuals
 from knee.specs.profile_parameters import Parameter, Values, value_of
@@ -27,14 +27,20 @@ WEIGHT = 30.0
 """A source counts as no more runs than these, however many it has: its runs err alike."""
 UNDETERMINED = 0.75
 """A parameter whose uncertainty is left above this share of its prior's has not been determined."""
-SCANNED = 8
-"""Values at which a floor is tried."""
+UNTOLD = 0.95
+"""The same share where priors are the spread between stacks: they hold what runs say little of near its value, and
+without it others would have to stand for it."""
+NO_EVIDENCE = 0.9995
+"""The share above which no run depends on a parameter."""
+SCANNED = 20
+"""Values at which a floor is tried: a third apart, as one that is half or twice as high looks no better than none."""
 CONFOUNDED = 1.25
 """A parameter whose uncertainty grows by more once all others are free cannot be told from one of them: 1.25 is a
 correlation of 0.6."""
-MOST_LEVERAGE = 0.95
-"""Share of its own error that a run may decide; at 1 nothing else would say anything of it."""
 STEPS = 12
+ENOUGH = 1e-2
+"""Share of the loss that a further step must gain."""
+TINY = 1e-6
 STEP = 0.15
 """Of a prior's standard deviation, for differences: wide enough to look over tiles and waves."""
 
@@ -81,6 +87,11 @@ class _Measured:
     memory: Floats
     weight: Floats
 
+    @property
+    def run(self) -> Ints:
+        """Of each error, the run that it is of."""
+        return np.concatenate([np.flatnonzero(np.isfinite(measured)) for measured in (self.rate, self.memory)])
+
     @classmethod
     def of(cls, cases: Sequence[SimulatedRun]) -> _Measured:
         runs = [run for case in cases for run in case.runs]
@@ -119,38 +130,34 @@ def calibrate(
     cases: Sequence[SimulatedRun],
     parameters: Sequence[Parameter],
     *,
-    like: StackFit | None = None,
     oom: Sequence[SimulatedRun] = (),
+    undetermined: float = UNDETERMINED,
 ) -> StackFit:
-    """Fit what the runs determine; the rest keeps its value. ``like`` is a fit on more runs: the parameters that it
-    determined are fitted again, from their priors, which is how runs are left out one group after another. ``oom`` are
-    runs that were out of memory: what says that they fit is off by at least as much as it leaves free.
+    """Fit what the runs determine; the rest keeps its value. ``oom`` are runs that were out of memory: what says that
+    they fit is off by at least as much as it leaves free. A parameter that keeps more than the share ``undetermined``
+    of its uncertainty keeps its value.
 
     Floors are tried over their range first; then slopes tell which parameters the runs can determine together, and only
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
     """
     if not cases:
         raise InputError("there is no run to fit on", hint="give runs with a measured throughput or memory")
-    problem = problem_of(cases, parameters, oom)
+    problem = problem_of(cases, parameters, oom, undetermined)
     measured, start = problem.measured, problem.prior
     values: dict[str, float] = {}
-    if like is None:
-        warm = problem.scanned(parameters)
-        uncertainty = problem.uncertainty(parameters, warm)
-        kept = [p for p in parameters if uncertainty[p.path] <= UNDETERMINED]
-    else:
-        uncertainty = {e.parameter.path: e.uncertainty for e in like.estimates}
-        kept = [p for p in parameters if p.path in like.values]
-        values = problem.fitted(kept, problem.scanned(kept)) if kept else {}
-    while kept and like is None:
+    warm = problem.scanned(parameters)
+    uncertainty = problem.uncertainty(parameters, warm)
+    kept = [p for p in parameters if uncertainty[p.path] <= undetermined]
+    while kept:
         values = problem.fitted(kept, {**warm, **values})
         left = problem.uncertainty(kept, values)
         uncertainty |= left
-        if max(left.values()) <= UNDETERMINED:
+        if max(left.values()) <= undetermined:
             break
-        kept = [p for p in kept if left[p.path] <= UNDETERMINED]
+        kept = [p for p in kept if left[p.path] <= undetermined]
         values = {p.path: values[p.path] for p in kept}
-    apart = problem.confounding(parameters, values, uncertainty) if like is None else {}
+    told = [p for p in parameters if uncertainty[p.path] < NO_EVIDENCE]
+    apart = problem.confounding(told, values, uncertainty)
     estimates = tuple(
         Estimate(
             parameter=p,
@@ -175,11 +182,14 @@ def calibrate(
 
 
 def problem_of(
-    cases: Sequence[SimulatedRun], parameters: Sequence[Parameter], oom: Sequence[SimulatedRun] = ()
+    cases: Sequence[SimulatedRun],
+    parameters: Sequence[Parameter],
+    oom: Sequence[SimulatedRun] = (),
+    undetermined: float = UNDETERMINED,
 ) -> FitProblem:
     """The runs, with priors around the values of the first one's profile."""
     start = {p.path: value_of(cases[0].job.cluster, cases[0].job.profile, p.path) for p in parameters}
-    return FitProblem(cases=cases, measured=_Measured.of(cases), prior=start, oom=oom)
+    return FitProblem(cases=cases, measured=_Measured.of(cases), prior=start, oom=oom, undetermined=undetermined)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,21 +200,26 @@ class FitProblem:
     measured: _Measured
     prior: Values
     oom: Sequence[SimulatedRun] = ()
+    undetermined: float = UNDETERMINED
 
     def errors(self, parameters: Sequence[Parameter], values: Values) -> Floats:
         """In standard deviations: of the runs, then of the parameters."""
         away = [p.scaled(p.inside(values[p.path])) - p.scaled(p.inside(self.prior[p.path])) for p in parameters]
         return np.concatenate([self.measured.residuals(predicted(self.cases, values)), free_of(self.oom, values), away])
 
-    def slopes(self, parameters: Sequence[Parameter], x: Floats) -> Floats:
-        """Differences of the errors, a step inwards."""
+    def slopes(self, parameters: Sequence[Parameter], x: Floats, *, robust: bool = False) -> Floats:
+        """Differences of the errors, a step inwards; or of those whose squares are the loss."""
         at = self.errors(parameters, _values(parameters, x))
         columns = []
         for i, p in enumerate(parameters):
             step = STEP if x[i] + STEP <= p.scaled(p.high) else -STEP
             moved = x + step * np.eye(len(x))[i]
             columns.append((self.errors(parameters, _values(parameters, moved)) - at) / step)
-        return np.column_stack(columns)
+        found = np.column_stack(columns)
+        if robust:
+            runs = np.abs(at[: len(self.measured.run)]) + TINY
+            found[: len(runs)] *= (runs / np.sqrt(1.0 + runs**2) / np.abs(self.robust(runs)))[:, None]
+        return found
 
     def uncertainty(self, parameters: Sequence[Parameter], values: Values) -> dict[str, float]:
         """What is left of each one's, over its prior's; the least determined are fixed one by one, as two that the runs
@@ -219,31 +234,35 @@ class FitProblem:
             # the priors are rows of the slopes, so that without evidence it is 1
             left = np.sqrt(np.diag(np.linalg.inv(some.T @ some)))
             found |= {parameters[i].path: float(u) for i, u in zip(free, left, strict=True)}
-            if left.max() <= UNDETERMINED:
+            if left.max() <= self.undetermined:
                 break
             free.pop(int(np.argmax(left)))
         return found
 
-    def left_out_errors(self, parameters: Sequence[Parameter], values: Values) -> tuple[Floats, Floats]:
-        """Errors of throughput and of memory, in standard deviations, each with its own run left out of the fit; NaN
-        where nothing was measured.
+    def left_out_values(self, parameters: Sequence[Parameter], values: Values) -> list[dict[str, float]]:
+        """Of each run, the values that are fitted without it.
 
-        Formula: e_i = r_i / (1 - h_i), h = diag(W J (J^T W J)^-1 J^T)
-        Where: J are the slopes, the priors being rows of them; W = 1 / sqrt(1 + r^2) is what the loss makes of a run
-        Source: leave-one-out of a linear least-squares fit (Allen 1974, PRESS)
-        Valid: near the values, where errors are straight lines; which parameters are fitted is taken as known.
+        Formula: x <- x - (J^T W J)^-1 J^T W (r + J (x - x_0)), from the fit to all runs, x_0, with its errors r
+        Where: J are the slopes, the priors being rows of them; W is what the loss makes of a run, and 0 for this one
+        Source: iteratively reweighted least squares (Holland and Welsch 1977)
+        Valid: near x_0, where errors are straight lines. Which parameters are fitted is taken as known: slopes decide
+            that, not what was measured.
         """
-        at = self.errors(parameters, values)
-        if parameters:
-            slopes = self.slopes(parameters, _positions(parameters, values))
-            weighed = slopes / np.sqrt(1.0 + at**2)[:, None]
-            share = np.einsum("ij,jk,ik->i", weighed, np.linalg.inv(slopes.T @ weighed), slopes)
-            at = at / (1.0 - np.minimum(share, MOST_LEVERAGE))
-        rate, memory = np.isfinite(self.measured.rate), np.isfinite(self.measured.memory)
-        found = np.full((2, len(rate)), np.nan)
-        found[0, rate] = at[: rate.sum()]
-        found[1, memory] = at[rate.sum() : rate.sum() + memory.sum()]
-        return found[0], found[1]
+        at, start = self.errors(parameters, values), _positions(parameters, values)
+        slopes = self.slopes(parameters, start)
+        low, high = _bounds(parameters)
+        is_run = np.arange(len(at)) < len(self.measured.run)
+        found = []
+        for left in range(len(self.measured.rate)):
+            x = start
+            for _ in range(STEPS):
+                lines = at + slopes @ (x - start)
+                weight = np.where(is_run, 1.0 / np.sqrt(1.0 + lines**2), 1.0)
+                weight[: len(self.measured.run)][self.measured.run == left] = 0.0
+                weighed = slopes * weight[:, None]
+                x = np.clip(x - np.linalg.solve(slopes.T @ weighed, weighed.T @ lines), low, high)
+            found.append(_values(parameters, x))
+        return found
 
     def confounding(
         self, parameters: Sequence[Parameter], values: Values, uncertainty: Values
@@ -271,7 +290,7 @@ class FitProblem:
             if p.path in values:
                 vague = marginal[i] > CONFOUNDED * uncertainty[p.path]
             else:
-                vague = alone[i] <= UNDETERMINED < marginal[i]
+                vague = alone[i] <= self.undetermined < marginal[i]
             partner = parameters[int(np.argmax(correlation[i]))].path if vague else None
             found[p.path] = float(max(marginal[i], uncertainty[p.path])), partner
         return found
@@ -279,34 +298,44 @@ class FitProblem:
     def scanned(self, parameters: Sequence[Parameter]) -> dict[str, float]:
         """The values that are there, floors at the best of a few."""
         values = {p.path: p.inside(self.prior[p.path]) for p in parameters}
-        at = _robust(self.errors(parameters, values))
+        best = self.loss(self.errors(parameters, values)), values
         for p in (p for p in parameters if p.is_floor):
-            floors = np.geomspace(p.low, p.high, SCANNED).tolist()
-            runs = self.errors([], {**values, p.path: floors[-1]})
-            if np.array_equal(runs, self.errors([], values)):
-                continue  # no run has what the floor is under
-            tries = [{**values, p.path: v} for v in floors]
-            found = min([(at, values), *((_robust(self.errors(parameters, v)), v) for v in tries)], key=lambda t: t[0])
-            at, values = found
+            floors = np.geomspace(p.high, p.low, SCANNED).tolist()
+            lowest = self.errors([], {**values, p.path: p.low})
+            for floor in floors:
+                tried = {**values, p.path: floor}
+                errors = self.errors(parameters, tried)
+                if np.array_equal(errors[: len(lowest)], lowest):
+                    break  # under something else in every run, and so are those below
+                best = min(best, (self.loss(errors), tried), key=lambda t: t[0])
+            values = best[1]
         return values
+
+    def loss(self, errors: Floats) -> float:
+        """What is fitted: linear in large errors of runs, square in distances from the priors."""
+        return float(np.sum(self.robust(errors) ** 2))
+
+    def robust(self, errors: Floats) -> Floats:
+        """Errors whose squares are the loss, so that a run that went wrong decides little; a prior is no run."""
+        runs = len(self.measured.run)
+        some = np.sqrt(2.0 * (np.sqrt(1.0 + errors[:runs] ** 2) - 1.0))
+        return np.concatenate([np.copysign(some, errors[:runs]), errors[runs:]])
 
     def fitted(self, parameters: Sequence[Parameter], start: Values) -> dict[str, float]:
         """Least squares, robust against single runs that went wrong."""
         need_scipy()
         from scipy.optimize import least_squares
 
-        low = np.array([p.scaled(p.low) for p in parameters])
-        high = np.array([p.scaled(p.high) for p in parameters])
+        low, high = _bounds(parameters)
         # the first step's length is that of the start: counted from zero, a start near it would never move
         zero = low - 1.0
         found = least_squares(
-            lambda x: self.errors(parameters, _values(parameters, x + zero)),
+            lambda x: self.robust(self.errors(parameters, _values(parameters, x + zero))),
             np.clip(_positions(parameters, start), low + 1e-9, high - 1e-9) - zero,
-            jac=lambda x: self.slopes(parameters, x + zero),
+            jac=lambda x: self.slopes(parameters, x + zero, robust=True),
             bounds=(low - zero, high - zero),
-            loss="soft_l1",
             xtol=1e-3,
-            ftol=1e-3,
+            ftol=ENOUGH,
             max_nfev=STEPS,
         )
         return _values(parameters, found.x + zero)
@@ -322,9 +351,8 @@ def free_of(oom: Sequence[SimulatedRun], values: Values) -> Floats:
     return np.asarray(np.maximum(0.0, np.nan_to_num(free, nan=0.0, posinf=0.0, neginf=0.0)), dtype=np.float64)
 
 
-def _robust(errors: Floats) -> float:
-    """The loss that is fitted: linear in large errors."""
-    return float(np.sum(2.0 * (np.sqrt(1.0 + errors**2) - 1.0)))
+def _bounds(parameters: Sequence[Parameter]) -> tuple[Floats, Floats]:
+    return np.array([p.scaled(p.low) for p in parameters]), np.array([p.scaled(p.high) for p in parameters])
 
 
 def _values(parameters: Sequence[Parameter], x: Floats) -> dict[str, float]:

@@ -37,6 +37,8 @@ class Profile:
     """Host work once a step (data, logging, grad-norm sync), GPU idle."""
     gemm_scale: float = 1.0
     """This stack's GEMMs against the GPU's own."""
+    attention_scale: float = 1.0
+    """This stack's attention kernels against the GPU's own of that name."""
     stream_scale: float = 1.0
     """Time of this stack's memory-bound kernels over that of its kernel set."""
 
@@ -131,7 +133,7 @@ class Profile:
         for name in ("bandwidth_scale_frac", "copy_frac", "reduce_copy_frac"):
             if not 0 < getattr(self, name) <= 1:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it must be above 0 and at most 1")
-        for name in ("hop_scale", "gemm_scale", "stream_scale", "ddp_bucket_bytes"):
+        for name in ("hop_scale", "gemm_scale", "attention_scale", "stream_scale", "ddp_bucket_bytes"):
             if not getattr(self, name) > 0:
                 raise out_of_range(f"profile.{name}", getattr(self, name), "it must be positive")
         for name in ("rmsnorm_bytes", "logit_bytes"):

@@ -48,6 +48,7 @@ _ROWS = (
     ("crowded_issue_s", "floor", 1e-6, 2e-3, 2.0, "what each rank adds to that while pipeline transfers cross nodes"),
     ("step_overhead_s", "scale", 1e-3, 0.5, 0.7, "host work once a step"),
     ("gemm_scale", "scale", 0.8, 1.04, 0.05, "rate of the stack's matrix products over the GPU's own"),
+    ("attention_scale", "scale", 0.25, 4.0, 0.3, "rate of the stack's attention kernels over the GPU's own"),
     ("stream_scale", "scale", 0.3, 2.5, 0.3, "time of the stack's memory-bound kernels over its kernel set's"),
     ("compute_slowdown_frac", "share", 0.0, 0.4, 0.1, "slowdown of compute beside collectives"),
     ("hop_scale", "scale", 1.0, 4.0, 0.3, "in-training latency of a hop over its idle latency"),
