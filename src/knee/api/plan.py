@@ -107,7 +107,7 @@ def plan(
         schedules=tuple(schedule),
         recomputes=tuple(recompute),
         micro_batches=tuple(micro_batch),
-        selective=parts.profile.attention == "unfused",
+        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
     )
     found = search(space, parts.cluster, parts.profile, objective=objective, only=only, progress=progress or silent)
     if not len(found):

@@ -9,9 +9,9 @@ import click
 
 from knee.cli.render.measurement import trust_words
 from knee.cli.render.table import print_heading, print_rows
+from knee.record.plan_words import plan_words
 from knee.results.plan_result import PlanSearch, RankedPlan
 from knee.search.sensitivity import Bar
-from knee.specs.plan import plan_words
 from knee.units import show
 
 SHOWN_FRONT = 8

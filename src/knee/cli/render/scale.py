@@ -6,10 +6,10 @@ import sys
 
 from knee.budgets.training_cost import DAY_S
 from knee.cli.render.table import print_heading, print_rows
+from knee.record.plan_words import plan_words
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
-from knee.specs.plan import plan_words
 from knee.trust.doubling_errors import DoublingBand
 from knee.units import precise
 
