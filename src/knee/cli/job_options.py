@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from knee.cli.plan_options import option
-from knee.specs.defaults import DEFAULT_CONVENTION
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _what = partial(option, section="What")
@@ -49,6 +49,35 @@ def profile(
 def sets(text: str) -> Decorator:
     """``--set KEY=VALUE``, as ``sets``."""
     return _what("--set", "sets", multiple=True, metavar="KEY=VALUE", help=text)
+
+
+def training(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--tokens``, ``--grid`` and ``--pue``: a whole run, and where it is trained."""
+    for add in (
+        option(
+            "--pue",
+            section="Training",
+            type=float,
+            metavar="X",
+            help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+        ),
+        option(
+            "--grid",
+            section="Training",
+            metavar="NAME",
+            default=DEFAULT_GRID,
+            show_default=True,
+            help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+        ),
+        option(
+            "--tokens",
+            section="Training",
+            metavar="T",
+            help="Also say what training on so many tokens takes (days, GPU-hours, dollars, MWh, CO2e): 2T, 300B, 1.4e12.",
+        ),
+    ):
+        function = add(function)
+    return function
 
 
 def flop_convention() -> Decorator:

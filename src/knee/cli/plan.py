@@ -73,6 +73,7 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     show_default=True,
     help="What is best: speed, tokens per joule, or dollars per million tokens.",
 )
+@job_options.training
 @option("--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Plans to list.")
 @option(
     "--export",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import click
 
-from knee.cli.render.measurement import trust_words
+from knee.cli.render.measurement import print_training, trust_words
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
 from knee.results.plan_result import PlanSearch, RankedPlan
@@ -56,6 +56,7 @@ def print_search(answer: PlanSearch) -> None:
             ["trust", trust_words(answer.trust)],
         ]
     )
+    print_training(answer.training)
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
     print_heading(f"best plans by {found.objective}")

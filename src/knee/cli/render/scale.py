@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from knee.budgets.training_cost import DAY_S
+from knee.cli.render.measurement import PRICE
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
 from knee.results.scale_result import Scaling, ScalingCurve
@@ -12,8 +13,6 @@ from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
 from knee.trust.doubling_errors import DoublingBand
 from knee.units import precise
-
-PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
 def print_answer(answer: Scaling) -> None:
@@ -122,7 +121,7 @@ def _print_knees(one: ScalingCurve) -> None:
         rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
         rows += [["", "", "", f"though {weak_words(knee)}"]] if knee.weak else []
     if "cost" not in one.knees:
-        rows.append(["cost", "unknown", "", f"the price is not known: {PRICE}"])
+        rows.append(["cost", "unknown", "", PRICE])
     print_rows(rows, dim=(3,))
     if one.band is not None:
         ends = f"{one.band.low_frac:+.1%} to {one.band.high_frac:+.1%}"
