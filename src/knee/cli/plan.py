@@ -84,6 +84,7 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     "ranking that it can run.",
 )
 @job_options.as_json()
+@job_options.wide()
 def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
 

@@ -76,9 +76,9 @@ OPTIONS = (
     _of_plan(
         "--recompute",
         type=Word(RECOMPUTES),
-        help="What backward recomputes instead of keeping it; none if left out. attention: attention alone (Megatron-LM "
-        "calls it selective); ops: all but attention and every second matrix product (torchtitan calls it selective); "
-        "blocks: a share of the blocks; full: every block.",
+        help="What backward recomputes instead of keeping it; none if left out. attention: attention alone "
+        "(Megatron-LM calls it selective); ops: all but attention and every second matrix product (torchtitan calls it "
+        "selective); blocks: a share of the blocks; full: every block.",
     ),
     _of_plan(
         "--recompute-frac",

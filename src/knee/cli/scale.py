@@ -73,6 +73,7 @@ if TYPE_CHECKING:
 @plan_options
 @job_options.flop_convention()
 @job_options.as_json()
+@job_options.wide()
 @option(
     "--plot",
     section="Output",

@@ -30,6 +30,7 @@ from knee.cli.plan_options import option, plan_of, plan_options
 @job_options.training
 @job_options.flop_convention()
 @job_options.as_json()
+@job_options.wide()
 @option(
     "--trace",
     section="Output",

@@ -173,8 +173,8 @@ class TrainJob:
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
-                f"zero_bubble with {argument('recompute')} {plan.recompute} is simulated but not trained: torch's split "
-                "backward would recompute a block once for every weight",
+                f"zero_bubble with {argument('recompute')} {plan.recompute} is simulated but not trained: torch's "
+                "split backward would recompute a block once for every weight",
                 f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
             )
         if plan.sync_every > 1:

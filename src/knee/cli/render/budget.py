@@ -67,10 +67,10 @@ def print_answer(answer: Budget) -> None:
     )
     _print_sides(answer)
     print_heading("fewer GPUs: the best run of each count")
-    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10))
+    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
     if len(answer.sizes) > 1:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
-        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10))
+        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10), optional=(8, 9, 7, 3, 6))
     print_heading("one more unit")
     print_rows(
         [

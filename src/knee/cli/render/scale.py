@@ -95,7 +95,7 @@ def _print_points(one: ScalingCurve) -> None:
                 plan_words(job.plan),
             ]
         )
-    print_rows(rows, right=range(11), dim=(11,))
+    print_rows(rows, right=range(11), dim=(11,), optional=(8, 7, 6, 11, 5, 10, 4, 2, 3))
 
 
 def _print_bills(one: ScalingCurve) -> None:
@@ -200,7 +200,7 @@ def _print_comparison(answer: Scaling) -> None:
                 _or(last.usd_per_mtoken, ".4g"),
             ]
         )
-    print_rows(rows, right=range(4, 11))
+    print_rows(rows, right=range(4, 11), optional=(10, 9, 8, 6, 7, 3, 2))
 
 
 def _short(tokens: float) -> str:
