@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from knee.budgets.training_cost import TrainingQuestion
 from knee.errors import InputError
 from knee.export.formats import export
 from knee.inputs.argument_types import checked_arguments
+from knee.record.plan_words import plan_words
 from knee.results.result import Result, flat
 from knee.search.pareto_front import Baseline, baseline, pareto, why
 from knee.search.plan_search import SearchResult
@@ -215,6 +217,16 @@ class PlanSearch(Result):
         rows = [plan.to_dict() for plan in self.plans]
         whole = [self.training_with(plan) for plan in self.plans]
         return [flat(row | ({} if run is None else {"training": run})) for row, run in zip(rows, whole, strict=True)]
+
+    @checked_arguments
+    def write_page(self, path: str | Path, *, command: str = "") -> None:
+        """Write one offline HTML page of the answer."""
+        from knee.files import write_text
+        from knee.report.plan_page import plan_page
+
+        every = (*self.plans, *self.front, self.best)
+        words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
+        write_text(Path(path), plan_page(self.to_dict(), words, command=command))
 
     @checked_arguments
     def export(self, to: str) -> str:
