@@ -69,7 +69,7 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     found = search(space, CLUSTER, load_profile("fused").spec)
     partly = found.table.recompute_frac < 1.0
     assert partly.any()
-    assert (found.table.recompute[partly] == RECOMPUTES.index("full")).all()
+    assert (found.table.recompute[partly] == RECOMPUTES.index("blocks")).all()
     # one step less would not fit
     rows = found.table.rows(np.flatnonzero(partly)[:50])
     less = replace(rows, recompute_frac=rows.recompute_frac - 0.25)

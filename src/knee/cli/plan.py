@@ -85,9 +85,7 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
     "ranking that it can run.",
 )
-@option(
-    "--html", section="Output", metavar="FILE", help="Also write a page with the ranking and what stands behind it."
-)
+@option("--html", section="Output", metavar="FILE", help="Also write a page with the ranking and its values.")
 @job_options.as_json()
 @job_options.wide()
 def command(model: str, as_json: bool, top: int, export_to: str | None, html: str | None, **options: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from knee.report.page import Key, Page, Section, render_page
 from knee.report.tables import Table, record_table
+from knee.single import ASSUMPTIONS
 from knee.units import amount, precise, short, show
 
 Data = Mapping[str, Any]
@@ -22,10 +23,9 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str
         Key(value=f"{best['exposed_frac']:.1%}", says="of the step is exposed communication"),
     ]
     keys += [] if run is None else [Key(value=f"{run['days']:,.1f}", says=f"days for {short(run['tokens'])} tokens")]
+    by = f"By {data['objective']}."
     sections = [
-        Section(
-            id="plans", title="Best plans", says=f"By {data['objective']}.", blocks=(_ranking(data["plans"], words),)
-        ),
+        Section(id="plans", title="Best plans", says=by, blocks=(_ranking(data["plans"], words),)),
         Section(
             id="front",
             title="The front",
@@ -54,6 +54,7 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str
             f"pruned by a bound, {counts['simulated']:,} were simulated.",
         ),
         sections=tuple(sections),
+        assumptions=ASSUMPTIONS,
     )
     return render_page(page)
 
