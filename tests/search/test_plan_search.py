@@ -118,7 +118,7 @@ def test_conditions_hold_for_partly_recomputed_plans() -> None:
     space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)
     none = search(space, CLUSTER, profile, only="recompute == 'none'")
     assert (none.table.recompute == RECOMPUTES.index("none")).all()
-    partly = search(space, CLUSTER, profile, only="recompute == 'full' and recompute_frac < 1")
+    partly = search(space, CLUSTER, profile, only="recompute == 'blocks' and recompute_frac < 1")
     assert len(partly)
     assert (partly.table.recompute_frac < 1).all()
 

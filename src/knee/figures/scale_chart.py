@@ -132,8 +132,13 @@ def _chart(values: list[Spec], column: str, ideal: str, axis: Spec) -> Spec:
         {"mark": {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt"}, "encoding": on_curve | channels},
         {
             "transform": [{"filter": "datum.in_range"}],
-            "mark": {"type": "line", "strokeWidth": 9, "opacity": 0.25},
-            "encoding": on_curve | {"color": channels["color"]},
+            "mark": {"type": "line", "strokeWidth": 9, "opacity": 0.25, "color": INK.light},
+            "encoding": on_curve | {"detail": {"field": "curve", "type": "nominal"}},
+        },
+        {
+            "transform": [{"filter": f"datum.gpus === {counts[-1]}"}],
+            "mark": {"type": "text", "text": "ideal", "dx": -16, "dy": 12, "align": "right", "fontSize": 11},
+            "encoding": on_ideal,
         },
         knee | {"mark": ring},
         {
