@@ -31,7 +31,7 @@ from knee.energy.step_power import power_w, usd_per_mtoken
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import PRECISIONS, RECOMPUTES
+from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.actions import StepParts, local_comms
@@ -241,7 +241,7 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     """Tensor-core operations (in 16-bit ones) and HBM traffic of one GPU in one step, mean over stages."""
     c, table = parts.compute, parts.table
     full = table.repeats_frac
-    selective = np.where(table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
+    attention_again = table.recomputes("attention")
     passes = model.layers * table.microbatches / table.pp
     totals = {}
     for field in ("flop", "moved_bytes"):
@@ -249,6 +249,7 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
             getattr(c.layer_forward, field) * (1.0 + full)
             + getattr(c.layer_backward_input, field)
             + getattr(c.layer_backward_weight, field)
+            + getattr(c.ops_again, field)
         )
         ends = sum(
             getattr(x, field) for x in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
@@ -256,7 +257,7 @@ def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
         totals[field] = passes * layer, ends * table.microbatches / table.pp
     attention = passes * c.attention_forward_flop * (3.5 + full)
     products = (1.0 - energy_saved_frac(parts.profile, table)) * (totals["flop"][0] - attention)
-    flop = products + attention + selective * passes * c.attention_forward_flop + totals["flop"][1]
+    flop = products + attention + attention_again * passes * c.attention_forward_flop + totals["flop"][1]
     return flop, totals["moved_bytes"][0] + totals["moved_bytes"][1] + parts.copied_bytes() * model.layers / table.pp
 
 

@@ -8,17 +8,19 @@ from operator import attrgetter
 
 import numpy as np
 
+from knee.errors import argument
 from knee.record.events import Events
 from knee.record.measurement import CommLoad, Measurement, Memory
 from knee.simulator import EvaluatedStep, Results, evaluate
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.specs.job import Job
+from knee.specs.notes import Note
 from knee.specs.plan import CP_METHODS
 from knee.specs.plan_table import table_of
 from knee.timeline.actions import gathers_kv_again
 from knee.timeline.segment_events import scripts_of
 from knee.timeline.step_events import Tail, stage_events, world_name
-from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, TpMessages, layer_backward
+from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, OPS_AGAIN, TpMessages, layer_backward
 from knee.workload.traffic import PARAMETER_BYTES
 
 ASSUMPTIONS = (
@@ -50,9 +52,13 @@ def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tup
 def _about(job: Job) -> tuple[str, ...]:
     """What this plan's owner might not expect."""
     notes = []
-    if job.plan.recompute == "selective" and job.profile.attention != "unfused":
+    if job.plan.recompute == "attention" and job.profile.attention != "unfused":
         notes.append(
-            f"selective recomputation saves nothing beside {job.profile.attention} attention, which keeps no scores"
+            Note(
+                "recompute-saves-nothing",
+                f"recomputing attention saves no memory with {job.profile.attention} attention, which keeps no scores, "
+                f"and costs time: use {argument('recompute')} none, ops, blocks or full",
+            )
         )
     if job.microbatches > 1 and job.plan.sharding in ("fsdp_no_reshard", "zero1", "ddp") and job.plan.dp > 1:
         kept = "gathered parameters are kept and " if job.plan.sharding == "fsdp_no_reshard" else ""
@@ -167,11 +173,11 @@ def _local_loads(w: EvaluatedStep, layer_passes: float) -> list[Row]:
     tp, tokens = int(table.tp[0]), float(table.micro_tokens[0])
     size, sp = float(w.traffic.tp_bytes[0]), bool(table.sequence_parallel[0])
     again = 1.0 + float(table.repeats_frac[0])
-    backward = layer_backward(w.profile)
+    ops, backward = float(table.recomputes("ops")[0]), layer_backward(w.profile)
     end_passes = m / stages  # the embedding and the head are each on one stage
 
     def calls(count: Callable[[TpMessages], int]) -> float:
-        layers = layer_passes * (count(LAYER_FORWARD) * again + count(backward))
+        layers = layer_passes * (count(LAYER_FORWARD) * again + count(OPS_AGAIN) * ops + count(backward))
         return layers + sum(map(count, ENDS)) * end_passes
 
     gathers, scatters = calls(attrgetter("gathers")) * sp, calls(attrgetter("scatters")) * sp

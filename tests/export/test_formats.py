@@ -119,7 +119,7 @@ def test_any_plan_comes_back(data: st.DataObject, tmp_path: Path) -> None:
     draw = data.draw
     job = draw(st.sampled_from(grid()))
     placement = tuple(draw(st.permutations(AXES)))
-    frac = draw(st.floats(0.01, 1)) if job.plan.recompute == "full" else 1.0
+    frac = draw(st.floats(0.01, 1)) if job.plan.recompute == "blocks" else 1.0
     plan = replace(
         job.plan,
         placement=placement,
@@ -206,7 +206,7 @@ def scripts(to: str) -> dict[str, str]:
         made("gpt3-175b", "dgx-a100", "fused", tp=8, pp=8, seq_len=2048, sharding="zero1"),
         made("llama3-70b", tp=2, pp=6, gpus=96, batch=128 * 3, sharding="zero1"),
         made("llama2-7b", precision="fp16", sharding="zero1", batch=64, dp_replicate=2, seq_len=4096),
-        made(recompute="full", recompute_frac=0.5, sharding="zero1"),
+        made(recompute="blocks", recompute_frac=0.5, sharding="zero1"),
         made(sharding="zero1", reduce_dtype="bf16"),
         made(sharding="zero1", pp=4, placement=["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
         made(sharding="fsdp_no_reshard", reduce_dtype="bf16"),
@@ -308,7 +308,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("torchtitan", {"precision": "fp16"}, "plan.precision", "bf16"),
     ("torchtitan", {"precision": "fp4", "cluster": "dgx-b200"}, "plan.precision", "fp8"),
     ("torchtitan", {"reduce_dtype": "bf16"}, "plan.reduce_dtype", "--reduce-dtype fp32"),
-    ("torchtitan", {"recompute": "full", "recompute_frac": 0.5}, "plan.recompute_frac", "--recompute full"),
+    ("torchtitan", {"recompute": "blocks", "recompute_frac": 0.5}, "plan.recompute", "--recompute full"),
     ("torchtitan", {"tp": 2, "placement": ["dp_shard", "tp", "cp", "dp_replicate", "pp"]}, "plan.placement",
      "--placement tp-cp"),
     ("torchtitan", {"tp": 16}, "plan.tp", "8"),
@@ -329,7 +329,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("megatron",
      {"sharding": "zero1", "tp": 2, "pp": 2, "placement": ["pp", "tp", "cp", "dp_shard", "dp_replicate"]},
      "plan.placement", "--placement tp-cp"),
-    ("megatron", {"sharding": "zero1", "pp": 4, "recompute": "full", "recompute_frac": 0.3}, "plan.recompute_frac",
+    ("megatron", {"sharding": "zero1", "pp": 4, "recompute": "blocks", "recompute_frac": 0.3}, "plan.recompute_frac",
      "--recompute full"),
     ("megatron", {"sharding": "zero1", "sets": {"model.rope_base": "10000.5"}}, "model.rope_base", "rope_base=10000"),
 ]  # fmt: skip

@@ -215,7 +215,7 @@ def test_recomputing_less_is_not_slower(ran: dict[str, Ran]) -> None:
     assert the(study, "FSDP", 2048, local_batch=2) >= the(study, "recompute all", 2048, local_batch=2)
     kept = the(study, "FSDP", 2048, "memory_bytes", local_batch=2)
     assert the(study, "recompute all", 2048, "memory_bytes", local_batch=2) < kept
-    assert the(study, "selective", 2048, "memory_bytes", local_batch=2) <= kept
+    assert the(study, "attention", 2048, "memory_bytes", local_batch=2) <= kept
 
 
 def test_fewer_outer_syncs_are_not_slower(ran: dict[str, Ran]) -> None:

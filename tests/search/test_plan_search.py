@@ -69,7 +69,7 @@ def test_layers_are_recomputed_in_part_where_that_is_enough() -> None:
     found = search(space, CLUSTER, load_profile("fused").spec)
     partly = found.table.recompute_frac < 1.0
     assert partly.any()
-    assert (found.table.recompute[partly] == RECOMPUTES.index("full")).all()
+    assert (found.table.recompute[partly] == RECOMPUTES.index("blocks")).all()
     # one step less would not fit
     rows = found.table.rows(np.flatnonzero(partly)[:50])
     less = replace(rows, recompute_frac=rows.recompute_frac - 0.25)
@@ -118,7 +118,7 @@ def test_conditions_hold_for_partly_recomputed_plans() -> None:
     space = Space(model=big, gpus=64, global_batch=64, seq_len=4096, max_tp=8)
     none = search(space, CLUSTER, profile, only="recompute == 'none'")
     assert (none.table.recompute == RECOMPUTES.index("none")).all()
-    partly = search(space, CLUSTER, profile, only="recompute == 'full' and recompute_frac < 1")
+    partly = search(space, CLUSTER, profile, only="recompute == 'blocks' and recompute_frac < 1")
     assert len(partly)
     assert (partly.table.recompute_frac < 1).all()
 

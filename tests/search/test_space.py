@@ -105,9 +105,9 @@ def test_limits() -> None:
         assert len(some) == holds(whole).sum()
 
 
-def test_selective_recomputation_where_it_saves() -> None:
-    space = Space(model=TINY, gpus=2, global_batch=4, seq_len=64, selective=True)
-    assert RECOMPUTES.index("selective") in whole_table(space).recompute
+def test_attention_is_recomputed_where_that_saves() -> None:
+    space = Space(model=TINY, gpus=2, global_batch=4, seq_len=64, attention_again=True)
+    assert RECOMPUTES.index("attention") in whole_table(space).recompute
 
 
 @pytest.mark.parametrize(

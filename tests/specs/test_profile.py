@@ -117,14 +117,14 @@ def test_sends_between_stages_may_be_cut_without_sequence_parallelism() -> None:
 
 def test_recomputing_a_share_lies_between_none_and_all() -> None:
     none, half, full = (
-        job(recompute=r, recompute_frac=f, sharding="fsdp") for r, f in (("none", 1.0), ("full", 0.5), ("full", 1.0))
+        job(recompute=r, recompute_frac=f, sharding="fsdp") for r, f in (("none", 1.0), ("blocks", 0.5), ("full", 1.0))
     )
     steps = [simulate(j).step_s for j in (none, half, full)]
     assert steps[1] == pytest.approx((steps[0] + steps[2]) / 2, rel=0.02)
     memory = [simulate(j).memory_bytes for j in (none, half, full)]
     assert memory[2] < memory[1] < memory[0]
     with pytest.raises(SpecError, match="share of full recomputation"):
-        Plan(recompute="selective", recompute_frac=0.5)
+        Plan(recompute="attention", recompute_frac=0.5)
     with pytest.raises(SpecError, match="above 0"):
         Plan(recompute="full", recompute_frac=0.0)
 

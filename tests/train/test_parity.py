@@ -31,9 +31,9 @@ CASES = {
     1: {
         "one": {},
         "accumulation": {"micro_batch": 2},
-        "recompute selective": {"recompute": "selective"},
+        "recompute attention": {"recompute": "attention"},
         "recompute full": {"recompute": "full"},
-        "recompute half": {"recompute": "full", "recompute_frac": 0.5},
+        "recompute half": {"recompute": "blocks", "recompute_frac": 0.5},
         "compile": {"compile": True},
     },
     2: {

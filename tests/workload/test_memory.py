@@ -113,17 +113,17 @@ def test_more_shards_need_less(sharding: str) -> None:
 
 
 def test_recomputation_keeps_less() -> None:
-    none, selective, full = (memory(job(dp_shard=8, recompute=how)) for how in ("none", "selective", "full"))
+    none, attention, full = (memory(job(dp_shard=8, recompute=how)) for how in ("none", "attention", "full"))
     assert full.activations_bytes[0] == pytest.approx(32 * 2 * 4096 * TOKENS + SAVED)  # inputs, and one layer at work
-    assert selective.activations_bytes[0] == none.activations_bytes[0]  # flash attention keeps no scores
+    assert attention.activations_bytes[0] == none.activations_bytes[0]  # flash attention keeps no scores
 
 
-def test_selective_recomputation_drops_the_scores_of_unfused_attention() -> None:
+def test_recomputing_attention_drops_the_scores_of_unfused_attention() -> None:
     old = load_profile("megatron-2021").spec
     a100 = load_cluster("dgx-a100").spec
-    none, selective = (memory(job(profile=old, cluster=a100, tp=8, recompute=how)) for how in ("none", "selective"))
+    none, attention = (memory(job(profile=old, cluster=a100, tp=8, recompute=how)) for how in ("none", "attention"))
     scores = 32 * 5 * (32 / 8) * TOKENS**2  # layers, bytes, heads of a rank, seq squared
-    assert none.activations_bytes[0] - selective.activations_bytes[0] == pytest.approx(scores)
+    assert none.activations_bytes[0] - attention.activations_bytes[0] == pytest.approx(scores)
 
 
 def test_tensor_parallelism_divides() -> None:
@@ -170,7 +170,7 @@ def layer_of(model: Model) -> float:
 def test_a_share_of_full_recomputation_keeps_the_other_layers_whole() -> None:
     none, half, full = (
         float(memory(job(dp_shard=8, **how)).activations_bytes[0])
-        for how in ({"recompute": "none"}, {"recompute": "full", "recompute_frac": 0.5}, {"recompute": "full"})
+        for how in ({"recompute": "none"}, {"recompute": "blocks", "recompute_frac": 0.5}, {"recompute": "full"})
     )
     assert half == pytest.approx((none + full + SAVED) / 2)  # of the layer at work there is one in both
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from knee.errors import DoesNotFit, InputError, argument, example
+from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import require
 from knee.inputs.request import (
@@ -33,7 +34,7 @@ from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
 from knee.specs.choices import Objective
-from knee.specs.defaults import DEFAULT_SEQ_LEN
+from knee.specs.defaults import DEFAULT_GRID, DEFAULT_SEQ_LEN
 from knee.specs.hardware import Precision
 from knee.specs.load import split_overrides
 from knee.specs.make import global_batch_of
@@ -67,6 +68,9 @@ def plan(
     only: str | None = None,
     objective: Objective = "tokens_per_s",
     top: int = 10,
+    tokens: Amount | None = None,
+    grid: str = DEFAULT_GRID,
+    pue: float | None = None,
     progress: Progress | None = None,
 ) -> PlanSearch:
     """Find the best parallel plan: every valid one is considered.
@@ -75,6 +79,8 @@ def plan(
     ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` keep only the values they list; ``only`` is a
     condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with what is being done and the share that is
     done; an exception that it raises ends the search.
+
+    With ``tokens``, ``grid`` and ``pue`` the answer's ``training`` says what the whole run takes, as ``knee.simulate``.
 
     ``DoesNotFit`` is raised where no plan fits, with what is closest.
 
@@ -90,6 +96,7 @@ def plan(
             code="out-of-range",
             field="top",
         )
+    whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     parts = _parts(model, cluster, profile, sizes, pairs_of(overrides))
     types = {"precision": precision, "reduce_dtype": reduce_dtype, "state_dtype": state_dtype}
@@ -107,12 +114,12 @@ def plan(
         schedules=tuple(schedule),
         recomputes=tuple(recompute),
         micro_batches=tuple(micro_batch),
-        selective=parts.profile.attention == "unfused",
+        attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
     )
     found = search(space, parts.cluster, parts.profile, objective=objective, only=only, progress=progress or silent)
     if not len(found):
         raise _none_fits(found, space, only)
-    return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)))
+    return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,9 +155,7 @@ def _answer(
         known = all(trust.low_frac is not None for trust in trusts.values())
         bills = {}
         for gpus, measured in one.curve.usable if tokens is not None else []:
-            low, high = trusts[gpus].low_frac, trusts[gpus].high_frac
-            ends = None if low is None or high is None else (low, high)
-            bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=ends)
+            bills[gpus] = bill_of(measured, tokens or 0.0, grid=site, pue=site_pue, band=trusts[gpus].band)
         knees = knees_of(one.curve, threshold=threshold, keep_frac=keep, band=band if known else None)
         done.append(replace(one, trusts=trusts, bills=bills, knees=knees, band=band if known else None))
     found = Scaling(

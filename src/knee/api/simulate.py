@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from knee.errors import DoesNotFit, InputError, KneeError, argument
+from knee.inputs.amounts import Amount, training_of
 from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, pairs_of, request
@@ -21,7 +22,7 @@ from knee.results.result import Result
 from knee.single import events_of
 from knee.single import simulate as simulate_job
 from knee.specs import Job
-from knee.specs.defaults import DEFAULT_CONVENTION
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 from knee.specs.plan import RECOMPUTES
 from knee.trust.answer_record import record_of
 from knee.trust.trust import Trust, trust_of
@@ -42,10 +43,14 @@ class Simulation(Result, Measurement):
     trust: Trust
     request: Request
     overrides: tuple[tuple[str, str], ...] = ()
+    training: dict[str, Any] | None = None
+    """What training on ``tokens`` takes: days, GPU-hours, dollars, MWh and CO2e; None where no tokens were given."""
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
         """Plain data, as ``knee simulate --json`` prints it; with ``why`` also the lines of ``why()``, as ``--why``."""
         data = record_of(self.job, self.measurement, self.trust)
+        if self.training is not None:
+            data["training"] = self.training
         if self.overrides:
             data["set"] = [list(pair) for pair in self.overrides]
         if why:
@@ -114,6 +119,9 @@ def simulate(
     profile: ProfileLike | None = None,
     overrides: Overrides = (),
     flop_convention: str = DEFAULT_CONVENTION,
+    tokens: Amount | None = None,
+    grid: str = DEFAULT_GRID,
+    pue: float | None = None,
     **plan: Any,
 ) -> Simulation:
     """Simulate one training step.
@@ -122,6 +130,9 @@ def simulate(
     a ``Model`` or a complete ``Job``. ``plan`` takes the fields of ``knee.Plan``: ``tp``, ``pp``, ``cp``,
     ``sharding``, ``micro_batch``, ...; what is left out is filled in, and said in ``assumptions``.
 
+    With ``tokens`` (``2e12`` or ``"2T"``) ``training`` says what the whole run takes: days, GPU-hours, dollars, MWh and
+    CO2e, at a site with this ``pue`` on this ``grid``.
+
     A plan that does not fit is answered in full, with ``fits`` false.
 
     >>> import knee
@@ -129,14 +140,15 @@ def simulate(
     >>> step.fits, step.job.plan.dp_shard
     (True, 32)
     """
+    whole_run = training_of(tokens, grid, pue)
     sizes = {"gpus": gpus, "global_batch": global_batch, "local_batch": local_batch, "seq_len": seq_len}
     pairs = pairs_of(overrides)
     asked = request(model, cluster=cluster, profile=profile, sizes=sizes, plan=checked_plan(plan), overrides=pairs)
     found = _finite(asked, flop_convention)
     values = {field.name: getattr(found, field.name) for field in fields(Measurement)}
-    return Simulation(
-        **values, job=asked.job, trust=trust_of(asked.job, asked.given), request=asked, overrides=tuple(pairs)
-    )
+    trust, job = trust_of(asked.job, asked.given), asked.job
+    training = None if whole_run is None else whole_run.answer(found, job.cluster, job.gpus, trust.band)
+    return Simulation(**values, job=job, trust=trust, request=asked, overrides=tuple(pairs), training=training)
 
 
 def _finite(asked: Request, convention: str) -> Measurement:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from knee.energy.carbon import J_PER_KWH, CarbonGrid
+from knee.energy.site_power import host_w_per_gpu, network_w_per_gpu
 from knee.errors import InputError, argument
-from knee.record.measurement import Measurement
 from knee.specs.constants import constant
+from knee.specs.hardware import Cluster
 
 DAY_S = 86_400.0
+J_PER_MWH = 1e3 * J_PER_KWH
 MOST_PUE = 10.0
 # commas only between groups of three: 1,5T is one and a half to who writes it, and would be read as fifteen
 _TOKENS = re.compile(
@@ -35,6 +38,7 @@ class Bill:
     cost_usd: float | None
     """Rent of the GPUs; electricity is part of it."""
     co2e_kg: float | None
+    """Of that energy."""
 
     @property
     def days(self) -> float:
@@ -47,8 +51,63 @@ class Bill:
         return None if self.energy_j is None else self.energy_j / J_PER_KWH / 1e3
 
 
+class Rates(Protocol):
+    """What a step says of a whole run."""
+
+    @property
+    def tokens_per_s(self) -> float: ...
+
+    @property
+    def tokens_per_j(self) -> float | None: ...
+
+    @property
+    def usd_per_mtoken(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingQuestion:
+    """Training on so many tokens, at a site."""
+
+    tokens: float
+    grid: CarbonGrid
+    pue: float
+
+    def answer(self, rates: Rates, cluster: Cluster, gpus: int, band: tuple[float, float] | None) -> dict[str, Any]:
+        """The whole run as plain data, hosts and network included; every key carries its unit.
+
+        Formula: energy = (GPUs + hosts + network) * PUE, each its watts times the run's seconds
+        Valid:   one run without checkpoints, failures and restarts
+        """
+        bill = bill_of(rates, self.tokens, grid=self.grid, pue=self.pue, band=band)
+        parts: dict[str, float | None] = {
+            "gpu_mwh": None if bill.energy_mwh is None else bill.energy_mwh / self.pue,
+            "host_mwh": host_w_per_gpu(cluster) * gpus * bill.time_s / J_PER_MWH,
+            "network_mwh": network_w_per_gpu(cluster, gpus) * gpus * bill.time_s / J_PER_MWH,
+        }
+        known = [mwh for mwh in parts.values() if mwh is not None]
+        drawn = sum(known) if len(known) == len(parts) else None
+        total = None if drawn is None else drawn * self.pue
+        ends = (bill.low_time_s, bill.high_time_s)
+        low, high = (None if end is None else end / DAY_S for end in ends)
+        return {
+            "tokens": self.tokens,
+            "days": bill.days,
+            "low_days": low,
+            "high_days": high,
+            "gpu_hours": bill.time_s / 3600.0 * gpus,
+            "cost_usd": bill.cost_usd,
+            "energy_mwh": total,
+            **parts,
+            "site_mwh": None if total is None or drawn is None else total - drawn,
+            "co2e_kg": None if total is None else total * J_PER_MWH * self.grid.kg_co2e_per_j,
+            "pue": self.pue,
+            "grid": self.grid.name,
+            "g_co2e_per_kwh": round(self.grid.g_per_kwh, 6),
+        }
+
+
 def bill_of(
-    measured: Measurement,
+    measured: Rates,
     tokens: float,
     *,
     grid: CarbonGrid,

@@ -14,6 +14,7 @@ import click
 import knee
 from knee import signals
 from knee.cli.delivery import Delivery
+from knee.cli.examples import epilog_of
 from knee.cli.render.ending import code_of, see_help
 from knee.errors import ExitCode, InputError, as_flags
 
@@ -69,12 +70,18 @@ class Commands(CommandGroup):
         """Names in the order of the table above."""
         return available()
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a command's module."""
         if cmd_name not in available():
             return None
         command = importlib.import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        command.epilog = command.epilog or epilog_of(cmd_name)
+        if ctx.resilient_parsing:  # the shell asks what it may complete
+            from knee.cli.completion import completes_names
+
+            for param in command.params:
+                completes_names(param)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

@@ -115,6 +115,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     help="Only hold knee against training runs whose cost was published, and say how far off it is.",
 )
 @job_options.as_json()
+@job_options.wide()
 @option("--plot", section="Output", metavar="FILE", help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite).")
 @option("--html", section="Output", metavar="FILE", help="Also write a page with every chart and its values.")
 @click.pass_context

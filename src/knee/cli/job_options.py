@@ -6,8 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import click
+
 from knee.cli.plan_options import option
-from knee.specs.defaults import DEFAULT_CONVENTION
+from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 _what = partial(option, section="What")
@@ -51,10 +53,53 @@ def sets(text: str) -> Decorator:
     return _what("--set", "sets", multiple=True, metavar="KEY=VALUE", help=text)
 
 
+def training(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``--tokens``, ``--grid`` and ``--pue``: a whole run, and where it is trained."""
+    for add in (
+        option(
+            "--pue",
+            section="Training",
+            type=float,
+            metavar="X",
+            help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+        ),
+        option(
+            "--grid",
+            section="Training",
+            metavar="NAME",
+            default=DEFAULT_GRID,
+            show_default=True,
+            help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+        ),
+        option(
+            "--tokens",
+            section="Training",
+            metavar="T",
+            help="Also say what training on so many tokens takes, in days, GPU-hours, dollars, MWh and CO2e: 2T, 300B, "
+            "1.4e12.",
+        ),
+    ):
+        function = add(function)
+    return function
+
+
 def flop_convention() -> Decorator:
     """``--flop-convention``."""
     text = "How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan."
     return _output("--flop-convention", metavar="NAME", default=DEFAULT_CONVENTION, show_default=True, help=text)
+
+
+def wide() -> Decorator:
+    """``--wide``, which the tables themselves heed."""
+
+    def heed(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001 - click's signature
+        if value:
+            from knee.cli.render.table import show_all_columns
+
+            show_all_columns()
+
+    text = "All columns of every table, whatever the terminal's width; files and pipes get them anyway."
+    return _output("--wide", is_flag=True, expose_value=False, callback=heed, help=text)
 
 
 def as_json(text: str = "Print JSON; every key carries its unit.") -> Decorator:

@@ -8,6 +8,7 @@ import click
 
 from knee.cli import nearest
 from knee.errors import InputError
+from knee.specs.plan import RENAMED
 
 
 class Option(click.Option):
@@ -45,7 +46,7 @@ class Word(click.Choice[str]):
         command = ctx.command_path if ctx is not None else "knee"
         raise InputError(
             f"{name}: {value!r} is not one of {', '.join(words)}",
-            hint=nearest(str(value), words) or f"`{command} --help` says what each is",
+            hint=RENAMED.get(str(value)) or nearest(str(value), words) or f"`{command} --help` says what each is",
             code="unknown-choice",
             field=None if param is None else param.name,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from typing import Any
 
 import click
@@ -73,6 +75,7 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     show_default=True,
     help="What is best: speed, tokens per joule, or dollars per million tokens.",
 )
+@job_options.training
 @option("--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Plans to list.")
 @option(
     "--export",
@@ -82,8 +85,10 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
     "ranking that it can run.",
 )
+@option("--html", section="Output", metavar="FILE", help="Also write a page with the ranking and its values.")
 @job_options.as_json()
-def command(model: str, as_json: bool, top: int, export_to: str | None, **options: Any) -> None:
+@job_options.wide()
+def command(model: str, as_json: bool, top: int, export_to: str | None, html: str | None, **options: Any) -> None:
     """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
 
     MODEL is what `knee simulate` takes; of a job file the plan is searched anew.
@@ -105,6 +110,10 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
         raise InputError(
             "--export and --json are two forms of one answer", hint="give one of them", code="contradiction"
         )
+    if html is not None:
+        from knee.cli.budget_options import check_files
+
+        check_files(None, html)
     from knee.api.plan import plan
     from knee.cli.overrides import parse_sets
     from knee.cli.render.plan import print_exported, print_search
@@ -117,3 +126,6 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, **option
         click.echo(json.dumps(answer.to_dict(), indent=1, allow_nan=False))
     else:
         print_search(answer)
+    if html is not None:
+        answer.write_page(html, command=shlex.join(["knee", *sys.argv[1:]]))
+        click.echo(f"wrote {html}", err=True)

@@ -73,13 +73,18 @@ OPTIONS = (
         metavar="M",
         help="Sequences per microbatch and data-parallel rank; if left out all of a rank's at once, 1 with a pipeline.",
     ),
-    _of_plan("--recompute", type=Word(RECOMPUTES), help="Activations recomputed in backward; none if left out."),
+    _of_plan(
+        "--recompute",
+        type=Word(RECOMPUTES),
+        help="What backward recomputes instead of keeping it; none if left out. attention: attention alone "
+        "(Megatron-LM calls it selective); ops: all but attention and every second matrix product (torchtitan calls it "
+        "selective); blocks: a share of the blocks; full: every block.",
+    ),
     _of_plan(
         "--recompute-frac",
         type=float,
         metavar="FRAC",
-        help="Share of the forward that full "
-        "recomputation runs again, as with every second block checkpointed (0.5); all of it if left out.",
+        help="Share of the blocks that --recompute blocks recomputes; 0.5, every second block, if left out.",
     ),
     _of_plan("--precision", type=Word(PRECISIONS), help="Type of the matrix products; bf16 if left out."),
     _of_plan("--prefetch", type=int, metavar="N", help="Layers gathered ahead; 1 if left out."),

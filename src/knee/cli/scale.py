@@ -13,7 +13,7 @@ from knee.cli.plan_options import PLAN, option, plan_of, plan_options
 from knee.cli.render.progress import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES
-from knee.specs.defaults import DEFAULT_GRID, KEEP_FRAC, THRESHOLD
+from knee.specs.defaults import KEEP_FRAC, THRESHOLD
 
 if TYPE_CHECKING:
     from knee.results.scale_result import Scaling
@@ -69,30 +69,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="Share of the best tokens per joule, and per dollar, that is kept up to their knees.",
 )
-@option(
-    "--tokens",
-    section="Training",
-    metavar="T",
-    help="Also say what training on so many tokens takes: 2T, 300B, 1.4e12.",
-)
-@option(
-    "--grid",
-    section="Training",
-    metavar="NAME",
-    default=DEFAULT_GRID,
-    show_default=True,
-    help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
-)
-@option(
-    "--pue",
-    section="Training",
-    type=float,
-    metavar="X",
-    help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
-)
+@job_options.training
 @plan_options
 @job_options.flop_convention()
 @job_options.as_json()
+@job_options.wide()
 @option(
     "--plot",
     section="Output",

@@ -27,8 +27,10 @@ from knee.cli.plan_options import option, plan_of, plan_options
     "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated."
 )
 @plan_options
+@job_options.training
 @job_options.flop_convention()
 @job_options.as_json()
+@job_options.wide()
 @option(
     "--trace",
     section="Output",
@@ -72,7 +74,9 @@ def command(
     from knee.cli.overrides import parse_sets
     from knee.cli.render.measurement import print_answer
 
-    sizes = {name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len")}
+    sizes = {
+        name: options[name] for name in ("gpus", "global_batch", "local_batch", "seq_len", "tokens", "grid", "pue")
+    }
     answer = simulate(
         model,
         cluster=cluster,

@@ -77,8 +77,10 @@ class ComputeCosts:
     layer_backward_weight: Cost
     head_forward: Cost
     head_backward: Cost
+    ops_again: Cost
+    """What the recomputation policy "ops" runs again of a layer's forward; 0 for plans with another."""
     attention_forward_s: Floats
-    """Of the layer's forward, for selective recomputation and for ring steps."""
+    """Of the layer's forward, for the recomputation of attention and for ring steps."""
     attention_forward_flop: Floats
     clock_frac: Floats
     """Clock that the board's limit leaves, over the highest."""
@@ -109,7 +111,7 @@ def step_total(model: Model, table: PlanTable, c: ComputeCosts, name: str) -> Fl
     ends = sum(
         getattr(cost, name) for cost in (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
     )
-    layers = model.layers * ((1.0 + table.repeats_frac) * forward + back + weight)
+    layers = model.layers * ((1.0 + table.repeats_frac) * forward + back + weight + getattr(c.ops_again, name))
     return np.asarray((layers + ends) * table.microbatches / table.pp, dtype=np.float64)
 
 
@@ -121,7 +123,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
         return step_total(model, table, c, name)
 
     layer = (1.0 + full) * c.layer_forward.flop + c.layer_backward_input.flop + c.layer_backward_weight.flop
-    products = passes * (layer - c.attention_forward_flop * (3.5 + full))
+    products = passes * (layer - c.attention_forward_flop * (3.5 + full) + c.ops_again.flop)
     shards = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp)
     owned = parameter_count(model) / (table.tp * table.pp * shards)
     none = 0.0 * owned
@@ -173,6 +175,9 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
 
     forward = op.layer_forward(model, s, profile.kernels)
     attention = cost([o for o in forward if isinstance(o, op.Attention)])
+    ops = table.recomputes("ops")
+    again = op.recomputed_ops(model, s, profile.kernels, attention=profile.attention == "unfused") if ops.any() else []
+    ops_again = cost(again)
     return ComputeCosts(
         embedding_forward=cost(op.embedding_forward(model, s)),
         embedding_backward=cost(op.embedding_backward(model, s)),
@@ -181,6 +186,7 @@ def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: Plan
         layer_backward_weight=layer(op.layer_backward_weight),
         head_forward=cost(op.head_forward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
         head_backward=cost(op.head_backward(model, s, profile.kernels, loss_parallel=profile.loss_parallel), half),
+        ops_again=Cost(**{f.name: ops * getattr(ops_again, f.name) for f in fields(Cost)}),
         attention_forward_s=attention.time_s,
         attention_forward_flop=attention.flop,
         clock_frac=np.ones(len(table)),

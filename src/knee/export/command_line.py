@@ -11,8 +11,9 @@ from typing import Any
 
 import knee
 from knee.errors import InputError
+from knee.record.plan_words import plan_words
 from knee.specs.job import Job
-from knee.specs.plan import Plan, plan_words
+from knee.specs.plan import Plan
 from knee.workload.layers_per_stage import chunk_layers
 from knee.workload.parameters import head_layers
 

@@ -298,9 +298,17 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
     plan = job.plan
     if plan.recompute == "none":
         return
-    launch.option("--recompute-granularity", plan.recompute)
-    if plan.recompute == "selective":
+    if plan.recompute == "ops":
+        raise cannot(
+            TOOL,
+            "plan.recompute",
+            "it has no policy that keeps every second product",
+            "the nearest plans it can run have --recompute attention, blocks or full",
+        )
+    if plan.recompute == "attention":
+        launch.option("--recompute-granularity", "selective")
         return
+    launch.option("--recompute-granularity", "full")
     if plan.recompute_frac == 1:
         launch.option("--recompute-method", "uniform")
         launch.option("--recompute-num-layers", 1)
@@ -313,7 +321,7 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
             "plan.recompute_frac",
             "it recomputes the same whole number of layers on every stage, and the plan "
             f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
-            "the nearest plan it can run has --recompute full without a share",
+            "the nearest plan it can run has --recompute full",
         )
     launch.option("--recompute-method", "block")
     launch.option("--recompute-num-layers", round(again))

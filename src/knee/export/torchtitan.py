@@ -109,12 +109,13 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
             f"it reduces gradients in fp32, and the plan in {plan.reduce_dtype}",
             "the nearest plan it can run has --reduce-dtype fp32",
         )
-    if plan.recompute_frac < 1:
+    if plan.recompute in ("attention", "blocks"):
+        part = "attention alone" if plan.recompute == "attention" else f"{plan.recompute_frac:g} of the blocks"
         raise cannot(
             TOOL,
-            "plan.recompute_frac",
-            f"it recomputes all blocks or none, and the plan {plan.recompute_frac:g} of them",
-            "the nearest plan it can run has --recompute full without a share, or --recompute selective",
+            "plan.recompute",
+            f"it recomputes all blocks, every second product in each, or nothing, and the plan {part}",
+            "the nearest plans it can run have --recompute full or ops",
         )
     if not placed(plan, AXES):
         mine, its = "-".join(plan.placement), "-".join(AXES)
@@ -293,6 +294,4 @@ def _add_compile(launch: LaunchCommand, job: Job) -> None:
 
 
 def _add_recompute(launch: LaunchCommand, job: Job) -> None:
-    launch.option(f"activation_checkpoint:{job.plan.recompute}")
-    if job.plan.recompute == "selective":
-        launch.notes.append("selective there recomputes every second product and what is cheap; knee's, attention")
+    launch.option(f"activation_checkpoint:{'selective' if job.plan.recompute == 'ops' else job.plan.recompute}")

@@ -36,6 +36,9 @@ class ScaleSeries:
     knee_gpus: int
     open: bool
     """The knee is at the last count or beyond."""
+    low_gpus: int | None = None
+    """Ends of the knee's range, where its band is known."""
+    high_gpus: int | None = None
 
     @property
     def per_gpu(self) -> list[float]:
@@ -54,7 +57,9 @@ def bars(series: Sequence[ScaleSeries]) -> list[str]:
             eighths = round(BAR * 8 * value / most)
             bar = "█" * (eighths // 8) + EIGHTHS[eighths % 8].strip()
             knee = "" if gpus != one.knee_gpus else "  <- knee, or beyond" if one.open else "  <- knee"
-            lines.append(f"  {gpus:>{wide},} {bar:<{BAR}} {value:,.0f}{knee}")
+            if not knee and one.low_gpus is not None and one.low_gpus <= gpus <= (one.high_gpus or 0):
+                knee = "  <- within the knee's range"
+            lines.append(f"  {gpus:>{wide},} {bar:<{BAR}} {value:,.0f} ({value / one.per_gpu[0]:.0%} of ideal){knee}")
     return lines
 
 
@@ -82,7 +87,9 @@ def spec_of(series: Sequence[ScaleSeries]) -> Spec:
             "per_gpu": per_gpu,
             "ideal": one.per_gpu[0] * gpus,
             "ideal_per_gpu": one.per_gpu[0],
-            "knee": gpus == one.knee_gpus and not one.open,
+            "knee": gpus == one.knee_gpus,
+            "label": "knee or beyond" if one.open else "knee",
+            "in_range": one.low_gpus is not None and one.low_gpus <= gpus <= (one.high_gpus or 0),
         }
         for one in series
         for gpus, tokens, per_gpu in zip(one.gpus, one.tokens_per_s, one.per_gpu, strict=True)
@@ -123,8 +130,22 @@ def _chart(values: list[Spec], column: str, ideal: str, axis: Spec) -> Spec:
             "encoding": on_ideal | {"detail": {"field": "curve", "type": "nominal"}},
         },
         {"mark": {"type": "line", "strokeWidth": 2.2, "strokeCap": "butt"}, "encoding": on_curve | channels},
+        {
+            "transform": [{"filter": "datum.in_range"}],
+            "mark": {"type": "line", "strokeWidth": 9, "opacity": 0.25, "color": INK.light},
+            "encoding": on_curve | {"detail": {"field": "curve", "type": "nominal"}},
+        },
+        {
+            "transform": [{"filter": f"datum.gpus === {counts[-1]}"}],
+            "mark": {"type": "text", "text": "ideal", "dx": -16, "dy": 12, "align": "right", "fontSize": 11},
+            "encoding": on_ideal,
+        },
         knee | {"mark": ring},
-        knee | {"mark": {"type": "text", "text": "knee", "dy": -13, "fontSize": 11, "color": INK.light}},
+        {
+            "transform": [{"filter": "datum.knee"}],
+            "mark": {"type": "text", "dy": -13, "align": "right", "fontSize": 11, "color": INK.light},
+            "encoding": on_curve | {"text": {"field": "label", "type": "nominal"}},
+        },
     ]
     return {"width": WIDTH, "height": HEIGHT, "data": {"values": values}, "layer": layers}
 

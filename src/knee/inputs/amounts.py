@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from knee.budgets.training_cost import parse_tokens
+from knee.budgets.training_cost import TrainingQuestion, checked_pue, parse_tokens
+from knee.energy.carbon import grid as grid_of
 from knee.errors import InputError, argument
 
 Amount = str | float
@@ -23,6 +24,12 @@ def count_of(name: str, given: Amount | None) -> float | None:
             code="not-an-amount",
             field=name,
         ) from None
+
+
+def training_of(tokens: Amount | None, grid: str, pue: float | None) -> TrainingQuestion | None:
+    """What is asked of a whole run; None where no tokens are given."""
+    wanted, site, factor = count_of("tokens", tokens), grid_of(grid), checked_pue(pue)
+    return None if wanted is None else TrainingQuestion(tokens=wanted, grid=site, pue=factor)
 
 
 def amount_of(name: str, given: Amount | None) -> float | None:

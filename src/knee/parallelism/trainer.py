@@ -115,7 +115,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
     model, plan = job.model, job.plan
     tp, cp = mesh.group("tp"), mesh.group("cp")
     attend: Callable[..., Any] = GatheredAttention(cp) if cp else causal_attention
-    if plan.recompute == "selective":
+    if plan.recompute == "attention":
         attend = recomputed(attend)
     # sharded weights are made after they are cut; fake ones hold nothing and are made at once
     with torch.device("meta" if mesh.sharded is not None and not mesh.fake else mesh.device):
@@ -127,7 +127,7 @@ def _decoder(job: TrainJob, mesh: Mesh, layers: range) -> Decoder:
             state_dtype=TYPES[plan.state_dtype],
             compute_dtype=TYPES[job.dtype],
         )
-    again = blocks_recomputed(plan.recompute_frac if plan.recompute == "full" else 0.0, model.layers)
+    again = blocks_recomputed(plan.recompute_frac if plan.recompute in ("blocks", "full") else 0.0, model.layers)
     for number, block in decoder.blocks.items():
         run = compiled(block.body) if job.compile else block.body
         block.run = recomputed(run) if again[int(number)] else run

@@ -12,8 +12,8 @@ import numpy as np
 from knee.arrays import Floats
 from knee.errors import InputError
 from knee.profile_fit.stack_fit import NOISE, STEP, problem_of
+from knee.record.plan_words import plan_words
 from knee.specs.job import Job
-from knee.specs.plan import plan_words
 from knee.specs.profile_parameters import Parameter, Values
 from knee.validation.simulated_runs import SimulatedRun, grouped, predicted
 from knee.validation.user_records import Pair

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from knee.budgets.published_budgets import WITHIN_FRAC, PublishedTraining, worst_of
+from knee.record.plan_words import plan_words
 from knee.results.result import Result
-from knee.specs.plan import plan_words
 
 FIELDS = (
     "name",

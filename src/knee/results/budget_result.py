@@ -20,11 +20,11 @@ from knee.energy.carbon import CarbonGrid
 from knee.errors import InputError, argument
 from knee.files import write_text
 from knee.inputs.argument_types import checked_arguments
+from knee.record.plan_words import plan_words
 from knee.results.budget_words import assumptions, frontier_words, sentences
 from knee.results.result import Result, flat
 from knee.specs.catalog import Source
 from knee.specs.model import Model
-from knee.specs.plan import plan_words
 from knee.trust.trust import Trust
 from knee.workload.flop import model_flop_per_token
 from knee.workload.parameters import parameter_count

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from knee.budgets.training_cost import TrainingQuestion
 from knee.errors import InputError
 from knee.export.formats import export
 from knee.inputs.argument_types import checked_arguments
+from knee.record.plan_words import plan_words
 from knee.results.result import Result, flat
 from knee.search.pareto_front import Baseline, baseline, pareto, why
 from knee.search.plan_search import SearchResult
@@ -81,6 +84,8 @@ class PlanSearch(Result):
     drawn: Robust
     top: int
     """Plans that are listed."""
+    whole_run: TrainingQuestion | None = None
+    """Tokens that are to be trained on, and where."""
 
     @cached_property
     def best(self) -> RankedPlan:
@@ -137,6 +142,17 @@ class PlanSearch(Result):
         """Of the recommended plan."""
         return trust_of(self.job)
 
+    @cached_property
+    def training(self) -> dict[str, Any] | None:
+        """What training on the tokens takes with the recommended plan; None where no tokens were given."""
+        return self.training_with(self.best)
+
+    def training_with(self, plan: RankedPlan) -> dict[str, Any] | None:
+        """What training on the tokens takes with this plan; the band is the recommended plan's."""
+        if self.whole_run is None:
+            return None
+        return self.whole_run.answer(plan, self.found.cluster, self.found.space.gpus, self.trust.band)
+
     def ranked(self, row: int) -> RankedPlan:
         """The plan of a row of the search, counted from 0."""
         values = {name: float(getattr(self.found.results, name)[row]) for name in METRICS}
@@ -179,6 +195,7 @@ class PlanSearch(Result):
             },
             "plans": [plan.to_dict() for plan in self.plans],
             "recommended": self.best.to_dict(),
+            **({} if self.training is None else {"training": self.training}),
             "alike": [row + 1 for row in drawn.indistinguishable_rows],
             "why": self.why,
             "baseline": None if self.baseline is None else self.baseline.to_dict(),
@@ -197,7 +214,19 @@ class PlanSearch(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """The listed plans, one a row."""
-        return [flat(plan.to_dict()) for plan in self.plans]
+        rows = [plan.to_dict() for plan in self.plans]
+        whole = [self.training_with(plan) for plan in self.plans]
+        return [flat(row | ({} if run is None else {"training": run})) for row, run in zip(rows, whole, strict=True)]
+
+    @checked_arguments
+    def write_page(self, path: str | Path, *, command: str = "") -> None:
+        """Write one offline HTML page of the answer."""
+        from knee.files import write_text
+        from knee.report.plan_page import plan_page
+
+        every = (*self.plans, *self.front, self.best)
+        words = {plan.rank: plan_words(plan.plan) for plan in every if plan.rank is not None}
+        write_text(Path(path), plan_page(self.to_dict(), words, command=command))
 
     @checked_arguments
     def export(self, to: str) -> str:

@@ -167,7 +167,7 @@ def space_within(job: Job, gpus: int, batch: int, plan: Mapping[str, Any]) -> tu
         recomputes=limit("recompute"),
         micro_batches=limit("micro_batch"),
         sync_every=plan.get("sync_every", 1),
-        selective=job.profile.attention == "unfused" or plan.get("recompute") == "selective",
+        attention_again=job.profile.attention == "unfused" or plan.get("recompute") == "attention",
     )
     return space, " and ".join(only) or None
 

@@ -143,6 +143,8 @@ class Scaling(Result):
                         gpus=tuple(n for n, _ in usable),
                         knee_gpus=knee.gpus,
                         open=knee.open,
+                        low_gpus=None if one.band is None else knee.low_gpus,
+                        high_gpus=None if one.band is None else knee.high_gpus,
                         tokens_per_s=tuple(m.tokens_per_s for _, m in usable),
                         tokens_per_j=tuple(m.tokens_per_j for _, m in usable),
                     )

@@ -62,7 +62,8 @@ def assumptions(answer: Scaling) -> list[str]:
         lines += ["micro_batch was not given: all sequences of a rank at once, or the most that fit"] if cut else []
     if answer.tokens is not None:
         lines += [
-            "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
+            "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out "
+            "(`knee simulate --tokens` has hosts and switches)",
             f"grid {answer.grid.name} ({answer.grid.kind}): {answer.grid.source}",
         ]
     lines.append("the knee's range is of throughput; power's own error is left out")

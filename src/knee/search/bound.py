@@ -8,7 +8,7 @@ from knee.arrays import Floats
 from knee.cost.step_parts import ComputeCosts, comm_costs, compute_costs, groups_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
-from knee.specs.plan import RECOMPUTES, SCHEDULES
+from knee.specs.plan import SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.actions import local_comms
@@ -43,8 +43,8 @@ def least_step_s(model: Model, cluster: Cluster, profile: Profile, table: PlanTa
 
 
 def _worked(model: Model, table: PlanTable, compute: ComputeCosts, blocking_s: Floats) -> Floats:
-    selective = np.where(table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
-    again = table.repeats_frac * compute.layer_forward.time_s + selective * compute.attention_forward_s
+    again = table.repeats_frac * compute.layer_forward.time_s + compute.ops_again.time_s
+    again = again + table.recomputes("attention") * compute.attention_forward_s
     backward = compute.layer_backward_input.time_s + compute.layer_backward_weight.time_s
     layer = compute.layer_forward.time_s + backward + again + blocking_s
     ends = compute.head_forward.time_s + compute.head_backward.time_s

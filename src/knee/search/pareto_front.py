@@ -67,7 +67,7 @@ def baseline(found: SearchResult) -> Baseline | Note:
         global_batch=space.global_batch,
         seq_len=space.seq_len,
         fixed=space.fixed,
-        selective=space.selective,
+        attention_again=space.attention_again,
         shardings=("fsdp", "fsdp_no_reshard"),
         max_tp=1,
         max_pp=1,

@@ -152,7 +152,8 @@ def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: P
     More than that share only costs time, and a plan that fits without needs none.
     """
     open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")))
-    if space.recomputes and not {"none", "full"} <= set(space.recomputes):
+    given = set(space.recomputes)
+    if given and not ("none" in given and given & {"blocks", "full"}):
         open_ = open_[:0]
     largest, *smaller = sorted(SHARES, reverse=True)
     # what does not fit with most of its layers recomputed need not be asked again
@@ -169,8 +170,8 @@ def _with_share(
     space: Space, cluster: Cluster, profile: Profile, table: PlanTable, share: float
 ) -> tuple[PlanTable, Bools]:
     """The plans with that share of their layers recomputed, and which of them fit."""
-    full = np.full(len(table), RECOMPUTES.index("full"))
-    some = replace(table, recompute=full, recompute_frac=np.full(len(table), share))
+    blocks = np.full(len(table), RECOMPUTES.index("blocks"))
+    some = replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
     return some, _memory(space, cluster, profile, some)[0]
 
 

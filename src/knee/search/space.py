@@ -51,7 +51,7 @@ class Space:
     micro_batches: tuple[int, ...] = ()
     sync_every: int = 1
     """Steps between exchanges of replicas, in all plans that have some."""
-    selective: bool = False
+    attention_again: bool = False
     """Whether recomputing attention alone saves anything: not beside kernels that keep no scores."""
 
     def __post_init__(self) -> None:
@@ -152,8 +152,10 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     per_rank = space.global_batch // dp if dp else 1
     sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
     splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
-    again = [name for name in RECOMPUTES if name != "selective" or space.selective]
-    again = [name for name in again if not space.recomputes or name in space.recomputes]
+    usual = ("none", *(("attention",) if space.attention_again else ()), "full")
+    # ops, and every second block, only where they are asked for; the search adds the least share of blocks that fits
+    again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
+    again = [name for name in again if name != "attention" or space.attention_again]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
     shared, orders = shardings(space, dp) if dp else [], schedules(space, pp)
     lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods))
@@ -195,7 +197,7 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
         state_dtype=same(STATE_DTYPES.index(fixed.state_dtype)),
         sync_every=np.where(copies > 1, space.sync_every, 1),
         sequence_parallel=np.array(splits, dtype=np.bool_)[split][good],
-        recompute_frac=np.ones(n),
+        recompute_frac=np.where(_codes(RECOMPUTES, again)[recompute][good] == RECOMPUTES.index("blocks"), 0.5, 1.0),
         tp_overlap_frac=np.full(n, np.nan if fixed.tp_overlap_frac is None else fixed.tp_overlap_frac),
         placement=fixed.placement,
     )

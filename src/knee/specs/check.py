@@ -12,6 +12,7 @@ from knee import units
 from knee.errors import FieldError, SpecError
 from knee.specs.catalog import SOURCE_KINDS, Leaf, Source, Tree, did_you_mean, walk
 from knee.specs.fields import SPECS, Field, field_at, fields_of, known_keys, unit_of
+from knee.specs.plan import RENAMED
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -218,7 +219,8 @@ def _worded(kind: str, item: Any) -> Mistake:
     if item["type"] == "literal_error":
         words = item["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         place = place.removesuffix(".[key]")
-        return Mistake(code=UNKNOWN_CHOICE, place=place, text=f"{item['input']!r} is not one of {words}")
+        text, hint = f"{item['input']!r} is not one of {words}", RENAMED.get(str(item["input"]))
+        return Mistake(code=UNKNOWN_CHOICE, place=place, text=text, hint=hint)
     if item["type"].startswith(("dataclass", "dict", "tuple")):
         return Mistake(code=WRONG_TYPE, place=place, text=f"should be a table or a list, not {item['input']!r}")
     expected = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "a word"}

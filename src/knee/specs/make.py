@@ -61,6 +61,9 @@ def make_job(
     _fill_degrees(options, gpus, notes)
     _fill_micro_batch(options, batch, notes)
     _fill_precision(options, cluster, notes)
+    if options.get("recompute") == "blocks" and "recompute_frac" not in options:
+        options["recompute_frac"] = 0.5
+        notes.append(Note("default-recompute-frac", "recompute_frac defaulted to 0.5: every second block"))
     job = Job(
         model=model,
         cluster=cluster,

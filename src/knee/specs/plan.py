@@ -10,7 +10,7 @@ from knee.specs.hardware import Precision
 
 Sharding = Literal["ddp", "zero1", "zero2", "fsdp", "fsdp_no_reshard", "hsdp"]
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
-Recompute = Literal["none", "selective", "full"]
+Recompute = Literal["none", "attention", "ops", "blocks", "full"]
 CpMethod = Literal["allgather", "ring"]
 ReduceDtype = Literal["fp32", "bf16"]
 StateDtype = Literal["fp32", "bf16"]
@@ -31,6 +31,10 @@ RESHARDING: tuple[Sharding, ...] = ("fsdp", "hsdp")
 REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
 """Modes that reduce gradients in every microbatch and keep their part alone."""
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
+"""What backward computes again: attention alone (Megatron-LM's "selective"), every second product and what is cheap
+(torchtitan's "selective"), a share of the blocks, or all of them."""
+RENAMED = {"selective": "say attention (Megatron-LM's selective) or ops (torchtitan's selective)"}
+"""A word of others with two meanings -> what to say instead."""
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)
@@ -65,7 +69,7 @@ class Plan:
     """Sequences per microbatch and data-parallel rank."""
     recompute: Recompute = "none"
     recompute_frac: float = 1.0
-    """Of full recomputation: share of the forward work that is run again, as with every second block checkpointed."""
+    """Of recompute blocks: share of the blocks that are run again in backward; 0.5 is every second one."""
     precision: Precision = "bf16"
     prefetch: int = 1
     """Layers whose parameters are gathered ahead of the one that computes; 0 hides no gather."""
@@ -91,11 +95,10 @@ class Plan:
             raise out_of_range("plan.tp_overlap_frac", self.tp_overlap_frac, "it must be between 0 and 1")
         if not 0 < self.recompute_frac <= 1:
             raise out_of_range("plan.recompute_frac", self.recompute_frac, "it must be above 0 and at most 1")
-        if self.recompute_frac < 1 and self.recompute != "full":
+        if self.recompute_frac < 1 and self.recompute != "blocks":
             raise SpecError(
-                f"recompute_frac {self.recompute_frac:g} is a share of full recomputation, but recompute is "
-                f"{self.recompute}",
-                hint=f"add {argument('recompute')} full",
+                f"recompute_frac {self.recompute_frac:g} is a share of the blocks, but recompute is {self.recompute}",
+                hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
             )
         if sorted(self.placement) != sorted(AXES):
@@ -170,23 +173,3 @@ class Plan:
     def gpus(self) -> int:
         """GPUs the plan fills."""
         return self.dp * self.tp * self.pp * self.cp
-
-
-def plan_words(plan: Plan) -> str:
-    """A plan in a cell of a table; what is usual is left out."""
-    words: list[str] = [plan.sharding]
-    words += [
-        f"{axis} {getattr(plan, axis):,}"
-        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
-        if getattr(plan, axis) > 1
-    ]
-    if plan.pp > 1:
-        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
-    words += ["no sp"] if plan.tp > 1 and not plan.sequence_parallel else []
-    words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
-    words.append(f"micro-batch {plan.micro_batch:,}")
-    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%} of the layers)"
-    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
-    words += [plan.precision] if plan.precision != "bf16" else []
-    return ", ".join(words)

@@ -20,6 +20,7 @@ from knee.specs.plan import (
     SHARDINGS,
     STATE_DTYPES,
     Plan,
+    Recompute,
 )
 
 
@@ -82,8 +83,12 @@ class PlanTable(ByValue):
 
     @property
     def repeats_frac(self) -> Floats:
-        """Share of the forward that full recomputation runs again; 0 for plans without it."""
-        return np.where(self.recompute == RECOMPUTES.index("full"), self.recompute_frac, 0.0)
+        """Share of the blocks that are run again in backward; 0 for plans that recompute no whole block."""
+        return np.where(self.recompute >= RECOMPUTES.index("blocks"), self.recompute_frac, 0.0)
+
+    def recomputes(self, policy: Recompute) -> Floats:
+        """1 for plans with this policy, 0 for others."""
+        return np.where(self.recompute == RECOMPUTES.index(policy), 1.0, 0.0)
 
     def rows(self, index: slice | Ints) -> PlanTable:
         """Some of the rows."""

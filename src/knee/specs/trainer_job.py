@@ -165,12 +165,15 @@ class TrainJob:
             raise _not_trained(
                 "plan.sharding", "nothing is sharded: dp_shard and cp are 1", f"use {argument('sharding')} ddp"
             )
-        if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute == "full":
+        if plan.recompute == "ops":
+            text, hint = "recompute ops is simulated but not trained", f"use {argument('recompute')} blocks or full"
+            raise _not_trained("plan.recompute", text, hint)
+        if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
-                f"zero_bubble with {argument('recompute')} full is simulated but not trained: torch's split backward "
-                "would recompute a block once for every weight",
-                f"use {argument('schedule')} 1f1b, or {argument('recompute')} selective or none",
+                f"zero_bubble with {argument('recompute')} {plan.recompute} is simulated but not trained: torch's "
+                "split backward would recompute a block once for every weight",
+                f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
             )
         if plan.sync_every > 1:
             raise _not_trained(

@@ -12,9 +12,10 @@ from knee.cost.nccl_tests import idle_s
 from knee.cost.placement import GroupPlacement
 from knee.errors import InputError
 from knee.hardware_fit.links import bus_factor
+from knee.record.plan_words import plan_words
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
-from knee.specs.plan import Plan, plan_words
+from knee.specs.plan import Plan
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, StudyPoint
 from knee.studies.row_columns import METRICS, PLAN

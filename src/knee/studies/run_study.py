@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -91,7 +92,8 @@ def results(
         rows.setdefault(study.name, []).extend(_sheets(study, kept))
     _add_measured(rows, measured)
     pools = _pools(rows)
-    return [_ran(study, rows, pools, impossible.get(study.name, []), changes) for study in map(load_study, names)]
+    ran = [(name, load_study(name)) for name in names]
+    return [_ran(name, study, rows, pools, impossible.get(study.name, []), changes) for name, study in ran]
 
 
 def strangers(answered: Iterable[Row], measured: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -127,7 +129,12 @@ def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[StudyPoin
 
 
 def _ran(
-    study: Study, rows: Rows, pools: Mapping[str, Rows], impossible: Sequence[Row], changes: Mapping[str, Any] | None
+    asked: str,
+    study: Study,
+    rows: Rows,
+    pools: Mapping[str, Rows],
+    impossible: Sequence[Row],
+    changes: Mapping[str, Any] | None,
 ) -> Ran:
     own = rows.get(study.name, ())
     if changes:
@@ -144,7 +151,7 @@ def _ran(
         verdicts=tuple(verdicts),
         values=values,
         finding=finding,
-        again=" ".join([f"knee study run {study.name}", *_options(changes or {})]),
+        again=" ".join([f"knee study run {shlex.quote(asked)}", *_options(changes or {})]),
         trust=max(labels, key=LABELS.index) if labels else None,
     )
 

@@ -307,12 +307,18 @@ def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
     top = {key: value for key, value in raw.items() if key in {f.name for f in fields(StudyGrid)}}
     rest = {key: value for key, value in raw.items() if key not in top}
-    about = {"title": name, "kind": "beyond", "question": f"What do the runs of {name} take?", "finding": ""}
+    about: dict[str, Any] = {
+        "title": name,
+        "kind": "beyond",
+        "finding": "",
+        "question": f"What do the runs of {name} take?",
+    }
     below = raw.get("grid", [])
     if not isinstance(below, list):
         return about | dict(raw)
     grids = [*([top] if top else []), *below]
     grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
+    about |= {"draw": [DEFAULT_DRAW]} if grids else {}
     return about | rest | ({"grid": grids} if grids else {})
 
 
@@ -343,6 +349,7 @@ def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
     return under | grid | joined
 
 
+DEFAULT_DRAW = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
 BATCHES = {"local_batch", "global_batch"}
 
 

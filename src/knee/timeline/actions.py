@@ -14,7 +14,7 @@ from knee.arrays import Bools, Floats
 from knee.cost.kernel_cost import Cost, attention_launches, stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
 from knee.specs.hardware import Gpu
-from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES
+from knee.specs.plan import CP_METHODS, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.chunks import ChunkRows
@@ -97,7 +97,9 @@ def local_comms(
         embedding_forward=tp(tp_messages.EMBEDDING_FORWARD),
         embedding_backward=tp(tp_messages.EMBEDDING_BACKWARD),
         layer_forward=forward,
-        layer_backward=backward.plus(forward.times(table.repeats_frac)),
+        layer_backward=backward.plus(forward.times(table.repeats_frac)).plus(
+            tp(tp_messages.OPS_AGAIN).times(table.recomputes("ops"))
+        ),
         head_forward=tp(tp_messages.HEAD_FORWARD).plus(blocking(times * comm.tp_loss)),
         head_backward=tp(tp_messages.HEAD_BACKWARD),
     )
@@ -105,8 +107,8 @@ def local_comms(
 
 def gathers_kv_again(profile: Profile, table: PlanTable) -> Floats:
     """1 where backward gathers keys and values once more: they were kept cut, or attention is run again."""
-    selective = table.recompute == RECOMPUTES.index("selective")
-    return np.where(selective | (not profile.keeps_gathered), 1.0, 0.0)
+    again = table.recomputes("attention") + table.recomputes("ops")
+    return np.where(profile.keeps_gathered, again, 1.0)
 
 
 def _context_parallel(
@@ -277,9 +279,10 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
 def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     """Forward work that backward does again: seconds and kernels per layer."""
     c, full = parts.compute, parts.table.repeats_frac
-    selective = np.where(parts.table.recompute == RECOMPUTES.index("selective"), 1.0, 0.0)
-    seconds = full * c.layer_forward.time_s + selective * c.attention_forward_s
-    return seconds, full * c.layer_forward.kernels + selective * attention_launches(parts.profile, forward=True)
+    attention = parts.table.recomputes("attention")
+    seconds = full * c.layer_forward.time_s + c.ops_again.time_s + attention * c.attention_forward_s
+    kernels = full * c.layer_forward.kernels + c.ops_again.kernels
+    return seconds, kernels + attention * attention_launches(parts.profile, forward=True)
 
 
 def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str) -> Segment:

@@ -49,9 +49,10 @@ def _kernels(model: Model, cluster: Cluster, parts: StepParts, action: str) -> d
     weight = op.layer_backward_weight(model, s, kinds)
     split = bool(is_zero_bubble(one)[0])
     layer = {"F": forward, "B": back if split else [*back, *weight], "W": weight}[action[0]]
-    selective = bool(one.recompute[0] == RECOMPUTES.index("selective"))
-    again = [o for o in forward if not selective or isinstance(o, op.Attention)] if action[0] == "B" else []
-    share = 1.0 if selective else float(one.repeats_frac[0])
+    policy, unfused = RECOMPUTES[one.recompute[0]], parts.profile.attention == "unfused"
+    again = op.recomputed_ops(model, s, kinds, attention=unfused) if policy == "ops" else forward
+    again = [o for o in again if policy != "attention" or isinstance(o, op.Attention)] if action[0] == "B" else []
+    share = 1.0 if policy in ("attention", "ops") else float(one.repeats_frac[0])
     ends = (op.embedding_forward(model, s), op.head_forward(model, s, kinds, loss_parallel=parts.profile.loss_parallel))
     if action[0] != "F":
         ends = (
@@ -123,6 +124,8 @@ def _local(parts: StepParts, stage: int, send: Timed, *, forward: bool) -> dict[
     repeated = [
         (m, share * s) for m, s in (*exchange(tp_messages.LAYER_FORWARD), *_keys_and_values(parts, stage, True))
     ]
+    if table.recomputes("ops")[0]:
+        repeated = exchange(tp_messages.OPS_AGAIN)
     return {
         "lead": _normal(exchange(tp_messages.HEAD_BACKWARD)),
         "layer": _normal([*repeated, *exchange(tp_messages.layer_backward(parts.profile)), *kv, *send]),

@@ -166,9 +166,10 @@ class _Comparison:
         return like
 
     def _recomputes(self) -> Bools:
-        """Selective recomputation costs next to nothing: it goes with none."""
-        full = self.errors.is_("recompute", "full")
-        return full if self.job.plan.recompute == "full" else ~full
+        """Recomputing attention costs next to nothing: it goes with none, and all others with each other."""
+        policies = ("ops", "blocks", "full")
+        again = np.logical_or.reduce([self.errors.is_("recompute", policy) for policy in policies])
+        return again if self.job.plan.recompute in policies else ~again
 
     def _crosses_too(self) -> Bools:
         across: Bools = self.errors.numbers["nodes"] > 1

@@ -59,6 +59,11 @@ class Trust:
     reasons: tuple[str, ...]
     """Why it is not validated."""
 
+    @property
+    def band(self) -> tuple[float, float] | None:
+        """Both ends of the throughput's band; None without one."""
+        return None if self.low_frac is None or self.high_frac is None else (self.low_frac, self.high_frac)
+
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)

@@ -18,7 +18,6 @@ from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs.job import Job
-from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import table_of
 from knee.timeline.chunks import layout_of
 from knee.timeline.segment_events import scripts_of
@@ -104,13 +103,13 @@ def _collective(m: Message) -> Collective:
 def _flop(w: EvaluatedStep, layers: int, head: bool, again: float) -> tuple[int, int]:
     """Products and attention of a rank with so many layers, so many of them recomputed, and the head or not."""
     s, kernels = shapes_of(w.table), w.profile.kernels
-    selective = w.table.recompute[0] == RECOMPUTES.index("selective")
+    attention_again = w.table.recomputes("attention")[0]
     forward, back = op.layer_forward(w.model, s, kernels), op.layer_backward_input(w.model, s, kernels)
     weight = op.layer_backward_weight(w.model, s, kernels)
     ends = [*op.head_forward(w.model, s, kernels), *op.head_backward(w.model, s, kernels)] if head else []
     m = float(w.table.microbatches[0])
     products = (layers + again) * _gemm_flop(forward) + layers * (_gemm_flop(back) + _gemm_flop(weight))
-    attention = (layers * (1.0 + selective) + again) * _attention_flop(forward) + layers * _attention_flop(back)
+    attention = (layers * (1.0 + attention_again) + again) * _attention_flop(forward) + layers * _attention_flop(back)
     return round(m * (products + _gemm_flop(ends))), round(m * attention)
 
 
@@ -215,7 +214,7 @@ def _recomputed_here(job: Job, stage: int) -> list[tuple[int, int]]:
 
 def _whole_blocks(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
-    if plan.recompute != "full" or plan.recompute_frac == 1:
+    if plan.recompute_frac == 1:
         return work
     chunks = _recomputed_here(job, work.stage)
     layers, again = (sum(column) for column in zip(*chunks, strict=True))
@@ -235,7 +234,7 @@ def _whole_blocks(job: Job, work: StageWork) -> StageWork:
 
 def _stops_early(job: Job, work: StageWork) -> StageWork:
     plan = job.plan
-    if plan.recompute != "full":
+    if plan.recompute not in ("blocks", "full"):
         return work
     again = sum(repeated for _, repeated in _recomputed_here(job, work.stage)) * job.microbatches
     tokens = plan.micro_batch * job.seq_len // plan.cp

@@ -109,12 +109,14 @@ FABRICS = {"efa": "p5-h100-efa", "roce": "dgx-h100-roce"}
 latency and efficiency."""
 RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "none": ("none", 1.0, None),
-    "selective": ("selective", 1.0, None),
+    "attention": ("attention", 1.0, None),
+    "selective": ("attention", 1.0, None),
+    "ops": ("ops", 1.0, None),
+    "op": ("ops", 1.0, None),
     "full": ("full", 1.0, None),
     "unknown": ("none", 1.0, "the source does not say"),
-    "op": ("full", 0.55, "per-operator checkpoints keep attention and every second product and run the rest again"),
-    "blocks": ("full", 0.5, "every second block, as nothing else is said"),
-    "mlp": ("full", 0.55, "the products into the MLP are run again, half of a layer's forward and a little more"),
+    "blocks": ("blocks", 0.5, "every second block, as nothing else is said"),
+    "mlp": ("blocks", 0.55, "the products into the MLP are run again, half of a layer's forward and a little more"),
 }
 """A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
 DEFAULT_VOCAB = 32_000
@@ -303,6 +305,8 @@ def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
     if setting.recompute not in RECOMPUTE:
         raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
     word, share, why = RECOMPUTE[setting.recompute]
+    if setting.recompute == "selective" and "torchtitan" in (setting.stack or "").lower():
+        word, why = "ops", "torchtitan's selective policy keeps attention and every second product"
     if why is not None:
         part = "" if share == 1 else f" of {share:.0%}"
         notes.append(f"recompute {setting.recompute} taken as {word}{part}: {why}")

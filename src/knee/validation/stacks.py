@@ -156,7 +156,8 @@ def _stated_attention(setting: Setting) -> AttentionKernel | None:
     text = re.sub(r"[^a-z0-9]+", "", setting.kernel.lower())
     versions: dict[str, AttentionKernel] = {"flashattentionv1": "flash1", "flashattention1": "flash1"}
     # Triton's kernel of 2022 and 2023, which llm-foundry's and others' tables call by that name, is FlashAttention 1
-    versions |= {"tritonattention": "flash1", "flashattention2": "flash2", "flashattentionv2": "flash2", "flashattention3": "flash3"}
+    versions["tritonattention"] = "flash1"
+    versions |= {"flashattention2": "flash2", "flashattentionv2": "flash2", "flashattention3": "flash3"}
     return next((kernel for word, kernel in versions.items() if word in text), None)
 
 

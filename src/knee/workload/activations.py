@@ -6,8 +6,9 @@ import numpy as np
 
 from knee.arrays import Floats
 from knee.specs.model import Model
+from knee.specs.plan import RECOMPUTES
 from knee.specs.profile import Profile
-from knee.workload.operations import BYTES, NVFP4_BYTES, Shapes
+from knee.workload.operations import BYTES, NVFP4_BYTES, Shapes, kept_product_columns
 
 WRITTEN_OUT = ("eager", "fused_norm", "flash_attn")
 """Kernel sets whose MLP and loss are written out in PyTorch."""
@@ -18,7 +19,8 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
 
     Formula: norms and residual on norm_tokens + attention and MLP tensors on tokens / tp, and inputs of products that
              stay gathered on tokens
-    Where:   recompute 0 none, 1 selective (the attention core is run again), 2 full (only the layer's input is kept)
+    Where:   attention runs its core again; ops keeps the layer's input, attention's output, every second product's and
+             those of reduce-scatters; blocks and full keep the layer's input alone
     Source:  counted from the tensors autograd saves; Korthikanti et al. (arXiv 2205.05198) count 34 h for GPT
     """
     h, tokens_tp, eager = model.hidden, s.tokens / s.tp, profile.saved in WRITTEN_OUT
@@ -44,7 +46,12 @@ def layer_saved_bytes(model: Model, s: Shapes, profile: Profile, recompute: Floa
     if np.any(s.four_bit):
         kept = kept + s.four_bit * (1.0 - profile.bf16_layers_frac) * _nvfp4_saved_bytes(model, s, profile)
     layer_input = 2.0 * h * s.norm_tokens
-    return np.where(recompute == 2, layer_input, kept + np.where(recompute == 1, 0.0, scores))
+    scattered = np.where(s.tp > 1, 2 * layer_input, 0.0)
+    products = 2.0 * kept_product_columns(model, s, profile.kernels) * s.tokens
+    ops = layer_input + scattered + products + 2.0 * model.q_width * tokens_tp
+    whole = np.where(recompute == RECOMPUTES.index("attention"), 0.0, scores) + kept
+    whole = np.where(recompute == RECOMPUTES.index("ops"), np.minimum(ops, kept + scores), whole)
+    return np.where(recompute >= RECOMPUTES.index("blocks"), layer_input, whole)
 
 
 def _nvfp4_saved_bytes(model: Model, s: Shapes, profile: Profile) -> Floats:

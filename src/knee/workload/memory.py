@@ -130,11 +130,12 @@ def _stage_memory(
     optimizer = (MOMENTS * table.state_bytes + copied_bytes + outer_bytes) * sharded
 
     recompute = table.recompute.astype(np.float64)
-    full = table.recompute == RECOMPUTES.index("full")
+    full = table.recompute >= RECOMPUTES.index("blocks")
     kept = layer_saved_bytes(model, s, profile, 0.0 * recompute)
     saved = layer_saved_bytes(model, s, profile, recompute)
     saved = np.where(full, table.recompute_frac * saved + (1.0 - table.recompute_frac) * kept, saved)
-    working = np.where(full, kept, 0.0)
+    # what is run again stands beside what was kept, for one layer at a time
+    working = np.where(full, kept, table.recomputes("ops") * (kept - saved))
     activations = stage.in_flight * stage.chunk * saved + working
     logits = stage.last * logits_bytes(model, s, profile)
     # gradients that are freed after each step come as activations go: of the two, the larger stands at the worst moment

@@ -192,6 +192,28 @@ def layer_forward(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     return [*gemms, *casts, _attention(model, s, forward=True), *_streams(model, s, kernels, backward=False)]
 
 
+def recomputed_ops(model: Model, s: Shapes, kernels: Kernels, *, attention: bool) -> list[Operation]:
+    """What the policy "ops" runs again of a layer's forward.
+
+    Where:   outputs of attention and of every second product (the first, the third, ...) are kept; torch stops before
+             the down projection, whose output backward does not need. ``attention`` where the kernel is not fused, and
+             so not among the operators that are kept
+    Source:  pytorch/torchtitan torchtitan/distributed/activation_checkpoint.py: its list of saved operators, "except
+             every second mm"
+    """
+    dropped = {name for name, _, _ in _projections(model, s, kernels)[1::2]} - {"down"}
+    return [
+        one
+        for one in layer_forward(model, s, kernels)
+        if (one.name in dropped if isinstance(one, Gemm) else attention or not isinstance(one, Attention))
+    ]
+
+
+def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
+    """Elements per token of the products' outputs that the policy "ops" keeps, on one tensor-parallel rank."""
+    return np.sum([out for _, out, _ in _projections(model, s, kernels)[::2]], axis=0)
+
+
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
     """One decoder layer, backward with respect to its input: data gradients, attention, memory-bound kernels."""
     gemms: list[Operation] = [

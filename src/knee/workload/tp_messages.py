@@ -26,6 +26,9 @@ class TpMessages:
 
 LAYER_FORWARD = TpMessages(gathers=2, scatters=2, all_reduces=2)
 """Before and after attention, and before and after the MLP."""
+OPS_AGAIN = TpMessages(gathers=2, all_reduces=1)
+"""Of a layer's forward, what recomputing "ops" sends again: outputs of reduce-scatters are kept, and torch stops before
+the MLP's last message."""
 EMBEDDING_FORWARD = HEAD_BACKWARD = TpMessages(scatters=1, all_reduces=1)
 EMBEDDING_BACKWARD = HEAD_FORWARD = TpMessages(gathers=1)
 ENDS = (EMBEDDING_FORWARD, HEAD_FORWARD, HEAD_BACKWARD, EMBEDDING_BACKWARD)

@@ -10,6 +10,7 @@ from knee.budgets.budget_search import HOUR_S, J_PER_MWH, BudgetLimits, BudgetRu
 from knee.budgets.frontier import KNEE_WORDS, Frontier, IsoLoss
 from knee.budgets.training_cost import DAY_S
 from knee.cli.render.table import print_heading, print_rows
+from knee.record.plan_words import plan_words
 from knee.results.budget_words import (
     AXIS_WORDS,
     FRONTIER_SIZES,
@@ -21,7 +22,6 @@ from knee.results.budget_words import (
     sentences,
     sure_rows,
 )
-from knee.specs.plan import plan_words
 from knee.units import amount, counted, short
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def print_answer(answer: Budget) -> None:
     )
     _print_sides(answer)
     print_heading("fewer GPUs: the best run of each count")
-    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10))
+    print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
     if len(answer.sizes) > 1:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
-        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10))
+        print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10), optional=(8, 9, 7, 3, 6))
     print_heading("one more unit")
     print_rows(
         [

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from knee import units
 from knee.cli.render.table import print_heading, print_rows
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
+PRICE = "the price is not known: --set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
 def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
@@ -29,6 +30,7 @@ def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
     _print_communication(measurement)
     _print_memory(job, measurement, trust)
     _print_power(measurement)
+    print_training(answer.training)
     _print_why(why)
     print_heading("assumptions:")
     for sentence in measurement.assumptions or ("none",):
@@ -153,6 +155,34 @@ def _print_power(m: Measurement) -> None:
             ["tokens per joule", tokens or UNKNOWN],
             ["per million tokens", price or UNKNOWN],
         ]
+    )
+
+
+def print_training(run: Mapping[str, Any] | None) -> None:
+    """What a whole run takes, with the parts of its energy."""
+    if run is None:
+        return
+    print_heading(
+        f"training on {units.short(run['tokens'])} tokens (PUE {run['pue']:g}, grid {run['grid']}: "
+        f"{run['g_co2e_per_kwh']:.0f} g CO2e/kWh)"
+    )
+    shown = {key: UNKNOWN if value is None else units.amount(value) for key, value in run.items() if key[-4:] != "grid"}
+    band = "" if run["low_days"] is None else f"{shown['low_days']} to {shown['high_days']} by the band of throughput"
+    price = "rent at the cluster's price" if run["cost_usd"] is not None else PRICE
+    parts = (
+        f"GPUs {shown['gpu_mwh']}, hosts {shown['host_mwh']}, network {shown['network_mwh']}, "
+        f"cooling and power supply of the site {shown['site_mwh']}"
+    )
+    print_rows(
+        [
+            ["days", shown["days"], band],
+            ["GPU-hours", shown["gpu_hours"], ""],
+            ["USD", shown["cost_usd"], price],
+            ["MWh", shown["energy_mwh"], parts],
+            ["t CO2e", UNKNOWN if run["co2e_kg"] is None else units.amount(run["co2e_kg"] / 1e3), ""],
+        ],
+        right=(1,),
+        dim=(2,),
     )
 
 

@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 import click
 
-from knee.cli.render.measurement import trust_words
+from knee.cli.render.measurement import print_training, trust_words
 from knee.cli.render.table import print_heading, print_rows
+from knee.record.plan_words import plan_words
 from knee.results.plan_result import PlanSearch, RankedPlan
 from knee.search.sensitivity import Bar
-from knee.specs.plan import plan_words
 from knee.units import show
 
 SHOWN_FRONT = 8
 BAR_WIDTH = 24
+LEAST_FIRST = (9, 8, 7, 2, 5, 10, 6, 4)
+"""Columns of the ranking that a narrow terminal does without."""
 
 
 def print_exported(answer: PlanSearch, to: str) -> None:
@@ -56,13 +58,14 @@ def print_search(answer: PlanSearch) -> None:
             ["trust", trust_words(answer.trust)],
         ]
     )
+    print_training(answer.training)
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
     print_heading(f"best plans by {found.objective}")
-    print_rows(_cells(answer, [listed[rank] for rank in sorted(listed)]), right=tuple(range(11)))
+    print_rows(_cells(answer, [listed[rank] for rank in sorted(listed)]), right=range(11), optional=LEAST_FIRST)
     if len(answer.front) > 1:
         print_heading("on the front of tokens/s, tokens/J and free memory, of the simulated plans")
-        print_rows(_cells(answer, _spread(answer.front)), right=tuple(range(11)))
+        print_rows(_cells(answer, _spread(answer.front)), right=range(11), optional=LEAST_FIRST)
     print_heading("a quarter more of it, the plan chosen anew (and a quarter less)")
     print_rows(_bar_rows(answer.sensitivity), right=(1, 3))
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import sys
 
 from knee.budgets.training_cost import DAY_S
+from knee.cli.render.measurement import PRICE
 from knee.cli.render.table import print_heading, print_rows
+from knee.record.plan_words import plan_words
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
-from knee.specs.plan import plan_words
 from knee.trust.doubling_errors import DoublingBand
 from knee.units import precise
-
-PRICE = "--set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
 def print_answer(answer: Scaling) -> None:
@@ -96,7 +95,7 @@ def _print_points(one: ScalingCurve) -> None:
                 plan_words(job.plan),
             ]
         )
-    print_rows(rows, right=range(11), dim=(11,))
+    print_rows(rows, right=range(11), dim=(11,), optional=(8, 7, 6, 11, 5, 10, 4, 2, 3))
 
 
 def _print_bills(one: ScalingCurve) -> None:
@@ -122,7 +121,7 @@ def _print_knees(one: ScalingCurve) -> None:
         rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
         rows += [["", "", "", f"though {weak_words(knee)}"]] if knee.weak else []
     if "cost" not in one.knees:
-        rows.append(["cost", "unknown", "", f"the price is not known: {PRICE}"])
+        rows.append(["cost", "unknown", "", PRICE])
     print_rows(rows, dim=(3,))
     if one.band is not None:
         ends = f"{one.band.low_frac:+.1%} to {one.band.high_frac:+.1%}"
@@ -201,7 +200,7 @@ def _print_comparison(answer: Scaling) -> None:
                 _or(last.usd_per_mtoken, ".4g"),
             ]
         )
-    print_rows(rows, right=range(4, 11))
+    print_rows(rows, right=range(4, 11), optional=(10, 9, 8, 6, 7, 3, 2))
 
 
 def _short(tokens: float) -> str:

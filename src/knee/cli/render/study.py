@@ -12,6 +12,8 @@ from knee.cli.render.table import print_heading, print_rows
 from knee.cli.render.validate_carried import print_fidelity
 from knee.results.study_description import StudyDescription, StudySummary
 from knee.studies.claims import Tally, Verdict
+from knee.studies.run_study import Ran
+from knee.units import show
 
 MOST = 90
 """Characters of a finding's numbers in a cell; all of them are on the page and in claims.csv."""
@@ -58,7 +60,10 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
     """Study by study: what was found, and every claim; then why claims failed, and how far all is to be trusted."""
     for one in answer.ran:
         print_heading(f"{one.study.name}: {one.study.title}" + (f" ({one.study.place})" if one.study.place else ""))
-        click.echo(f"  {one.finding}" + (f" [{one.trust}]" if one.trust else ""))
+        if one.finding:
+            click.echo(f"  {one.finding}" + (f" [{one.trust}]" if one.trust else ""))
+        else:
+            _print_runs(one)
         if one.verdicts:
             print_rows([["", "verdict", "role", "claim", "paper", "found"], *map(_cells, one.verdicts)])
         if not whole:
@@ -75,6 +80,36 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
     if verdicts:
         print_heading("claims by what they are worth:")
         print_rows([[role, str(tally)] for role, tally in Tally.by_role(verdicts).items()])
+
+
+def _print_runs(one: Ran) -> None:
+    """The runs of a study that says nothing of them itself."""
+    rows = [
+        [
+            "series",
+            "GPUs",
+            "tokens/s per GPU",
+            "tokens/s",
+            "MFU",
+            "exposed",
+            "memory",
+            "fits",
+            "trust",
+            "model",
+            "cluster",
+        ]
+    ]
+    for row in one.rows:
+        if "plan" in row:
+            speed = (f"{row[name]:,.0f}" for name in ("tokens_per_s_per_gpu", "tokens_per_s"))
+            shares = (f"{row[name]:.1%}" for name in ("mfu_frac", "exposed_frac"))
+            memory, fits = show(row["memory_bytes"], "bytes"), "yes" if row["fits"] else "no"
+            words = (str(row.get(name) or "") for name in ("trust", "model", "cluster"))
+            rows.append([str(row["series"]), f"{row['gpus']:,}", *speed, *shares, memory, fits, *words])
+    if len(rows) > 1:
+        print_rows(rows, right=range(1, 7), optional=(9, 8, 3, 7))
+    for row in one.impossible:
+        click.echo(f"  {row['series']}, {row['gpus']:,} GPUs cannot be: {row['why']}")
 
 
 def _cells(v: Verdict) -> list[str]:

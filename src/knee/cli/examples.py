@@ -1,0 +1,39 @@
+"""The examples at the end of each command's ``--help``; a test parses every one of them."""
+
+from __future__ import annotations
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "simulate": (
+        "knee simulate llama2-7b --cluster dgx-h100 --gpus 256 --local-batch 2",
+        "knee simulate llama2-70b --cluster dgx-h100 --gpus 512 --global-batch 1024 --tp 8 --recompute ops --tokens 2T",
+    ),
+    "plan": (
+        "knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512",
+        "knee plan llama2-70b --cluster dgx-h100 --gpus 512 --global-batch 1024 --tokens 2T --html plan.html",
+    ),
+    "scale": (
+        "knee scale llama2-7b --cluster dgx-h100 --gpus 8..2048 --local-batch 2",
+        "knee scale llama2-7b --cluster dgx-a100,dgx-h100 --gpus 8..1024 --local-batch 2 --plot scale.svg",
+    ),
+    "budget": ("knee budget --cluster dgx-h100 --gpus 2048 --days 30",),
+    "train": ("knee train llama-tiny --device cpu --gpus 2 --local-batch 1 --seq-len 64 --steps 5",),
+    "sweep": ("knee sweep mine.toml --dry-run",),
+    "dryrun": ("knee dryrun llama2-7b --cluster dgx-h100 --gpus 64 --local-batch 1 --tp 2",),
+    "compare": ("knee compare runs/a/record.json runs/b/record.json",),
+    "trace": ("knee trace step.json.gz",),
+    "report": ("knee report runs/ --out page.html",),
+    "study": ("knee study run fig3", "knee study run mine.toml --out out-mine"),
+    "validate": ("knee validate --carried",),
+    "calibrate": ("knee calibrate runs.csv --out mine.toml",),
+    "probe": ("knee probe kernels",),
+    "data": ("knee data prepare corpus.jsonl --out shards --tokenizer bytes",),
+    "catalog": ("knee catalog", "knee catalog dgx-h100"),
+    "doctor": ("knee doctor",),
+}
+"""Command -> lines as a user types them."""
+
+
+def epilog_of(command: str) -> str | None:
+    """The paragraph that click prints last."""
+    lines = EXAMPLES.get(command)
+    return None if lines is None else "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,25 @@
+"""A plan in words, for a cell of a table."""
+
+from __future__ import annotations
+
+from knee.specs.plan import Plan
+
+
+def plan_words(plan: Plan) -> str:
+    """A plan in a cell of a table; what is usual is left out."""
+    words: list[str] = [plan.sharding]
+    words += [
+        f"{axis} {getattr(plan, axis):,}"
+        for axis in ("dp_replicate", "dp_shard", "tp", "pp", "cp")
+        if getattr(plan, axis) > 1
+    ]
+    if plan.pp > 1:
+        words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
+    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    words += ["no sp"] if plan.tp > 1 and not plan.sequence_parallel else []
+    words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
+    words.append(f"micro-batch {plan.micro_batch:,}")
+    share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
+    words += [f"recompute {plan.recompute}{share}"] if plan.recompute != "none" else []
+    words += [plan.precision] if plan.precision != "bf16" else []
+    return ", ".join(words)

@@ -1,0 +1,89 @@
+"""The page of a search of plans: the recommended plan, the ranking, the front, and what more hardware would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from knee.report.page import Key, Page, Section, render_page
+from knee.report.tables import Table, record_table
+from knee.single import ASSUMPTIONS
+from knee.units import amount, precise, short, show
+
+Data = Mapping[str, Any]
+RANKING = ("rank", "tokens/s", "per GPU", "MFU", "exposed", "bubble", "free memory", "W/GPU", "tokens/J", "USD/Mtoken")
+
+
+def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str:
+    """One HTML file of ``knee plan --json``'s data; ``words`` is each ranked plan in words."""
+    best, counts, run = data["recommended"], data["counts"], data.get("training")
+    keys = [
+        Key(value=precise(best["tokens_per_s"]), says="tokens/s with the recommended plan"),
+        Key(value=f"{best['mfu_frac']:.1%}", says="MFU"),
+        Key(value=f"{best['exposed_frac']:.1%}", says="of the step is exposed communication"),
+    ]
+    keys += [] if run is None else [Key(value=f"{run['days']:,.1f}", says=f"days for {short(run['tokens'])} tokens")]
+    by = f"By {data['objective']}."
+    sections = [
+        Section(id="plans", title="Best plans", says=by, blocks=(_ranking(data["plans"], words),)),
+        Section(
+            id="front",
+            title="The front",
+            says="Simulated plans that no other beats in tokens/s, tokens/J and free memory at once.",
+            blocks=(_ranking(data["front"], words),),
+        ),
+        Section(
+            id="sensitivity",
+            title="What more hardware would bring",
+            says="+25% and -25% of each resource; the plan is chosen again each time.",
+            blocks=(_sensitivity(data["sensitivity"]),),
+        ),
+    ]
+    if run is not None:
+        sections.insert(0, Section(id="training", title="The whole run", says=TRAINING, blocks=(_training(run),)))
+    page = Page(
+        title="The best parallel plan",
+        question=f"{data['model']} on {data['gpus']:,} GPUs of {data['cluster']}, profile {data['profile']}, "
+        f"{data['global_batch']:,} sequences of {data['seq_len']:,} tokens per step: which plan?",
+        command=command,
+        keys=tuple(keys),
+        found=(
+            f"Recommended: {words[best['rank']]}.",
+            f"{str(data['why'])[:1].upper()}{str(data['why'])[1:]}.",
+            f"{counts['plans']:,} plans: {sum(counts['too_large'].values()):,} do not fit, {counts['bounded']:,} were "
+            f"pruned by a bound, {counts['simulated']:,} were simulated.",
+        ),
+        sections=tuple(sections),
+        assumptions=ASSUMPTIONS,
+    )
+    return render_page(page)
+
+
+TRAINING = "GPUs, hosts, network and the site's cooling and power supply; checkpoints and failures are left out."
+
+
+def _ranking(plans: Sequence[Data], words: Mapping[int, str]) -> Table:
+    rows = []
+    for plan in plans:
+        cells = (
+            plan["rank"],
+            precise(plan["tokens_per_s"]),
+            precise(plan["tokens_per_s_per_gpu"]),
+            *(f"{plan[name]:.1%}" for name in ("mfu_frac", "exposed_frac", "bubble_frac")),
+            show(plan["headroom_bytes"], "bytes"),
+            *(None if plan[name] is None else f"{plan[name]:.4g}" for name in ("power_w_per_gpu", "tokens_per_j")),
+            None if plan["usd_per_mtoken"] is None else f"{plan['usd_per_mtoken']:.3f}",
+        )
+        rows.append(dict(zip(RANKING, cells, strict=True)) | {"plan": words[plan["rank"]]})
+    return record_table("Plans", (*RANKING, "plan"), rows)
+
+
+def _sensitivity(bars: Sequence[Data]) -> Table:
+    rows = [{key: f"{value:.4g}" if isinstance(value, float) else value for key, value in bar.items()} for bar in bars]
+    flat = [{key: value for key, value in row.items() if not isinstance(value, (dict, list))} for row in rows]
+    return record_table("Sensitivity", tuple(flat[0]) if flat else (), flat)
+
+
+def _training(run: Data) -> Table:
+    rows = [{"what": key, "value": amount(value)} for key, value in run.items() if isinstance(value, float)]
+    return record_table("Training", ("what", "value"), rows)
