@@ -71,6 +71,12 @@ def parse(text: str | float, unit: str) -> float:
     return number * factor
 
 
+def is_bare(text: object) -> bool:
+    """Whether a quantity is written as a number alone."""
+    match = _NUMBER.match(str(text))
+    return match is not None and match[2] == ""
+
+
 def example(unit: str) -> str:
     """How a value of this dimension is written."""
     return {

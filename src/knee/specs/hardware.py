@@ -260,6 +260,16 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNics:
+    """What a fabric's table may say instead of ``nic_bytes_per_s``, which is then the NICs' rate over a node's GPUs."""
+
+    nics_per_node: int
+    """Network cards of one node."""
+    nic_rate: float
+    """Rate of one of them, per direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A kind of cluster; how many GPUs are used is the job's business."""
 

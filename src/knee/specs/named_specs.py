@@ -17,14 +17,14 @@ from knee.specs.catalog import (
     SourceKind,
     Tree,
     entry_names,
+    is_path,
     read_entry,
-    read_table,
-    read_toml,
+    read_path,
 )
 from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
+from knee.specs.complete import REPLACES, complete
 from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
-from knee.specs.huggingface import read_config
 from knee.specs.model import Model
 from knee.specs.profile import Profile
 
@@ -76,12 +76,7 @@ def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
 
 def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:
     """The unchecked entry that a name or a path stands for; paths are relative to ``folder``."""
-    if not _is_path(ref):
-        return read_entry(kind, ref)
-    path = folder / ref
-    if kind == "model" and (path.suffix == ".json" or path.is_dir()):
-        return read_table(kind, read_config(path), where=path.name)
-    return read_table(kind, {"name": path.stem, **read_toml(path, field=kind)}, where=path.name)
+    return read_path(kind, folder / ref) if is_path(ref) else read_entry(kind, ref)
 
 
 def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]]) -> None:
@@ -93,6 +88,8 @@ def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]])
         node: Any = tree
         for table in tables:
             node = _inside(node, table, path)
+        if name in REPLACES:
+            node.pop(REPLACES[name], None)
         node[name] = Leaf(value, Source(value=text, kind="user", text=SET))
 
 
@@ -116,7 +113,7 @@ def _inside(node: Any, table: str, path: str) -> Any:
 
 
 def _load(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[Any]:
-    if not overrides and not _is_path(ref):
+    if not overrides and not is_path(ref):
         entry = _catalog_entry(kind, ref)
         return replace(entry, sources=dict(entry.sources))  # whoever changes it changes their own
     return _read(kind, ref, overrides)
@@ -132,13 +129,10 @@ def _read(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[
     tree = read_tree(kind, ref)
     apply_overrides(kind, tree, overrides)
     mistakes: list[Mistake] = []
+    notes = complete(kind, tree, mistakes)
     spec = build(kind, tree, mistakes)
     raise_mistakes(ref, mistakes)
-    return Loaded(spec=spec, sources=sources_of(kind, tree))
-
-
-def _is_path(ref: str) -> bool:
-    return ref.endswith((".toml", ".json")) or "/" in ref or "\\" in ref
+    return Loaded(spec=spec, sources=sources_of(kind, tree), assumptions=notes)
 
 
 def _worded_value(kind: str, path: str, text: str) -> Any:
