@@ -87,7 +87,7 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str, folder: Path = Pa
 def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
     """The entry of a file: TOML, or a model's ``config.json``."""
     if kind == "model" and (path.suffix == ".json" or path.is_dir()):
-        from knee.specs.huggingface import read_config  # which reads files by this module
+        from knee.specs.user_files.huggingface import read_config  # which reads files by this module
 
         raw = read_config(path)
     else:

@@ -169,13 +169,13 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
     except ValueError as error:
         bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
         return value
-    if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
-        text = f"{word} has no unit: write it as in {units.example(unit)!r}"
-        bad[path] = Mistake(code="missing-unit", place=path, text=text)
-        return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
         text = f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}"
         bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
+        return value
+    if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
+        text = f"{word} has no unit; write {units.with_unit(word, unit)}"
+        bad[path] = Mistake(code="missing-unit", place=path, text=text)
         return value
     return number
 
@@ -183,7 +183,7 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
 def _needs_unit(path: str, unit: str, number: float) -> bool:
     """Whether a bare number is none that base SI would give: 48 may be GB, and 80e9 is bytes."""
     low, high = PLAUSIBLE.get(unit, (0.0, LARGEST))
-    return bool(number) and path.rpartition(".")[2] not in PER_ELEMENT and not low <= abs(number) <= high
+    return number > 0 and path.rpartition(".")[2] not in PER_ELEMENT and not low <= number <= high
 
 
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:

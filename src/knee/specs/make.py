@@ -21,7 +21,6 @@ from knee.specs.check import (
     raise_mistakes,
     sources_of,
 )
-from knee.specs.complete import complete
 from knee.specs.defaults import DEFAULT_PROFILE, DEFAULT_SEQ_LEN
 from knee.specs.fields import fields_of, split_overrides
 from knee.specs.hardware import Cluster
@@ -31,6 +30,7 @@ from knee.specs.named_specs import Loaded, apply_overrides, read_tree
 from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
+from knee.specs.user_files.data_sheets import complete
 
 NOT_WHOLE = "batch-not-whole"
 """Code of a local batch that makes no whole number of sequences on so many GPUs."""

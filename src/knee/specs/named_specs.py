@@ -22,11 +22,11 @@ from knee.specs.catalog import (
     read_path,
 )
 from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
-from knee.specs.complete import REPLACES, complete
 from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.profile import Profile
+from knee.specs.user_files.data_sheets import REPLACES, complete
 
 T = TypeVar("T")
 
@@ -62,12 +62,11 @@ def catalog_entries(kind: Kind) -> list[str]:
     return entry_names(kind)
 
 
-def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
-    """Rows of (field, shown value, kind of source, source) of a catalogue entry."""
-    tree = read_entry(kind, name)
+def describe(kind: Kind, tree: Tree) -> list[tuple[str, str, SourceKind, str]]:
+    """Rows of (field, shown value, kind of source, source) of an entry."""
     mistakes: list[Mistake] = []
     spec = build(kind, tree, mistakes)
-    raise_mistakes(name, mistakes)
+    raise_mistakes(kind, mistakes)
     return [
         (path, _shown(path, _at(spec, path)), source.kind, source.text)
         for path, source in sources_of(kind, tree).items()

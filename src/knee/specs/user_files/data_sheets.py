@@ -18,13 +18,15 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 from knee import units
-from knee.specs.catalog import Kind, Leaf, Source, Tree, entry_names, read_entry, walk
+from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, entry_names, is_path, read_entry, read_toml, walk
 from knee.specs.check import Mistake, missing_field
 from knee.specs.fields import unit_of
-from knee.specs.hardware import Fabric, Gpu, Node
+from knee.specs.hardware import Cluster, Fabric, Gpu, Node
+from knee.specs.model import Model
 from knee.specs.notes import Note
 
 REPLACES = {"nic_bytes_per_s": "nic_rate", "nic_rate": "nic_bytes_per_s", "nics_per_node": "nic_bytes_per_s"}
@@ -42,6 +44,12 @@ GENERATIONS = {
 PEAKS = {"fp8": "fp8_flop_per_s", "fp8_block": "fp8_flop_per_s", "nvfp4": "fp4_flop_per_s"}
 BY_POWER = ("idle_w", "comm_w", "gemm_cap_w")
 NEAREST_GPU, NEAREST_NODE, NEAREST_FABRIC = "nearest-gpu", "nearest-node", "nearest-fabric"
+TELLING: dict[Kind, frozenset[str]] = {
+    "cluster": frozenset(("gpu", *(one.name for one in fields(Cluster) if one.name != "name"))),
+    "gpu": frozenset(one.name for one in fields(Gpu) if one.name not in ("name", "attention")),
+    "model": frozenset(one.name for one in fields(Model) if one.name != "name"),
+}
+"""Kind -> keys that only its files have."""
 NEEDED: dict[type, tuple[str, ...]] = {
     Gpu: ("name", "hbm_bytes", "hbm_bytes_per_s", "tdp_w"),
     Node: ("gpus", "link", "link_bytes_per_s"),
@@ -140,10 +148,8 @@ def _complete_gpu(tree: Tree) -> tuple[str, ...]:
     if isinstance(gemm := tree.get("gemm"), dict) and "gemm" in taken:
         for kind in [kind for kind in gemm if kind in PEAKS and PEAKS[kind] not in tree]:
             gemm.pop(kind)
-    text = (
-        f"{_written(tree, 'name')}: {_listed(taken)} were not given and are those of {name}, the nearest measured GPU"
-    )
-    return (Note(NEAREST_GPU, text, "cluster.gpu"),)
+    text = f"{_listed(taken)} were not given and are those of {name}, the nearest measured GPU"
+    return (Note(NEAREST_GPU, f"{_written(tree, 'name')}: {text}", "cluster.gpu"),)
 
 
 def nearest_gpu(tree: Tree) -> str:
@@ -274,11 +280,13 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "none"
 
 
-def kind_of(keys: Iterable[str]) -> Kind:
-    """What a file describes, by the keys at its top."""
-    found = set(keys)
-    if found & {"node", "fabric", "gpu", "usd_per_gpu_h", "max_gpus"}:
-        return "cluster"
-    if found & {"hbm_bytes", "hbm_bytes_per_s", "tdp_w", "fp16_flop_per_s", "bf16_flop_per_s", "gemm"}:
-        return "gpu"
-    return "model" if found & {"layers", "hidden", "heads", "vocab", "ffn", "kv_heads", "max_seq_len"} else "profile"
+def kind_of_file(path: Path) -> Kind:
+    """What a file describes: by the keys at its top, and else by its base."""
+    raw = read_toml(path, field="name")
+    for kind, telling in TELLING.items():
+        if raw.keys() & telling:
+            return kind
+    base = raw.get("base")
+    if isinstance(base, str) and is_path(base):
+        return kind_of_file(path.parent / base)
+    return next((kind for kind in KINDS if base in entry_names(kind)), "profile")
