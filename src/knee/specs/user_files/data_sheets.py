@@ -42,6 +42,8 @@ GENERATIONS = {
 }
 """Word of a data sheet -> what ``arch`` begins with, where the catalogue has its architecture's number."""
 PEAKS = {"fp8": "fp8_flop_per_s", "fp8_block": "fp8_flop_per_s", "nvfp4": "fp4_flop_per_s"}
+PAIRS = ("p2p_frac", "p2p_bytes_per_s")
+"""What was measured of a network's pairs, and has a default."""
 BY_POWER = ("idle_w", "comm_w", "gemm_cap_w")
 NEAREST_GPU, NEAREST_NODE, NEAREST_FABRIC = "nearest-gpu", "nearest-node", "nearest-fabric"
 TELLING: dict[Kind, frozenset[str]] = {
@@ -226,9 +228,8 @@ def _complete_part(tree: Tree, part: str, word: str, rate: str, code: str) -> li
     if part == "node" and "pair_bytes_per_s" not in mine and isinstance(link := mine.get(rate), Leaf):
         text = "a pair of GPUs has the whole link between them"
         mine["pair_bytes_per_s"] = Leaf(link.value, Source(value=link.value, kind="assumed", text=text))
-    same = not distance(name)[0]
-    skipped = () if same else ("nvls", "p2p_bytes_per_s", "launch_scale")
-    taken = [key for key in near if key not in mine and key not in (*NEEDED[spec], *skipped)]
+    also = PAIRS if not distance(name)[0] else ()
+    taken = [key for key in near if key not in mine and key in (*MEASURED[spec], *also)]
     for key in taken:
         mine[key] = _copied(near[key], key, f"as in {name}, the nearest {part}: not given", {})
     text = f"{part}: {_listed(taken)} were not given and are those of {name}, the nearest {part} of the catalogue"
