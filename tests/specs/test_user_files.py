@@ -124,6 +124,12 @@ def test_only_what_no_entry_can_give_is_missing(tmp_path: Path) -> None:
     }
 
 
+def test_a_gpu_is_no_cluster(box: str) -> None:
+    with pytest.raises(InputError) as refused:
+        load_cluster(str(Path(box).parent / "gpus" / "l40s.toml"))
+    assert (refused.value.code, refused.value.field) == ("other-document", "cluster")
+
+
 # ---- NICs ----------------------------------------------------------------------------------------------------------
 
 

@@ -92,6 +92,9 @@ def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
         raw = read_config(path)
     else:
         raw = {"name": path.stem, **read_toml(path, field=kind)}
+    if kind == "cluster" and raw.keys() & DATA_SHEET:
+        text, hint = f"{path.name} describes a GPU, not a cluster", f'write a cluster file with gpu = "{path.name}"'
+        raise InputError(text, hint=f"{hint}, [node] and [fabric]", code="other-document", field=kind)
     within = (*within, os.path.realpath(path))
     return _resolve(kind, raw, default=(_as_kind("user"), path.name), within=within, folder=path.parent)
 

@@ -228,11 +228,14 @@ def _complete_part(tree: Tree, part: str, word: str, rate: str, code: str) -> li
     if part == "node" and "pair_bytes_per_s" not in mine and isinstance(link := mine.get(rate), Leaf):
         text = "a pair of GPUs has the whole link between them"
         mine["pair_bytes_per_s"] = Leaf(link.value, Source(value=link.value, kind="assumed", text=text))
-    also = PAIRS if not distance(name)[0] else ()
+    differs = f", which has {_word(near, word)}" if distance(name)[0] else ""
+    also = () if differs else PAIRS
     taken = [key for key in near if key not in mine and key in (*MEASURED[spec], *also)]
     for key in taken:
         mine[key] = _copied(near[key], key, f"as in {name}, the nearest {part}: not given", {})
-    text = f"{part}: {_listed(taken)} were not given and are those of {name}, the nearest {part} of the catalogue"
+    text = (
+        f"{part}: {_listed(taken)} were not given and are those of {name}, the nearest {part} of the catalogue{differs}"
+    )
     return [Note(code, text, f"cluster.{part}")]
 
 
