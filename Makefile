@@ -74,6 +74,7 @@ bench: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/python -m knee.cli.docs docs/commands.md
+	$(BIN)/python -m knee.cli.file_docs docs/files.md
 
 clean:
 	rm -rf $(VENV) $(OUT) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

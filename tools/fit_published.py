@@ -87,7 +87,7 @@ PRIORS: Mapping[str, Mapping[str, float]] = {
 """Values of the generic profiles before any run was seen; their sources are those that the catalogue had for them:
 dispatch of eager PyTorch, arXiv 2507.03114 for contention, NVIDIA/nccl#2409 for hops in use, userbuffers and
 --overlap-p2p-communication for what Megatron hides."""
-LAUNCH = "profile.launch_s"
+LAUNCH, ATTENTION = "profile.launch_s", "profile.attention_scale"
 LAUNCHED_ONE_BY_ONE = ("eager", "fused", "megatron-2021")
 """Profiles whose Python launches kernel by kernel."""
 FEWEST_STACKS = 3
@@ -237,15 +237,27 @@ def fitted_stack(name: str, without: str | None) -> StackFit | None:
 def _fitted_stack(name: str, without: str | None) -> StackFit | None:
     mine: dict[str, list[PublishedRun]] = {}
     for run in usable_runs():
-        if profile_name(run.setting) == name and run.setting.source != without:
+        if profile_name(run.setting) == name and run.setting.source != without and not _limited(run.setting):
             mine.setdefault(run.setting.source, []).append(run)
     runs = [run for some in mine.values() for run in some[:: -(-len(some) // MOST_RUNS)]]
     start = start_of(name)
     cases = cases_of(runs, lambda setting: job_of(setting, profile=start))[0]
     if sum(len(case.runs) for case in cases) < FEWEST:
         return None
-    free = [p for p in PARAMETERS if not _fact(name, p)]
+    # which attention kernel ran is stated by the rows, and what it takes by the GPU: a stack's few lengths tell no more
+    free = [p for p in PARAMETERS if p.path != ATTENTION and not _fact(name, p)]
     return calibrate(cases, free)
+
+
+def _limited(setting: Setting) -> bool:
+    """Whether the source says that its boards had a power limit, and not which: that is no fact about the stack."""
+    return setting.gpu in source_facts().get(setting.source, {}).get("limited_gpus", ())
+
+
+@cache
+def source_facts() -> dict[str, dict[str, Any]]:
+    """What is known of each source."""
+    return tomllib.loads((CATALOG / "validation/sources.toml").read_text(encoding="utf-8"))
 
 
 def _with(profile: Profile, values: Values) -> Profile:

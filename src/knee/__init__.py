@@ -22,7 +22,8 @@ Questions, each a function of plain names and keyword arguments, the same words 
     read_records   one's own records, measured beside simulated, as rows and as one page
     budget_check   training runs whose cost was published, against what knee predicts for them
     probe_kernels, probe_collectives, probe_power, probe_steps    this machine, measured and written as a cluster file
-    catalog_entries, catalog_entry    what knee knows, and from where
+    catalog_entries, catalog_entry    what knee knows, and from where; an entry as a complete file
+    catalog_schema                    JSON Schemas of the files that people write
     doctor         what works on this machine, and what is missing for the rest
 
 ``from knee.api.train import train`` trains a model for real under the same plan and measures it (``knee.train`` is the
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from knee.api.calibrate import calibrate as calibrate
     from knee.api.catalog import catalog_entries as catalog_entries
     from knee.api.catalog import catalog_entry as catalog_entry
+    from knee.api.catalog import catalog_schema as catalog_schema
     from knee.api.compare import compare as compare
     from knee.api.doctor import doctor as doctor
     from knee.api.dryrun import DryRun as DryRun
@@ -153,6 +155,7 @@ _HOMES = {
     "cancel_sweep": "api.sweep",
     "catalog_entries": "api.catalog",
     "catalog_entry": "api.catalog",
+    "catalog_schema": "api.catalog",
     "compare": "api.compare",
     "describe_study": "api.study_list",
     "doctor": "api.doctor",

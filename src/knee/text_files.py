@@ -16,6 +16,8 @@ from knee.errors import InputError
 from knee.limits import MOST_JSON_BYTES, WRITER_S
 
 BLOCK_BYTES = 1 << 20
+BOM = "\ufeff"
+"""The byte order mark that some editors begin a file with."""
 DEEPEST = 64
 """Tables inside tables."""
 _INK = re.compile(r"\S")
@@ -114,9 +116,10 @@ def json_values(text: str) -> tuple[list[Any], int | None]:
     return found, None
 
 
-def read_text(path: Path, *, most: int = MOST_JSON_BYTES, encoding: str = "utf-8") -> str:
-    """A text file as ``Path.read_text`` reads it; ``TooLarge`` where it has more bytes than ``most``."""
-    return read_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+def read_text(path: Path, *, most: int = MOST_JSON_BYTES) -> str:
+    """A text file as ``Path.read_text`` reads it, less a byte order mark; ``TooLarge`` beyond ``most`` bytes."""
+    text = read_bytes(path, most).decode("utf-8").removeprefix(BOM)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -71,6 +71,25 @@ def parse(text: str | float, unit: str) -> float:
     return number * factor
 
 
+def is_bare(text: object) -> bool:
+    """Whether a quantity is written as a number alone."""
+    match = _NUMBER.match(str(text))
+    return match is not None and match[2] == ""
+
+
+def with_unit(number: str, unit: str) -> str:
+    """What a bare number may have meant: ``'200 GB/s' or '200 Gbit/s'``."""
+    names = {
+        "bytes": ("GB", "GiB"),
+        "bytes_per_s": ("GB/s", "Gbit/s"),
+        "flop_per_s": ("TFLOP/s",),
+        "s": ("us", "ms", "s"),
+        "j_per_flop": ("pJ/FLOP",),
+        "j_per_byte": ("pJ/B",),
+    }
+    return " or ".join(f"'{number} {name}'" for name in names[unit])
+
+
 def example(unit: str) -> str:
     """How a value of this dimension is written."""
     return {

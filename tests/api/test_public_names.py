@@ -49,6 +49,7 @@ EXPORTED = {
     "cancel_sweep",
     "catalog_entries",
     "catalog_entry",
+    "catalog_schema",
     "compare",
     "describe_study",
     "doctor",

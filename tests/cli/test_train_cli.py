@@ -264,7 +264,7 @@ def test_torchruns_ranks_agree_on_a_folder(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_job_for_another_machine(tmp_path: Path) -> None:
     """Neither torch nor a GPU is needed to write one."""
-    from knee.specs.trainer_job import TrainJob
+    from knee.parallelism.trainer_job import TrainJob
 
     path = tmp_path / "job.json"
     result = CliRunner().invoke(

@@ -16,7 +16,7 @@ ENTRIES = [(kind, name) for kind in KINDS for name in entry_names(kind)]
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES)
 def test_every_value_has_a_source(kind: Kind, name: str) -> None:
-    rows = describe(kind, name)
+    rows = describe(kind, read_entry(kind, name))
     assert len(rows) > 8
     for field, shown, source_kind, text in rows:
         assert shown, field
@@ -142,7 +142,7 @@ def test_prices_are_dated_and_may_be_unknown() -> None:
 
 
 def test_values_are_shown_as_people_read_them() -> None:
-    rows = {field: shown for field, shown, _, _ in describe("cluster", "dgx-h100")}
+    rows = {field: shown for field, shown, _, _ in describe("cluster", read_entry("cluster", "dgx-h100"))}
     assert rows["gpu.hbm_bytes_per_s"] == "3.35 TB/s"
     assert rows["node.hop_s"] == "5.00 µs"
     assert rows["node.nvls"] == "true"

@@ -21,7 +21,8 @@ from knee.studies.file_errors import known_keys
 from knee.studies.questions import points_of
 from knee.studies.record_store import IMPOSSIBLE, Store
 from knee.studies.rows import bandwidth_rows, hardware_row, impossible_row, step_row
-from knee.studies.study_file import FOLDER, Study, _checked, _laid_over_common, load_study, study_names, uncounted
+from knee.studies.study_file import FOLDER, Study, _checked, load_study, study_names, uncounted
+from knee.studies.study_layers import laid_over_common
 from refusals import caught, kind
 
 MINE = """\
@@ -280,7 +281,7 @@ def test_whatever_a_file_has_is_answered_in_words(name: str) -> None:
     for _ in range(150):
         harmed = _harmed(raw, chance)
         try:
-            study = _checked(name, _laid_over_common(harmed, where="mine.toml"), where="mine.toml")
+            study = _checked(name, laid_over_common(harmed, where="mine.toml", hint=""), where="mine.toml")
             accepted += 1
             points_of(study)
             assert all(verdict.found for verdict in judge(study.claim, rows, name))

@@ -6,7 +6,7 @@ import torch
 
 from knee.datasets.token_batches import Share, Synthetic
 from knee.parallelism.mesh import Mesh
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 
 
 def local_tokens(job: TrainJob, mesh: Mesh, step: int) -> torch.Tensor:

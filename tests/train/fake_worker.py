@@ -33,8 +33,8 @@ from knee.cli import main as knee
 from knee.parallelism import pipeline_parallel  # noqa: F401 - imported once for all
 from knee.parallelism.mesh import local_device, make_mesh
 from knee.parallelism.trainer import Trainer
+from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import StageWork
-from knee.specs.trainer_job import TrainJob
 from knee.train import fake_ranks
 from knee.train.fake_ranks import Log, group_names, logged_step, trace_stage
 from waiting import LIMIT_S

@@ -27,7 +27,7 @@ from batches import local_tokens
 
 from knee.parallelism import context_parallel, ddp, optimizer, pipeline_parallel, tensor_parallel, trainer  # noqa: F401 - once for all
 from knee.parallelism.mesh import local_device, make_mesh
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 from waiting import LIMIT_S
 
 BREAKS = {

@@ -21,13 +21,13 @@ import pytest
 
 from knee.api.dryrun import DryRun, traced_job
 from knee.errors import RunFailed
+from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import Collective, StageWork
 from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.model import Model
 from knee.specs.plan import Plan
-from knee.specs.trainer_job import TrainJob
 from knee.validation.program_messages import RULES, Difference, as_trained, differences, simulated_work
 from refusals import refused
 from waiting import LIMIT_S

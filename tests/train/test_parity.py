@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from knee.parallelism.trainer_job import TrainJob
 from knee.specs.model import Model
 from knee.specs.plan import Plan
-from knee.specs.trainer_job import TrainJob
 from waiting import LIMIT_S
 
 pytest.importorskip("torch")

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from knee.errors import ExitCode
+from knee.parallelism.trainer_job import TrainJob
 from knee.probe.gpus import nvml_library
 from knee.specs.load import load_model
 from knee.specs.plan import Plan
-from knee.specs.trainer_job import TrainJob
 from knee.train.run_record import compose, compose_from_files, verdict, write_piece
 from knee.train.start_ranks import write_job
 from knee.validation.user_records import read_records

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from knee.errors import InputError
 from knee.inputs.argument_types import checked_arguments
 from knee.results.catalog_result import CONSTANTS, CatalogEntries, CatalogEntry, budget_tables
+from knee.results.file_schema import FILE_KINDS, file_schema
 from knee.specs.catalog import KINDS, entry_names
 
 
@@ -24,10 +27,25 @@ def catalog_entries() -> CatalogEntries:
 
 
 @checked_arguments
-def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
-    """Every value of one entry, with the kind of its source and the source itself.
+def catalog_schema(kind: str) -> dict[str, Any]:
+    """The JSON Schema of a kind of file: cluster, gpu, model, profile, study or site.
 
-    ``kind`` tells entries of the same name apart.
+    >>> import knee
+    >>> knee.catalog_schema("gpu")["properties"]["tdp_w"]["x-unit"]
+    'w'
+    """
+    for known in FILE_KINDS:
+        if kind == known:
+            return file_schema(known)
+    hint = f"use one of {', '.join(FILE_KINDS)}"
+    raise InputError(f"{kind!r} is not a kind of file", hint=hint, code="unknown-choice", field="kind")
+
+
+@checked_arguments
+def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
+    """Every value of one entry, or of a file by its path, with the kind of its source and the source itself.
+
+    ``kind`` tells entries of the same name apart; ``to_toml()`` is a complete file that loads again.
 
     >>> import knee
     >>> {value.field: value.shown for value in knee.catalog_entry("h100-sxm").values}["hbm_bytes_per_s"]

@@ -11,11 +11,11 @@ from knee.inputs.argument_types import checked_arguments
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ModelLike, Overrides, ProfileLike, is_job_file
 from knee.inputs.trainer_request import Say, completed_request, ranks_of
+from knee.parallelism.trainer_job import Dtype, TrainJob
 from knee.probe.machine_facts import need_torch
 from knee.record.issued_messages import StageWork
 from knee.results.result import Result
 from knee.specs import Job
-from knee.specs.trainer_job import Dtype, TrainJob
 from knee.validation.program_messages import Difference, as_trained, differences, simulated_work
 
 PLACEHOLDER = "dgx-h100"

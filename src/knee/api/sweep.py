@@ -15,12 +15,12 @@ from knee.launch.run_status import STATES, Status
 from knee.launch.site import Site, in_folder
 from knee.launch.sweep_folder import Sweep, SweepRun, locked, read_sweep
 from knee.limits import MOST_RUNS
+from knee.parallelism.trainer_job import LONGEST_TIMEOUT_S
 from knee.progress import Progress, watched
 from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
-from knee.specs.trainer_job import LONGEST_TIMEOUT_S
 from knee.studies.answers import job_of
 from knee.studies.grid_changes import GridChanges, changes_of
 from knee.studies.questions import StudyPoint, all_points, check_count

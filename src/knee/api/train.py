@@ -17,9 +17,9 @@ from knee.errors import DoesNotFit, InputError, NotWritten, RunFailed, argument,
 from knee.files import real_path, write_text
 from knee.inputs.request import ModelLike
 from knee.inputs.trainer_request import Say, trainer_job, under_torchrun
+from knee.parallelism.trainer_job import TrainJob
 from knee.probe.machine_facts import need_torch
 from knee.results.result import Result
-from knee.specs.trainer_job import TrainJob
 from knee.train.run_record import RECORD
 from knee.train.start_ranks import clear, launch, prepare, write_job
 

@@ -6,17 +6,34 @@ import json
 
 import click
 
+from knee.errors import InputError
+
+FILE_KINDS = ("cluster", "gpu", "model", "profile", "study", "site")
+
 
 @click.command("catalog")
 @click.argument("name", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; numbers in base SI units.")
-def command(name: str | None, as_json: bool) -> None:
+@click.option("--toml", "as_toml", is_flag=True, help="Print NAME as a complete file that loads again.")
+@click.option(
+    "--schema",
+    type=click.Choice(FILE_KINDS),
+    help="Print the JSON Schema of a kind of file, so that editors complete it.",
+)
+def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) -> None:
     """Show what knee knows and from where.
 
     Without NAME: every model, GPU, cluster and software profile, and what `knee budget` rests on: scaling laws, laws of
     the critical batch, families of shapes, training runs. With the NAME of one, or `constants`: every value with the
-    kind of its source (vendor, measured, published, fitted, assumed) and the source itself.
+    kind of its source (vendor, measured, published, fitted, assumed) and the source itself. NAME may also be the path
+    of your own file: what it leaves out is shown with where it is taken from.
     """
+    if schema is not None:
+        _print_schema(schema, name)
+        return
+    if as_toml:
+        _print_toml(name, as_json)
+        return
     from knee.api.catalog import catalog_entries
     from knee.cli.render.catalog import print_entries, print_values
 
@@ -29,3 +46,23 @@ def command(name: str | None, as_json: bool) -> None:
         print_entries(known)
     else:
         print_values(found)
+
+
+def _print_schema(kind: str, name: str | None) -> None:
+    from knee.api.catalog import catalog_schema
+
+    if name is not None:
+        raise InputError(
+            "--schema takes no NAME", hint=f"knee catalog --schema {kind}", code="contradiction", field="name"
+        )
+    click.echo(json.dumps(catalog_schema(kind), indent=2))
+
+
+def _print_toml(name: str | None, as_json: bool) -> None:
+    from knee.api.catalog import catalog_entry
+
+    if name is None or as_json:
+        text = "--toml and --json exclude each other" if as_json else "--toml needs a NAME"
+        code = "contradiction" if as_json else "missing-argument"
+        raise InputError(text, hint="knee catalog dgx-h100 --toml", code=code, field="toml")
+    click.echo(catalog_entry(name).to_toml(), nl=False)

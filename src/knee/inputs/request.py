@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from knee.errors import InputError, argument, example
 from knee.inputs.arguments import SIZES, checked_plan, require
 from knee.specs import Cluster, Job, Model, Profile
-from knee.specs.catalog import read_toml
+from knee.specs.catalog import read_layers, read_toml
 from knee.specs.defaults import DEFAULT_PROFILE
 from knee.specs.load import (
     Loaded,
@@ -158,7 +158,11 @@ def is_job_file(ref: object) -> bool:
     """Whether this is a whole job as a TOML file, and not a model's."""
     if not isinstance(ref, (str, Path)) or not str(ref).endswith(".toml"):
         return False
-    return any(key in read_toml(Path(ref)) for key in _JOB_KEYS)
+    raw = read_toml(Path(ref))
+    base = raw.get("base")
+    if isinstance(base, str) and base.endswith(".toml") and is_job_file(Path(ref).parent / base):
+        return True
+    return any(key in raw for key in _JOB_KEYS)
 
 
 def named_model(model: ModelLike, overrides: Pairs = ()) -> Loaded[Model]:
@@ -225,7 +229,7 @@ def _from_names(
     return Request(
         job=job,
         sources=sources | _given_sources(sizes, plan, for_plan),
-        assumptions=(*defaulted, *notes),
+        assumptions=(*defaulted, *(note for part in parts.values() for note in part.assumptions), *notes),
         plan_options=options,
     )
 
@@ -257,7 +261,7 @@ def _from_file(
         job=loaded.spec,
         sources=loaded.sources | _given_sources(sizes, plan, for_plan),
         assumptions=loaded.assumptions,
-        plan_options={**read_toml(path).get("plan", {}), **changes},
+        plan_options={**read_layers(path, anchored=lambda raw, _: raw).get("plan", {}), **changes},
     )
 
 

@@ -13,12 +13,12 @@ from knee.errors import InputError, argument
 from knee.files import real_path
 from knee.inputs.arguments import checked_plan
 from knee.inputs.request import ClusterLike, ModelLike, Overrides, ProfileLike, Request, is_job_file, request
+from knee.parallelism.trainer_job import AttentionChoice, Dtype, TrainJob
 from knee.probe.inventory import read_inventory
 from knee.specs import Job
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
 from knee.specs.notes import code_of
-from knee.specs.trainer_job import AttentionChoice, Dtype, TrainJob
 from knee.sweeps.job_for_trainer import STEPS, facts_of, warmup_of
 
 DEGREES = ("tp", "pp", "cp", "dp_shard", "dp_replicate")

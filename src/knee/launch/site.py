@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from knee.errors import InputError
-from knee.specs.catalog import did_you_mean, read_toml
+from knee.specs.catalog import did_you_mean, read_layers
 from knee.text_files import check_readable
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -44,14 +44,19 @@ class Site:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     partition: str = ""
+    """Slurm's partition."""
     account: str = ""
+    """Slurm's account."""
     qos: str = ""
+    """Slurm's quality of service."""
     time: str = ""
     """Wall clock of an allocation, as Slurm takes it; of a run where there is no Slurm."""
     exclusive: bool = False
+    """Whether whole nodes are asked for, shared with no other job."""
     exclude: str = ""
     """Nodes that are not to be used."""
     cpus_per_node: int | None = None
+    """CPUs that are asked for on each node."""
     gpus_per_node: int | None = None
     """Processes a node, where they are not as many as the cluster's description says."""
     sbatch: tuple[str, ...] = ()
@@ -70,8 +75,11 @@ class Site:
     """A file of shell commands that are run before anything else: modules, limits, a virtual environment. What fails
     in it ends the run."""
     env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of a run."""
     container: str = ""
+    """Image, or its file, in which a run is started."""
     container_runtime: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
+    """What starts the container."""
     python: str = ""
     """The interpreter that starts torchrun. If left out: the container's python3; the python3 that ``setup`` puts into
     the PATH, if it does; this one."""
@@ -132,8 +140,7 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
     """A site file, and what the command line says instead; empty values were not given."""
     site = Site()
     if path is not None:
-        site = site_of(read_toml(path, field="site"), path.name)
-        site = replace(site, **_found({name: getattr(site, name) for name in FILES}, path.parent))
+        site = site_of(read_layers(path, field="site", anchored=_anchored), path.name)
     changes = {key: value for key, value in given.items() if value not in (None, "", (), {}, False)}
     changes |= _found({name: changes[name] for name in FILES if name in changes}, Path())
     if changes.get("env"):
@@ -146,6 +153,10 @@ def load_site(path: Path | None, given: Mapping[str, Any]) -> Site:
 
 FILES = ("setup", "container", "python")
 """What may name a file, relative to the site file or to where the command is given."""
+
+
+def _anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    return raw | _found({name: raw[name] for name in FILES if isinstance(raw.get(name), str)}, folder)
 
 
 def _found(named: Mapping[str, Any], folder: Path) -> dict[str, Any]:

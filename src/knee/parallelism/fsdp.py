@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from knee.parallelism.decoder import Decoder
 from knee.parallelism.mesh import Mesh
 from knee.parallelism.precision import TYPES
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 
 
 def shard(decoder: Decoder, job: TrainJob, mesh: Mesh) -> None:

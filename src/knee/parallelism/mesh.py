@@ -15,8 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from knee.errors import SpecError
 from knee.parallelism.torch_internals import NamedGroup
+from knee.parallelism.trainer_job import TrainJob
 from knee.specs.plan import Plan
-from knee.specs.trainer_job import TrainJob
 from knee.workload.layers_per_stage import chunk_layers
 
 

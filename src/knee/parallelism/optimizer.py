@@ -12,7 +12,7 @@ from knee.parallelism.fsdp import local_part
 from knee.parallelism.mesh import Mesh
 from knee.parallelism.tensor_parallel import CUT_DIM
 from knee.parallelism.torch_internals import all_reduce, scaled_fused_step
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 
 BETAS, WEIGHT_DECAY, EPS = (0.9, 0.95), 0.1, 1e-8
 

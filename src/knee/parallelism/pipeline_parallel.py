@@ -13,7 +13,7 @@ from knee.parallelism.fsdp import before_microbatch
 from knee.parallelism.mesh import Mesh, chunks_here
 from knee.parallelism.precision import TYPES
 from knee.parallelism.torch_pipeline_internals import HookedStage, gather_when_used, ordered_schedule
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 
 
 class Pipeline:

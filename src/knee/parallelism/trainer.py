@@ -20,7 +20,7 @@ from knee.parallelism.optimizer import Optimizer
 from knee.parallelism.precision import TYPES, LossScale
 from knee.parallelism.recompute import recomputed
 from knee.parallelism.tensor_parallel import CUT_DIM, Split, Whole
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 from knee.workload.layers_per_stage import blocks_recomputed
 
 KERNELS = {

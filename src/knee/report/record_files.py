@@ -101,7 +101,7 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
 def _values(path: Path) -> Iterator[tuple[str, Any]]:
     """Every JSON value of a file with its name; a note where one is damaged."""
     try:
-        text = read_text(path, encoding="utf-8-sig")
+        text = read_text(path)
     except InputError as error:
         yield str(path), Note(error.code, error.message)
         return

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 from knee.errors import InputError
+from knee.results.entry_toml import entry_toml
 from knee.results.result import Result
-from knee.specs.catalog import KINDS, ROOT, Kind, did_you_mean, read_entry, read_toml
+from knee.specs.catalog import KINDS, ROOT, Kind, Leaf, Tree, did_you_mean, is_path, read_toml
 from knee.specs.check import Mistake, build, raise_mistakes
 from knee.specs.constants import constant, constant_rows
-from knee.specs.load import describe
+from knee.specs.load import describe, read_tree
+from knee.specs.user_files.data_sheets import complete, kind_of_file
 
 CONSTANTS = "constants"
 SOURCES = {"counts": "counts_source", "params": "range_source", "tokens": "range_source", "flop": "range_source"}
@@ -41,13 +44,15 @@ class CatalogEntry(Result):
 
     kind: str
     name: str
+    path: str = ""
+    """Of a file; empty for an entry of the catalogue."""
 
     @property
     def spec(self) -> Any:
         """The model, GPU, cluster or profile; of any other kind the table as its file has it."""
         if self.kind == CONSTANTS:
             return {name: constant(*name.split(".", 1)) for name, *_ in constant_rows()}
-        return budget_tables()[self.kind][self.name] if self.kind in budget_tables() else _spec(self.kind, self.name)
+        return budget_tables()[self.kind][self.name] if self.kind in budget_tables() else _spec(self.kind, self._tree())
 
     @property
     def values(self) -> tuple[CatalogValue, ...]:
@@ -55,7 +60,7 @@ class CatalogEntry(Result):
         spec = self.spec
         if self.kind in budget_tables():
             return tuple(_budget_value(field, value, spec) for field, value in spec.items() if field not in APART)
-        described = constant_rows() if self.kind == CONSTANTS else describe(cast(Kind, self.kind), self.name)
+        described = constant_rows() if self.kind == CONSTANTS else describe(cast(Kind, self.kind), self._tree())
         return tuple(
             CatalogValue(
                 field=path,
@@ -66,6 +71,20 @@ class CatalogEntry(Result):
             )
             for path, shown, source_kind, source in described
         )
+
+    def to_toml(self) -> str:
+        """A complete file of a model, GPU, cluster or profile, which loads again."""
+        if self.kind not in KINDS:
+            text = f"{self.name} is none of {', '.join(KINDS)}, and has no file of its own"
+            raise InputError(text, code="unknown-choice", field="name")
+        return entry_toml(self.kind, self._tree())
+
+    def _tree(self) -> Tree:
+        mistakes: list[Mistake] = []
+        tree = read_tree(cast(Kind, self.kind), self.path or self.name)
+        complete(self.kind, tree, mistakes)
+        raise_mistakes(self.name, mistakes)
+        return tree
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as ``knee catalog NAME --json`` prints it."""
@@ -91,10 +110,12 @@ class CatalogEntries(Result):
 
     def rows(self) -> list[dict[str, Any]]:
         """One an entry."""
-        return [asdict(entry) for entry in self.entries]
+        return [{"kind": entry.kind, "name": entry.name} for entry in self.entries]
 
     def named(self, name: str) -> tuple[CatalogEntry, ...]:
-        """The entries of a name: one, or one of each kind that has it."""
+        """The entries of a name: one, or one of each kind that has it; of a path the entry that its file describes."""
+        if is_path(name):
+            return (file_entry(name),)
         found = tuple(entry for entry in self.entries if entry.name == name)
         if not found:
             close = did_you_mean(name, [entry.name for entry in self.entries])
@@ -105,6 +126,14 @@ class CatalogEntries(Result):
                 field="name",
             )
         return found
+
+
+def file_entry(path: str) -> CatalogEntry:
+    """What a user's file describes."""
+    kind = "model" if not path.endswith(".toml") else kind_of_file(Path(path))
+    leaf = read_tree(kind, path)["name"]
+    assert isinstance(leaf, Leaf)
+    return CatalogEntry(kind=kind, name=str(leaf.value), path=path)
 
 
 @cache
@@ -134,10 +163,10 @@ def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _spec(kind: str, name: str) -> Any:
+def _spec(kind: str, tree: Tree) -> Any:
     mistakes: list[Mistake] = []
-    spec = build(cast(Kind, kind), read_entry(cast(Kind, kind), name), mistakes)
-    raise_mistakes(name, mistakes)
+    spec = build(kind, tree, mistakes)
+    raise_mistakes(kind, mistakes)
     return spec
 
 

@@ -5,15 +5,17 @@ is bare (``layers = 32``) or carries its own source::
 
     hbm_bytes_per_s = { value = "3.35 TB/s", kind = "vendor", source = "NVIDIA H100 datasheet" }
 
-``source`` and ``kind`` of a table cover every bare value in it. ``base = "other-entry"`` inherits.
+``source`` and ``kind`` of a table cover every bare value in it. ``base = "other-entry"`` inherits; where a name is
+taken, a path is too, relative to the file that it stands in.
 """
 
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -29,12 +31,13 @@ SourceKind = Literal["vendor", "measured", "published", "fitted", "assumed", "us
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCE_KINDS: tuple[SourceKind, ...] = get_args(SourceKind)
-BOM = "\ufeff"
-"""What some editors begin a file with."""
 LONGEST_WORD, MOST_WORDS = 80, 1000
 """Words that are compared with a misspelt one."""
 CLOSE = 0.65
 """Share of letters that a suggestion has in common with it: 0.67 for tpu and cpu, 0.6 for nan and finland."""
+DATA_SHEET = frozenset(("hbm_bytes", "hbm_bytes_per_s", "tdp_w"))
+RATES = frozenset(("fp16_flop_per_s", "bf16_flop_per_s"))
+"""What a table of a GPU of its own has, and one of these."""
 ROOT = Path(__file__).parent.parent / "catalog"
 
 _HEADER = re.compile(r"^\[([A-Za-z0-9_-]+)\]\s*$", re.MULTILINE)
@@ -68,18 +71,69 @@ def entry_names(kind: Kind) -> list[str]:
 
 def read_entry(kind: Kind, name: str) -> Tree:
     """The catalogue entry of that name, with what it inherits."""
-    return _resolve(kind, _raw_entry(kind, name), default=None, within=(name,))
+    return _resolve(kind, _raw_entry(kind, name), default=None, within=(name,), folder=ROOT)
 
 
-def read_table(kind: Kind, raw: dict[str, Any], *, where: str) -> Tree:
-    """An entry written by a user; ``where`` becomes the source of its bare values."""
-    return _resolve(kind, raw, default=(_as_kind("user"), where), within=())
+def is_path(ref: str) -> bool:
+    """Whether a word names a file, and not an entry of the catalogue."""
+    return ref.endswith((".toml", ".json")) or "/" in ref or "\\" in ref
+
+
+def read_table(kind: Kind, raw: dict[str, Any], *, where: str, folder: Path = Path()) -> Tree:
+    """An entry written by a user; ``where`` becomes the source of its bare values, paths are relative to ``folder``."""
+    return _resolve(kind, raw, default=(_as_kind("user"), where), within=(), folder=folder)
+
+
+def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
+    """The entry of a file: TOML, or a model's ``config.json``."""
+    if kind == "model" and (path.suffix == ".json" or path.is_dir()):
+        from knee.specs.user_files.huggingface import read_config  # which reads files by this module
+
+        raw = read_config(path)
+    else:
+        raw = {"name": path.stem, **read_toml(path, field=kind)}
+    if kind == "cluster" and raw.keys() & DATA_SHEET:
+        text, hint = f"{path.name} describes a GPU, not a cluster", f'write a cluster file with gpu = "{path.name}"'
+        raise InputError(text, hint=f"{hint}, [node] and [fabric]", code="other-document", field=kind)
+    within = (*within, os.path.realpath(path))
+    return _resolve(kind, raw, default=(_as_kind("user"), path.name), within=within, folder=path.parent)
+
+
+def read_layers(
+    path: Path,
+    *,
+    field: str | None = None,
+    anchored: Callable[[dict[str, Any], Path], dict[str, Any]],
+    named: Callable[[str], Path | None] = lambda _: None,
+    within: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """A study, site or job file laid over its ``base``, table by table; lists are replaced as a whole.
+
+    ``anchored`` makes the paths in a file's text independent of its folder; ``named`` finds bases that have a name.
+    """
+    raw = read_toml(path, field=field)
+    base = raw.pop("base", None)
+    if base is None:
+        return anchored(raw, path.parent)
+    if not isinstance(base, str):
+        raise InputError(f"{path.name}: base is {base!r}; it must be a path", code="wrong-type", field="base")
+    below, here = named(base) or path.parent / base, os.path.realpath(path)
+    if here in within:
+        text = f"{path.name} inherits from itself: {' -> '.join(map(os.path.basename, (*within, here)))}"
+        raise InputError(text, code="contradiction", field="base")
+    under = read_layers(below, field="base", anchored=anchored, named=named, within=(*within, here))
+    return _merge_tables(under, anchored(raw, path.parent))
+
+
+def _merge_tables(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    both = {key for key in base.keys() & over.keys() if isinstance(base[key], dict) and isinstance(over[key], dict)}
+    return base | over | {key: _merge_tables(base[key], over[key]) for key in both}
 
 
 def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
     """A TOML file, or one sentence about what is wrong with it and where; ``field`` names the argument."""
     # a file that is too large is a ValueError, too
-    text = read_text(path, most=MOST_TOML_BYTES, field=field).removeprefix(BOM)
+    text = read_text(path, most=MOST_TOML_BYTES, field=field)
     try:
         tree = tomllib.loads(text)
         if text_files.is_deep(tree):  # a dotted key nests without a bracket
@@ -166,33 +220,49 @@ def _as_kind(word: str) -> SourceKind:
     raise InputError(f"{word!r} is not a kind of source", hint=hint, code="unknown-choice", field="kind")
 
 
-def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within: tuple[str, ...]) -> Tree:
-    """Annotate an entry, take the GPU of a cluster by name, and lay the entry over its base."""
+def _resolve(kind: Kind, raw: dict[str, Any], *, default: _Cover | None, within: tuple[str, ...], folder: Path) -> Tree:
+    """Annotate an entry, take the GPU of a cluster by name or path, and lay the entry over its base."""
     raw = dict(raw)
     base = raw.pop("base", None)
     gpu = raw.pop("gpu", None) if kind == "cluster" else None
     own = _annotate(raw, default)
-    inherited = _base(kind, base, within) if base is not None else {}
+    inherited = _base(kind, base, within, folder) if base is not None else {}
     if isinstance(gpu, str):
         # A named GPU replaces the inherited one: merging would keep kernels that the new chip does not have.
         inherited.pop("gpu", None)
-        own["gpu"] = read_entry("gpu", gpu)
+        own["gpu"] = read_path("gpu", folder / gpu) if is_path(gpu) else read_entry("gpu", gpu)
     elif isinstance(gpu, dict):
-        if "base" in gpu:
+        # So does a whole data sheet; fewer values are changes of the inherited GPU.
+        if "base" in gpu or (gpu.keys() >= DATA_SHEET and gpu.keys() & RATES):
             inherited.pop("gpu", None)
-        own["gpu"] = _resolve("gpu", gpu, default=_cover(raw, default), within=())
+        own["gpu"] = _resolve("gpu", gpu, default=_cover(raw, default), within=(), folder=folder)
     elif gpu is not None:
         own["gpu"] = _annotate({"gpu": gpu}, default)["gpu"]
+    if kind == "cluster":
+        _drop_other_network(inherited.get("fabric"), own.get("fabric"))
     return _merge(inherited, own)
 
 
-def _base(kind: Kind, name: object, within: tuple[str, ...]) -> Tree:
+def _drop_other_network(below: object, over: object) -> None:
+    """NICs of a node replace an inherited rate of a GPU, and the other way round."""
+    if isinstance(below, dict) and isinstance(over, dict):
+        if "nic_bytes_per_s" in over:
+            below.pop("nics_per_node", None), below.pop("nic_rate", None)
+        elif over.keys() & {"nics_per_node", "nic_rate"}:
+            below.pop("nic_bytes_per_s", None)
+
+
+def _base(kind: Kind, name: object, within: tuple[str, ...], folder: Path) -> Tree:
     if not isinstance(name, str):
-        raise InputError(f"base is {name!r}; it must be the name of a {kind}", code="wrong-type", field="base")
-    if name in within:
-        text = f"{kind} {name!r} inherits from itself: {' -> '.join((*within, name))}"
+        text = f"base is {name!r}; it must be the name of a {kind}, or a path"
+        raise InputError(text, code="wrong-type", field="base")
+    known = os.path.realpath(folder / name) if is_path(name) else name
+    if known in within:
+        text = f"{kind} {name!r} inherits from itself: {' -> '.join(map(os.path.basename, (*within, known)))}"
         raise InputError(text, code="contradiction", field="base")
-    return _resolve(kind, _raw_entry(kind, name), default=None, within=(*within, name))
+    if is_path(name):
+        return read_path(kind, folder / name, within)
+    return _resolve(kind, _raw_entry(kind, name), default=None, within=(*within, name), folder=ROOT)
 
 
 def _cover(raw: dict[str, Any], default: _Cover | None) -> _Cover | None:

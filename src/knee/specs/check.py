@@ -23,6 +23,17 @@ SMALLEST, LARGEST = 1e-30, 1e30
 UNKNOWN_FIELD, MISSING_FIELD, UNKNOWN_CHOICE = "unknown-field", "missing-field", "unknown-choice"
 NO_NUMBER, OUT_OF_RANGE, WRONG_TYPE = "not-a-number", "out-of-range", "wrong-type"
 """Codes of mistakes in files."""
+PLAUSIBLE = {
+    "bytes": (1e6, LARGEST),
+    "bytes_per_s": (1e6, LARGEST),
+    "flop_per_s": (1e9, LARGEST),
+    "s": (0.0, 1.0),
+    "j_per_flop": (0.0, 1e-6),
+    "j_per_byte": (0.0, 1e-6),
+}
+"""Bare numbers that can be in base SI only, so that they need no unit. Watts, dollars and fractions never need one."""
+PER_ELEMENT = ("rmsnorm_bytes", "logit_bytes")
+"""Bytes that are counted one by one."""
 _KERNELS = frozenset(("attention", "gemm"))  # tables of kernels: an entry need not have all of them
 _MAY_BE_ZERO = ("head_size", "prefetch", "reduces_in_flight")
 
@@ -163,7 +174,17 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         text = f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}"
         bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
         return value
+    if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
+        text = f"{word} has no unit; write {units.with_unit(word, unit)}"
+        bad[path] = Mistake(code="missing-unit", place=path, text=text)
+        return value
     return number
+
+
+def _needs_unit(path: str, unit: str, number: float) -> bool:
+    """Whether a bare number is none that base SI would give: 48 may be GB, and 80e9 is bytes."""
+    low, high = PLAUSIBLE.get(unit, (0.0, LARGEST))
+    return number > 0 and path.rpartition(".")[2] not in PER_ELEMENT and not low <= number <= high
 
 
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:

@@ -10,12 +10,14 @@ from typing import Any, get_args, get_origin, get_type_hints
 from knee import units
 from knee.errors import InputError
 from knee.specs.catalog import Kind, did_you_mean
-from knee.specs.hardware import Cluster, Gpu
+from knee.specs.hardware import Cluster, Gpu, NodeNics
 from knee.specs.model import Model
 from knee.specs.plan import Plan
 from knee.specs.profile import Profile
 
 SPECS: dict[str, type] = {"model": Model, "gpu": Gpu, "cluster": Cluster, "profile": Profile, "plan": Plan}
+NAMED_UNITS = {"usd_per_gpu_h": "usd_per_h", "nic_rate": "bytes_per_s"}
+"""Fields whose dimension is not the end of their name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,14 +32,13 @@ class Field:
 def unit_of(path: str) -> str | None:
     """The dimension that the name of the field at a dotted path carries; None for counts and words."""
     name = path.rpartition(".")[2]
-    # A price per GPU: the suffix says per what in the middle, so units.dimension cannot see it.
-    return "usd_per_h" if name == "usd_per_gpu_h" else units.dimension(name)
+    return NAMED_UNITS.get(name) or units.dimension(name)
 
 
 @cache
 def fields_of(kind: str) -> dict[str, Field]:
     """Dotted path -> field of a spec, tables opened; keys of a mapping stand for all of its entries."""
-    return {path: field for path, field in _all_fields(kind).items() if "*" not in path}
+    return {field.path: field for field in _open(SPECS[kind], "") if "*" not in field.path}
 
 
 def field_at(kind: str, path: str) -> Field | None:
@@ -47,7 +48,9 @@ def field_at(kind: str, path: str) -> Field | None:
 
 @cache
 def _all_fields(kind: str) -> dict[str, Field]:
-    return {field.path: field for field in _open(SPECS[kind], "")}
+    """With what a file may say instead of a field, which no spec has."""
+    extra = _open(NodeNics, "fabric.") if kind == "cluster" else []
+    return {field.path: field for field in (*_open(SPECS[kind], ""), *extra)}
 
 
 def _starred(path: str) -> str:

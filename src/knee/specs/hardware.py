@@ -47,8 +47,9 @@ class GemmRate:
     sustained_frac: float = 1.0
     """Rate inside a training step over that: the clock that the power limit leaves to products without end."""
     tile_m: int = 128
+    """Rows of the largest output tile of one SM."""
     tile_n: int = 256
-    """Largest output tile of one SM."""
+    """Columns of that tile."""
     half_k: float = 128.0
     """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
     half_intensity: float = 2.1
@@ -73,7 +74,9 @@ class AttentionRate:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     forward_frac: float
+    """Fraction of the peak in the forward pass."""
     backward_frac: float
+    """Fraction of the peak in the backward pass, which does 2.5 times the work."""
     half_seq_len: float = 512.0
     """Sequence length at which the forward kernel reaches half of its long-sequence rate."""
     backward_half_seq_len: float | None = None
@@ -103,16 +106,23 @@ class Gpu:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
+    """Name of the GPU; in a file of its own the file's name where it is left out."""
     vendor: str
+    """Maker, such as NVIDIA."""
     arch: str
+    """Architecture, such as sm90; a file may say Ampere, Ada, Hopper or Blackwell."""
     sms: int
     """Streaming multiprocessors (compute units on AMD)."""
     fp16_flop_per_s: float
+    """Peak rate of dense fp16 products, without sparsity."""
     bf16_flop_per_s: float | None = None
-    """None where the chip has no bf16 tensor cores."""
+    """The same in bf16; none where the chip has no bf16 tensor cores."""
     fp8_flop_per_s: float | None = None
+    """The same in fp8; none where it has none."""
     fp4_flop_per_s: float | None = None
+    """The same in fp4; none where it has none."""
     gemm: dict[GemmType, GemmRate]
+    """What matrix products reach, by the type of their operands."""
     gemm_clock_frac: float = 1.0
     """Clock at which their sustained rates were measured, over the highest: the board's limit holds products below it.
     1 where it is not known: the clock is then never above that of the measurement."""
@@ -121,10 +131,13 @@ class Gpu:
     kernel_s: float = 2.6e-6
     """Time that any kernel takes on the device beside its work: start, fill, drain."""
     hbm_bytes: float
+    """Memory of the GPU, HBM or GDDR."""
     hbm_bytes_per_s: float
+    """Rate of that memory."""
     hbm_frac: float
     """Fraction of the HBM rate that a streaming kernel reaches."""
     attention: dict[AttentionKernel, AttentionRate]
+    """What attention reaches, by kernel."""
     tdp_w: float
     """Board power limit."""
     cap_sharpness: float = 8.0
@@ -187,8 +200,9 @@ class Node:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     gpus: int
+    """GPUs of one node."""
     link: str
-    """nvlink, xgmi or pcie."""
+    """What joins them: nvlink, xgmi or pcie."""
     link_bytes_per_s: float
     """Bytes per second one GPU can send to the others together, per direction, as the vendor states it."""
     link_frac: float
@@ -215,6 +229,7 @@ class Tier:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
+    """Name of the tier, such as spine."""
     nodes: int
     """Nodes below one switch group of this tier: groups of more nodes than this cross it."""
     hop_s: float
@@ -236,8 +251,10 @@ class Fabric:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     kind: Literal["infiniband", "roce", "efa", "slingshot", "ethernet"]
+    """Network technology."""
     nic_bytes_per_s: float
-    """Network injection rate of one GPU's share of the node's NICs, per direction."""
+    """Network injection rate of one GPU's share of the node's NICs, per direction; a file may give ``nics_per_node``
+    and ``nic_rate`` instead."""
     nic_frac: float
     """Fraction of it that a large collective reaches on idle GPUs."""
     hop_s: float
@@ -249,6 +266,7 @@ class Fabric:
     tree_level_s: float
     """Cost of one level of a tree between nodes: latency and pipeline fill, idle."""
     tiers: tuple[Tier, ...] = ()
+    """Levels of switches above the leaves."""
     topology_aware: bool = True
     """Rings visit nodes in network order, so that only a few hops cross a tier."""
 
@@ -261,15 +279,29 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeNics:
+    """What a fabric's table may say instead of ``nic_bytes_per_s``, which is then the NICs' rate over a node's GPUs."""
+
+    nics_per_node: int
+    """Network cards of one node."""
+    nic_rate: float
+    """Rate of one of them, per direction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A kind of cluster; how many GPUs are used is the job's business."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
+    """Name of the cluster; the file's name where it is left out."""
     gpu: Gpu
+    """Its GPU: a name of the catalogue, a path, or a table."""
     node: Node
+    """One server."""
     fabric: Fabric
+    """The network between servers."""
     usd_per_gpu_h: float | None = None
     """Rental price; None where it is not known."""
     max_gpus: int = field(default=1_000_000)

@@ -3,7 +3,7 @@
 from knee.specs.catalog import Source
 from knee.specs.fields import split_overrides
 from knee.specs.make import default_profile_note, load_job, make_job
-from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile
+from knee.specs.named_specs import Loaded, catalog_entries, describe, load_cluster, load_model, load_profile, read_tree
 
 __all__ = [
     "Loaded",
@@ -16,5 +16,6 @@ __all__ = [
     "load_model",
     "load_profile",
     "make_job",
+    "read_tree",
     "split_overrides",
 ]

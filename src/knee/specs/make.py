@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError, SpecError, out_of_range
-from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, read_table, read_toml
+from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, did_you_mean, is_path, read_layers, read_table
 from knee.specs.check import (
     NO_NUMBER,
     SET,
@@ -30,6 +30,7 @@ from knee.specs.named_specs import Loaded, apply_overrides, read_tree
 from knee.specs.notes import Note
 from knee.specs.plan import MOST, Plan
 from knee.specs.profile import Profile
+from knee.specs.user_files.data_sheets import complete
 
 NOT_WHOLE = "batch-not-whole"
 """Code of a local batch that makes no whole number of sequences on so many GPUs."""
@@ -202,18 +203,17 @@ def load_job(
     """
     path, given = Path(path), given or {}
     label = f"{path.name} with the options given" if given else path.name
-    raw = _completed(read_toml(path), given)
+    raw = _completed(read_layers(path, anchored=_anchored), given)
     model, cluster, profile, plan = split_overrides(overrides)
     mistakes = _unknown_keys(raw)
     parts: dict[str, Any] = {}
     sources: dict[str, Source] = {}
+    notes: list[str] = [] if "profile" in raw else [default_profile_note()]
     for kind, changes in (("model", model), ("cluster", cluster), ("profile", profile)):
-        folder = Path() if kind in given else path.parent
-        parts[kind] = _part(kind, raw, path, folder, changes, sources, mistakes)
+        parts[kind] = _part(kind, raw, path, changes, sources, mistakes, notes)
     sizes = _sizes(raw, mistakes)
     options = _options(raw, plan, mistakes)
     raise_mistakes(label, mistakes)
-    notes = [] if "profile" in raw else [default_profile_note()]
     try:
         job, more = make_job(**parts, **sizes, plan_options=options)
     except SpecError as error:
@@ -224,6 +224,21 @@ def load_job(
         key: Source(value=value, kind="user", text=SET if key in changed else path.name) for key, value in said.items()
     }
     return Loaded(spec=job, sources=sources, assumptions=(*notes, *more))
+
+
+def _anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths of a file are relative to it: of its parts, and of what stands in their tables."""
+    return {
+        key: _moved(value, folder) if key in ("model", "cluster", "profile") else value for key, value in raw.items()
+    }
+
+
+def _moved(part: Any, folder: Path) -> Any:
+    if isinstance(part, str):
+        return str(folder / part) if is_path(part) else part
+    if isinstance(part, dict):
+        return part | {key: _moved(part[key], folder) for key in ("base", "gpu") if key in part}
+    return part
 
 
 def _completed(raw: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -253,17 +268,17 @@ def _part(
     kind: str,
     raw: Mapping[str, Any],
     path: Path,
-    folder: Path,
     changes: Sequence[tuple[str, str]],
     sources: dict[str, Source],
     mistakes: list[Mistake],
+    notes: list[str],
 ) -> Any:
     """The model, cluster or profile of a job file; None with its mistakes noted."""
     name = _kind(kind)
     given = raw.get(kind, DEFAULT_PROFILE if kind == "profile" else None)
     try:
         if isinstance(given, str):
-            tree = read_tree(name, given, folder)
+            tree = read_tree(name, given)
         elif isinstance(given, dict):
             tree = read_table(name, {"name": f"{path.stem}-{kind}", **given}, where=path.name)
         else:
@@ -274,6 +289,7 @@ def _part(
     except InputError as error:
         mistakes.append(Mistake(code=error.code, place=kind, text=error.message, hint=error.hint))
         return None
+    notes += complete(kind, tree, mistakes, f"{kind}.")
     sources |= {f"{kind}.{field}": source for field, source in sources_of(kind, tree).items()}
     return build(kind, tree, mistakes, f"{kind}.")
 

@@ -25,6 +25,7 @@ class Model:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
+    """Name of the model; the file's name where it is left out."""
     layers: int
     """Decoder blocks."""
     hidden: int
@@ -36,11 +37,15 @@ class Model:
     kv_heads: int
     """Key and value heads; fewer than ``heads`` is grouped-query attention."""
     vocab: int
+    """Tokens of the vocabulary."""
     head_size: int = 0
     """Width of one head; 0 means hidden / heads."""
     mlp: Mlp = "swiglu"
+    """Activation of the MLP; swiglu has three matrices, the others two."""
     norm: Norm = "rmsnorm"
+    """Normalisation."""
     positions: Positions = "rope"
+    """How positions are encoded."""
     rope_base: float = 10_000.0
     """Base of the rotations' wavelengths. It costs nothing; training for real needs it."""
     tied_embeddings: bool = False

@@ -17,16 +17,16 @@ from knee.specs.catalog import (
     SourceKind,
     Tree,
     entry_names,
+    is_path,
     read_entry,
-    read_table,
-    read_toml,
+    read_path,
 )
 from knee.specs.check import SET, Mistake, build, raise_mistakes, sources_of
 from knee.specs.fields import field_at, resolve_key, unit_of
 from knee.specs.hardware import Cluster
-from knee.specs.huggingface import read_config
 from knee.specs.model import Model
 from knee.specs.profile import Profile
+from knee.specs.user_files.data_sheets import REPLACES, complete
 
 T = TypeVar("T")
 
@@ -62,12 +62,11 @@ def catalog_entries(kind: Kind) -> list[str]:
     return entry_names(kind)
 
 
-def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
-    """Rows of (field, shown value, kind of source, source) of a catalogue entry."""
-    tree = read_entry(kind, name)
+def describe(kind: Kind, tree: Tree) -> list[tuple[str, str, SourceKind, str]]:
+    """Rows of (field, shown value, kind of source, source) of an entry."""
     mistakes: list[Mistake] = []
     spec = build(kind, tree, mistakes)
-    raise_mistakes(name, mistakes)
+    raise_mistakes(kind, mistakes)
     return [
         (path, _shown(path, _at(spec, path)), source.kind, source.text)
         for path, source in sources_of(kind, tree).items()
@@ -76,12 +75,7 @@ def describe(kind: Kind, name: str) -> list[tuple[str, str, SourceKind, str]]:
 
 def read_tree(kind: Kind, ref: str, folder: Path = Path()) -> Tree:
     """The unchecked entry that a name or a path stands for; paths are relative to ``folder``."""
-    if not _is_path(ref):
-        return read_entry(kind, ref)
-    path = folder / ref
-    if kind == "model" and (path.suffix == ".json" or path.is_dir()):
-        return read_table(kind, read_config(path), where=path.name)
-    return read_table(kind, {"name": path.stem, **read_toml(path, field=kind)}, where=path.name)
+    return read_path(kind, folder / ref) if is_path(ref) else read_entry(kind, ref)
 
 
 def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]]) -> None:
@@ -93,6 +87,8 @@ def apply_overrides(kind: str, tree: Tree, overrides: Sequence[tuple[str, str]])
         node: Any = tree
         for table in tables:
             node = _inside(node, table, path)
+        if name in REPLACES:
+            node.pop(REPLACES[name], None)
         node[name] = Leaf(value, Source(value=text, kind="user", text=SET))
 
 
@@ -116,7 +112,7 @@ def _inside(node: Any, table: str, path: str) -> Any:
 
 
 def _load(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[Any]:
-    if not overrides and not _is_path(ref):
+    if not overrides and not is_path(ref):
         entry = _catalog_entry(kind, ref)
         return replace(entry, sources=dict(entry.sources))  # whoever changes it changes their own
     return _read(kind, ref, overrides)
@@ -132,13 +128,10 @@ def _read(kind: Kind, ref: str, overrides: Sequence[tuple[str, str]]) -> Loaded[
     tree = read_tree(kind, ref)
     apply_overrides(kind, tree, overrides)
     mistakes: list[Mistake] = []
+    notes = complete(kind, tree, mistakes)
     spec = build(kind, tree, mistakes)
     raise_mistakes(ref, mistakes)
-    return Loaded(spec=spec, sources=sources_of(kind, tree))
-
-
-def _is_path(ref: str) -> bool:
-    return ref.endswith((".toml", ".json")) or "/" in ref or "\\" in ref
+    return Loaded(spec=spec, sources=sources_of(kind, tree), assumptions=notes)
 
 
 def _worded_value(kind: str, path: str, text: str) -> Any:

@@ -20,12 +20,14 @@ class Profile:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
+    """Name of the profile; the file's name where it is left out."""
     kernels: Kernels
     """Memory-bound kernels: eager pays each of them, native has torch's own fused ones, fused_norm and flash_attn have
     some of others, compiled and fused pay what is left after fusion."""
     saves: Kernels | None = None
     """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
     attention: AttentionKernel
+    """Attention kernel that the stack uses."""
     launch_s: float
     """Host time to launch one kernel: a step cannot be shorter than its launches."""
     issue_s: float = 0.0

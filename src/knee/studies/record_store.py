@@ -124,7 +124,7 @@ def engine() -> str:
         root / name
         for name in ("simulator.py", "single.py", "units.py", "arrays.py", "text_files.py", "studies/answers.py")
     ]
-    files += [path for room in ENGINE for path in (root / room).glob("*.py")]
+    files += [path for room in ENGINE for path in (root / room).rglob("*.py")]
     catalog = root / "catalog"
     files += [*catalog.glob("*.toml"), *(catalog / "validation").iterdir()]
     total = hashlib.sha256()

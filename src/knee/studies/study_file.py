@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 
 from knee.errors import InputError, SpecError
-from knee.specs.catalog import ROOT, did_you_mean, read_toml
+from knee.specs.catalog import ROOT, did_you_mean, read_layers, read_toml
 from knee.specs.check import SeveralMistakes
 from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
@@ -24,6 +24,7 @@ from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
 from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS
+from knee.studies.study_layers import anchored, laid_over_common
 from knee.units import parse
 
 FOLDER = ROOT / "studies"
@@ -59,13 +60,21 @@ class StudyGrid:
     series: str
     """Name of a curve or group; ``{tp}`` stands for that axis."""
     model: Names
+    """Models, by name or path."""
     cluster: Names
+    """Clusters, by name or path."""
     profile: Names
+    """Software profiles, by name or path."""
     gpus: Counts
+    """GPUs of the job."""
     local_batch: Shares | None = None
+    """Sequences per GPU and step."""
     global_batch: Counts | None = None
+    """Sequences per step over all GPUs."""
     seq_len: Counts = DEFAULT_SEQ_LEN
+    """Tokens of a sequence."""
     plan: Mapping[str, Many] = field(default_factory=dict)
+    """Options of the parallel plan, as of `knee simulate`: ``tp``, ``pp``, ``sharding`` ..."""
     set: Mapping[str, Many] = field(default_factory=dict)
     """As ``--set``: ``"fabric.nic_bytes_per_s" = ["200 Gbit/s", "400 Gbit/s"]``."""
     tune: bool = False
@@ -97,9 +106,13 @@ class Bandwidths:
     """Bandwidths of collectives on idle links."""
 
     series: str
+    """Name of a curve; ``{nodes}`` and ``{message}`` stand for their values."""
     cluster: str
+    """Cluster, by name or path."""
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
+    """Collective operation."""
     nodes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """Nodes that take part."""
     message: Annotated[tuple[str, ...], Field(min_length=1)]
     """Sizes, with their unit."""
     published: str | None = None
@@ -121,13 +134,21 @@ class Budgets:
     """The best model that some days train on several counts of GPUs, all of which are used."""
 
     series: str
+    """Name of a curve."""
     cluster: str
+    """Cluster, by name or path."""
     profile: str
+    """Software profile, by name or path."""
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """GPUs, all of which are used."""
     days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
+    """Days of training."""
     seq_len: Count = DEFAULT_SEQ_LEN
+    """Tokens of a sequence."""
     law: str = DEFAULT_LAW
+    """Scaling law, by its name in the catalogue."""
     family: str = DEFAULT_FAMILY
+    """Family of shapes that is searched."""
     set: Mapping[str, str] = field(default_factory=dict)
     """As ``--set``, of the cluster and the profile."""
 
@@ -144,8 +165,11 @@ class Draw:
     """One chart of a study."""
 
     title: str
+    """Words above the chart."""
     mark: Mark
+    """What it draws."""
     x: str
+    """Column of the horizontal axis."""
     y: str = ""
     """Of lines and bars; of a heat map its rows."""
     shows: str = ""
@@ -153,11 +177,15 @@ class Draw:
     color: str = "series"
     """Column that tells lines or bars apart."""
     caption: str = ""
+    """Words below the chart."""
     at: Where = field(default_factory=dict)
+    """Rows that are drawn: columns and their values."""
     ideal: Literal["", "scaled", "flat"] = ""
     """A line through the first point of the first series: in proportion to the GPUs, or level."""
     zero: bool = True
+    """Whether the vertical axis begins at zero."""
     log: bool = False
+    """Whether the vertical axis is logarithmic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,13 +193,19 @@ class Published:
     """A value that the paper states, or that follows from what it states, to be drawn as a hollow diamond."""
 
     series: str
+    """Series that it is drawn with."""
     metric: str
+    """Column that it is a value of."""
     x: One
+    """Place on the horizontal axis."""
     value: float | None = None
+    """The value, in the column's unit."""
     times: float | None = None
     """Instead of a value: a factor on the run ``of``, for what is stated as a change only."""
     of: Where = field(default_factory=dict)
+    """The run that ``times`` is a factor on."""
     how: str = "stated"
+    """How the value is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,30 +216,41 @@ class Study:
     """Holds for every table of the file: pydantic hands it down."""
 
     name: str
+    """Name of the study, which is its file's."""
     title: str
+    """Heading of its page."""
     kind: Literal["paper", "beyond"]
+    """Whether it is about the paper; ``beyond`` for your own."""
     place: str = ""
     """Where in the paper."""
     question: str
+    """What it asks."""
     paper: str = ""
     """What the paper says of it, in our words."""
     finding: str
     """One sentence; ``{name}`` stands for a value below."""
     value: Mapping[str, Quantity] = field(default_factory=dict)
+    """Numbers that the finding names."""
     assumptions: tuple[str, ...] = ()
     """Where the paper is silent."""
     needs: tuple[str, ...] = ()
     """Studies whose runs the claims are also about."""
     grid: tuple[StudyGrid, ...] = ()
+    """Training steps that are simulated."""
     bandwidths: tuple[Bandwidths, ...] = ()
+    """Collectives on idle links."""
     budget: tuple[Budgets, ...] = ()
+    """Best models of a budget."""
     hardware: tuple[str, ...] = ()
     """Clusters whose data sheets are its rows."""
     draw: tuple[Draw, ...] = ()
+    """Charts."""
     published: tuple[Published, ...] = ()
+    """Published values beside the simulated ones."""
     timeline: tuple[Where, ...] = ()
     """Runs whose step can be looked into."""
     claim: tuple[Claim, ...] = ()
+    """What is claimed, each with its test."""
 
     def __post_init__(self) -> None:
         if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
@@ -283,15 +328,20 @@ def load_study(name: str) -> Study:
         guess = f"did you mean {close}? " if close else ""
         hint = f"{guess}`knee study list` has all"
         raise InputError(f"there is no study {name!r}", hint=hint, code="unknown-name", field="study")
-    raw = read_toml(path)
+    raw = read_layers(path, anchored=anchored, named=_named_study)
     if name.endswith(".toml"):
         raw = _completed(path.stem, raw)
-    found = _checked(path.stem, _laid_over_common(raw, where=path.name), where=path.name)
+    found = _checked(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
     # A text such as "1e400" becomes infinite only when the field is read as a number.
     if (place := _not_finite(raw) or _not_finite(asdict(found))) is not None:
         text = f"{path.name}: {place} is not a finite number"
         raise InputError(text, hint="nan and inf are not accepted", code="not-finite", field=place)
     return found
+
+
+def _named_study(name: str) -> Path | None:
+    """The file of a study of the catalogue, which others may build on."""
+    return FOLDER / f"{name}.toml" if name in study_names() else None
 
 
 def _not_finite(node: Any, place: str = "") -> str | None:
@@ -329,28 +379,7 @@ def _named(grid: Mapping[str, Any]) -> str:
     return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
 
 
-def _laid_over_common(raw: Mapping[str, Any], *, where: str) -> dict[str, Any]:
-    """Every grid with what ``[common]`` says once for all; plans are joined option by option."""
-    common, grids = raw.get("common", {}), raw.get("grid", [])
-    if not isinstance(common, dict) or (common and not grids):
-        text = f"{where}: common should be a table, [common], and is laid under every [[grid]]"
-        raise InputError(text, hint=WORKS, code="wrong-type", field="common")
-    rest = {key: value for key, value in raw.items() if key != "common"}
-    if not isinstance(grids, list):
-        return rest
-    return rest | {"grid": [_over(common, grid) if isinstance(grid, dict) else grid for grid in grids]}
-
-
-def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
-    # a grid with a batch of its own has no use for the common one, whichever of the two that is
-    under = {key: value for key, value in common.items() if key not in BATCHES or not BATCHES & grid.keys()}
-    plans = [part.get("plan", {}) for part in (common, grid)]
-    joined = {"plan": plans[0] | plans[1]} if all(isinstance(plan, dict) for plan in plans) else {}
-    return under | grid | joined
-
-
 DEFAULT_DRAW = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
-BATCHES = {"local_batch", "global_batch"}
 
 
 def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from knee.parallelism.trainer_job import TrainJob
 from knee.specs import Job, Model
 from knee.specs.choices import Device
 from knee.specs.defaults import DEFAULT_CONVENTION, TIMEOUT_S, TRACE_STEPS
-from knee.specs.trainer_job import TrainJob
 
 STEPS: dict[Device, int] = {"cuda": 60, "cpu": 30}
 """The paper's, and fewer on a processor."""

@@ -10,11 +10,11 @@ from typing import Any
 
 from knee.errors import SpecError
 from knee.launch.sweep_folder import SweepRun
+from knee.parallelism.trainer_job import TrainJob
 from knee.record.digest import digest
 from knee.simulator import simulate_table
 from knee.specs import Job
 from knee.specs.plan_table import table_of
-from knee.specs.trainer_job import TrainJob
 from knee.sweeps.job_for_trainer import RunSettings, train_job
 from knee.units import show
 

@@ -30,9 +30,9 @@ from knee.parallelism.torch_internals import (
     is_sharded_tensor,
 )
 from knee.parallelism.trainer import Trainer
+from knee.parallelism.trainer_job import TrainJob
 from knee.record.issued_messages import Collective, StageWork
 from knee.specs.plan import Plan
-from knee.specs.trainer_job import TrainJob
 from knee.workload.layers_per_stage import chunk_layers
 
 TYPE_NAMES = {dtype: name for name, dtype in TYPES.items()} | {torch.int64: "int64"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import InputError
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 from knee.train.power_meter import PowerWindow
 from knee.train.run_record import Piece
 from knee.train.timed_steps import StepClock, Values, memory_of

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import knee
 from knee.files import write_text
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 from knee.trace.plain_data import mean_loads
 from knee.train.timed_steps import known_gpu, peak_of, percentiles
 

@@ -7,7 +7,7 @@ import platform
 from dataclasses import asdict
 from typing import Any
 
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 
 
 def versions(job: TrainJob) -> dict[str, Any]:

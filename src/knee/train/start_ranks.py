@@ -19,7 +19,7 @@ from typing import IO, Any
 import knee
 from knee.errors import InputError, KneeError, argument
 from knee.files import make_folder, write_text
-from knee.specs.trainer_job import TrainJob
+from knee.parallelism.trainer_job import TrainJob
 from knee.train.run_record import HEARTBEATS, JOB, LOGS, PIECES, RECORD, TRACES, compose_from_files, write_record
 
 LAUNCHED = "KNEE_LAUNCHED"

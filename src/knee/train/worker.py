@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from knee.errors import ExitCode, InputError, KneeError
+from knee.parallelism.trainer_job import TrainJob
 from knee.signals import BY_SIGNAL
-from knee.specs.trainer_job import TrainJob
 from knee.text_files import cannot_read
 from knee.train.power_meter import open_power
 from knee.train.profiled_steps import UNDER_PROFILER, coordinates, keeps_trace, read_trace, traced_steps, write_trace

@@ -11,8 +11,8 @@ from statistics import mean, median
 from pydantic import TypeAdapter
 
 from knee.specs.catalog import ROOT, read_toml
-from knee.studies.alternatives import Flip
-from knee.studies.claim_draws import Draws
+from knee.studies.claim_checks.alternatives import Flip
+from knee.studies.claim_checks.claim_draws import Draws
 
 FILE = ROOT / "claims" / "evidence.toml"
 MADE_BY = "python tools/claim_evidence.py"

@@ -1,0 +1,73 @@
+"""``python -m knee.cli.file_docs [FILE]`` writes the tables of ``docs/files.md`` from the loaders' declarations."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import MISSING, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from knee.launch.site import Site
+from knee.results.field_words import field_rows, unit_words
+from knee.specs.hardware import AttentionRate, Cluster, Fabric, GemmRate, Gpu, Node, NodeNics, Tier
+from knee.specs.model import Model
+from knee.specs.profile import Profile
+from knee.specs.user_files.data_sheets import MEASURED
+from knee.studies.study_file import Bandwidths, Budgets, Draw, Published, Study, StudyGrid
+
+MARK = "<!-- The rest of this page is made by `python -m knee.cli.file_docs`. -->\n"
+TABLES: tuple[tuple[str, type], ...] = (
+    ("Cluster", Cluster),
+    ("Cluster: `[node]`", Node),
+    ("Cluster: `[fabric]`", Fabric),
+    ("Cluster: `[fabric]`, instead of `nic_bytes_per_s`", NodeNics),
+    ("Cluster: `[[fabric.tiers]]`", Tier),
+    ("GPU", Gpu),
+    ("GPU: `[gemm.TYPE]`", GemmRate),
+    ("GPU: `[attention.KERNEL]`", AttentionRate),
+    ("Model", Model),
+    ("Profile", Profile),
+    ("Site", Site),
+    ("Study", Study),
+    ("Study: `[[grid]]` and `[common]`", StudyGrid),
+    ("Study: `[[bandwidths]]`", Bandwidths),
+    ("Study: `[[budget]]`", Budgets),
+    ("Study: `[[draw]]`", Draw),
+    ("Study: `[[published]]`", Published),
+)
+
+
+def field_tables() -> str:
+    """Every field of every kind of file."""
+    return "\n".join(_table(title, spec) for title, spec in TABLES)
+
+
+def with_tables(page: str) -> str:
+    """The page with its tables made anew."""
+    return page.split(MARK)[0] + MARK + "\n" + field_tables()
+
+
+def _table(title: str, spec: type) -> str:
+    rows = [
+        f"| `{name}` | {unit_words(name)} | {_default(spec, name, default)} | {words.replace('|', '/')} |"
+        for name, default, words in field_rows(spec)
+    ]
+    return "\n".join([f"### {title}", "", "| field | written as | default | meaning |", "|---|---|---|---|", *rows, ""])
+
+
+def _default(spec: type, name: str, value: Any) -> str:
+    if name in MEASURED.get(spec, ()):
+        return "nearest"
+    if value is MISSING or is_dataclass(value):
+        return "file's name" if name == "name" else "needed"
+    if value is None or value == "" or (isinstance(value, tuple | dict) and not value):
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1] if len(sys.argv) > 1 else "docs/files.md")
+    target.write_text(with_tables(target.read_text(encoding="utf-8")), encoding="utf-8")
+    click.echo(f"wrote {target}", err=True)

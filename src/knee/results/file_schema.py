@@ -1,0 +1,133 @@
+"""JSON Schemas of the files that people write, from the declarations by which knee reads them."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+
+from knee.launch.site import Site
+from knee.results.field_words import default_of, descriptions, unit_words
+from knee.specs.catalog import KINDS, SOURCE_KINDS
+from knee.specs.fields import SPECS, unit_of
+from knee.specs.hardware import Fabric, Gpu, NodeNics
+from knee.specs.user_files.data_sheets import NEEDED
+from knee.studies.study_file import Study
+
+FileKind = Literal["cluster", "gpu", "model", "profile", "study", "site"]
+FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+BASES = {
+    "study": "A study of the catalogue, or the path of another study file, which this one is laid over.",
+    "site": "Path of another site file, which this one is laid over.",
+}
+SOURCE = {
+    "source": {"type": "string", "description": "Where the values of this table come from, such as a link."},
+    "kind": {"enum": list(SOURCE_KINDS), "description": "What the source is."},
+}
+
+
+def file_schema(kind: FileKind) -> dict[str, Any]:
+    """The schema of a kind of file, as plain data."""
+    spec: type = {"study": Study, "site": Site}.get(kind) or SPECS[kind]
+    schema = TypeAdapter(spec).json_schema(schema_generator=_Entries if kind in KINDS else _Words)
+    schema |= {"$schema": DRAFT, "title": f"knee {kind} file"}
+    if kind in KINDS:
+        return _entry(kind, spec, schema)
+    schema["properties"]["base"] = {"type": "string", "description": BASES[kind]}
+    return _study(schema) if kind == "study" else schema
+
+
+class _Words(GenerateJsonSchema):
+    """Adds what the declarations say to what pydantic knows of their types."""
+
+    def dataclass_schema(self, schema: Any) -> Any:
+        """One table of a file."""
+        found = super().dataclass_schema(schema)
+        spec = schema["cls"]
+        words, defaults = descriptions(spec), {one.name: default_of(one) for one in fields(spec)}
+        for name, of_field in found.get("properties", {}).items():
+            if name in words:
+                of_field["description"] = words[name]
+            if defaults[name] is not MISSING and "default" not in of_field and not is_dataclass(defaults[name]):
+                of_field["default"] = defaults[name]
+        return found
+
+
+class _Entries(_Words):
+    """Entries: quantities have units, and every value may carry its source."""
+
+    def dataclass_schema(self, schema: Any) -> Any:
+        """One table of an entry; what is missing in it may come from the base."""
+        found = super().dataclass_schema(schema)
+        own: dict[str, Any] = found["properties"]
+        if schema["cls"] is Fabric:
+            own |= _nics()
+        found["properties"] = {name: _with_source(_quantity(name, one)) for name, one in own.items()} | {
+            key: SOURCE[key] for key in SOURCE if key not in own
+        }
+        found.pop("required", None)
+        return found
+
+
+def _nics() -> dict[str, Any]:
+    words = descriptions(NodeNics)
+    types = {"nics_per_node": "integer", "nic_rate": "number"}
+    return {name: {"type": type_, "description": words[name]} for name, type_ in types.items()}
+
+
+def _quantity(name: str, of_field: dict[str, Any]) -> dict[str, Any]:
+    """A number with its unit; a bare one where it can be in base SI only."""
+    unit = unit_of(name)
+    if unit is None:
+        return of_field
+    kept = {key: of_field[key] for key in ("description", "default") if key in of_field}
+    words = f"{kept.get('description', '')} Written as {unit_words(name)}.".strip()
+    return kept | {"type": ["string", "number"], "x-unit": unit, "description": words, "examples": [unit_words(name)]}
+
+
+def _with_source(of_field: dict[str, Any]) -> dict[str, Any]:
+    """A value, or ``{ value = ..., kind = ..., source = ... }``; tables carry their source themselves."""
+    if "$ref" in of_field or of_field.get("type") in ("object", "array"):
+        return of_field
+    kept = {key: of_field[key] for key in ("title", "description", "default", "x-unit", "examples") if key in of_field}
+    bare = {key: value for key, value in of_field.items() if key not in kept}
+    sourced = {
+        "type": "object",
+        "properties": {"value": bare, **SOURCE},
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+    return kept | {"anyOf": [bare, sourced]}
+
+
+def _entry(kind: str, spec: type, schema: dict[str, Any]) -> dict[str, Any]:
+    """The top of an entry's file: its name is the file's, and a base gives what it does not."""
+    words = f"A {kind} of the catalogue, or the path of a file, relative to this one: what is not given here is its."
+    schema["properties"]["base"] = {"type": "string", "description": words}
+    if kind == "cluster":
+        words = "A GPU of the catalogue, the path of its file, or its table."
+        schema["properties"]["gpu"] = {"description": words, "anyOf": [{"type": "string"}, {"$ref": "#/$defs/Gpu"}]}
+    if "Gpu" in schema.get("$defs", {}):
+        schema["$defs"]["Gpu"]["properties"]["base"] = {"type": "string", "description": "A GPU, by name or path."}
+    needed = [name for name in NEEDED.get(spec, _without_default(spec)) if name != "name"]
+    whole: dict[str, Any] = {"required": needed}
+    if spec is Gpu:
+        whole["anyOf"] = [{"required": ["fp16_flop_per_s"]}, {"required": ["bf16_flop_per_s"]}]
+    return schema | {"anyOf": [{"required": ["base"]}, whole]}
+
+
+def _without_default(spec: type) -> list[str]:
+    return [one.name for one in fields(spec) if default_of(one) is MISSING]
+
+
+def _study(schema: dict[str, Any]) -> dict[str, Any]:
+    """A user's file may be a grid at its top; ``[common]`` is laid under every grid."""
+    grid = schema["$defs"]["StudyGrid"]
+    grid.pop("required", None)
+    schema["properties"]["common"] = {"$ref": "#/$defs/StudyGrid", "description": "What every grid has."}
+    schema["properties"] = grid["properties"] | schema["properties"]
+    schema.pop("required", None)
+    return schema

@@ -1,0 +1,1 @@
+"""How much a claim that holds says: random profiles, and assumptions tried otherwise."""
