@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from knee.specs.trainer_job import TrainJob
 
 from knee.cost.kernel_cost import cost_of
 from knee.cost.step_parts import half_column, product_column, shapes_of
@@ -14,7 +15,6 @@ from knee.simulator import EvaluatedStep, evaluate
 from knee.specs import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job
 from knee.specs.plan_table import table_of
-from knee.specs.trainer_job import TrainJob
 from knee.workload import operations as op
 
 TOKENS, HIDDEN, FFN, KV = 8192, 4096, 14336, 1024
