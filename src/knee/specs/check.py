@@ -183,8 +183,10 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
 
 def _needs_unit(path: str, unit: str, number: float) -> bool:
     """Whether a bare number is none that base SI would give: 48 may be GB, and 80e9 is bytes."""
-    low, high = PLAUSIBLE.get(unit, (0.0, LARGEST))
-    return number > 0 and path.rpartition(".")[2] not in PER_ELEMENT and not low <= number <= high
+    if unit not in PLAUSIBLE or path.rpartition(".")[2] in PER_ELEMENT:
+        return False
+    low, high = PLAUSIBLE[unit]
+    return number > 0 and not low <= number <= high
 
 
 def _flags_as_numbers(kind: str, tree: Tree) -> dict[str, Mistake]:

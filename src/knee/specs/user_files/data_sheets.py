@@ -23,7 +23,7 @@ from typing import Any
 
 from knee import units
 from knee.specs.catalog import KINDS, Kind, Leaf, Source, Tree, entry_names, is_path, read_entry, read_toml, walk
-from knee.specs.check import Mistake, missing_field
+from knee.specs.check import LARGEST, SMALLEST, Mistake, missing_field
 from knee.specs.fields import unit_of
 from knee.specs.hardware import Cluster, Fabric, Gpu, Node
 from knee.specs.model import Model
@@ -260,14 +260,15 @@ def _leaf(value: Any, text: str) -> Leaf:
 
 
 def _amount(tree: Any, name: str) -> float | None:
-    """A number in base SI; None where there is none that can be read, which is told elsewhere."""
+    """A positive number in base SI; None where there is none that can be used, which is told elsewhere."""
     leaf = tree.get(name) if isinstance(tree, dict) else None
     if not isinstance(leaf, Leaf) or isinstance(leaf.value, bool):
         return None
     try:
-        return units.parse(leaf.value, unit_of(name) or "frac")
-    except ValueError:
+        number = units.parse(leaf.value, unit_of(name) or "frac")
+    except (ValueError, OverflowError):
         return None
+    return number if SMALLEST < number < LARGEST else None
 
 
 def _word(tree: Any, name: str) -> str:
