@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from knee.cli import main
-from knee.cli.render import ending
+from knee.cli import ending
 from knee.errors import InputError, KneeError
 
 
