@@ -16,7 +16,7 @@ from knee.cli.completion import names_of
 from knee.cli.examples import EXAMPLES
 from knee.cli.render import table
 from knee.energy.site_power import network_w_per_gpu
-from knee.errors import SpecError
+from knee.errors import KneeError, SpecError
 from knee.specs.load import load_cluster
 from knee.specs.plan import Plan
 
@@ -76,14 +76,14 @@ def test_every_second_block_is_the_default_of_blocks() -> None:
 
 
 def test_the_old_word_is_refused_with_both_of_its_meanings() -> None:
-    with pytest.raises(knee.InputError) as error:
+    with pytest.raises(KneeError) as error:
         simulated(recompute="selective")
     assert error.value.hint is not None
     assert "attention" in error.value.hint
     assert "ops" in error.value.hint
 
 
-def test_a_narrow_terminal_does_without_the_least_columns(monkeypatch: pytest.MonkeyPatch, capsys: object) -> None:
+def test_a_narrow_terminal_does_without_the_least_columns() -> None:
     rows = [["first", "second", "third"], ["1" * 20, "2" * 20, "3" * 20]]
     assert table._fitting(rows, (1,), 80) == ([0, 1, 2], [])
     assert table._fitting(rows, (1,), 50) == ([0, 2], [1])
