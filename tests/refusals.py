@@ -11,8 +11,7 @@ from unittest import mock
 import pytest
 from click.testing import CliRunner, Result
 
-from knee.cli import main
-from knee.cli.render import ending
+from knee.cli import ending, main
 from knee.errors import InputError, KneeError
 
 

@@ -51,7 +51,7 @@ def simulate(job: Job, *, convention: str = DEFAULT_CONVENTION, assumptions: tup
 
 def _about(job: Job) -> tuple[str, ...]:
     """What this plan's owner might not expect."""
-    notes = []
+    notes: list[str] = []
     if job.plan.recompute == "attention" and job.profile.attention != "unfused":
         notes.append(
             Note(

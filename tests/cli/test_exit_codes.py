@@ -17,7 +17,7 @@ from click.testing import CliRunner
 import refusals
 from knee import cli, errors, signals
 from knee.cli import main
-from knee.cli.render.ending import TRACEBACK
+from knee.cli.ending import TRACEBACK
 from knee.energy.carbon import grid_names
 from knee.errors import ExitCode, InputError, KneeError, NotWritten
 from knee.files import make_folder, remove_unfinished, replacing, scratch_folder, write_text

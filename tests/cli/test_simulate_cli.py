@@ -155,7 +155,7 @@ def test_every_option_of_the_plan_reaches_it() -> None:
         "schedule": "interleaved",
         "virtual_stages": 2,
         "micro_batch": 2,
-        "recompute": "full",
+        "recompute": "blocks",
         "recompute_frac": 0.5,
         "precision": "fp16",
         "prefetch": 2,

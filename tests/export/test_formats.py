@@ -207,6 +207,8 @@ def scripts(to: str) -> dict[str, str]:
         made("llama3-70b", tp=2, pp=6, gpus=96, batch=128 * 3, sharding="zero1"),
         made("llama2-7b", precision="fp16", sharding="zero1", batch=64, dp_replicate=2, seq_len=4096),
         made(recompute="blocks", recompute_frac=0.5, sharding="zero1"),
+        made(recompute="full"),
+        made(recompute="ops"),
         made(sharding="zero1", reduce_dtype="bf16"),
         made(sharding="zero1", pp=4, placement=["tp", "cp", "pp", "dp_shard", "dp_replicate"]),
         made(sharding="fsdp_no_reshard", reduce_dtype="bf16"),

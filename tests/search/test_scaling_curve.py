@@ -225,10 +225,11 @@ def test_bars_and_charts_show_the_knee() -> None:
     one = ScaleSeries(name="a", gpus=(8, 16, 32), tokens_per_s=(800.0, 1600.0, 2000.0), tokens_per_j=(1.0, 1.0, None),
                  knee_gpus=16, open=False)  # fmt: skip
     lines = bars([one, replace(one, name="b", knee_gpus=32, open=True)])
-    assert lines[2].endswith("100  <- knee")
+    assert lines[2].endswith("100 (100% of ideal)  <- knee")
     assert lines[-1].endswith("or beyond")
     assert len(lines) == 8
     spec = spec_of([one])
     assert len(spec["hconcat"]) == 2
     assert json.dumps(spec).count('"knee": true') == json.dumps(spec).count('"gpus": 16,')
-    assert '"knee": true' not in json.dumps(spec_of([replace(one, knee_gpus=32, open=True)]))
+    assert "knee or beyond" in json.dumps(spec_of([replace(one, knee_gpus=32, open=True)]))
+    assert '"in_range": true' in json.dumps(spec_of([replace(one, low_gpus=8, high_gpus=16)]))

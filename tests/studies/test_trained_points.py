@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from knee.cli.render.ending import fail
+from knee.cli.ending import fail
 from knee.errors import ERROR_FILE, ExitCode, InputError
 from knee.studies import trained_points as real
 from knee.studies.questions import Question, StudyPoint

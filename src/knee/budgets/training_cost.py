@@ -51,7 +51,7 @@ class Bill:
         return None if self.energy_j is None else self.energy_j / J_PER_KWH / 1e3
 
 
-class Rates(Protocol):
+class RunRates(Protocol):
     """What a step says of a whole run."""
 
     @property
@@ -72,7 +72,7 @@ class TrainingQuestion:
     grid: CarbonGrid
     pue: float
 
-    def answer(self, rates: Rates, cluster: Cluster, gpus: int, band: tuple[float, float] | None) -> dict[str, Any]:
+    def answer(self, rates: RunRates, cluster: Cluster, gpus: int, band: tuple[float, float] | None) -> dict[str, Any]:
         """The whole run as plain data, hosts and network included; every key carries its unit.
 
         Formula: energy = (GPUs + hosts + network) * PUE, each its watts times the run's seconds
@@ -107,7 +107,7 @@ class TrainingQuestion:
 
 
 def bill_of(
-    measured: Rates,
+    measured: RunRates,
     tokens: float,
     *,
     grid: CarbonGrid,

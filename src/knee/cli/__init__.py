@@ -14,8 +14,8 @@ import click
 import knee
 from knee import signals
 from knee.cli.delivery import Delivery
+from knee.cli.ending import code_of, see_help
 from knee.cli.examples import epilog_of
-from knee.cli.render.ending import code_of, see_help
 from knee.errors import ExitCode, InputError, as_flags
 
 COMMANDS: dict[str, tuple[str, str]] = {

@@ -42,7 +42,7 @@ def completes_names(param: click.Parameter) -> None:
     """Give a parameter that names something of the catalogue its names."""
     kind = KINDS.get(param.name or "")
     if kind is not None and isinstance(param.type, click.types.StringParamType):
-        param.shell_complete = _completer(kind)  # type: ignore[method-assign]
+        param.shell_complete = _completer(kind)  # type: ignore[method-assign, assignment]
 
 
 def _completer(kind: str) -> Callable[[click.Context, str], list[CompletionItem]]:

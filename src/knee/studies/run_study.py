@@ -22,6 +22,7 @@ LABELS: tuple[Label, ...] = ("validated", "near", "extrapolated")
 """From the most to the least trusted."""
 
 Answers = Callable[[Question], Mapping[str, Any]]
+Changes = Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,12 +130,7 @@ def _add_measured(rows: dict[str, list[Row]], measured: Sequence[tuple[StudyPoin
 
 
 def _ran(
-    asked: str,
-    study: Study,
-    rows: Rows,
-    pools: Mapping[str, Rows],
-    impossible: Sequence[Row],
-    changes: Mapping[str, Any] | None,
+    asked: str, study: Study, rows: Rows, pools: Mapping[str, Rows], impossible: Sequence[Row], changes: Changes
 ) -> Ran:
     own = rows.get(study.name, ())
     if changes:

@@ -168,7 +168,8 @@ class _Comparison:
     def _recomputes(self) -> Bools:
         """Recomputing attention costs next to nothing: it goes with none, and all others with each other."""
         policies = ("ops", "blocks", "full")
-        again = np.logical_or.reduce([self.errors.is_("recompute", policy) for policy in policies])
+        again = self.errors.is_("recompute", "ops") | self.errors.is_("recompute", "blocks")
+        again = again | self.errors.is_("recompute", "full")
         return again if self.job.plan.recompute in policies else ~again
 
     def _crosses_too(self) -> Bools:

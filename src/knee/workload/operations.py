@@ -211,7 +211,7 @@ def recomputed_ops(model: Model, s: Shapes, kernels: Kernels, *, attention: bool
 
 def kept_product_columns(model: Model, s: Shapes, kernels: Kernels) -> Floats:
     """Elements per token of the products' outputs that the policy "ops" keeps, on one tensor-parallel rank."""
-    return np.sum([out for _, out, _ in _projections(model, s, kernels)[::2]], axis=0)
+    return np.asarray(np.sum([out for _, out, _ in _projections(model, s, kernels)[::2]], axis=0), dtype=np.float64)
 
 
 def layer_backward_input(model: Model, s: Shapes, kernels: Kernels) -> list[Operation]:
