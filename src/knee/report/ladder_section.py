@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
+from knee.evidence.ladders import EqualLoad, Rung, equal_loads, paper_rungs, published_rungs
 from knee.figures.figure import Figure
 from knee.figures.lines import ChartPoint, lines
 from knee.figures.vega import Spec
 from knee.report.page import Section, chart_of
 from knee.report.tables import Table, kind_table, record_table
-from knee.studies.ladders import EqualLoad, Rung, equal_loads, paper_rungs, published_rungs
 from knee.studies.run_study import Ran
 
 STUDY = "fig3"

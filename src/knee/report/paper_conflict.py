@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from knee.figures.conflict_chart import conflict_chart
-from knee.figures.figure import Figure
-from knee.figures.vega import Spec
-from knee.report.page import Chart, chart_of
-from knee.report.tables import Table, kind_table, record_table
-from knee.studies.conflict import (
+from knee.evidence.conflict import (
     GAP,
     MFU_16,
     MFU_16_ROUNDING,
@@ -20,6 +15,11 @@ from knee.studies.conflict import (
     most_exposed_256,
     subsets,
 )
+from knee.figures.conflict_chart import conflict_chart
+from knee.figures.figure import Figure
+from knee.figures.vega import Spec
+from knee.report.page import Chart, chart_of
+from knee.report.tables import Table, kind_table, record_table
 from knee.studies.run_study import Ran
 
 STUDY = "fig7"

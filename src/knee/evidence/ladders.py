@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from knee.studies.quantities import Row
 from knee.validation.carried_set import carried_runs
 from knee.validation.left_out import unseen_job_of
 from knee.validation.run_errors import Prediction, predict
@@ -80,14 +80,14 @@ def _ladder(source: str, found: Sequence[Prediction]) -> Iterator[Rung]:
         )
 
 
-def paper_rungs(rows: Sequence[Row]) -> list[Rung]:
+def paper_rungs(rows: Sequence[Mapping[str, Any]]) -> list[Rung]:
     """The paper's own trend of figure 3: stated at both ends, simulated between them."""
     base = next((r["tokens_per_s_per_gpu"] for r in rows if r["series"] == "FSDP" and r["gpus"] == FIRST), None)
     if base is None:
         return []
     found = []
     for series, stated in PAPER.items():
-        of: Mapping[int, list[Row]] = {}
+        of: Mapping[int, list[Mapping[str, Any]]] = {}
         for row in rows:
             if str(row["series"]).startswith(series) and FIRST <= row["gpus"] <= LAST:
                 of = {**of, row["gpus"]: [*of.get(row["gpus"], []), row]}
