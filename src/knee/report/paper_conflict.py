@@ -41,7 +41,7 @@ def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Conflict:
     point = _simulated(ran)
     rows = [{"exposed on 16 GPUs": f"{e:.0%}", "exposed on 256 GPUs": _ends(e)} for e in (0.0, 0.05, 0.10, 0.15, 0.20)]
     figure = Figure(
-        id="fig7-conflict",
+        id="conflict-fig7",
         title="Where the statements hold",
         caption="Statements can be true together where their areas meet. T09 and T12 are a band, because T12 is "
         "rounded; no point of it lies in both of the others." + (" The cross is knee's own run." if point else ""),
