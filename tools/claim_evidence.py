@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import argparse
 
+from knee.evidence.alternatives import flips
+from knee.evidence.carried import FILE, as_toml, baseline_of, carried_evidence
+from knee.evidence.claim_draws import CANNOT_FAIL_FRAC, draw_claims
+from knee.evidence.lean_runs import LeanRuns
 from knee.files import write_text
-from knee.studies.claim_checks.alternatives import flips
-from knee.studies.claim_checks.claim_draws import CANNOT_FAIL_FRAC, draw_claims
-from knee.studies.claim_checks.evidence import FILE, as_toml, baseline_of, carried_evidence
-from knee.studies.lean_runs import LeanRuns
 from knee.studies.study_file import load_study, study_names
 
 

@@ -25,7 +25,7 @@ from knee.validation.carried_set import carried_fidelity
 from refusals import ended, kind, numbers
 
 SOURCES = Path(__file__).parents[2] / "src"
-LAST_LINE = r"claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"
+LAST_LINE = r"independent claims: (\d+) reproduced, (\d+) failed, (\d+) not testable"
 MINE = """\
 title = "Mine"
 kind = "beyond"
@@ -147,7 +147,8 @@ def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
     result = run(tmp_path, "fig12", "table1")
     found = re.fullmatch(LAST_LINE, result.stdout.splitlines()[-1])
     assert found
-    verdicts = [row["verdict"] for row in rows_of(tmp_path / "claims.csv")]
+    claims = rows_of(tmp_path / "claims.csv")
+    verdicts = [row["verdict"] for row in claims if row["role"] == "independent"]
     failed = verdicts.count("off") + verdicts.count("contradicted")
     assert [int(n) for n in found.groups()] == [verdicts.count("reproduced"), failed, verdicts.count("not testable")]
     assert "claims:" not in result.stderr
@@ -156,7 +157,7 @@ def test_the_last_line_counts_the_claims(tmp_path: Path) -> None:
 def test_every_claim_and_finding_is_on_the_screen(tmp_path: Path) -> None:
     said = run(tmp_path, "fig12").stdout
     assert load_study("fig12").finding.partition("{")[0] in said
-    assert re.search(r"T63 +reproduced +no ", said)
+    assert re.search(r"T63 +reproduced +independent ", said)
     assert f"  - {load_study('fig12').assumptions[0]}" in said
 
 
@@ -192,7 +193,7 @@ def test_a_file_of_one_s_own(mine: Path, tmp_path: Path, monkeypatch: pytest.Mon
     for name in ("./mine.toml", "mine.toml", mine):
         result = run(tmp_path / "out", name)
         assert result.stdout.splitlines()[0] == "mine: Mine"
-        assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
+        assert result.stdout.splitlines()[-1] == "independent claims: 1 reproduced, 0 failed, 0 not testable"
         assert numbers(result.stderr)[-1] == 1  # that cannot be
         assert [row["tp"] for row in rows_of(tmp_path / "out" / "runs.csv")] == ["1", "2"]
     said = json.loads(run(tmp_path / "out", "mine.toml", "--json").stdout)["studies"][0]
@@ -229,7 +230,7 @@ def test_a_changed_grid(tmp_path: Path) -> None:
     assert {row["gpus"] for row in study["rows"]} == {8, 16}
     assert {row["model"] for row in study["rows"]} == {"llama-1b"}
     assert {claim["verdict"] for claim in study["claims"]} == {"not testable"}
-    assert re.search(r"claims: 0 reproduced, 0 failed, \d+ not testable", result.stderr)
+    assert re.search(r"independent claims: 0 reproduced, 0 failed, \d+ not testable", result.stderr)
 
 
 @pytest.mark.parametrize(("sets", "code", "field"), [
@@ -349,7 +350,7 @@ def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path,
     assert numbers(result.stderr)[-1] == 1  # of them measured
     assert "warning" not in result.stderr
     # one measured run is not held against a simulated one
-    assert result.stdout.splitlines()[-1] == "claims: 1 reproduced, 0 failed, 0 not testable"
+    assert result.stdout.splitlines()[-1] == "independent claims: 1 reproduced, 0 failed, 0 not testable"
     [claim] = rows_of(tmp_path / "out" / "claims.csv")
     assert (claim["verdict"], claim["kind"]) == ("reproduced", "simulated")
     rows = rows_of(tmp_path / "out" / "runs.csv")
@@ -359,7 +360,7 @@ def test_a_measured_record_stands_in(measured: Path, mine: Path, tmp_path: Path,
 def test_a_record_of_no_point_is_said(measured: Path, tmp_path: Path) -> None:
     result = run(tmp_path / "out", "fig12", "--records", measured)
     assert result.stderr.count("warning:") == 1
-    assert result.stdout.splitlines()[-1].startswith("claims: 1 reproduced")
+    assert result.stdout.splitlines()[-1].startswith("independent claims: 1 reproduced")
 
 
 def _change(folder: Path, **values: Any) -> Path:

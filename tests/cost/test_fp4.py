@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from knee.specs.trainer_job import TrainJob
 
 from knee.cost.kernel_cost import cost_of
 from knee.cost.step_parts import half_column, product_column, shapes_of
 from knee.errors import SpecError
+from knee.parallelism.trainer_job import TrainJob
 from knee.simulator import EvaluatedStep, evaluate
 from knee.specs import Job
 from knee.specs.load import load_cluster, load_model, load_profile, make_job

@@ -27,7 +27,7 @@ def conflict_chart(
     y = _axis("y", "exposed share on 256 GPUs", Y_END)
     band = [{"x": at, "y": low, "y2": high} for at, low, high in ends]
     words = [
-        {"x": 0.197, "y": gap, "text": f"T10: at least {gap:.2%}", "dy": -9, "align": "right"},
+        {"x": small, "y": gap, "text": f"T10: at least {gap:.2%}", "dy": -9, "align": "left"},
         {"x": small, "y": 0.195, "text": f"T17, T29: less than {small:.0%}", "dy": 0, "align": "left"},
         {"x": 0.075, "y": e_256(0.075, mfu_16[1]), "text": "T09 and T12", "dy": 20, "align": "left"},
     ]
@@ -75,7 +75,7 @@ def _text(word: Spec, x: Spec, y: Spec) -> Spec:
 
 def _dot(at: tuple[float, float], x: Spec, y: Spec) -> list[Spec]:
     value = {"x": at[0], "y": at[1], "text": "knee", "dy": -10, "align": "left"}
-    mark = {"type": "point", "shape": "stroke", "angle": 45, "size": 180, "strokeWidth": 3, "color": INK.light}
+    mark = {"type": "point", "shape": "cross", "filled": True, "size": 90, "color": INK.light}
     return [
         {"data": {"values": [value]}, "mark": mark | {"opacity": 1}, "encoding": {"x": x, "y": y}},
         _text(value, x, y),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from knee.evidence.carried import carried_evidence
+from knee.evidence.claim_draws import CANNOT_FAIL_FRAC
 from knee.report.claim_tables import of_role
 from knee.report.tables import Table, kind_table
-from knee.studies.claim_draws import CANNOT_FAIL_FRAC
 from knee.studies.claims import Verdict
-from knee.studies.evidence import carried_evidence
 
 
 def baseline_sentence(verdicts: Sequence[Verdict]) -> str:

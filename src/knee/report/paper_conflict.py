@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from knee.figures.conflict_chart import conflict_chart
-from knee.figures.figure import Figure
-from knee.figures.vega import Spec
-from knee.report.page import Chart, chart_of
-from knee.report.tables import Table, kind_table, record_table
-from knee.studies.conflict import (
+from knee.evidence.conflict import (
     GAP,
     MFU_16,
     MFU_16_ROUNDING,
@@ -20,6 +15,11 @@ from knee.studies.conflict import (
     most_exposed_256,
     subsets,
 )
+from knee.figures.conflict_chart import conflict_chart
+from knee.figures.figure import Figure
+from knee.figures.vega import Spec
+from knee.report.page import Chart, chart_of
+from knee.report.tables import Table, kind_table, record_table
 from knee.studies.run_study import Ran
 
 STUDY = "fig7"
@@ -41,7 +41,7 @@ def conflict_of(ran: Sequence[Ran], draw: Callable[[Spec], str]) -> Conflict:
     point = _simulated(ran)
     rows = [{"exposed on 16 GPUs": f"{e:.0%}", "exposed on 256 GPUs": _ends(e)} for e in (0.0, 0.05, 0.10, 0.15, 0.20)]
     figure = Figure(
-        id="fig7-conflict",
+        id="conflict-fig7",
         title="Where the statements hold",
         caption="Statements can be true together where their areas meet. T09 and T12 are a band, because T12 is "
         "rounded; no point of it lies in both of the others." + (" The cross is knee's own run." if point else ""),

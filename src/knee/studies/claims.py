@@ -35,13 +35,13 @@ class Claim:
     """Where it is known to fail: the reason."""
 
     def __post_init__(self) -> None:
-        if bool(self.by) is not (self.role == "implied"):
+        follows, free = self.role == "implied", self.role == "independent"
+        if bool(self.by) is not follows:
             text = "by names the claims that an implied one follows from, and no other role has it"
-            raise SpecError(text, code="missing-field" if self.role == "implied" else "contradiction", field="by")
-        if bool(self.because) is (self.role == "independent"):
+            raise SpecError(text, code="missing-field" if follows else "contradiction", field="by")
+        if bool(self.because) is free:
             text = "because says why a claim is not independent, and is empty of one that is"
-            code = "contradiction" if self.role == "independent" else "missing-field"
-            raise SpecError(text, code=code, field="because")
+            raise SpecError(text, code="contradiction" if free else "missing-field", field="because")
         if not self.test:
             raise SpecError("test is empty: nothing would be tested", code="missing-field", field="test")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from statistics import median
 from typing import Any, Literal
 
@@ -162,6 +163,10 @@ class Agreement:
     """Columns that must be at least so large."""
     within: float
     """Of the metric's own unit: how exactly a reading was read."""
+
+    def __post_init__(self) -> None:
+        if not isfinite(self.within):
+            raise SpecError("a bar that is no number", code="not-finite", field="within")
 
     @property
     def bar(self) -> str:

@@ -12,12 +12,12 @@ from math import exp, log
 
 import numpy as np
 
+from knee.evidence.lean_runs import Change, LeanRuns, Specs
 from knee.progress import Progress
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied
 from knee.studies.claims import Claim
-from knee.studies.lean_runs import Change, LeanRuns, Specs
 
 CANNOT_FAIL_FRAC = 0.99
 """A claim that holds in this share of the draws cannot fail, and is no evidence."""

@@ -10,16 +10,16 @@ from statistics import mean, median
 
 from pydantic import TypeAdapter
 
+from knee.evidence.alternatives import Flip
+from knee.evidence.claim_draws import Draws
 from knee.specs.catalog import ROOT, read_toml
-from knee.studies.claim_checks.alternatives import Flip
-from knee.studies.claim_checks.claim_draws import Draws
 
 FILE = ROOT / "claims" / "evidence.toml"
 MADE_BY = "python tools/claim_evidence.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
+class RandomBaseline:
     """Independent claims that a profile drawn at random reproduces."""
 
     draws: int
@@ -32,10 +32,10 @@ class Baseline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class ClaimEvidence:
     """What is carried."""
 
-    baseline: Baseline
+    baseline: RandomBaseline
     held_frac: Mapping[str, float]
     """Claim -> share of random profiles under which it holds, of those that depend on a profile."""
     flip: tuple[Flip, ...]
@@ -47,14 +47,14 @@ class Evidence:
 
 
 @cache
-def carried_evidence() -> Evidence:
+def carried_evidence() -> ClaimEvidence:
     """The file that knee carries."""
-    return TypeAdapter(Evidence).validate_python(read_toml(FILE))
+    return TypeAdapter(ClaimEvidence).validate_python(read_toml(FILE))
 
 
-def baseline_of(found: Draws) -> Baseline:
+def baseline_of(found: Draws) -> RandomBaseline:
     """The number of claims that random profiles reproduce, in short."""
-    return Baseline(
+    return RandomBaseline(
         draws=found.draws,
         seed=found.seed,
         independent=found.independent,
@@ -64,7 +64,7 @@ def baseline_of(found: Draws) -> Baseline:
     )
 
 
-def as_toml(baseline: Baseline, held_frac: Mapping[str, float], flips: Iterable[Flip]) -> str:
+def as_toml(baseline: RandomBaseline, held_frac: Mapping[str, float], flips: Iterable[Flip]) -> str:
     """The file's text, a line for each study under each alternative."""
     lines = [f"# Made by {MADE_BY} --draws {baseline.draws} --seed {baseline.seed}", "flip = ["]
     lines += ["    { " + ", ".join(f"{k} = {json.dumps(v)}" for k, v in asdict(flip).items()) + " }," for flip in flips]

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from knee.studies.quantities import Row
 from knee.validation.carried_set import carried_runs
 from knee.validation.left_out import unseen_job_of
 from knee.validation.run_errors import Prediction, predict
 
 LADDERS = {
-    "mlperf_training_v3.0": "GPT-3 175B, H100, MLPerf 3.0",
-    "mlperf_training_v3.1": "GPT-3 175B, H100, MLPerf 3.1",
-    "mlperf_training_v5.0": "Llama 3.1 405B, GB200, MLPerf 5.0",
+    "mlperf_training_v3.0": "GPT-3, H100, v3.0",
+    "mlperf_training_v3.1": "GPT-3, H100, v3.1",
+    "mlperf_training_v5.0": "405B, GB200, v5.0",
 }
-"""Sources with one plan on several counts of GPUs."""
+"""Rounds of MLPerf with one plan on several counts of GPUs: GPT-3 175B and Llama 3.1 405B."""
 PAPER = {"FSDP": 0.6278, "TP": 0.9580}
 """Tokens/s per GPU on 2,048 GPUs over FSDP's on 128: T01, and T01 with T06."""
 FIRST, LAST = 128, 2048
@@ -80,14 +80,14 @@ def _ladder(source: str, found: Sequence[Prediction]) -> Iterator[Rung]:
         )
 
 
-def paper_rungs(rows: Sequence[Row]) -> list[Rung]:
+def paper_rungs(rows: Sequence[Mapping[str, Any]]) -> list[Rung]:
     """The paper's own trend of figure 3: stated at both ends, simulated between them."""
     base = next((r["tokens_per_s_per_gpu"] for r in rows if r["series"] == "FSDP" and r["gpus"] == FIRST), None)
     if base is None:
         return []
     found = []
     for series, stated in PAPER.items():
-        of: Mapping[int, list[Row]] = {}
+        of: Mapping[int, list[Mapping[str, Any]]] = {}
         for row in rows:
             if str(row["series"]).startswith(series) and FIRST <= row["gpus"] <= LAST:
                 of = {**of, row["gpus"]: [*of.get(row["gpus"], []), row]}
@@ -96,7 +96,7 @@ def paper_rungs(rows: Sequence[Row]) -> list[Rung]:
             known = stated if gpus == LAST else 1.0 if gpus == FIRST and series == "FSDP" else None
             found.append(
                 Rung(
-                    ladder=f"Llama-2-7B, H100, the paper, {series}",
+                    ladder=f"paper, {series}",
                     gpus=gpus,
                     local_batch=float(best["local_batch"]),
                     plan=str(best["plan"]),

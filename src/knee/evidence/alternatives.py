@@ -9,13 +9,12 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from knee.evidence.lean_runs import LeanRuns
 from knee.specs.catalog import ROOT, read_toml
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.studies.claims import Claim, Verdict
-from knee.studies.lean_runs import LeanRuns
 from knee.studies.quantities import NOISE
-from knee.studies.study_file import Many, Study, StudyGrid, load_study
-from knee.studies.study_layers import BATCHES
+from knee.studies.study_file import BATCHES, Many, Study, StudyGrid, load_study
 
 FILE = ROOT / "claims" / "alternatives.toml"
 MARGINS = ("margin_frac", "noise_frac")
