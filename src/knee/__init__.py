@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from knee.api.budget import budget as budget
-    from knee.api.budget_check import budget_check as budget_check
+    from knee.api.budget import budget_check as budget_check
     from knee.api.calibrate import calibrate as calibrate
     from knee.api.catalog import catalog_entries as catalog_entries
     from knee.api.catalog import catalog_entry as catalog_entry
@@ -150,7 +150,7 @@ _HOMES = {
     "TraceAnalysis": "api.traces",
     "TraceDiff": "api.traces",
     "budget": "api.budget",
-    "budget_check": "api.budget_check",
+    "budget_check": "api.budget",
     "calibrate": "api.calibrate",
     "cancel_sweep": "api.sweep",
     "catalog_entries": "api.catalog",

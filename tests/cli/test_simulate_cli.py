@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from knee.cli import available, main
 from knee.cli.docs import commands_page
-from knee.cli.plan_options import PLAN
+from knee.cli.options.plan_options import PLAN
 from knee.errors import DoesNotFit
 from knee.specs.check import SeveralMistakes
 from knee.specs.plan import Plan

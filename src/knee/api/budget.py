@@ -1,4 +1,4 @@
-"""``knee.budget``: the best model that a budget can train, communication included."""
+"""``knee.budget``: the best model that a budget can train; ``knee.budget_check``: how well published runs are told."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from knee.budgets.budget_search import BudgetLimits, BudgetRun, Problem
 from knee.budgets.equal_loss import even_sizes
 from knee.budgets.flop_counting import flop_choice
 from knee.budgets.model_family import LEAST_PARAMS, MOST_PARAMS, Family, family_of
+from knee.budgets.published_budgets import published_runs
 from knee.budgets.scaling_laws import assumed_mfu, batch_law, law_of
 from knee.budgets.throughput import Rates
 from knee.budgets.training_cost import checked_pue
@@ -35,6 +36,7 @@ from knee.inputs.request import (
     request,
 )
 from knee.progress import Progress, silent
+from knee.results.budget_check_result import BudgetCheck
 from knee.results.budget_result import Budget
 from knee.specs import Cluster, Job, Model, Profile
 from knee.specs.catalog import Source
@@ -284,3 +286,14 @@ def pue_source(given: float | None) -> Source:
     """Where the site's PUE comes from."""
     text = argument("pue")
     return Source(value=given, kind="user", text=text) if given is not None else constant_source("site", "pue")
+
+
+@checked_arguments
+def budget_check() -> BudgetCheck:
+    """Predict every training run whose cost was published, and say how far off knee is.
+
+    >>> import knee
+    >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)
+    True
+    """
+    return BudgetCheck(runs=tuple(published_runs()))

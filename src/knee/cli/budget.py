@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned
-from knee.cli.plan_options import option
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import option
+from knee.cli.options.sections import Sectioned
 from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID, DEFAULT_LAW, DEFAULT_SEQ_LEN
 
 
@@ -145,7 +145,7 @@ def command(
     The batch of a run may not exceed the critical one at the loss that it reaches. Laws are extrapolated beyond the
     runs that they were fitted to, and the answer says so. Nothing can be trained: exit 3, with what would help.
     """
-    from knee.cli.budget_options import check_files, refuse_beside_check
+    from knee.cli.options.budget_options import check_files, refuse_beside_check
 
     if check:
         refuse_beside_check(ctx)
@@ -173,7 +173,7 @@ def command(
 
 
 def _check(as_json: bool) -> None:
-    from knee.api.budget_check import budget_check
+    from knee.api.budget import budget_check
     from knee.cli.render.budget_check import print_checked
 
     answer = budget_check()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from knee.cli import CommandGroup
-from knee.cli.options import Word
+from knee.cli.options.sections import Word
 from knee.specs.defaults import MAX_BAD_FRAC, SHARD_TOKENS
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned, Word
-from knee.cli.plan_options import option
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import option
+from knee.cli.options.sections import Sectioned, Word
 from knee.cli.render.progress import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES, TARGETS
@@ -111,7 +111,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
             "--export and --json are two forms of one answer", hint="give one of them", code="contradiction"
         )
     if html is not None:
-        from knee.cli.budget_options import check_files
+        from knee.cli.options.budget_options import check_files
 
         check_files(None, html)
     from knee.api.plan import plan

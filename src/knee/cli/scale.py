@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned, Word
-from knee.cli.plan_options import PLAN, option, plan_of, plan_options
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.cli.options.sections import Sectioned, Word
 from knee.cli.render.progress import Patience
 from knee.errors import InputError
 from knee.specs.choices import OBJECTIVES

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned
-from knee.cli.plan_options import option, plan_of, plan_options
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import option, plan_of, plan_options
+from knee.cli.options.sections import Sectioned
 
 
 @click.command("simulate", cls=Sectioned)

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from knee.cli import CommandGroup
-from knee.cli.options import Word
+from knee.cli.options.sections import Word
 from knee.errors import InputError
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli import job_options, nearest, unknown_command
-from knee.cli.options import Sectioned, Word
-from knee.cli.plan_options import option
-from knee.cli.sweep_options import site_options, take_site
+from knee.cli import nearest, unknown_command
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import option
+from knee.cli.options.sections import Sectioned, Word
+from knee.cli.options.sweep_options import site_options, take_site
 from knee.errors import InputError
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES, LAUNCHERS

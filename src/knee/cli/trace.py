@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned
-from knee.cli.plan_options import option
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import option
+from knee.cli.options.sections import Sectioned
 from knee.errors import InputError
 
 if TYPE_CHECKING:

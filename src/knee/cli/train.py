@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from knee.cli import job_options
-from knee.cli.options import Sectioned, Word
-from knee.cli.plan_options import PLAN, option, plan_of, plan_options
+from knee.cli.options import job_options
+from knee.cli.options.plan_options import PLAN, option, plan_of, plan_options
+from knee.cli.options.sections import Sectioned, Word
 from knee.signals import BY_SIGNAL
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS

@@ -14,7 +14,8 @@ from knee.specs.catalog import ROOT, read_toml
 from knee.specs.defaults import DEFAULT_CONVENTION
 from knee.studies.claims import Claim, Verdict
 from knee.studies.quantities import NOISE
-from knee.studies.study_file import BATCHES, Many, Study, StudyGrid, load_study
+from knee.studies.study_file import Many, Study, StudyGrid, load_study
+from knee.studies.study_layers import BATCHES
 
 FILE = ROOT / "claims" / "alternatives.toml"
 MARGINS = ("margin_frac", "noise_frac")

@@ -364,7 +364,8 @@ def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
         return about | dict(raw)
     grids = [*([top] if top else []), *below]
     grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
-    about |= {"draw": [DEFAULT_DRAW]} if grids else {}
+    draw = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
+    about |= {"draw": [draw]} if grids else {}
     return about | rest | ({"grid": grids} if grids else {})
 
 
@@ -373,9 +374,6 @@ def _named(grid: Mapping[str, Any]) -> str:
     plan = grid.get("plan", {})
     axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
     return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
-
-
-DEFAULT_DRAW = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
 
 
 def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from knee.cli.options import Word
+from knee.cli.options.sections import Word
 from knee.cli.probe.options import options
 from knee.errors import KneeError, RunFailed
 from knee.probe.collective_grid import COLLECTIVES

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from knee.cli.options import Word
+from knee.cli.options.sections import Word
 from knee.specs.choices import DEVICES
 from knee.specs.defaults import CLUSTER_FILE
 

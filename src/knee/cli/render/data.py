@@ -13,8 +13,8 @@ from knee.cli.render.table import print_heading, print_rows
 from knee.units import show
 
 if TYPE_CHECKING:
-    from knee.api.shard_data import ShardFolder
     from knee.datasets.write_shards import ShardProgress
+    from knee.results.shard_folder import ShardFolder
 
 
 def print_folder(answer: ShardFolder) -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from knee.cli.options import Word
-from knee.cli.plan_options import option
+from knee.cli.options.plan_options import option
+from knee.cli.options.sections import Word
 from knee.errors import InputError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from knee.cli.options import Option, Word
+from knee.cli.options.sections import Option, Word
 from knee.specs.plan import CP_METHODS, PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SHARDINGS, STATE_DTYPES
 
 PLAN = (

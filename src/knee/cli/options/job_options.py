@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from knee.cli.plan_options import option
+from knee.cli.options.plan_options import option
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
