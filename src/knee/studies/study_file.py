@@ -357,8 +357,7 @@ def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
     """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
     top = {key: value for key, value in raw.items() if key in {f.name for f in fields(StudyGrid)}}
     rest = {key: value for key, value in raw.items() if key not in top}
-    about: dict[str, Any] = {"title": name, "kind": "beyond", "finding": ""}
-    about["question"] = f"What do the runs of {name} take?"
+    about: dict[str, Any] = {"title": name, "kind": "beyond", "finding": "", "question": f"What do {name}'s runs take?"}
     below = raw.get("grid", [])
     if not isinstance(below, list):
         return about | dict(raw)
