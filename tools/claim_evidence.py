@@ -1,6 +1,6 @@
 """Judge every claim of the paper under random profiles and under other assumptions; write what the page shows of it.
 
-    python tools/claim_evidence.py --draws 300 --seed 1       three seconds a draw
+    python tools/claim_evidence.py --draws 300 --seed 1 [--jobs N]       three seconds a draw
     python tools/claim_evidence.py --draws 0                  only the assumptions anew, in a minute
 
 Random profiles do not depend on what was fitted, so that draws need to be repeated when the engine or a test changes.
@@ -10,13 +10,27 @@ Verdicts under other assumptions do, and are repeated after each fit.
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache
+from itertools import repeat
 
 from knee.evidence.alternatives import flips
 from knee.evidence.carried import FILE, as_toml, baseline_of, carried_evidence
-from knee.evidence.claim_draws import CANNOT_FAIL_FRAC, draw_claims
+from knee.evidence.claim_draws import CANNOT_FAIL_FRAC, draw_claims, held_in_draw
 from knee.evidence.lean_runs import LeanRuns
 from knee.files import write_text
 from knee.studies.study_file import load_study, study_names
+
+
+@cache
+def paper_runs() -> LeanRuns:
+    """The paper's studies, loaded once in each process."""
+    return LeanRuns([load_study(name) for name in study_names("paper")])
+
+
+def one_draw(seed: int, number: int) -> frozenset[str]:
+    """For a pool of processes."""
+    return held_in_draw(paper_runs(), seed, number)
 
 
 def main() -> None:
@@ -24,10 +38,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
-    runs = LeanRuns([load_study(name) for name in study_names("paper")])
+    runs = paper_runs()
     if asked.draws > 0:
-        found = draw_claims(runs, draws=asked.draws, seed=asked.seed, progress=lambda *at: print(*at))
+        with ProcessPoolExecutor(asked.jobs) as pool:
+            passed = list(pool.map(one_draw, repeat(asked.seed), range(asked.draws)))
+        found = draw_claims(runs, draws=asked.draws, seed=asked.seed, passed=passed)
         baseline, held_frac = baseline_of(found), found.held_frac
     else:
         carried = carried_evidence()

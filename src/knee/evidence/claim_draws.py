@@ -13,7 +13,6 @@ from math import exp, log
 import numpy as np
 
 from knee.evidence.lean_runs import Change, LeanRuns, Specs
-from knee.progress import Progress
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
 from knee.specs.profile_parameters import PARAMETERS, Parameter, applied
@@ -57,18 +56,17 @@ def draw(random: np.random.Generator) -> Change:
     return change
 
 
-def draw_claims(runs: LeanRuns, *, draws: int, seed: int, progress: Progress | None = None) -> Draws:
-    """Judge every claim under so many random profiles."""
-    random = np.random.default_rng(seed)
-    held: Counter[str] = Counter()
-    passed: list[set[str]] = []
-    for i in range(draws):
-        with np.errstate(all="ignore"):
-            verdicts = runs.verdicts(draw(random))
-        passed.append({id for id, verdict in verdicts.items() if verdict.verdict == "reproduced"})
-        held.update(passed[-1])
-        if progress is not None:
-            progress("drawing profiles", i + 1, draws)
+def held_in_draw(runs: LeanRuns, seed: int, number: int) -> frozenset[str]:
+    """Claims that hold under one random profile; each draw has its own stream, so that they can be made anywhere."""
+    with np.errstate(all="ignore"):
+        verdicts = runs.verdicts(draw(np.random.default_rng((seed, number))))
+    return frozenset(id for id, verdict in verdicts.items() if verdict.verdict == "reproduced")
+
+
+def draw_claims(runs: LeanRuns, *, draws: int, seed: int, passed: Sequence[frozenset[str]] | None = None) -> Draws:
+    """Judge every claim under so many random profiles; ``passed`` is what holds in each, where that was found already."""
+    passed = passed if passed is not None else [held_in_draw(runs, seed, i) for i in range(draws)]
+    held = Counter(id for one in passed for id in one)
     claims = [claim for study in runs.studies if study.grid for claim in study.claim]
     held_frac = {claim.id: held[claim.id] / draws for claim in claims}
     counted = evidence(claims, held_frac)
