@@ -64,7 +64,7 @@ def held_in_draw(runs: LeanRuns, seed: int, number: int) -> frozenset[str]:
 
 
 def draw_claims(runs: LeanRuns, *, draws: int, seed: int, passed: Sequence[frozenset[str]] | None = None) -> Draws:
-    """Judge every claim under so many random profiles; ``passed`` is what holds in each, where that was found already."""
+    """Judge every claim under so many random profiles; ``passed`` has what holds in each, if that is known."""
     passed = passed if passed is not None else [held_in_draw(runs, seed, i) for i in range(draws)]
     held = Counter(id for one in passed for id in one)
     claims = [claim for study in runs.studies if study.grid for claim in study.claim]
