@@ -12,6 +12,7 @@ from knee.files import scratch_folder, write_text
 from knee.hardware_fit.gemms import FEWEST, kind_of
 from knee.hardware_fit.kernel_constants import FitPart, KernelFit, fit_kernels
 from knee.hardware_fit.link_constants import link_values
+from knee.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.hardware_fit.power_constants import power_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
 from knee.specs.hardware import Cluster
@@ -186,12 +187,11 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
                 part = FitPart("attention", kernel, "backward" if "backward" in field else "forward")
                 values[f"gpu.attention.{kernel}.{field}"] = fitted(four_digits(value), part)
     if fit.launch_s is not None:
-        eager = load_profile("eager").spec.launch_s
         what = (
             f"{show(fit.launch_s, 's')} a kernel in an eager step too small to keep the device busy, over the "
-            f"profile's {show(eager, 's')}"
+            f"{show(PLAIN_LAUNCH_S, 's')} of the same loop on an H200's host"
         )
-        values["node.launch_scale"] = read(four_digits(fit.launch_s / eager), what)
+        values["node.launch_scale"] = read(four_digits(fit.launch_s / PLAIN_LAUNCH_S), what)
     return values
 
 

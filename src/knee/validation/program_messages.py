@@ -76,8 +76,11 @@ def _messages(
     script = scripts[(action, row)]
     r = record_action(w.parts, w.actions, action, row)
     one = w.actions.passes[action].rows(np.array([row]))
-    yield script.root_gather, int(r.root_gather_s > 0)
-    yield script.gather, r.layers * (r.gather_s > 0)
+    # what is gathered while the pipeline fills is no part of the pass, and counts with the first
+    ahead = float(w.actions.filling_gather_s[row]) if action == "F_first" else 0.0
+    root_ahead = ahead > r.layers * float(w.comm.gather_layer[0]) * (1.0 + 1e-9)
+    yield script.root_gather, int(r.root_gather_s > 0 or root_ahead)
+    yield script.gather, r.layers * (r.gather_s > 0 or ahead > 0)
     yield script.reduce, r.layers * (r.reduce_s > 0)
     yield script.root_reduce, int(r.root_reduce_s > 0)
     queued = script.replicate_share > 0
