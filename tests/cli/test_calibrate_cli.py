@@ -118,7 +118,7 @@ def test_what_was_true_is_found(whole: tuple[Path, Path, dict[str, Any]]) -> Non
         assert getattr(profile, name) == pytest.approx(found["after"], rel=1e-3)
     for name in ("step_overhead_s", "compute_slowdown_frac", "hop_scale"):  # what was right stays nearly so
         assert data["by_name"][name]["after"] == pytest.approx(getattr(TRUTH, name), rel=0.1)
-    assert data["throughput_before"]["median_frac"] > 0.1
+    assert data["throughput_before"]["median_frac"] > 0.07
     assert data["throughput_after"]["median_frac"] < 0.01
     held = data["held_out"]
     assert held["one_by_one"]
@@ -289,7 +289,7 @@ def test_kernel_sets_share_one_fit(tmp_path: Path) -> None:
     assert (data["base"], data["runs"], data["profiles"]) == ("eager", 10, {"eager": 7, "compiled": 3})
     assert "the runs are of several profiles: eager (7), compiled (3)" in data["warnings"][0]
     # two spreads between stacks away: the prior keeps a part of it, which is worth 1% of throughput
-    assert 0.85 <= data["by_name"]["gemm_scale"]["after"] < 0.91
+    assert 0.85 <= data["by_name"]["gemm_scale"]["after"] < 0.92
     after = json.loads(knee("validate", file, "--profile", out, "--json").stdout)["all"]["throughput"]
     assert (after["points"], after["median_frac"] < 0.02) == (10, True)
 

@@ -46,7 +46,7 @@ def test_the_answer_ends_with_a_sentence_for_a_manager() -> None:
     result = knee(*ASK, "--tokens", "2T")
     assert result.exit_code == 0, result.stderr
     last = result.stdout.strip().splitlines()[-1]
-    assert last.startswith("Beyond 1,024 GPUs each doubling buys less than 1.5x; the 2,048-GPU run finishes 0.9 days ")
+    assert last.startswith("Beyond 1,024 GPUs each doubling buys less than 1.5x; the 2,048-GPU run finishes 1.1 days ")
     for word in ("knee", "throughput", "energy", "cost", "CO2e", "extrapolated", "assumptions:"):
         assert word in result.stdout
 
@@ -54,7 +54,7 @@ def test_the_answer_ends_with_a_sentence_for_a_manager() -> None:
 def test_days_only_with_tokens() -> None:
     result = knee(*ASK)
     assert "days" not in result.stdout
-    assert numbers(result.stdout.strip().splitlines()[-1])[:6] == [1024, 1.5, 2048, 1.39, 1024, 2]
+    assert numbers(result.stdout.strip().splitlines()[-1])[:6] == [1024, 1.5, 2048, 1.48, 1024, 2]
 
 
 def test_json_has_everything() -> None:
@@ -90,7 +90,7 @@ def test_json_has_everything() -> None:
 
 
 def test_the_threshold_moves_the_knee() -> None:
-    assert answer(*ASK, "--threshold", "1.9")["curves"][0]["knees"]["throughput"]["gpus"] == 512
+    assert answer(*ASK, "--threshold", "1.9")["curves"][0]["knees"]["throughput"]["gpus"] == 256
     kept = [answer(*ASK, "--keep", keep)["curves"][0]["knees"]["energy"]["gpus"] for keep in ("0.99", "0.8")]
     assert kept[0] < kept[1]
 

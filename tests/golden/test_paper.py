@@ -8,6 +8,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 import pytest
@@ -127,6 +128,30 @@ READ = {"T65": 0.014}
 """Read off a picture: (2.5 GB/s of 286, and of 337) of the ratio."""
 
 
+REPEAT_FRAC = 0.012
+"""One standard deviation of the same run, repeated: docs/studies.md."""
+OF_ONE_RUN, OF_TWO_RUNS = {"T08", "T09", "T12", "D10B", "D11B"}, {"T01", "T06", "D03", "D05", "D06", "D07"}
+
+
+def test_runs_repeat_as_the_rule_says() -> None:
+    """Published repeats: rows of a source that differ in nothing but their figures."""
+    repeats: dict[str, dict[tuple[str, ...], list[float]]] = {}
+    with (Path(__file__).parents[2] / "src/knee/catalog/validation/runs.csv").open(
+        encoding="utf-8", newline=""
+    ) as file:
+        for row in csv.DictReader(file):
+            if row["status"] == "ok" and row["tokens_per_s_per_gpu"]:
+                key = tuple(value for name, value in row.items() if name not in FIGURES_OF_A_RUN)
+                repeats.setdefault(row["source"], {}).setdefault(key, []).append(float(row["tokens_per_s_per_gpu"]))
+    spreads = [[stdev(v) / mean(v) for v in runs.values() if len(v) > 1] for runs in repeats.values()]
+    medians = [median(found) for found in spreads if found]
+    assert len(medians) == 8
+    assert median(medians) == pytest.approx(REPEAT_FRAC, abs=0.0005)
+
+
+FIGURES_OF_A_RUN = {"id", "tokens_per_s_per_gpu", "step_time_s", "memory_gib", "status", "software"}
+
+
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=lambda claim: claim.id)
 def test_no_bar_is_looser_than_the_paper(claim: Claim) -> None:
     """Half a unit of the last printed digit; twice that and more for what follows from several rounded numbers."""
@@ -139,6 +164,11 @@ def test_no_bar_is_looser_than_the_paper(claim: Claim) -> None:
         scale = 0.01 if "%" in claim.paper else 1e6 if "MB" in claim.paper else 1.0
         half = 0.5 * scale * 10.0 ** -len(printed[1] or "")
         allowed = half if not claim.id.startswith("D") else 6 * half
+        if claim.id in OF_ONE_RUN:
+            allowed += 2 * REPEAT_FRAC * abs(test.equals)
+        elif claim.id in OF_TWO_RUNS:
+            ratio = 1 + test.equals if "%" in claim.paper else test.equals
+            allowed += 2 * 2**0.5 * REPEAT_FRAC * ratio
         assert room <= READ.get(claim.id, allowed) * (1 + 1e-9), claim.id
 
 

@@ -36,7 +36,7 @@ def conflict_chart(
         _box({"x": 0.0, "x2": small, "y": 0.0, "y2": Y_END}, SERIES[2].light, x, y),
         {
             "data": {"values": band},
-            "mark": {"type": "area", "color": SERIES[3].light, "opacity": 0.75, "clip": True},
+            "mark": {"type": "area", "color": SERIES[3].light, "fillOpacity": 0.5, "clip": True},
             "encoding": {"x": x, "y": y, "y2": {"field": "y2"}},
         },
         *(_text(word, x, y) for word in words),
@@ -59,7 +59,7 @@ def _axis(name: str, title: str, end: float) -> Spec:
 def _box(value: Spec, color: str, x: Spec, y: Spec) -> Spec:
     return {
         "data": {"values": [value]},
-        "mark": {"type": "rect", "color": color, "opacity": 0.22},
+        "mark": {"type": "rect", "color": color, "fillOpacity": 0.22},
         "encoding": {"x": x, "x2": {"field": "x2"}, "y": y, "y2": {"field": "y2"}},
     }
 
@@ -76,7 +76,8 @@ def _text(word: Spec, x: Spec, y: Spec) -> Spec:
 def _dot(at: tuple[float, float], x: Spec, y: Spec) -> list[Spec]:
     value = {"x": at[0], "y": at[1], "text": "knee", "dy": -10, "align": "left"}
     mark = {"type": "point", "shape": "cross", "filled": True, "size": 90, "color": INK.light}
+    said = {"value": f"knee: {at[0]:.1%} exposed on 16 GPUs, {at[1]:.1%} on 256"}
     return [
-        {"data": {"values": [value]}, "mark": mark | {"opacity": 1}, "encoding": {"x": x, "y": y}},
+        {"data": {"values": [value]}, "mark": mark | {"opacity": 1}, "encoding": {"x": x, "y": y, "description": said}},
         _text(value, x, y),
     ]
