@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
-from step_pictures import pictures
+from step_pictures import pictures  # noqa: E402
 
 STEP = re.compile(r"the step takes (\d+) ms")
 
