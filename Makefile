@@ -77,7 +77,7 @@ docs: $(VENV)/.docs
 	$(BIN)/python -m knee.cli.docs docs/commands.md
 	$(BIN)/python -m knee.cli.file_docs docs/files.md
 	$(BIN)/python tools/step_pictures.py docs/figures
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir $(OUT)/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site
 	@echo "wrote $(OUT)/site/index.html"
 
 clean:
