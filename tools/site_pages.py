@@ -28,6 +28,7 @@ from knee.trust.trust import Trust  # noqa: E402
 from knee.validation.carried_set import references  # noqa: E402
 
 sys.path.insert(0, str(ROOT / "tools"))
+from site_json import json_keys  # noqa: E402
 from site_words import WORDS  # noqa: E402
 
 MARK = "<!-- made: {} -->"
@@ -249,6 +250,17 @@ def column_table() -> str:
     return table(("column", "meaning"), ((f"`{name}`", words.get(name) or WORDS[name]) for name in COLUMNS))
 
 
+def answer_tables() -> str:
+    """What commands print with ``--json``: each object and its keys."""
+    parts = []
+    for command, rows in json_keys():
+        parts += [
+            f"### `knee {command} --json`",
+            table(("object", "keys"), ((f"`{path}`", keys) for path, keys in rows)),
+        ]
+    return "\n\n".join(parts)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """In Markdown."""
     lines = [head, ["---"] * len(head), *rows]
@@ -265,4 +277,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "measurement": lambda: field_table(Measurement, Memory, CommLoad),
     "trust": lambda: field_table(Trust),
     "columns": column_table,
+    "answers": answer_tables,
 }

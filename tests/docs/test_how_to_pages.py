@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 from page_blocks import PAGES, blocks_of, run_page
 
 WITH_BLOCKS = [p for p in PAGES if p.parent.name == "how-to" and blocks_of(p.read_text(encoding="utf-8"))]

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
 from page_blocks import PAGES, ROOT, blocks_of, run_page
 
 HOW_TO = "how-to"
