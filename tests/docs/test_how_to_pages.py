@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from page_blocks import PAGES, blocks_of, run_page
 
 WITH_BLOCKS = [p for p in PAGES if p.parent.name == "how-to" and blocks_of(p.read_text(encoding="utf-8"))]

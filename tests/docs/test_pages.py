@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from page_blocks import PAGES, ROOT, blocks_of, run_page
 
 HOW_TO = "how-to"
