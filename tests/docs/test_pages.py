@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_pages_are_run() -> None:
     for path in PAGES:
         text = path.read_text(encoding="utf-8")
         assert 2 * len(blocks_of(text)) == sum(line.lstrip().startswith("```") for line in text.splitlines()), path
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "DESIGN.md", "CHANGELOG.md"])
+def test_links_outside_of_the_site_lead_somewhere(name: str) -> None:
+    """Those of the site itself are checked by its strict build."""
+    links = re.findall(r"\]\(([^)#]+)", (ROOT / name).read_text(encoding="utf-8"))
+    assert [link for link in links if "://" not in link and not (ROOT / link).exists()] == []
 
 
 def test_the_readme_is_one_screen() -> None:
