@@ -3,7 +3,7 @@
 # make test    everything that is checked before a change is accepted
 # make fuzz    damaged and unlikely files and arguments (CASES=20000 SEED=0 KINDS=trace,job, CASE=... repeats one)
 # make bench   speed of the engine
-# make docs    the pages that are made from the code
+# make docs    the documentation site, into out/site; it also makes the pages that come from the code
 # make clean   remove what the others made
 #
 # The first run makes .venv and installs what is needed into it.
@@ -72,9 +72,13 @@ fuzz: $(VENV)/.dev
 bench: $(VENV)/.dev
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
-docs: $(VENV)/.dev
+# NO_MKDOCS_2_WARNING: a notice of mkdocs-material about its successor, which says nothing of this site.
+docs: $(VENV)/.docs
 	$(BIN)/python -m knee.cli.docs docs/commands.md
 	$(BIN)/python -m knee.cli.file_docs docs/files.md
+	$(BIN)/python tools/step_pictures.py docs/figures
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir $(OUT)/site
+	@echo "wrote $(OUT)/site/index.html"
 
 clean:
 	rm -rf $(VENV) $(OUT) build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
@@ -97,6 +101,11 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "== installing knee with what the checks need"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@ $(VENV)/.report
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@echo "== installing knee with what the site needs"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
 
 $(VENV)/.torch: | $(VENV)/.dev
 	@if [ -n "$(TORCH)" ]; then \

@@ -41,6 +41,7 @@ UNSET = (
 TESTS = Path(__file__).parent
 SLOW_NAMES = (
     "dist",
+    "docs",
     "launch",
     "train",
     "web",

@@ -1,7 +1,7 @@
 """How large an input may be. Beyond these an input is refused before the work begins, in one sentence.
 
-Memory and CPU beside them are measured by `benchmarks/large_inputs.py`, at the sizes that README.md's table names; up
-to the limits themselves they are extrapolated, as both grow in proportion.
+Memory and CPU beside them are measured by `benchmarks/large_inputs.py`, at the sizes that docs/reference/limits.md
+names; up to the limits themselves they are extrapolated, as both grow in proportion.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from refusals import caught, refused
 
 ASK = ("simulate", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8", "--local-batch", "2")
 SCALE = ("scale", "llama2-7b", "--cluster", "dgx-h100", "--gpus", "8..16", "--local-batch", "2")
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/exit-codes.md"
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_whatever_is_raised_ends_in_a_code(
 def test_the_table_of_codes_is_told() -> None:
     text = CliRunner().invoke(main, ["--help"]).stdout
     assert all(re.search(rf"^ +{int(code)}  {re.escape(code.meaning)}$", text, re.MULTILINE) for code in ExitCode)
-    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE))
+    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert {str(int(code)): code.meaning for code in ExitCode}.items() <= rows.items()
     own = [kind.exit_code for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, KneeError)]
     assert {ExitCode(code) for code in own} == {ExitCode(number) for number in range(1, 8)}
