@@ -76,7 +76,7 @@ def budget(
     frontier: bool = False,
     progress: Progress | None = None,
 ) -> Budget:
-    """Find the model that loses least within a budget, with communication counted.
+    """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fix the size; a job file as ``model`` also says where and with what software it

@@ -78,8 +78,12 @@ def in_words(error: BaseException) -> KneeError:
 
 
 def see_help(ctx: click.Context | None) -> str:
-    """The hint where there is no better one."""
-    return f"`{ctx.command_path if ctx else 'knee'} --help` says what can be asked"
+    """The hint where there is no better one: the options that the command has."""
+    if ctx is None:
+        return "run `knee --help` for the list of commands"
+    if isinstance(ctx.command, click.Group):
+        return f"use one of: {', '.join(ctx.command.list_commands(ctx))}"
+    return f"run `{ctx.command_path} --help` for its options and examples"
 
 
 def _of_click(error: click.ClickException) -> KneeError:
