@@ -15,7 +15,7 @@ import knee
 from knee import signals
 from knee.cli.delivery import Delivery
 from knee.cli.ending import code_of, see_help
-from knee.cli.examples import epilog_of
+from knee.cli.examples import epilog_of, example_of
 from knee.errors import ExitCode, InputError, as_flags
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -105,9 +105,7 @@ class Commands(CommandGroup):
                 return super().invoke(ctx)
         except InputError as error:
             if error.hint is None:
-                error.hint = (
-                    f"correct it and try again; `knee {ctx.invoked_subcommand} --help` lists options and examples"
-                )
+                error.hint = example_of(f"knee {ctx.invoked_subcommand}")
             raise
 
     def main(

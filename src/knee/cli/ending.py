@@ -17,6 +17,7 @@ import click
 import knee
 from knee import signals
 from knee.cli.delivery import Delivery
+from knee.cli.examples import example_of
 from knee.errors import ERROR_FILE, ExitCode, InputError, KneeError, RunFailed
 
 TRACEBACK = "KNEE_TRACEBACK"
@@ -83,7 +84,7 @@ def see_help(ctx: click.Context | None) -> str:
         return "run `knee --help` for the list of commands"
     if isinstance(ctx.command, click.Group):
         return f"use one of: {', '.join(ctx.command.list_commands(ctx))}"
-    return f"run `{ctx.command_path} --help` for its options and examples"
+    return example_of(ctx.command_path) or f"`{ctx.command_path} --help` lists the arguments and options"
 
 
 def _of_click(error: click.ClickException) -> KneeError:
