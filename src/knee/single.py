@@ -24,10 +24,11 @@ from knee.workload.tp_messages import ENDS, LAYER_FORWARD, LOSS_ALL_REDUCES, OPS
 from knee.workload.traffic import PARAMETER_BYTES
 
 ASSUMPTIONS = (
-    "attention respects the causal mask; sequences are packed to their full length",
-    "one GPU's kernels follow each other; the host runs ahead of them unless launches are too slow",
-    "rings follow the network's order unless the fabric says otherwise; groups of one kind run at the same time",
-    "checkpointing, evaluation and failures are left out",
+    "attention uses the causal mask; sequences are packed to their full length",
+    "compute kernels of a GPU run one after another; the host launches them in advance unless it is too slow",
+    "rings follow the physical order of the network unless the fabric says otherwise; groups of the same kind "
+    "communicate at the same time",
+    "time for checkpoints, evaluation and failures is not included",
 )
 
 

@@ -258,7 +258,7 @@ def _memory(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
     c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
-    notes = {"gradients": "beside all activations: they come as those go, unless they are kept"}
+    notes = {"gradients": "at the memory peak: allocated as activations are freed, unless they are kept"}
     if job.plan.sync_every > 1:
         notes["optimizer"] = "with the outer one's momentum and the parameters of the last exchange, fp32 each"
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):

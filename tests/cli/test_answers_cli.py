@@ -111,7 +111,7 @@ def test_the_shell_completes_names_of_the_catalogue() -> None:
 def test_every_command_has_examples_that_it_can_read(name: str) -> None:
     for line in EXAMPLES[name]:
         _, *words = shlex.split(line)
-        group = click.Context(main, info_name="knee")
+        group = click.Context(main, info_name="knee", help_option_names=["-h", "--help"])
         command = main.get_command(group, words[0])
         assert command is not None
         if isinstance(command, click.Group):

@@ -46,7 +46,9 @@ def test_the_answer_ends_with_a_sentence_for_a_manager() -> None:
     result = knee(*ASK, "--tokens", "2T")
     assert result.exit_code == 0, result.stderr
     last = result.stdout.strip().splitlines()[-1]
-    assert last.startswith("Beyond 1,024 GPUs each doubling buys less than 1.5x; the 2,048-GPU run finishes 1.1 days ")
+    assert last.startswith(
+        "Beyond 1,024 GPUs, each doubling gives less than 1.5x the tokens/s; the 2,048-GPU run finishes 1.1 days "
+    )
     for word in ("knee", "throughput", "energy", "cost", "CO2e", "extrapolated", "assumptions:"):
         assert word in result.stdout
 
@@ -209,8 +211,8 @@ def test_the_sentence_names_doublings_that_did_not_pay() -> None:
     options = "--cluster dgx-h100 --gpus 8,12,16,20,24,28,32 --local-batch 2 --threshold 1.99"
     result = knee("scale", "llama2-7b", *options.split())
     last = result.stdout.strip().splitlines()[-1]
-    assert "though 8 to 12 buys" in last
-    assert "doublings still buy" not in last
+    assert "although 8 to 12 gives only" in last
+    assert "every doubling gives" not in last
 
 
 def test_hints_keep_the_kind_of_plan_that_was_asked() -> None:
@@ -224,7 +226,7 @@ def test_hints_keep_the_kind_of_plan_that_was_asked() -> None:
 
 def test_small_and_large_numbers_are_said_as_people_do() -> None:
     result = knee(*NAMES, "--gpus", "1..4", "--global-batch", "1", "--tokens", "1M", "--seq-len", "512", "--best")
-    assert "1 sequence a step" in result.stdout  # not 1 sequences
+    assert "1 sequence per step" in result.stdout  # not 1 sequences
     row = knee(*NAMES, "--gpus", "8", "--local-batch", "2", "--tokens", "1B").stdout.splitlines()
     cells = row[next(i for i, line in enumerate(row) if "MWh" in line) + 1].split()
     assert 0 < float(cells[-3]) < 1
@@ -244,7 +246,7 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
     assert "from 16 GPUs on" in said("near", "extrapolated", "extrapolated")
     assert "at all counts" in said("extrapolated", "extrapolated", "extrapolated")
     few, many = (replace(curve.usable[0][1], tokens_per_j=value) for value in (16.0, 1.0))
-    assert "costs 16 times the energy" in against(one, 8, 16, {8: few, 16: many})
+    assert "takes 16 times the energy" in against(one, 8, 16, {8: few, 16: many})
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch: pytest.MonkeyPatch) -> None:

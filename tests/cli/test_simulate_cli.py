@@ -284,7 +284,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
         ((*ASK, "--flop-convention", "plam"), "unknown-choice", "flop_convention", "palm"),
         ((*ASK, "--gpu", "8"), "unknown-option", "--gpu", "--gpus"),
         (("simulat",), "unknown-command", None, "simulate"),
-        (("zzz",), "unknown-command", None, "--help"),
+        (("zzz",), "unknown-command", None, "simulate, plan"),
         (("simulate",), "missing-argument", "model", ""),
         (("simulate", "", *ASK[2:]), "missing-argument", "model", ""),
         ((*ASK, "--cluster", ""), "missing-argument", "cluster", ""),

@@ -68,8 +68,8 @@ def test_the_line_below_the_question_says_the_same() -> None:
     assert lines.index(line) == 3
     for part in (
         "validated",
-        f"{found['low_frac']:+.0%}",
-        f"{found['high_frac']:+.0%}",
+        f"{-found['low_frac']:.0%} below",
+        f"{found['high_frac']:.0%} above",
         f"{found['covered_frac']:.0%}",
     ):
         assert part in line

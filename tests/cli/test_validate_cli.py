@@ -55,7 +55,7 @@ def test_tables(runs: Path) -> None:
         "regret",
         "all rows",
         "C: no GPU 'tpu-v9' is known",
-        "sharding was not given: fsdp",
+        "sharding defaulted to fsdp",
         "stacks: PyTorch 5 rows",
         "columns that the file does not have: pp 1, cp 1",
     ):
@@ -138,8 +138,8 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "claims of the paper" in said.stderr
     text = said.stdout
     for words in (
-        "as if never seen",
-        "rows (repeats are one run)",
+        "for unseen sources",
+        "rows (repeated measurements count as one run)",
         "does knee expect them to fit?",
         "regret of the plan",
         "rank correlation",

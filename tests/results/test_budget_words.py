@@ -111,10 +111,11 @@ def answer_of(
     ("bands", "says"),
     [
         (BOTH, "(2.19 to 2.41)"),
-        (replace(BOTH, law=None, both=None), "(2.28 to 2.33 by the simulator alone; the law published no errors)"),
+        (replace(BOTH, law=None, both=None),
+         "(2.28 to 2.33 by the simulator alone; no errors were published for the scaling law)"),
         (replace(BOTH, engine=None, both=None),
-         "(2.20 to 2.40 by the law alone; the simulator's error is unknown here)"),
-        (Bands(law=None, engine=None, both=None, low_affords=None), "(how sure is unknown)"),
+         "(2.20 to 2.40 by the scaling law alone; the simulator's error is unknown here)"),
+        (Bands(law=None, engine=None, both=None, low_affords=None), "(uncertainty unknown)"),
     ],
 )  # fmt: skip
 def test_a_band_says_of_what_it_is(bands: Bands, says: str) -> None:
@@ -122,11 +123,11 @@ def test_a_band_says_of_what_it_is(bands: Bands, says: str) -> None:
 
 
 def test_levels_of_bands_that_are_joined_are_said() -> None:
-    assert "the law's 80% and the simulator's 90%" in sure_rows(answer_of())[2][1]
+    assert "the law's 80% range and the simulator's 90% range" in sure_rows(answer_of())[2][1]
     data = as_data(answer_of())["best"]["bands"]
     assert (data["law_covers_frac"], data["engine_covers_frac"]) == (0.8, 0.9)
     assert sure_rows(answer_of(bands=replace(BOTH, law=None, both=None)))[2][1] == (
-        "unknown: the law published no errors"
+        "unknown: no errors were published for the scaling law"
     )
 
 
@@ -155,8 +156,10 @@ def test_sizes_of_all_columns_have_all_parameters() -> None:
 
 def test_what_a_critical_batch_costs_is_said() -> None:
     answer = answer_of()
-    assert f"up to {1 + 768 * 4096 / 4e6:.2f} times the tokens of small batches: not charged" in batch_words(answer)
-    assert any("twice the tokens" in line and "--batch-max lowers it" in line for line in assumptions(answer))
+    assert f"up to {1 + 768 * 4096 / 4e6:.2f} times the tokens of small batches (not included)" in batch_words(answer)
+    assert any(
+        "twice the tokens" in line and "lower the batch with --batch-max" in line for line in assumptions(answer)
+    )
     other = answer_of(batch="merrill-2025")
     assert "Kaplan" not in batch_words(other)
     assert not any("twice the tokens" in line for line in assumptions(other))
@@ -221,10 +224,12 @@ def test_a_frontier_says_which_other_limit_is_used_up() -> None:
         axis="days", values=(0.5, 1.0, 2.0), runs=(cheap, run, run), worth=(None, 1.0, 0.0), knee=1.0, open=False
     )
     said = frontier_words(BudgetLimits(gpus=1, days=1.0, usd=run.cost_usd), frontier)
-    assert said[1].startswith("from 1 days on a run takes all of the dollars too: the knee is where that takes over")
+    assert said[1].startswith(
+        "from 1 days on, a run also uses all of the dollars: the knee is where that limit takes over"
+    )
     assert "factor of two" in said[0]
     data = frontier_words(BudgetLimits(gpus=1, days=1.0, tokens_max=run.tokens), replace(frontier, open=True))
-    assert data[1] == "from 0.5 days on a run takes all of the data too: more days only go into larger models"
+    assert data[1] == "from 0.5 days on, a run also uses all of the data: more days only allow larger models"
     assert len(frontier_words(BudgetLimits(gpus=1, days=1.0), frontier)) == 1
 
 

@@ -89,7 +89,7 @@ def test_too_few_alike_say_in_what(tmp_path: Path) -> None:
     rows = some(20, seq_len=512) + some(2, seq_len=65536)
     found = trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows))
     assert (found.label, found.runs) == ("near", 0)
-    assert found.reasons == ("none of 22 published runs of its kind are like it in tokens a sequence",)
+    assert found.reasons == ("none of 22 similar published runs is close to it in tokens per sequence",)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_size_out_of_range_is_near_up_to_four_times(tmp_path: Path, hidden: in
     )
     assert found.label == label
     if label != "validated":
-        assert f"{hidden:,} hidden size: published runs of its kind had 4,096" in found.reasons
+        assert f"hidden size: {hidden:,} here, 4,096 in similar published runs" in found.reasons
 
 
 def test_sizes_out_of_range_multiply(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_sizes_out_of_range_multiply(tmp_path: Path) -> None:
     found = trust_of(asked, errors=table(tmp_path, *some(20)))
     assert found.label == "extrapolated"
     assert [words.partition(":")[0] for words in found.reasons] == [
-        "192 GPUs",
-        "16,384 tokens a sequence",
-        "16,384 tokens a GPU and step",
+        "GPUs",
+        "tokens per sequence",
+        "tokens per GPU and step",
     ]
 
 
@@ -150,14 +150,14 @@ def test_fsdp_on_h100_is_validated() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (job(gpus=102_400), "102,400 GPUs: published runs of its kind had"),
+        (job(gpus=102_400), "GPUs: 102,400 here"),
         (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
-        (job(gpus=512), "512 GPUs: published runs of its kind had"),
-        (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "64 hidden size: published runs of its kind had"),
+        (job(gpus=512), "GPUs: 512 here"),
+        (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "hidden size: 64 here"),
         (job("dgx-h200"), "no published run used h200-sxm"),
-        (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run had the zero_bubble schedule"),
-        (job(cp=2), "no published run had its kinds of parallelism: FSDP + CP"),
-        (job(gpus=1), "no published run had its kinds of parallelism: one GPU alone"),
+        (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run used the zero_bubble schedule"),
+        (job(cp=2), "no published run used this kind of parallelism: FSDP + CP"),
+        (job(gpus=1), "no published run used this kind of parallelism: one GPU alone"),
     ],
 )
 def test_what_no_run_had_is_extrapolated(asked: Job, reason: str) -> None:
@@ -174,12 +174,18 @@ def test_without_a_basis_there_is_no_band() -> None:
 
 
 NEAR = [
-    (job(profile="paper"), "no published run of the stack of paper is of its kind"),
-    (job(profile="knee"), "no published run of the stack of knee is of its kind: runs of others with eager"),
-    (job(), "profile eager is of no one software stack: runs of several with eager kernels stand for it"),
-    (job("h100-4-slingshot"), "no published run of its kind was over slingshot"),
-    (job(gpus=256), "256 GPUs: published runs of its kind had 8 to 96"),
-    (job(seq_len=131_072), "131,072 tokens a sequence: published runs of its kind had 512 to 65,536"),
+    (job(profile="paper"), "no similar published run used the stack of profile paper"),
+    (
+        job(profile="knee"),
+        "no similar published run used the stack of profile knee; published runs of other stacks with eager",
+    ),
+    (
+        job(),
+        "profile eager is generic, not one software stack; published runs of several stacks with eager kernels",
+    ),
+    (job("h100-4-slingshot"), "no similar published run used slingshot"),
+    (job(gpus=256), "GPUs: 256 here, 8 to 96 in similar published runs"),
+    (job(seq_len=131_072), "tokens per sequence: 131,072 here, 512 to 65,536 in similar published runs"),
 ]
 
 
@@ -225,7 +231,7 @@ def test_values_are_compared_not_who_wrote_them() -> None:
     written = ("cluster.fabric.nic_bytes_per_s", "cluster.gpu.bf16_flop_per_s", "profile.hop_scale")
     assert trust_of(job(profile="llm-foundry"), written) == trust_of(job(profile="llm-foundry"))
     other = trust_of(changed(job(profile="llm-foundry"), nic_bytes_per_s=40e9), written)
-    assert (other.label, other.reasons) == ("near", ("values of your own: fabric.nic_bytes_per_s",))
+    assert (other.label, other.reasons) == ("near", ("your own values: fabric.nic_bytes_per_s",))
 
 
 def test_a_renamed_cluster_or_profile_is_its_base() -> None:
@@ -246,7 +252,7 @@ def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
     ):
         found = trust_of(mine)
         assert found.label == "near"
-        assert found.reasons == (f"values of your own in {kind} mine: {path}",)
+        assert found.reasons == (f"your own values in {kind} mine: {path}",)
 
 
 def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
@@ -254,7 +260,7 @@ def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
     gpu = replace(asked.cluster.gpu, bf16_flop_per_s=9e14)
     found = trust_of(replace(asked, cluster=replace(asked.cluster, gpu=gpu)), ("cluster.gpu.bf16_flop_per_s",))
     assert found.label == "extrapolated"
-    assert found.reasons == ("a GPU of your own: gpu.bf16_flop_per_s",)
+    assert found.reasons == ("the GPU has your own values: gpu.bf16_flop_per_s",)
 
 
 def test_prices_and_watts_do_not_matter() -> None:

@@ -332,7 +332,7 @@ def test_others_words_for_sharding(word: str, sharding: str, said: bool) -> None
 
 
 def test_what_is_assumed_of_a_row_is_said() -> None:
-    assert "shard_group was not given: hsdp shards inside a node" in asked(sharding="hsdp").notes
+    assert "shard_group defaulted to one node (hsdp)" in asked(sharding="hsdp").notes
     assert "gpu a100 taken as the 80 GB board" in asked(gpu="a100").notes
     v100 = asked(gpu="v100-32gb")
     assert v100.job.plan.precision == "fp16"

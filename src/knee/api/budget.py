@@ -76,7 +76,7 @@ def budget(
     frontier: bool = False,
     progress: Progress | None = None,
 ) -> Budget:
-    """Find the model that loses least within a budget, with communication counted.
+    """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
     ``"15T"``. ``model`` or ``params`` fix the size; a job file as ``model`` also says where and with what software it
@@ -126,8 +126,12 @@ def budget(
         batch_max=batch_max,
         progress=progress or silent,
     )
-    notes = [] if profile else ["profile eager was not given: a faster stack trains more in the same time"]
-    notes += [] if gpus is not None else [f"gpus was not given: up to {limits.gpus:,}"]
+    notes = (
+        []
+        if profile
+        else ["profile defaulted to eager; a faster software stack trains on more tokens in the same time"]
+    )
+    notes += [] if gpus is not None else [f"gpus defaulted to at most {limits.gpus:,}"]
     found = _solved(problem, limits, assumed, where, how, grid_of(grid), frontier=frontier)
     return Budget(**found, mfu_given=mfu is not None, notes=notes, pue=pue_source(pue))
 

@@ -32,8 +32,8 @@ STEPS_OF_LOSS = (0.02, 0.04, 0.08)
 ISO_COUNTS, ISO_SIZES = 6, 3
 """Counts of GPUs, and sizes to each side of the best, of those curves."""
 KNEE_WORDS = (
-    f"the most to which a doubling still buys at least {PAYS_FRAC:.0%} of the drop in loss that the law promises for "
-    "twice the compute"
+    f"the largest value at which the last doubling gives at least {PAYS_FRAC:.0%} of the drop in loss that the law "
+    "predicts for twice the compute"
 )
 
 
@@ -238,11 +238,11 @@ def marginals(problem: Problem, limits: BudgetLimits, best: BudgetRun, max_gpus:
         if now is None:
             free = best.binding not in ("tokens_max", "tokens_per_param")
             gained = float(law.loss(best.counted, best.tokens + tokens)) - best.loss if free else 0.0
-            return Marginal(what=what, loss=gained, binds=False, how="of the same run")
+            return Marginal(what=what, loss=gained, binds=False, how="for the same run")
         # of all that was priced: next to an answer that is the best run, and to look at others takes many times longer
         run = problem.reachable(_within(limits, name, now + unit))
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
-        return Marginal(what=what, loss=gained, binds=gained < 0, how="of the best run")
+        return Marginal(what=what, loss=gained, binds=gained < 0, how="for the best run")
 
     found = [of("day", "days", 1.0, rate.tokens_per_s * DAY_S)]
     if price:
@@ -259,7 +259,7 @@ def marginals(problem: Problem, limits: BudgetLimits, best: BudgetRun, max_gpus:
                 what="GPU",
                 loss=gained / limits.gpus,
                 binds=gained < 0,
-                how=f"of those that double {limits.gpus:,} to {twice:,}",
+                how=f"mean per GPU from {limits.gpus:,} to {twice:,} GPUs",
             )
         )
     return found

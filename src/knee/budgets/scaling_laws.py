@@ -154,13 +154,13 @@ def _beyond(what: str, value: float, ends: Range) -> str:
     if ends[0] <= value <= ends[1]:
         return ""
     times, end = (value / ends[1], ends[1]) if value > ends[1] else (ends[0] / value, ends[0])
-    way = "above the most" if value > ends[1] else "below the least"
-    return f"{short(value)} {what} are {times:.3g} times {way} it was fitted to ({short(end)})"
+    way = "above the largest" if value > ends[1] else "below the smallest"
+    return f"{short(value)} {what} are a factor of {times:.3g} {way} value it was fitted to ({short(end)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLaw:
-    """The critical batch: beyond it more tokens a step save steps at a price in tokens."""
+    """The critical batch: beyond it more tokens per step save steps at a price in tokens."""
 
     name: str
     form: Literal["loss", "plateau"]
@@ -190,7 +190,7 @@ class BatchLaw:
 
     def outside(self, tokens: float) -> str:
         """A sentence where a batch is beyond those that were measured; else empty."""
-        return _beyond("tokens a step", tokens, self.fitted_tokens)
+        return _beyond("tokens per step", tokens, self.fitted_tokens)
 
 
 @cache

@@ -15,27 +15,36 @@ import knee
 from knee import signals
 from knee.cli.delivery import Delivery
 from knee.cli.ending import code_of, see_help
-from knee.cli.examples import epilog_of
+from knee.cli.examples import epilog_of, example_of
 from knee.errors import ExitCode, InputError, as_flags
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "simulate": ("knee.cli.simulate", "One training step of a model, cluster and plan: time, memory, power, cost."),
-    "plan": ("knee.cli.plan", "The best parallel plan of a job, out of all there are."),
-    "scale": ("knee.cli.scale", "What more GPUs buy, and where they stop to pay: the knee."),
-    "budget": ("knee.cli.budget", "The best model that GPUs, days, dollars or MWh can train, communication included."),
-    "train": ("knee.cli.train", "Train a model for real under the same plan, and measure it."),
-    "sweep": ("knee.cli.sweep", "A grid of real runs, on this machine, on hosts or on a Slurm cluster."),
-    "dryrun": ("knee.cli.dryrun", "The trainer on fake ranks, without hardware: FLOP and collectives of each rank."),
-    "compare": ("knee.cli.compare", "Measured, simulated and published records side by side."),
-    "trace": ("knee.cli.trace", "Where the time of anyone's PyTorch job went, from its traces."),
-    "report": ("knee.cli.report", "One page of your own records: measured beside simulated, every value behind."),
-    "study": ("knee.cli.study", "The paper's experiments on the simulator, held against its claims."),
-    "validate": ("knee.cli.validate", "Predict published runs of a CSV file, and say how far off knee is."),
+    "simulate": ("knee.cli.simulate", "Simulate one training step: time, memory, power and cost."),
+    "plan": ("knee.cli.plan", "Find the best parallel plan for a model, a cluster and a batch."),
+    "scale": ("knee.cli.scale", "Show what more GPUs bring, and where adding GPUs stops paying off (the knee)."),
+    "budget": ("knee.cli.budget", "Find the best model that a budget of GPUs, days, dollars or MWh can train."),
+    "train": ("knee.cli.train", "Train a model on real hardware under a plan, and measure it."),
+    "sweep": ("knee.cli.sweep", "Train a grid of runs on this machine, on other hosts or on a Slurm cluster."),
+    "dryrun": ("knee.cli.dryrun", "Trace the trainer without GPUs: FLOP and collectives of each rank."),
+    "compare": ("knee.cli.compare", "Compare measured, simulated and published records."),
+    "trace": ("knee.cli.trace", "Show where the time of a PyTorch job went, from its profiler traces."),
+    "report": (
+        "knee.cli.report",
+        "Write one HTML page about your records: charts of measured and simulated runs, with tables.",
+    ),
+    "study": ("knee.cli.study", "Reproduce the paper's experiments on the simulator and check its claims."),
+    "validate": (
+        "knee.cli.validate",
+        "Predict published or your own measured runs, and show the error of the predictions.",
+    ),
     "calibrate": ("knee.cli.calibrate", "Fit a software profile on your own measured runs."),
-    "probe": ("knee.cli.probe", "Measure this machine: kernels, collectives, power; write it as a cluster file."),
-    "data": ("knee.cli.data", "Make tokens of text files for `knee train`, and look at them."),
-    "catalog": ("knee.cli.catalog", "What knee knows, and from where: models, GPUs, clusters, software profiles."),
-    "doctor": ("knee.cli.doctor", "What works on this machine, and what is missing for the rest."),
+    "probe": ("knee.cli.probe", "Measure this machine (kernels, collectives, power) and write a cluster file."),
+    "data": ("knee.cli.data", "Tokenize text files for `knee train`, and inspect the result."),
+    "catalog": (
+        "knee.cli.catalog",
+        "List the models, GPUs, clusters and software profiles that knee knows, with sources.",
+    ),
+    "doctor": ("knee.cli.doctor", "Show what works on this machine, and how to install what is missing."),
 }
 """Command -> its module, which has a click command ``command``, and its line in ``knee --help``."""
 
@@ -96,7 +105,7 @@ class Commands(CommandGroup):
                 return super().invoke(ctx)
         except InputError as error:
             if error.hint is None:
-                error.hint = f"`knee {ctx.invoked_subcommand} --help` says what can be asked"
+                error.hint = example_of(f"knee {ctx.invoked_subcommand}")
             raise
 
     def main(
@@ -141,9 +150,9 @@ def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> N
         ctx.exit()
 
 
-HELP = """How many GPUs your training run can use, before you rent them.
+HELP = """Find out how many GPUs your training run can use before you rent them.
 
-Answers are data on stdout (--json for machines); everything else goes to stderr.
+Answers go to stdout (with --json, as JSON). Progress, warnings and errors go to stderr.
 
 \b
 Exit codes:

@@ -22,19 +22,27 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     section="Limits",
     type=int,
     metavar="N",
-    help="The most GPUs; fewer are used where that is better. 16,384 if left out.",
+    help="Maximum number of GPUs; knee uses fewer where that is better. Default: 16,384.",
 )
-@option("--days", section="Limits", type=float, metavar="D", help="The most days.")
+@option("--days", section="Limits", type=float, metavar="D", help="Maximum number of days.")
 @option(
-    "--usd", section="Limits", metavar="U", help="The most dollars of rent, at the cluster's price: 2M, 1,000,000, 2e6."
+    "--usd",
+    section="Limits",
+    metavar="U",
+    help="Maximum rent in dollars at the cluster's price, for example 2M, 1,000,000 or 2e6.",
 )
-@option("--mwh", section="Limits", metavar="E", help="The most energy of GPUs and site, in MWh.")
-@option("--tokens-max", section="Limits", metavar="T", help="The most tokens there are: 15T, 300B, 1.4e12.")
+@option("--mwh", section="Limits", metavar="E", help="Maximum energy of GPUs and site, in MWh.")
+@option(
+    "--tokens-max",
+    section="Limits",
+    metavar="T",
+    help="Number of training tokens that exist, for example 15T, 300B or 1.4e12.",
+)
 @option(
     "--batch-max",
     section="Limits",
     metavar="T",
-    help="The most tokens a step: 16M. The critical batch size if left out.",
+    help="Maximum tokens per step, for example 16M; default: the critical batch size.",
 )
 @option(
     "--family",
@@ -42,16 +50,16 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     metavar="NAME",
     default=DEFAULT_FAMILY,
     show_default=True,
-    help="Family whose shapes are tried, about four sizes to a doubling.",
+    help="Model family whose shapes are tried, about four sizes per doubling of the parameters.",
 )
-@option("--model", section="What", metavar="NAME", help="One model only: for those who will serve it.")
-@option("--params", section="What", metavar="N", help="One size of the family only: 8B, 350M.")
+@option("--model", section="What", metavar="NAME", help="Consider only this model.")
+@option("--params", section="What", metavar="N", help="Consider only this size of the family, for example 8B or 350M.")
 @option(
     "--tokens-per-param",
     section="What",
     type=float,
     metavar="R",
-    help="Train every size on so many tokens a parameter (20 is Chinchilla's, 1,875 Llama-3 8B's).",
+    help="Train every size on this many tokens per parameter (Chinchilla: 20; Llama 3 8B: 1,875).",
 )
 @option(
     "--law",
@@ -67,14 +75,14 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     metavar="NAME",
     default=DEFAULT_BATCH_LAW,
     show_default=True,
-    help="Law of the critical batch: kaplan-2020 or merrill-2025.",
+    help="Law of the critical batch size: kaplan-2020 or merrill-2025.",
 )
 @option(
     "--mfu",
     section="What",
     type=float,
     metavar="FRAC",
-    help="What counting FLOP assumes of the peak; 0.4, as Llama 3 reports, if left out.",
+    help="MFU that the FLOP-only estimate assumes; default: 0.4, as reported for Llama 3.",
 )
 @option(
     "--seq-len",
@@ -83,41 +91,45 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     metavar="S",
     default=DEFAULT_SEQ_LEN,
     show_default=True,
-    help="Tokens a sequence.",
+    help="Tokens per sequence.",
 )
 @job_options.profile()
-@job_options.sets("Change one value of the cluster or profile. May be repeated.")
+@job_options.sets("Override one value of the cluster or profile. May be repeated.")
 @option(
     "--grid",
     section="Site",
     metavar="NAME",
     default=DEFAULT_GRID,
     show_default=True,
-    help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+    help="Carbon intensity of the electricity: a region (world, us, eu, france, ...) or grams of CO2e per kWh.",
 )
 @option(
     "--pue",
     section="Site",
     type=float,
     metavar="X",
-    help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+    help="Power usage effectiveness (PUE): power of the whole site divided by power of its machines; default: 1.56, a "
+    "survey mean.",
 )
 @option(
     "--frontier",
     section="Output",
     is_flag=True,
-    help="Also, in about a minute: loss against days, dollars, MWh and CO2e with knees; curves of equal loss.",
+    help="Also show loss against days, dollars, MWh and CO2e with their knees, and curves of equal loss. Takes about a "
+    "minute.",
 )
 @option(
     "--check",
     section="Output",
     is_flag=True,
-    help="Only hold knee against training runs whose cost was published, and say how far off it is.",
+    help="Only compare knee with training runs whose cost was published, and show the errors.",
 )
 @job_options.as_json()
 @job_options.wide()
-@option("--plot", section="Output", metavar="FILE", help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite).")
-@option("--html", section="Output", metavar="FILE", help="Also write a page with every chart and its values.")
+@option(
+    "--plot", section="Output", metavar="FILE", help="Also draw a chart: a .svg, .png, .html or .json (Vega-Lite) file."
+)
+@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with every chart and its values.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -129,12 +141,13 @@ def command(
     frontier: bool,
     **options: Any,
 ) -> None:
-    """Find the model that loses least within a budget, with communication counted.
+    """Find the model with the lowest loss that a budget can train. Communication time is included.
 
-    For shapes of a family on 2^k and 3 x 2^k GPUs, the limit, and the count that spends the dollars within the days,
-    knee finds the best plan and its tokens/s, the tokens that every limit affords, and the loss that a published
-    scaling law predicts. Beside the best run stands what counting FLOP would have chosen (GPUs x peak x an assumed
-    MFU x time, split by the law's closed form), what that really reaches on this cluster, and what is lost by it.
+    knee tries model shapes of one family on 2^k and 3 x 2^k GPUs, on the maximum number of GPUs, and on the number
+    that spends the dollars within the days. For each it finds the best plan and its tokens/s, the tokens that all
+    limits allow, and the loss that a published scaling law predicts. The table compares the best run with a FLOP-only
+    estimate (GPUs x peak x an assumed MFU x time, divided between parameters and tokens by the scaling law) and with
+    what that choice would reach on this cluster.
 
     \b
         knee budget --cluster dgx-h100 --gpus 2048 --days 30
@@ -142,8 +155,9 @@ def command(
         knee budget --cluster dgx-a100 --gpus 512 --days 21 --params 8B
         knee budget --check
 
-    The batch of a run may not exceed the critical one at the loss that it reaches. Laws are extrapolated beyond the
-    runs that they were fitted to, and the answer says so. Nothing can be trained: exit 3, with what would help.
+    The batch never exceeds the critical batch size at the loss that the run reaches. If a law is used outside the
+    range of the runs that it was fitted to, the answer says so. If the budget can train nothing, knee suggests what
+    would help and exits with code 3.
     """
     from knee.cli.options.budget_options import check_files, refuse_beside_check
 

@@ -18,18 +18,19 @@ from knee.specs.defaults import HOLD_OUT_FRAC
     "--out",
     metavar="PROFILE.toml",
     type=click.Path(path_type=Path),
-    help="Write the profile here; if left out it is only shown.",
+    help="Write the profile to this file; without it, the profile is only shown.",
 )
 @click.option(
     "--profile",
     metavar="NAME",
-    help="Profile to start from, a name of `knee catalog` or a TOML file; what the runs tell if left out.",
+    help="Profile to start from: a name from `knee catalog`, or a TOML file; default: the profile that fits the runs' "
+    "software stack.",
 )
 @click.option(
     "--cluster",
     metavar="NAME",
-    help="Cluster of all runs, a name of `knee catalog` or a TOML file, such as one of `knee probe`; what "
-    "the runs tell if left out. Nodes and rates that a row states stay its own.",
+    help="Cluster of all runs: a name from `knee catalog`, or a TOML file such as the output of `knee probe`; default: "
+    "what each run states. A row's own node size and network rate still apply.",
 )
 @click.option(
     "--only",
@@ -37,22 +38,22 @@ from knee.specs.defaults import HOLD_OUT_FRAC
     multiple=True,
     help="Fit only these parameters, for example launch_s,gemm_scale. May be repeated.",
 )
-@click.option("--fix", metavar="NAMES", multiple=True, help="Leave these parameters as they are. May be repeated.")
+@click.option("--fix", metavar="NAMES", multiple=True, help="Do not fit these parameters. May be repeated.")
 @click.option(
     "--hold-out",
     metavar="FRAC",
     type=float,
     default=HOLD_OUT_FRAC,
     show_default=True,
-    help="Share of the runs that a first fit does not see and is tried on; 0 is none.",
+    help="Share of the runs that are held out of a first fit to test it; 0 means none.",
 )
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Take the fitted values even where runs that were held back are predicted no better with them.",
+    help="Keep the fitted values even if they do not improve the predictions of held-out runs.",
 )
-@click.option("--suggest", is_flag=True, help="Also name the next three runs that would tell most.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+@click.option("--suggest", is_flag=True, help="Also suggest the three runs that would reduce the uncertainty most.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 def command(
     files: tuple[Path, ...],
     out: Path | None,
@@ -65,20 +66,22 @@ def command(
     suggest: bool,
     as_json: bool,
 ) -> None:
-    """Fit a software profile on your own measured RUNS, and say what they can and cannot tell.
+    """Fit a software profile to your own measured RUNS, and report which parameters the runs determine.
 
-    RUNS are files of three kinds, in any mix: CSV as for `knee validate`, one training run a row; records of knee's
-    own, as `knee simulate --json` prints them, one after another or in a list, with the step_s, tokens_per_s or
-    memory_bytes that were measured; readings of `knee probe steps`. Or folders, of a `knee sweep` or a `knee train`.
-    Runs that were out of memory count as well: what would let them fit is off by what it leaves free.
+    RUNS are files or folders, in any combination: CSV files as for `knee validate`, one training run per row; JSON
+    records of knee, in the format of `knee simulate --json`, with the measured step_s, tokens_per_s or memory_bytes;
+    readings of `knee probe steps`; folders of `knee sweep` or `knee train`. Runs that ended out of memory also count:
+    a profile under which such a run fits has an error as large as the memory that it leaves free.
 
-    All runs should be of one software stack; models, GPUs, plans and kernels (compiled, the attention) may differ:
-    each run keeps the kernels that it states, and all share the fitted values. Each parameter starts from the
-    profile's value and moves as far as the runs have evidence for, within what stacks are known to differ by. What
-    they cannot determine stays, and is not written. From 8 runs on the fit is tried on runs that it does not see: each
-    left out in turn, and from 24 on a share of them, all of one model on one number of GPUs. Where those are not
-    predicted better by more than one standard error the profile's own values stay. With fewer than 8 runs nothing is
-    checked.
+    All runs should use one software stack. Models, GPUs, plans and kernels may differ: each run keeps its own kernels,
+    and all runs share the fitted values. Each parameter starts at the profile's value and moves only as far as the
+    runs support, within the range known from other stacks. Parameters that the runs do not determine keep their values
+    and are not written.
+
+    With 8 or more runs, knee tests the fit on runs that were held out: one at a time, or, from 24 runs on, a share of
+    them, where all runs of one model and GPU count are held out together. If the held-out runs are not predicted
+    better by more than one standard error, the profile's own values are kept. With fewer than 8 runs there is no such
+    test.
 
     \b
         knee calibrate runs.csv -o mine.toml

@@ -13,20 +13,20 @@ FILE_KINDS = ("cluster", "gpu", "model", "profile", "study", "site")
 
 @click.command("catalog")
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; numbers in base SI units.")
-@click.option("--toml", "as_toml", is_flag=True, help="Print NAME as a complete file that loads again.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON with numbers in base SI units.")
+@click.option("--toml", "as_toml", is_flag=True, help="Print NAME as a complete TOML file that knee can load.")
 @click.option(
     "--schema",
     type=click.Choice(FILE_KINDS),
-    help="Print the JSON Schema of a kind of file, so that editors complete it.",
+    help="Print the JSON Schema of this kind of file, for completion in editors.",
 )
 def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) -> None:
-    """Show what knee knows and from where.
+    """List what knee knows, with the source of every value.
 
-    Without NAME: every model, GPU, cluster and software profile, and what `knee budget` rests on: scaling laws, laws of
-    the critical batch, families of shapes, training runs. With the NAME of one, or `constants`: every value with the
-    kind of its source (vendor, measured, published, fitted, assumed) and the source itself. NAME may also be the path
-    of your own file: what it leaves out is shown with where it is taken from.
+    Without NAME, the list contains every model, GPU, cluster and software profile, and the basis of `knee budget`:
+    scaling laws, critical-batch laws, model families and training runs. With NAME, or with `constants`, it shows every
+    value with its source and the kind of source (vendor, measured, published, fitted, assumed). NAME may also be the
+    path of your own file; knee then also shows the values that the file leaves out and where they come from.
     """
     if schema is not None:
         _print_schema(schema, name)

@@ -12,10 +12,10 @@ import click
 @click.argument("records", nargs=-1, type=click.Path(path_type=Path), metavar="A B...")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(records: tuple[Path, ...], as_json: bool) -> None:
-    """Put records side by side, with each one's difference to the first.
+    """Compare records side by side, with the difference of each to the first.
 
-    A record is a file of `knee simulate --json`, the folder of a `knee train` run (or its record.json), or any JSON
-    file with the same keys. MFU under different FLOP conventions is refused.
+    A record is a file from `knee simulate --json`, the folder of a `knee train` run (or its record.json), or any JSON
+    file with the same keys. knee refuses to compare MFU values that use different FLOP conventions.
 
     \b
         knee train llama2-7b --out run

@@ -28,32 +28,41 @@ def command(ctx: click.Context) -> None:
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE",
-    help="The model's tokenizer.json (Hugging Face tokenizers).",
+    help="The model's tokenizer.json (Hugging Face format).",
 )
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
     metavar="DIR",
-    help="Folder of the shards.",
+    help="Folder to write the shards to.",
 )
-@click.option("--field", default="text", show_default=True, help="Field or column of the text (JSON lines, Parquet).")
+@click.option(
+    "--field",
+    default="text",
+    show_default=True,
+    help="Name of the field or column that contains the text (JSON lines, Parquet).",
+)
 @click.option(
     "--split",
     type=Word(("file", "block")),
     default="file",
     show_default=True,
-    help="A document of plain text is a file, or a block of lines between blank lines.",
+    help="What counts as one document in plain text: the whole file, or each block of lines between blank lines.",
 )
-@click.option("--eos", metavar="TOKEN", help="Token that ends a document; by default the one tokenizers in use have.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Processes; as many as there are CPUs.")
+@click.option(
+    "--eos", metavar="TOKEN", help="Token that ends a document; default: the usual end-of-text token of the tokenizer."
+)
+@click.option(
+    "--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; default: the number of CPUs."
+)
 @click.option(
     "--shard-tokens",
     type=click.IntRange(min=1),
     metavar="N",
     default=SHARD_TOKENS,
     show_default=True,
-    help="Tokens of a shard, about.",
+    help="Approximate number of tokens per shard.",
 )
 @click.option(
     "--max-bad",
@@ -61,17 +70,17 @@ def command(ctx: click.Context) -> None:
     default=MAX_BAD_FRAC,
     show_default=True,
     metavar="FRAC",
-    help="Share of a file's lines that may be left out because they cannot be used.",
+    help="Maximum share of a file's lines that may be skipped because they are invalid.",
 )
-@click.option("--fresh", is_flag=True, help="Remove the shards that are in the folder first.")
+@click.option("--fresh", is_flag=True, help="Delete existing shards in the folder first.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bool, **options: Any) -> None:
-    """Make tokens of text files, once, as shards that training maps into memory.
+    """Tokenize text files once, into shards that training reads through memory mapping.
 
-    FILES are plain text (.txt), JSON lines (.jsonl, .jsonl.gz) or Parquet (.parquet), folders of them, or globs. Every
-    document gets the tokenizer's end-of-text token behind it; no other special token is added. Shards are finished one
-    by one: an interrupted call goes on where it was, and one that changes nothing does nothing. The shards do not
-    depend on --jobs.
+    FILES are plain text (.txt), JSON lines (.jsonl, .jsonl.gz) or Parquet (.parquet) files, folders of such files, or
+    globs. The tokenizer's end-of-text token is added after every document; no other special token is added. Shards are
+    completed one by one. An interrupted command continues where it stopped, and a command whose shards already exist
+    does nothing. The shards do not depend on --jobs.
 
     \b
         knee data prepare corpus/ --tokenizer tokenizer.json --out shards
@@ -90,12 +99,12 @@ def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bo
 
 @command.command("show")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--verify", is_flag=True, help="Read all shards and hold them against their checksums.")
+@click.option("--verify", is_flag=True, help="Read all shards and verify their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(folder: Path, verify: bool, as_json: bool) -> None:
-    """Show what lies in a folder of shards: tokens, documents, tokenizer, and how it begins.
+    """Show the contents of a folder of shards: tokens, documents, tokenizer, and the first text.
 
-    Refuses a folder in which a shard is missing or cut off; --verify finds changed bytes too.
+    knee refuses a folder in which a shard is missing or truncated; --verify also detects changed bytes.
     """
     from knee.api.shard_data import read_shards
     from knee.cli.render.data import print_folder

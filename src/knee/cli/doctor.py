@@ -10,10 +10,10 @@ import click
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(as_json: bool) -> None:
-    """Say what this machine has, what works on it, and how to get what is missing.
+    """Show what this machine has, which commands work on it, and how to install what is missing.
 
-    Reads GPUs, driver, network and versions where they can be read, and imports neither torch nor any other large
-    package. Always exits with 0.
+    knee reads the GPUs, driver, network and versions where it can, without importing torch or other large packages.
+    The exit code is always 0.
     """
     from knee.api.doctor import doctor
     from knee.cli.render.doctor import print_doctor

@@ -15,25 +15,27 @@ from knee.cli.options.sections import Sectioned
 
 @click.command("dryrun", cls=Sectioned)
 @click.argument("model")
-@job_options.gpus("Ranks in all; as many as the plan's degrees ask for if left out.")
-@job_options.local_batch("Sequences a step over all GPUs, divided by all GPUs; 2 if left out.")
+@job_options.gpus("Total number of ranks; default: as many as the plan needs.")
+@job_options.local_batch("Sequences per step divided by the number of GPUs; default: 2.")
 @job_options.global_batch()
 @job_options.seq_len()
-@job_options.profile("Software profile of the simulation beside the trace; `eager` if left out.")
-@job_options.sets("Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@job_options.profile("Software profile for the simulation that is compared with the trace; default: `eager`.")
+@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
 @plan_options
 @job_options.as_json()
 def command(model: str, profile: str | None, sets: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Trace one step of `knee train MODEL` on fake ranks, without any GPU.
+    """Trace one step of `knee train MODEL` without any GPU.
 
-    The trainer's own code runs under the plan on tensors that hold nothing. One rank of each pipeline stage is
-    traced; ranks of one stage do the same. For each: FLOP of its matrix products and of attention (causal mask
-    respected), and every collective with its group, calls, bytes and type.
+    knee runs the trainer's own code under the plan on PyTorch fake tensors, which hold no data. It traces one rank of
+    each pipeline stage, because all ranks of a stage do the same work. For each traced rank it lists the FLOP of
+    matrix products and attention (with the causal mask) and every collective with its group, calls, bytes and data
+    type.
 
     \b
         knee dryrun llama2-7b --gpus 2048 --tp 2
 
-    Beside it stands what the simulator has that rank do: the two are equal, but for the differences listed.
+    The simulator's count for the same rank is shown next to the trace. The two agree except for the differences that
+    are listed.
     """
     from knee.api.dryrun import dryrun
     from knee.cli.overrides import parse_sets

@@ -17,6 +17,7 @@ import click
 import knee
 from knee import signals
 from knee.cli.delivery import Delivery
+from knee.cli.examples import example_of
 from knee.errors import ERROR_FILE, ExitCode, InputError, KneeError, RunFailed
 
 TRACEBACK = "KNEE_TRACEBACK"
@@ -78,8 +79,12 @@ def in_words(error: BaseException) -> KneeError:
 
 
 def see_help(ctx: click.Context | None) -> str:
-    """The hint where there is no better one."""
-    return f"`{ctx.command_path if ctx else 'knee'} --help` says what can be asked"
+    """The hint where there is no better one: the options that the command has."""
+    if ctx is None:
+        return "run `knee --help` for the list of commands"
+    if isinstance(ctx.command, click.Group):
+        return f"use one of: {', '.join(ctx.command.list_commands(ctx))}"
+    return example_of(ctx.command_path) or f"`{ctx.command_path} --help` lists the arguments and options"
 
 
 def _of_click(error: click.ClickException) -> KneeError:

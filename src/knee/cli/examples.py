@@ -43,3 +43,9 @@ def epilog_of(command: str) -> str | None:
     """The paragraph that click prints last."""
     lines = EXAMPLES.get(command)
     return None if lines is None else "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def example_of(path: str) -> str | None:
+    """A hint: how a command such as ``knee study run`` is called; None without an example."""
+    lines = [line for examples in EXAMPLES.values() for line in examples if line.startswith(f"{path} ")]
+    return f"for example: {lines[0]}; `{path} --help` lists the options" if lines else None

@@ -23,27 +23,27 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
 @job_options.cluster()
 @job_options.gpus()
 @job_options.global_batch()
-@job_options.local_batch("The same divided by all GPUs.")
+@job_options.local_batch("Sequences per step divided by the number of GPUs.")
 @job_options.seq_len()
 @job_options.profile()
-@job_options.sets("Change one value of the model, cluster or profile. May be repeated.")
+@job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @option(
     "--precision",
     section="What",
     type=Word(PRECISIONS),
-    help="Type of the matrix products; bf16, or the job file's, if left out.",
+    help="Data type of the matrix products; default: the job file's value, or bf16.",
 )
 @option(
     "--reduce-dtype",
     section="What",
     type=Word(REDUCE_DTYPES),
-    help="Type in which gradients are reduced; fp32, or the job file's, if left out.",
+    help="Data type of the gradient reduction; default: the job file's value, or fp32.",
 )
 @option(
     "--state-dtype",
     section="What",
     type=Word(STATE_DTYPES),
-    help="Type of the parameters and moments that the optimizer updates; fp32, or the job file's, if left out.",
+    help="Data type of the parameters and moments in the optimizer; default: the job file's value, or fp32.",
 )
 @option(
     "--sync-every",
@@ -52,20 +52,46 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     default=1,
     show_default=True,
     metavar="H",
-    help="Steps between exchanges of the replicas, in plans that have some (local SGD, DiLoCo).",
+    help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo), for plans with replicas.",
 )
-@option("--max-tp", section="Limits", type=int, metavar="N", help="Largest tensor-parallel degree.")
-@option("--max-pp", section="Limits", type=int, metavar="N", help="Most pipeline stages.")
-@option("--max-cp", section="Limits", type=int, metavar="N", help="Largest context-parallel degree.")
-@option("--sharding", section="Limits", type=Word(SHARDINGS), multiple=True, help="Only this; may be repeated.")
-@option("--schedule", section="Limits", type=Word(SCHEDULES), multiple=True, help="Only this; may be repeated.")
-@option("--recompute", section="Limits", type=Word(RECOMPUTES), multiple=True, help="Only this; may be repeated.")
-@option("--micro-batch", section="Limits", type=int, multiple=True, metavar="M", help="Only this; may be repeated.")
+@option("--max-tp", section="Limits", type=int, metavar="N", help="Maximum tensor-parallel degree.")
+@option("--max-pp", section="Limits", type=int, metavar="N", help="Maximum number of pipeline stages.")
+@option("--max-cp", section="Limits", type=int, metavar="N", help="Maximum context-parallel degree.")
+@option(
+    "--sharding",
+    section="Limits",
+    type=Word(SHARDINGS),
+    multiple=True,
+    help="Consider only this sharding. May be repeated.",
+)
+@option(
+    "--schedule",
+    section="Limits",
+    type=Word(SCHEDULES),
+    multiple=True,
+    help="Consider only this pipeline schedule. May be repeated.",
+)
+@option(
+    "--recompute",
+    section="Limits",
+    type=Word(RECOMPUTES),
+    multiple=True,
+    help="Consider only this recomputation policy. May be repeated.",
+)
+@option(
+    "--micro-batch",
+    section="Limits",
+    type=int,
+    multiple=True,
+    metavar="M",
+    help="Consider only this microbatch size. May be repeated.",
+)
 @option(
     "--only",
     section="Limits",
     metavar="CONDITION",
-    help='Only plans that meet it, for example "pp == 1 and tp <= 8" or "sharding != \'zero1\'".',
+    help='Consider only plans that satisfy this condition, for example "pp == 1 and tp <= 8" '
+    "or \"sharding != 'zero1'\".",
 )
 @option(
     "--objective",
@@ -73,38 +99,41 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
     type=Word(OBJECTIVES),
     default="tokens_per_s",
     show_default=True,
-    help="What is best: speed, tokens per joule, or dollars per million tokens.",
+    help="What to optimize: throughput, tokens per joule, or dollars per million tokens.",
 )
 @job_options.training
-@option("--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Plans to list.")
+@option(
+    "--top", section="Output", type=int, default=10, show_default=True, metavar="K", help="Number of plans to list."
+)
 @option(
     "--export",
     "export_to",
     section="Output",
     type=Word(TARGETS),
-    help="Print the recommended plan for this tool instead (a knee job file, or launch flags), or the first of the "
-    "ranking that it can run.",
+    help="Print only the recommended plan in the format of this tool: a knee job file, or launch flags. If the tool "
+    "cannot run that plan, the best-ranked plan that it can run is printed.",
 )
-@option("--html", section="Output", metavar="FILE", help="Also write a page with the ranking and its values.")
+@option("--html", section="Output", metavar="FILE", help="Also write an HTML page with the ranking.")
 @job_options.as_json()
 @job_options.wide()
 def command(model: str, as_json: bool, top: int, export_to: str | None, html: str | None, **options: Any) -> None:
-    """Find the best parallel plan of MODEL on so many GPUs: every one is considered.
+    """Find the best parallel plan for MODEL on a given number of GPUs. The search is exhaustive.
 
-    MODEL is what `knee simulate` takes; of a job file the plan is searched anew.
+    MODEL is the same as for `knee simulate`. If it is a job file, the search replaces the plan in the file.
 
-    All splits into dp_replicate x dp_shard x tp x pp x cp, with every sharding, schedule, micro-batch, sequence
-    parallelism and recomputation that the model and the batch allow, and virtual stages that cut the model evenly.
-    Plans that do not fit in memory are counted by what fills it; of the others a bound shows which cannot come near the
-    best, and the rest is simulated.
+    The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
+    microbatch size, sequence parallelism and recomputation policy that the model and the batch allow. Virtual stages
+    are tried where they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
+    Plans that are certain to be more than 12.5% below the best are pruned. All other plans are simulated.
 
     \b
         knee plan llama2-7b --cluster dgx-h100 --gpus 256 --global-batch 512
 
-    The ranking is drawn anew many times from the spread of what is fitted: the recommended plan is the one that is
-    within 2% of the best most often. Below it stands what a quarter more of each part of the hardware would bring.
+    The constants of the simulator are uncertain. The ranking is therefore repeated with constants drawn at random from
+    their uncertainty. The recommended plan is the one that is within 2% of the best in the largest number of draws. A
+    sensitivity table shows what 25% more of each hardware resource would bring.
 
-    Exit code 3: no plan fits; the answer then says what is closest.
+    If no plan fits, knee shows the plan that comes closest and exits with code 3.
     """
     if export_to is not None and as_json:
         raise InputError(

@@ -21,26 +21,34 @@ DEFAULT = "report.html"
     default=DEFAULT,
     show_default=True,
     type=click.Path(path_type=Path),
-    help="The page: one HTML file that needs no network.",
+    help="HTML file to write; it needs no network.",
 )
-@click.option("--title", metavar="TEXT", default="Training runs", show_default=True, help="Of the page.")
-@click.option("--by", metavar="COLUMN", help="Column that names the curves, such as profile; by default what differs.")
+@click.option("--title", metavar="TEXT", default="Training runs", show_default=True, help="Title of the page.")
+@click.option(
+    "--by",
+    metavar="COLUMN",
+    help="Column that distinguishes the curves, such as profile; default: the column that differs.",
+)
 @click.option(
     "--simulate",
     "predict",
     is_flag=True,
-    help="Add knee's prediction of every measured record that has none beside it.",
+    help="Also simulate every measured record that has no simulated counterpart.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON and write no page, unless -o is given.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the rows as JSON. The page is then written only if -o is given."
+)
 @click.pass_context
 def command(
     ctx: click.Context, records: tuple[Path, ...], out: Path, title: str, by: str | None, predict: bool, as_json: bool
 ) -> None:
-    """Make one page of your own records: measured beside simulated, with every value behind its chart.
+    """Write one HTML page about your records, with measured and simulated runs side by side and a table for every
+    chart.
 
-    RECORDS are files or folders: what `knee simulate --json` printed, the folder of a `knee train` run or its
-    record.json, the records of a study; several in one file as a list or one after another. What is no record is named
-    and passed over. Where a measured and a simulated record are of the same job, the page says how far off knee was.
+    RECORDS are files or folders: the output of `knee simulate --json`, the folder of a `knee train` run or its
+    record.json, or the records of a study. A file may contain several records, as a list or one after another. Files
+    that are not records are named and skipped. If a measured and a simulated record describe the same job, the page
+    shows the error of the simulation.
 
     \b
         knee report runs/ --simulate -o runs.html

@@ -1,4 +1,4 @@
-"""``knee scale``: what more GPUs buy, and where they stop to pay."""
+"""``knee scale``: what more GPUs bring, and where adding GPUs stops paying off."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ if TYPE_CHECKING:
     section="What",
     metavar="NAME",
     multiple=True,
-    help="Cluster: a name of `knee catalog`, or a TOML file. May be repeated, or be a list: dgx-a100,dgx-h100.",
+    help="Cluster: a name from `knee catalog`, or the path of a TOML file. May be repeated, or be a list such as "
+    "dgx-a100,dgx-h100.",
 )
 @option(
-    "--gpus", section="What", metavar="COUNTS", help="Counts of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
+    "--gpus", section="What", metavar="COUNTS", help="Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
 )
-@job_options.local_batch("Weak scaling: sequences a step over all GPUs, divided by all GPUs; may be a fraction.")
-@job_options.global_batch("Strong scaling: sequences a step over all GPUs, at every count.")
+@job_options.local_batch("Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.")
+@job_options.global_batch("Strong scaling: sequences per step over all GPUs, the same at every GPU count.")
 @job_options.seq_len()
 @job_options.profile()
-@job_options.sets("Change one value of the model, cluster, profile or plan. May be repeated.")
+@job_options.sets("Override one value of the model, cluster, profile or plan. May be repeated.")
 @option(
     "--best",
     section="What",
     is_flag=True,
-    help="The best plan at every count, of the whole space; options of the plan that are given stay as they are.",
+    help="Search for the best plan at every GPU count. Plan options that you give stay fixed.",
 )
 @option(
     "--objective",
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     type=Word(OBJECTIVES),
     default=OBJECTIVES[0],
     show_default=True,
-    help="What the best plan is best at (with --best).",
+    help="What --best optimizes.",
 )
 @option(
     "--threshold",
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     metavar="X",
     default=THRESHOLD,
     show_default=True,
-    help="Speed-up from which a doubling pays, above 1 and at most 2.",
+    help="Smallest speed-up per doubling of the GPUs that counts as paying off; above 1, at most 2.",
 )
 @option(
     "--keep",
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     metavar="FRAC",
     default=KEEP_FRAC,
     show_default=True,
-    help="Share of the best tokens per joule, and per dollar, that is kept up to their knees.",
+    help="Share of the highest tokens per joule (or per dollar) that must remain at the energy (or cost) knee.",
 )
 @job_options.training
 @plan_options
@@ -78,7 +79,7 @@ if TYPE_CHECKING:
     "--plot",
     section="Output",
     metavar="FILE",
-    help="Also draw it: a file .svg, .png, .html or .json (Vega-Lite), or - for the terminal.",
+    help="Also draw a chart: a .svg, .png, .html or .json (Vega-Lite) file, or - for the terminal.",
 )
 def command(
     models: tuple[str, ...],
@@ -88,24 +89,25 @@ def command(
     plot: str | None,
     **options: Any,
 ) -> None:
-    """Say what more GPUs buy, and where they stop to pay.
+    """Show what more GPUs bring, and where adding GPUs stops paying off.
 
-    MODEL is what `knee simulate` takes; several models or clusters are compared. With --local-batch the batch grows
-    with the GPUs (weak scaling), with --global-batch it stays (strong scaling). One plan is asked at every count,
-    its data-parallel ranks filling the GPUs, or with --best the best of all plans. Counts at which the plan cannot
-    be or does not fit say why.
+    MODEL is the same as for `knee simulate`. Several models or clusters are compared. With --local-batch the batch
+    grows with the number of GPUs (weak scaling). With --global-batch it stays the same (strong scaling). All GPU
+    counts use the same plan, and data parallelism fills the GPUs; with --best, each count uses its own best plan. If
+    the plan is impossible or does not fit at a count, the table shows the reason.
 
     \b
-    The knee is the largest count that still pays:
+    The knee is the largest GPU count that still pays off:
       throughput  max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= threshold
-                  T tokens/s; N1 the count before N2: a doubling to N2 still buys 1.5x
-      energy      max N: E(N) >= keep * max E        E tokens/J
-      cost        max N: C(N) >= keep * max C        C tokens/USD
+                  T is tokens/s; N1 is the count before N2. With a threshold of 1.5, doubling the
+                  GPUs must give at least 1.5 times the tokens/s.
+      energy      max N: E(N) >= keep * max E        E is tokens/J
+      cost        max N: C(N) >= keep * max C        C is tokens/USD
 
-    Its range says where it may lie if doublings are as much better or worse than predicted as in nine of ten pairs of
-    published runs that are alike but for their GPUs and batch.
+    The range of the knee comes from pairs of published runs that differ only in GPUs and batch: in 90% of these pairs,
+    the error of the predicted speed-up lay within the band used here.
 
-    Nothing fits at any count: exit 3, with what would.
+    If nothing fits at any count, knee suggests what would fit and exits with code 3.
     """
     from knee.api.scale import scale
     from knee.cli.overrides import parse_sets

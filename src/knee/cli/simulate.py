@@ -17,14 +17,14 @@ from knee.cli.options.sections import Sectioned
 @job_options.cluster()
 @job_options.gpus()
 @job_options.local_batch(
-    "Sequences a step over all GPUs, divided by all GPUs (not per data-parallel rank); may be a fraction."
+    "Sequences per step divided by the number of GPUs (not by data-parallel ranks); may be a fraction."
 )
 @job_options.global_batch()
 @job_options.seq_len()
 @job_options.profile()
 @job_options.sets(
-    "Change one value of the model, cluster, profile or plan, for example "
-    "--set fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated."
+    "Override one value of the model, cluster, profile or plan, for example --set "
+    "fabric.nic_bytes_per_s=200Gbit/s. `knee catalog NAME` lists the keys. May be repeated."
 )
 @plan_options
 @job_options.training
@@ -36,9 +36,11 @@ from knee.cli.options.sections import Sectioned
     section="Output",
     metavar="FILE",
     type=click.Path(dir_okay=False),
-    help="Also write the step as Kineto traces (.json or .json.gz), one per pipeline stage.",
+    help="Also write the simulated step as Kineto traces (.json or .json.gz), one file per pipeline stage.",
 )
-@option("--why", section="Output", is_flag=True, help="Also print the formulas, constants and sources behind it.")
+@option(
+    "--why", section="Output", is_flag=True, help="Also print the formulas, constants and sources behind each number."
+)
 def command(
     model: str,
     cluster: str | None,
@@ -52,23 +54,24 @@ def command(
 ) -> None:
     """Simulate one training step of MODEL under a parallel plan.
 
-    MODEL is a name of `knee catalog`, a model's TOML file, a Hugging Face config.json or the folder that holds
-    one, or a whole job as a TOML file:
+    MODEL is a name from `knee catalog`, a model's TOML file, a Hugging Face config.json (or the folder that contains
+    it), or a complete job as a TOML file:
 
     \b
-        model = "llama2-7b"          # a name, a path or a table; so are cluster and profile
+        model = "llama2-7b"          # a name, a path or a table, as are cluster and profile
         cluster = "dgx-h100"
         gpus = 256
         local_batch = 2              # or global_batch
         [plan]
         tp = 2
 
-    A job file needs no option; an option given besides replaces or completes what the file says.
+    A job file needs no options. An option on the command line overrides the value in the file.
 
-    Every answer says how far it can be trusted: how many published runs are like it, in what range the truth lay in
-    four of five (validated) or nine of ten of them, and what of it no published run had.
+    Every answer states how far you can trust it: the expected range of the measured throughput, the number of
+    published runs behind that range, and how your job differs from them.
 
-    A plan that does not fit in memory is answered in full, says what it needs, and exits with 3.
+    If the plan does not fit in memory, knee prints the full answer, reports how much memory is missing, and exits with
+    code 3.
     """
     from knee.api.simulate import simulate
     from knee.cli.overrides import parse_sets

@@ -25,7 +25,7 @@ class StudyGroup(CommandGroup):
 
     def hint_for(self, ctx: click.Context, name: str) -> str:  # noqa: ARG002
         """The command that takes names."""
-        return f"`knee study run {name}` runs a study; `knee study list` has all"
+        return f"`knee study run {name}` runs a study; `knee study list` lists all studies"
 
 
 def _out(command: Any) -> Any:
@@ -42,14 +42,14 @@ def _out(command: Any) -> Any:
 
 @click.group("study", cls=StudyGroup, invoke_without_command=True)
 @_out
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 @click.pass_context
 def study(ctx: click.Context, out: Path, as_json: bool) -> None:
-    """Reproduce every figure and claim of the paper, and ask beyond it.
+    """Reproduce every figure and claim of the paper, and answer further questions.
 
-    Alone it runs all studies on the simulator: DIR/index.html is one page that needs no network. Records are kept in
-    DIR/records and used again while nothing they depend on changes, so that a study that was interrupted goes on where
-    it stopped.
+    Without a command, knee runs all studies on the simulator and writes the page DIR/index.html, which needs no
+    network. Records are stored in DIR/records and reused while their inputs stay the same, so an interrupted study
+    continues where it stopped.
     """
     if ctx.invoked_subcommand is None:
         _run((), out=out, as_json=as_json)
@@ -67,7 +67,7 @@ command = study
 @study.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_command(as_json: bool) -> None:
-    """All studies: where in the paper, what about, how many runs and claims."""
+    """List all studies: place in the paper, topic, number of runs and claims."""
     from knee.api.study_list import list_studies
     from knee.cli.render.study import print_studies
 
@@ -82,7 +82,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("name")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the study and every point of its grid.")
 def show_command(name: str, as_json: bool) -> None:
-    """What a study asks, runs, assumes and is judged by."""
+    """Show the question, the runs, the assumptions and the claims of a study."""
     from knee.api.study_list import describe_study
     from knee.cli.render.study import print_description
 
@@ -101,33 +101,35 @@ def show_command(name: str, as_json: bool) -> None:
     type=Word(STUDY_LAUNCHERS),
     default="simulate",
     show_default=True,
-    help="local: train for real the points that this machine can run; the others are simulated.",
+    help="local: train the points that this machine can run, and simulate the others. simulate: simulate all points.",
 )
 @click.option(
     "--records",
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="Measured records (a run's folder, its record.json, or a folder of such); they stand in for the "
-    "simulated points they are of. May be repeated.",
+    help="Measured records: a run's folder, its record.json, or a folder of runs. They replace the simulated points of "
+    "the same jobs. May be repeated.",
 )
 @click.option(
     "--set",
     "sets",
     multiple=True,
     metavar="KEY=VALUES",
-    help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by "
-    "commas. Claims are then not tested. May be repeated.",
+    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
+    "values by commas. Claims are then not tested. May be repeated.",
 )
-@click.option("--steps", type=int, metavar="N", help="Steps of each real run, if other than `knee train`'s own.")
-@click.option("--no-page", is_flag=True, help="Records, tables and verdicts only: no figures, no page.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+@click.option(
+    "--steps", type=int, metavar="N", help="Number of steps of each real run; default: the default of `knee train`."
+)
+@click.option("--no-page", is_flag=True, help="Write records, tables and verdicts only; no figures and no page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 def run(names: tuple[str, ...], out: Path, **options: Any) -> None:
-    """Run some studies, or all: knee study run fig6 fig7.
+    """Run the named studies, or all of them if none is named.
 
     \b
         knee study run fig3
-        knee study run fig3 --records runs/                 # measured where there are records
+        knee study run fig3 --records runs/                 # use measured records where they exist
         knee study run fig6 --launcher local --set model=llama-tiny --set cluster=cpu --set profile=eager \\
             --set gpus=4 --set seq_len=64
     """

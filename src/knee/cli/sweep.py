@@ -29,7 +29,7 @@ MANY = 500
 """Runs above which a bar is shown while they are checked and written."""
 RUN = "run"
 DIR = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 
 
 class Sweeps(click.Group):
@@ -46,18 +46,18 @@ class Sweeps(click.Group):
 @click.group("sweep", cls=Sweeps, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Train every point of a grid for real: on this machine, on hosts, or on a Slurm cluster.
+    """Train every point of a grid on real hardware: this machine, other hosts, or a Slurm cluster.
 
     \b
         knee sweep fig6 --launcher slurm --partition gpu --time 0:30:00 --out DIR
-        knee sweep grid.toml --out DIR            # the same again goes on with what is missing
+        knee sweep grid.toml --out DIR            # run it again to start the missing runs
         knee sweep status DIR --watch
         knee sweep cancel DIR
         knee sweep retry DIR --status failed
 
-    `knee sweep GRID` is `knee sweep run GRID`; `knee sweep run --help` has its options. All state is in DIR, a folder a
-    run: spec (job.toml), status.json, logs of each rank, record.json. `knee calibrate DIR`, `knee study run --records
-    DIR` and `knee compare` take it as it is.
+    `knee sweep GRID` is short for `knee sweep run GRID`; see `knee sweep run --help` for the options. DIR contains one
+    folder per run with its job (job.toml), status.json, the logs of each rank, and record.json. `knee calibrate DIR`,
+    `knee study run --records DIR` and `knee compare` read these folders.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -71,7 +71,7 @@ def command(ctx: click.Context) -> None:
     type=click.Path(path_type=Path),
     metavar="DIR",
     required=True,
-    help="The sweep's folder; one that has this sweep already goes on with what is missing.",
+    help="Folder of the sweep. If it already contains this sweep, only the missing runs are started.",
 )
 @option(
     "--launcher",
@@ -79,8 +79,8 @@ def command(ctx: click.Context) -> None:
     type=Word(LAUNCHERS),
     default="local",
     show_default=True,
-    help="local: one run after another on this machine. torchrun: on --hosts. slurm: jobs for sbatch, each with "
-    "srun and torchrun a node.",
+    help="local: run one after another on this machine. torchrun: run on --hosts. slurm: submit jobs with sbatch; each "
+    "job starts torchrun on its nodes with srun.",
 )
 @option(
     "--set",
@@ -88,27 +88,29 @@ def command(ctx: click.Context) -> None:
     section="Sweep",
     multiple=True,
     metavar="KEY=VALUES",
-    help="Change the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len, values by commas. "
-    "May be repeated.",
+    help="Override a key of the grid: model, cluster, profile, gpus, local_batch, global_batch or seq_len. Separate "
+    "values by commas. May be repeated.",
 )
 @option(
     "--max-gpu-hours",
     section="Sweep",
     type=float,
     metavar="H",
-    help="Refuse a sweep whose runs that are still to be started are estimated to take more.",
+    help="Refuse to start if the runs that remain are estimated to take more GPU-hours than this.",
 )
 @option(
     "--until-knee",
     section="Sweep",
     is_flag=True,
-    help="Few GPUs first; a series ends once the measured return of a doubling is below 1.5x at 95%.",
+    help="Start with the fewest GPUs, and stop each series once the measured speed-up of a doubling is below 1.5x with "
+    "95% confidence.",
 )
 @option(
     "--anyway",
     section="Sweep",
     is_flag=True,
-    help="Start also what does not fit by simulation: runs out of memory are evidence for the memory model.",
+    help="Also start runs that do not fit in memory according to the simulator. Runs that end out of memory help to "
+    "calibrate the memory model.",
 )
 @option(
     "--pack",
@@ -117,17 +119,23 @@ def command(ctx: click.Context) -> None:
     default=1,
     show_default=True,
     metavar="N",
-    help="With Slurm: runs a job; they share an allocation, one after another.",
+    help="Slurm only: number of runs per job; they share one allocation and run one after another.",
 )
 @option(
     "--wait",
     section="Sweep",
     is_flag=True,
-    help="With Slurm: stay until all runs have ended, and submit what the queue did not take at first.",
+    help="Slurm only: wait until all runs have ended, and submit the jobs that did not fit into the queue at first.",
 )
-@option("--dry-run", section="Sweep", is_flag=True, help="Check and estimate; start and write nothing.")
-@option("--steps", section="Runs", type=int, metavar="N", help="Steps of each run, if other than `knee train`'s own.")
-@option("--warmup", section="Runs", type=int, metavar="N", help="First steps that are not measured.")
+@option("--dry-run", section="Sweep", is_flag=True, help="Only check and estimate the runs; start and write nothing.")
+@option(
+    "--steps",
+    section="Runs",
+    type=int,
+    metavar="N",
+    help="Number of steps per run; default: the default of `knee train`.",
+)
+@option("--warmup", section="Runs", type=int, metavar="N", help="Number of first steps that are not measured.")
 @option(
     "--trace-steps",
     section="Runs",
@@ -135,13 +143,13 @@ def command(ctx: click.Context) -> None:
     default=TRACE_STEPS,
     show_default=True,
     metavar="N",
-    help="Steps under the profiler after the measured ones; 0 for none.",
+    help="Number of steps to profile after the measured steps; 0 means none.",
 )
 @option(
     "--device",
     section="Runs",
     type=Word(DEVICES),
-    help="The processor where the cluster is one, the GPUs elsewhere, if left out.",
+    help="Device to train on; default: the CPU if the cluster is a CPU, else the GPUs.",
 )
 @option(
     "--timeout",
@@ -151,22 +159,22 @@ def command(ctx: click.Context) -> None:
     default=TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    help="A run of which nothing moves for so long is ended.",
+    help="Stop a run that makes no progress for this long.",
 )
 @option(
     "--program",
     section="Runs",
     metavar="COMMAND",
-    help="Start this instead of torchrun and the trainer, with the run's folder as its last word; it leaves a "
-    "record.json there. Files that it names are looked up where this command is given.",
+    help="Command to start instead of torchrun and knee's trainer. The run's folder is appended as its last argument, "
+    "and the command must write a record.json there. Relative paths start at the current folder.",
 )
 @site_options
 @job_options.as_json()
 def run(grid: str, out: Path, **options: Any) -> None:
-    """Expand a grid into runs, check and estimate all of them, and start what is missing.
+    """Expand a grid into runs, check and estimate all of them, and start the missing ones.
 
-    GRID is a study of `knee study list`, or a TOML file with the same [[grid]] tables; a file of one grid needs no
-    table:
+    GRID is a name from `knee study list`, or a TOML file with the same [[grid]] tables. A file with a single grid
+    needs no table header:
 
     \b
         model = "llama2-7b"
@@ -176,10 +184,11 @@ def run(grid: str, out: Path, **options: Any) -> None:
         local_batch = 2
         plan = { tp = [1, 2, 4] }
 
-    Every run is checked first: its plan, whether it fits by simulation, whether it fills nodes. What cannot be is
-    listed with the reason and not started. GPU-hours, energy and cost are the simulator's: steps, and a minute's start
-    for each run. Cheap runs come first. The command again on the same folder goes on: runs that were cancelled,
-    preempted or lost their node are started again, runs that failed by themselves are not (`knee sweep retry`).
+    knee first checks that each plan is valid, fits in memory by simulation, and fills whole nodes. Runs that fail a
+    check are listed with the reason and are not started. The simulator estimates GPU-hours, energy and cost from the
+    steps plus one minute of start-up per run. Cheap runs start first. If you repeat the command on the same folder, it
+    restarts runs that were cancelled, were preempted or lost their node. It does not restart runs that failed; use
+    `knee sweep retry` for those.
     """
     from knee.api.sweep import prepare_sweep, run_sweep
     from knee.cli.overrides import parse_sets
@@ -221,10 +230,10 @@ def run(grid: str, out: Path, **options: Any) -> None:
 
 @command.command("status")
 @DIR
-@click.option("--watch", is_flag=True, help="Show it again and again, until all runs have ended.")
+@click.option("--watch", is_flag=True, help="Refresh the table until all runs have ended.")
 @JSON
 def show_status(folder: Path, watch: bool, as_json: bool) -> None:
-    """How the runs of a sweep stand: a table, and the GPU-hours and energy spent so far."""
+    """Show the state of the runs of a sweep, and the GPU-hours and energy used so far."""
     from knee.api.sweep import sweep_status
     from knee.cli.render.sweep import watch_status
 
@@ -240,7 +249,7 @@ def show_status(folder: Path, watch: bool, as_json: bool) -> None:
 @command.command("cancel")
 @DIR
 def cancel(folder: Path) -> None:
-    """End the runs of a sweep that run or wait. `knee sweep` on the folder starts them again."""
+    """Stop all running and waiting runs of a sweep. `knee sweep run` on the same folder starts them again."""
     from knee.api.sweep import cancel_sweep
 
     running, waiting = cancel_sweep(folder)
@@ -255,13 +264,13 @@ def cancel(folder: Path) -> None:
     default="failed",
     show_default=True,
     metavar="STATES",
-    help="Of which runs, by commas: failed, oom, timeout, cancelled, done.",
+    help="States of the runs to restart, separated by commas: failed, oom, timeout, cancelled, done.",
 )
-@click.option("--run", "ids", multiple=True, metavar="ID", help="Only this run. May be repeated.")
-@click.option("--wait", is_flag=True, help="With Slurm: stay until all runs have ended.")
+@click.option("--run", "ids", multiple=True, metavar="ID", help="Restart only this run. May be repeated.")
+@click.option("--wait", is_flag=True, help="Slurm only: wait until all runs have ended.")
 @JSON
 def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: bool) -> None:
-    """Start runs again that have ended, with the options that the sweep was started with."""
+    """Restart runs that have ended, with the options that the sweep was started with."""
     from knee.api.sweep import retry_sweep
 
     answer = retry_sweep(

@@ -33,60 +33,68 @@ LARGE_BYTES = 100_000_000
     default=0,
     show_default=True,
     metavar="N",
-    help="Profiler steps to leave out at the beginning. Without --skip and --steps all of the trace counts.",
+    help="Number of profiler steps to skip at the beginning. Without --skip and --steps the whole trace is analysed.",
 )
-@option("--steps", section="Which steps", type=int, metavar="N", help="Profiler steps to take after those.")
+@option(
+    "--steps",
+    section="Which steps",
+    type=int,
+    metavar="N",
+    help="Number of profiler steps to analyse after the skipped ones; default: all.",
+)
 @option(
     "--comm-pattern",
     section="What communicates",
     multiple=True,
     metavar="REGEX",
-    help="Kernels whose name has this in it are communication too. May be repeated.",
+    help="Also count kernels whose name matches this pattern as communication. May be repeated.",
 )
 @option(
     "--comm",
     section="What communicates",
     multiple=True,
     metavar="CLASS",
-    help="Kernels of this class are communication too, for example elementwise.",
+    help="Also count kernels of this class as communication, for example elementwise.",
 )
 @option(
     "--classes",
     section="What communicates",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="TOML with classes of kernels, asked before knee's own, in the form of knee/catalog/kernel_classes.toml.",
+    help="TOML file with your own kernel classes, which are tried before knee's. The format is that of "
+    "knee/catalog/kernel_classes.toml.",
 )
 @option(
     "--html",
     section="Output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.",
+    help="Write an HTML page: breakdown by rank and step, collectives, stragglers, and a timeline of exposed "
+    "communication.",
 )
 @option(
     "--perfetto",
     section="Output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a small trace of the exposed intervals and what surrounds them, for ui.perfetto.dev.",
+    help="Write a small trace for ui.perfetto.dev that contains the exposed intervals and the kernels around them.",
 )
 @option(
     "--sql",
     section="Output",
     metavar="QUERY",
-    help="Ask the events yourself (DuckDB); tables: kernels, steps, collectives, ranks.",
+    help="Run an SQL query on the events (with DuckDB); the tables are kernels, steps, collectives and ranks.",
 )
 @job_options.as_json("Print JSON.")
-@option("--no-cache", section="Output", is_flag=True, help="Read the files even where nothing has changed.")
+@option("--no-cache", section="Output", is_flag=True, help="Ignore the cache and read the files again.")
 def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Say where the time of a PyTorch job went: compute, communication, what of it was exposed, and where.
+    """Show where the time of a PyTorch job went: compute, communication, and how much communication was exposed.
 
-    PATH is a trace of torch.profiler (.json or .json.gz), a folder of them, or - for the standard input; several are
-    the ranks of one job. Times are exact to the nanosecond. Sums of kernel times are called loads; the others are
-    unions, so that what runs at the same time counts once. A step begins on the device with the first kernel that was
-    launched in it. With several ranks, the shortest of a collective's calls is its transfer, and what the others last
-    beyond it is waiting.
+    PATH is a trace of torch.profiler (.json or .json.gz), a folder of traces, or - for standard input. Several traces
+    are taken as the ranks of one job. Times are exact to the nanosecond. A load is a plain sum of kernel times. All
+    other times count simultaneous kernels once. A step starts at the first kernel that was launched in it. With
+    several ranks, the shortest call of each collective is taken as its transfer time, and the extra time of the other
+    ranks as waiting.
 
     \b
         knee trace rank0.json.gz
@@ -95,8 +103,8 @@ def command(paths: tuple[str, ...], as_json: bool, **options: Any) -> None:
         knee trace traces/ --sql "select name, sum(exposed_ns) from kernels group by 1 order by 2 desc limit 5"
         knee trace diff before/ after/
 
-    What was read, left out or looks odd is said with every answer. Exit code 5: a file was cut off or could not be
-    read, and the answer is about the rest.
+    Every answer lists what was read, what was left out, and what looks unusual. If a file is truncated or unreadable,
+    knee analyses the rest and exits with code 5.
     """
     from knee.cli.render.table import write_anywhere
 

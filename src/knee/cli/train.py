@@ -25,23 +25,28 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     section="Run",
     type=int,
     metavar="N",
-    help="Processes to start here, one a GPU; as many as the plan's degrees ask for if left out. Not under "
-    "torchrun, which starts them itself.",
+    help="Number of processes to start on this machine, one per GPU; default: as many as the plan needs. Do not use it "
+    "under torchrun, which starts the processes itself.",
 )
-@option("--device", section="Run", type=Word(DEVICES), help="The GPUs where there are any, if left out.")
+@option(
+    "--device",
+    section="Run",
+    type=Word(DEVICES),
+    help="Device to train on; default: the GPUs if there are any, else the CPU.",
+)
 @option(
     "--steps",
     section="Run",
     type=int,
     metavar="N",
-    help="Optimizer steps in all; 60, as in the paper, or 30 on a processor if left out.",
+    help="Total number of optimizer steps; default: 60 (as in the paper), or 30 on a CPU.",
 )
 @option(
     "--warmup",
     section="Run",
     type=int,
     metavar="N",
-    help="First steps that are not measured; 10, or a sixth of fewer than 60, if left out.",
+    help="Number of first steps that are not measured; default: 10, or one sixth of --steps if that is below 60.",
 )
 @option(
     "--trace-steps",
@@ -50,31 +55,33 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     default=TRACE_STEPS,
     show_default=True,
     metavar="N",
-    help="Steps under the profiler after the measured ones; 0 for none.",
+    help="Number of steps to profile after the measured steps; 0 means none.",
 )
 @option(
     "--dtype",
     section="Run",
     type=Word(("fp32", "bf16", "fp16")),
-    help="Type of the matrix products: fp32 on a processor, the plan's precision on GPUs if left out.",
+    help="Data type of the matrix products; default: fp32 on a CPU, the plan's precision on GPUs.",
 )
-@option("--compile", section="Run", is_flag=True, help="Compile every block and the loss.")
+@option("--compile", section="Run", is_flag=True, help="Use torch.compile on every block and on the loss.")
 @option(
     "--attention",
     section="Run",
     type=Word(("auto", "flash", "cudnn", "math")),
     default="auto",
     show_default=True,
-    help="Which attention kernels may run.",
+    help="Attention kernels that PyTorch may choose.",
 )
 @option(
     "--data",
     section="Run",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Shards of `knee data`; synthetic tokens if left out.",
+    help="Folder of token shards from `knee data prepare`; default: synthetic tokens.",
 )
-@option("--seed", section="Run", type=int, default=0, show_default=True, help="Of the weights and the data.")
+@option(
+    "--seed", section="Run", type=int, default=0, show_default=True, help="Random seed of the weights and the data."
+)
 @option("--lr", section="Run", type=float, default=LEARNING_RATE, show_default=True, help="Learning rate.")
 @option(
     "--timeout",
@@ -84,34 +91,34 @@ from knee.specs.defaults import LEARNING_RATE, TIMEOUT_S, TRACE_STEPS
     default=TIMEOUT_S,
     show_default=True,
     metavar="SECONDS",
-    help="A run that does not move for so long is ended.",
+    help="Stop a run that makes no progress for this long.",
 )
 @option(
     "--out",
     section="Run",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder of the record, traces and logs; runs/MODEL-DATE if left out.",
+    help="Folder for the record, traces and logs; default: runs/MODEL-DATE.",
 )
-@option("--force", section="Run", is_flag=True, help="Replace the record of an earlier run in that folder.")
+@option("--force", section="Run", is_flag=True, help="Overwrite the record of an earlier run in that folder.")
 @option(
     "--job",
     "job_file",
     section="Run",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write the job there instead of running it, for `python -m knee.train.worker FILE` on a machine with "
-    "torch and NumPy alone.",
+    help="Write the job to this file instead of running it. Run it later with `python -m knee.train.worker FILE` on a "
+    "machine that has only torch and NumPy.",
 )
-@job_options.local_batch("Sequences a step over all processes, divided by all processes; 2 if left out.")
-@job_options.global_batch("Sequences a step over all processes.")
+@job_options.local_batch("Sequences per step divided by the number of processes; default: 2.")
+@job_options.global_batch("Sequences per step over all processes.")
 @job_options.seq_len()
-@job_options.cluster("Named in the record: the catalogue's cluster with this GPU if left out.")
+@job_options.cluster("Name of the cluster in the record; default: the catalogue's cluster with this GPU.")
 @job_options.profile(
-    "Named in the record: `knee`, or `knee-compiled` with --compile, if left out; `eager` and `compiled` "
-    "on a processor."
+    "Name of the software profile in the record; default: `knee` (`knee-compiled` with --compile), or `eager` and "
+    "`compiled` on a CPU."
 )
-@job_options.sets("Change one value of the model or plan, for example --set model.layers=2. May be repeated.")
+@job_options.sets("Override one value of the model or plan, for example --set model.layers=2. May be repeated.")
 @plan_options
 @job_options.flop_convention()
 @job_options.as_json("Print the record as JSON.")
@@ -124,20 +131,20 @@ def command(
     job_file: Path | None,
     **options: Any,
 ) -> None:
-    """Train MODEL for real under a parallel plan, and measure it.
+    """Train MODEL on real hardware under a parallel plan, and measure it.
 
-    MODEL and the plan are what `knee simulate` takes; models are Llama decoders. The processes of one machine are
-    started by this command; those of several by torchrun, with the same options on each:
+    MODEL and the plan are the same as for `knee simulate`. Only Llama-style decoders can be trained. On one machine,
+    this command starts the processes itself. On several machines, start it with torchrun and the same options on each:
 
     \b
         knee train llama-tiny
         knee train llama2-7b --nproc 8 --tp 2 --local-batch 2 --out run
         torchrun --nnodes 16 --nproc-per-node 8 ... -m knee train llama2-7b --tp 2 --out run
 
-    The record, OUT/record.json, has the throughput of the steps after the warm-up (all their tokens over all their
-    time), memory, power and energy where NVML tells them, and, from traces of a few more steps, compute and
-    communication, exposed and overlapped. `knee compare` puts it beside a simulation, `knee calibrate` learns from it.
-    A run that ends early leaves a record too, which says why.
+    The record, OUT/record.json, contains the throughput after the warm-up (tokens of all measured steps divided by
+    their time), the memory, and, if NVML is available, power and energy. A few more steps are profiled to find compute
+    time and exposed and overlapped communication. `knee compare` shows the record next to a simulation, and `knee
+    calibrate` fits a profile to it. A run that stops early also leaves a record, which states the reason.
     """
     from knee.api.train import train, write_train_job
     from knee.cli.overrides import parse_sets

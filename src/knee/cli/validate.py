@@ -20,57 +20,58 @@ MANY = 2_000
 @click.option(
     "--profile",
     metavar="NAME",
-    help="Software profile of all training runs, in place of what the rows tell: a name of `knee catalog` "
-    "or a TOML file, such as one of `knee calibrate`.",
+    help="Use this software profile for all training runs instead of what the rows state: a name from `knee catalog`, "
+    "or a TOML file such as the output of `knee calibrate`.",
 )
 @click.option(
     "--cluster",
     metavar="NAME",
-    help="Cluster of all training runs, in place of what the rows tell: a name of `knee catalog` or a TOML "
-    "file, such as one of `knee probe`. Nodes and rates that a row states stay its own.",
+    help="Use this cluster for all training runs instead of what the rows state: a name from `knee catalog`, or a TOML "
+    "file such as the output of `knee probe`. A row's own node size and network rate still apply.",
 )
 @click.option(
     "--unseen",
     is_flag=True,
-    help="Predict every published source as if it had never been seen: without what was fitted on or learned from it.",
+    help="Predict each published source with constants that were fitted without it.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; every key carries its unit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; the name of each key ends in its unit.")
 @click.option(
     "--rows",
     "rows_path",
     metavar="OUT.csv",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write published, predicted and error of each row, or why it was skipped; without a file, "
-    "those of bandwidths go to OUT.bandwidths.csv.",
+    help="Also write the published value, the prediction and the error of each row, or why the row was skipped. "
+    "Without FILE, the bandwidth rows go to OUT.bandwidths.csv.",
 )
 def command(
     file: Path | None, profile: str | None, cluster: str | None, unseen: bool, as_json: bool, rows_path: Path | None
 ) -> None:
-    """Predict what others measured, in a CSV FILE (- is standard input), and say how far off knee is. Without a file:
-    what knee carries, several hundred published runs and bandwidths with their sources, and the claims of the paper.
-    Or what you measured: FILE may be the folder of a `knee sweep` or a `knee train`, or JSON of knee's own records.
+    """Predict measured runs, and show the error of the predictions. FILE is a CSV file (- is standard input), the
+    folder of a `knee sweep` or `knee train`, or JSON records of knee. Without FILE, knee predicts the published runs
+    and bandwidths that it ships, and checks the claims of the paper.
 
-    Training runs, one a row. Needed are the columns layers, hidden, heads, gpu, n_gpus, seq_len and global_batch, and
-    one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom or failed). What else is known of a run is
-    used: ffn, kv_heads, vocab, mlp, tied_embeddings, gpus_per_node, node_gbit_per_s, micro_batch, tp, pp, cp, dp,
-    virtual_pp, shard_group, sharding, sequence_parallel, recompute, precision, compile, attention, kernel, async_tp,
-    stack, software, fabric, reduce_dtype, tp_overlap, dp_overlap, cuda_graphs, sharp, fp8_recipe, source, model, note.
-    Batches are in sequences.
+    A CSV file of training runs has one run per row. Required columns: layers, hidden, heads, gpu, n_gpus, seq_len,
+    global_batch (in sequences), and at least one of tokens_per_s_per_gpu, step_time_s, memory_gib and status (ok, oom
+    or failed). Optional columns: ffn, kv_heads, vocab, mlp, tied_embeddings, gpus_per_node, node_gbit_per_s,
+    micro_batch (in sequences), tp, pp, cp, dp, virtual_pp, shard_group, sharding, sequence_parallel, recompute,
+    precision, compile, attention, kernel, async_tp, stack, software, fabric, reduce_dtype, tp_overlap, dp_overlap,
+    cuda_graphs, sharp, fp8_recipe, source, model, note.
 
-    What is not given is assumed, and said: tp, pp, cp and virtual_pp 1, dp all other GPUs, micro_batch all of a rank's
-    sequences, sharding fsdp, hsdp inside a node, recompute none, precision bf16 (fp16 on a GPU without), no
-    torch.compile, flash attention, mlp swiglu, ffn 4 x hidden (8/3 for swiglu), vocab 32,000, nodes and network rate of
-    the GPU's usual server. The software stack is the one that the column stack names; where that is empty or unknown, a
-    generic profile stands for it: Transformer Engine's where kernel says so, compiled or eager PyTorch else. Words of
-    kernel and attention (flash-1, flash-2, RMS kernel, unfused) select kernels.
+    The answer lists the defaults that were used. They are: tp, pp, cp and virtual_pp 1; dp all remaining GPUs;
+    micro_batch all sequences of a rank; sharding fsdp; hsdp shards within a node; recompute none; precision bf16 (fp16
+    on GPUs without bf16); no torch.compile; flash attention; mlp swiglu; ffn 4 x hidden (8/3 x hidden for swiglu);
+    vocab 32,000; node size and network rate of the GPU's usual server. The column stack names the software stack. If
+    it is empty or unknown, knee uses a generic profile: Transformer Engine if the column kernel names it, else
+    compiled or eager PyTorch. The columns kernel and attention select kernels (flash-1, flash-2, RMS kernel, unfused).
 
-    Or bandwidths of collectives as nccl-tests prints them, one message size a row: told apart by the column
-    collective (all_reduce, all_gather, reduce_scatter, sendrecv). Needed are gpu, n_gpus, collective and bytes, and one
-    of busbw_GBps, algbw_GBps and time_us; used are nodes, gpus_per_node, node_gbit_per_s, fabric (efa, roce,
-    slingshot, tcpxo; else InfiniBand), algorithm (ring, tree, nvls; else the fastest), source and note. Links are idle.
+    A CSV file of collective bandwidths, as nccl-tests prints them, has one message size per row. knee recognizes it by
+    the column collective (all_reduce, all_gather, reduce_scatter, sendrecv). Required columns: gpu, n_gpus,
+    collective, bytes, and one of busbw_GBps, algbw_GBps and time_us. Optional columns: nodes, gpus_per_node,
+    node_gbit_per_s, fabric (efa, roce, slingshot, tcpxo; default: InfiniBand), algorithm (ring, tree, nvls; default:
+    the fastest), source and note. The links are assumed to be otherwise idle.
 
-    Repeats of one setting count once, by their median. Regret is how much slower the plan that knee ranks first ran
-    than the fastest, among runs that differ only in the plan.
+    Repeated measurements of one setting count once, with their median. Regret compares runs that differ only in the
+    plan: it is how much slower the plan that knee ranks first ran than the fastest plan.
     """
     from knee.api.validate import validate
     from knee.cli.render.progress import Bars

@@ -190,7 +190,7 @@ class Ranks:
         return 0.4 * pages / self.launch.per_node
 
     def close(self) -> None:
-        """Part."""
+        """Leave the process group of torch.distributed."""
         import torch.distributed as dist
 
         dist.destroy_process_group()

@@ -111,10 +111,10 @@ def fit_profile(
 
 def _why_left(estimate: Estimate) -> str:
     if estimate.confounded_with is not None:
-        return f"the runs cannot tell it from {_name(estimate.confounded_with)}"
+        return f"the runs cannot distinguish it from {_name(estimate.confounded_with)}"
     if estimate.uncertainty >= NO_EVIDENCE:
         return "no run depends on it"
-    return "the runs say too little of it"
+    return "the runs contain too little information about it"
 
 
 def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
@@ -130,10 +130,10 @@ def _no_better(fit: StackFit, held_out: HeldOutRuns | None) -> dict[str, str]:
     ):
         if before is None or after is None or better:
             continue
-        how = "left out one by one" if held_out.one_by_one else "held back"
+        how = "one at a time" if held_out.one_by_one else "as a group"
         why = (
-            f"{what} of runs that were {how} is not predicted surely better after a fit "
-            f"({before.median_frac:.1%} -> {after.median_frac:.1%})"
+            f"the fit does not clearly improve {what} of runs that were held out {how} "
+            f"(median error {before.median_frac:.1%} -> {after.median_frac:.1%})"
         )
         found |= dict.fromkeys(paths, why)
     return found
@@ -143,8 +143,8 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
     said = []
     if runs.simulated:
         said.append(
-            f"{runs.simulated:,} of the records are simulated, not measured: a fit to them finds what knee "
-            "was told when it made them"
+            f"{runs.simulated:,} of the records are simulated, not measured: a fit to them only finds "
+            "the values that knee used to simulate them"
         )
     if runs.differ > DIFFER:
         said.append(f"repeats of one setting differ by up to {runs.differ - 1:.0%}; each counts once, by its median")
@@ -154,7 +154,7 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
         low, high = (e.parameter.scaled(bound) for bound in (e.parameter.low, e.parameter.high))
         was, at = (e.parameter.scaled(e.parameter.inside(value)) for value in (e.before, e.after))
         if e.determined and min(at - low, high - at) < AT_BOUND <= abs(at - was):
-            said.append(f"{_field(e)} is at the end of its range: something that is not fitted may be behind it")
+            said.append(f"{_field(e)} is at the limit of its range; the cause may be something that is not fitted")
     said += _of_confounded(fit)
     if fit.throughput_after is not None and fit.throughput_after.median_frac > LARGE_FRAC:
         said.append(f"the error stays at {fit.throughput_after.median_frac:.0%}: {_why_off(fit.throughput_after)}")

@@ -52,9 +52,10 @@ class SuggestedRun:
     def sentence(self) -> str:
         """Why it is suggested."""
         return (
-            f"it would tell {self.tells}: {self.uncertainty_before_frac:.0%} of its uncertainty is left, "
-            f"{self.uncertainty_after_frac:.0%} after it; predictions of such runs would spread by "
-            f"{self.spread_after_frac:.1%}, not {self.spread_before_frac:.1%}"
+            f"this run would reduce the remaining uncertainty of {self.tells} from "
+            f"{self.uncertainty_before_frac:.0%} to "
+            f"{self.uncertainty_after_frac:.0%}, and the spread of predictions of such runs from "
+            f"{self.spread_before_frac:.1%} to {self.spread_after_frac:.1%}"
         )
 
 

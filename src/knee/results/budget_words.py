@@ -22,12 +22,12 @@ LIMIT_WORDS = {
     "usd": "the dollars",
     "mwh": "the energy",
     "tokens_max": "the data",
-    "tokens_per_param": "the tokens a parameter that were asked for",
+    "tokens_per_param": "the given tokens per parameter",
 }
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 FRONTIER_SIZES = (
-    f"shapes that are priced for a frontier are {COARSE} sizes of the ladder apart, about a factor of two; those "
-    "priced before count too"
+    f"for a frontier, only every {COARSE}th size of the family is tried (about a factor of two apart), and the sizes "
+    "that were already tried"
 )
 USED_UP_FRAC = 0.999
 """Of a limit: what two limits allow exactly differs by rounding."""
@@ -51,7 +51,7 @@ def sentences(answer: Budget) -> list[str]:
     ladder = answer.problem.ladder()
     if len(ladder) > 1 and best.model in (ladder[0], ladder[-1]):
         end, other = ("smallest", "smaller") if best.model == ladder[0] else ("largest", "larger")
-        found.append(f"This is the {end} shape that is tried: a {other} one might lose less.")
+        found.append(f"This is the {end} model that was tried: a {other} one might reach a lower loss.")
     if answer.extrapolated:
         found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
     if answer.batch_extrapolated:
@@ -65,10 +65,10 @@ def _band_words(answer: Budget) -> str:
     if bands.both is not None:
         return _short_ends(bands.both)
     if bands.law is not None:
-        return f"{_short_ends(bands.law)} by the law alone; the simulator's error is unknown here"
+        return f"{_short_ends(bands.law)} by the scaling law alone; the simulator's error is unknown here"
     if bands.engine is not None:
-        return f"{_short_ends(bands.engine)} by the simulator alone; the law published no errors"
-    return "how sure is unknown"
+        return f"{_short_ends(bands.engine)} by the simulator alone; no errors were published for the scaling law"
+    return "uncertainty unknown"
 
 
 def _short_ends(ends: tuple[float, float]) -> str:
@@ -126,25 +126,26 @@ def limits_words(limits: BudgetLimits) -> str:
 def sure_rows(answer: Budget) -> list[list[str]]:
     """Bands of the loss, each with the share that it holds."""
     bands, trust = answer.bands, answer.trust
-    speed, both = "unknown: no published run is of this vendor", "unknown"
+    speed, both = "unknown: no published run used a GPU of this vendor", "unknown"
     if bands.engine is not None and trust.low_frac is not None and trust.high_frac is not None:
         speed = (
-            f"{_ends(bands.engine)}: throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} in "
-            f"{trust.covered_frac:.0%} of the published runs most like it ({trust.label})"
+            f"{_ends(bands.engine)}: measured throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} from "
+            "the prediction "
+            f"with {trust.covered_frac:.0%} probability ({trust.label})"
         )
     law = (
         answer.problem.law.spread
         if bands.law is None
-        else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} draws of its coefficients")
+        else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} random draws of its coefficients")
     )
     if bands.both is not None:
         both = (
-            f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} and the simulator's {trust.covered_frac:.0%}, added "
-            "in squares as independent errors"
+            f"{_ends(bands.both)}: the law's {BAND_FRAC:.0%} range and the simulator's {trust.covered_frac:.0%} "
+            "range, combined as independent errors (root of the sum of squares)"
         )
     elif bands.law is None:
-        both = "unknown: the law published no errors"
-    return [["loss by the law", law], ["loss by the simulator", speed], ["both", both]]
+        both = "unknown: no errors were published for the scaling law"
+    return [["from the scaling law", law], ["from the simulator", speed], ["from both", both]]
 
 
 def _ends(ends: tuple[float, float]) -> str:
@@ -155,12 +156,13 @@ def batch_words(answer: Budget) -> str:
     """The batch of the best run, against the critical one."""
     best, factor = answer.best, answer.batch_factor
     words = (
-        f"{short(best.batch_tokens)} tokens a step ({counted(best.rate.global_batch, 'sequence')}); critical at "
-        f"this loss: {short(best.critical_batch_tokens)}"
+        f"{short(best.batch_tokens)} tokens per step ({counted(best.rate.global_batch, 'sequence')}); critical "
+        "batch at "
+        f"this loss: {short(best.critical_batch_tokens)} tokens"
     )
     if factor is None:
         return words
-    return f"{words}; by Kaplan's rule up to {factor:.2f} times the tokens of small batches: not charged"
+    return f"{words}; by Kaplan's rule it needs up to {factor:.2f} times the tokens of small batches (not included)"
 
 
 def frontier_words(limits: BudgetLimits, one: Frontier) -> list[str]:
@@ -179,13 +181,13 @@ def frontier_words(limits: BudgetLimits, one: Frontier) -> list[str]:
     # a limit that ends what a doubling buys shows at its last paying value, or at the one after
     at_knee = one.knee in one.values[max(first - 1, 0) : first + 1] and not one.open
     means = (
-        f"the knee is where that takes over, and says nothing of {unit} by themselves"
+        f"the knee is where that limit takes over, and does not describe {unit} alone"
         if at_knee
-        else f"more {unit} only go into larger models"
+        else f"more {unit} only allow larger models"
         if others[first] == ["tokens_max"]
-        else f"more {unit} only spend that otherwise"
+        else f"more {unit} only spend it in another way"
     )
-    return [*said, f"from {amount(one.values[first])} {unit} on a run takes all of {names} too: {means}"]
+    return [*said, f"from {amount(one.values[first])} {unit} on, a run also uses all of {names}: {means}"]
 
 
 def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str]:
@@ -211,21 +213,22 @@ def assumptions(answer: Budget) -> list[str]:
     """Each sentence once."""
     problem, law = answer.problem, answer.problem.law
     all_counted = law.counts == "all"
-    count = "all parameters" if all_counted else "parameters without embeddings, and sizes are shown with them"
+    count = "all parameters" if all_counted else "parameters without embeddings, while sizes are shown with embeddings"
     lines = [
         *answer.notes,
         f"loss is {law.loss_of}; N counts {count} ({law.source})",
-        f"the law's errors: {law.spread}",
+        f"errors of the scaling law: {law.spread}",
         *_batch_lines(answer),
         _flop_line(answer),
         *(
             []
             if all_counted
-            else ["the size that counting FLOP chooses is shown with the embeddings of the nearest shape"]
+            else ["the FLOP-only size is shown with the embeddings of the nearest model that was tried"]
         ),
-        f"shapes of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
-        f"{problem.rates.plans:,} plans of a lean set; `knee plan` searches all of one size and count",
-        "every token is new, learning rates are tuned, and nothing is lost to failures and restarts",
+        f"models of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
+        f"{problem.rates.plans:,} plans were tried, a reduced set; `knee plan` searches all plans of one model "
+        "and GPU count",
+        "no token is repeated, learning rates are tuned, and no time is lost to failures and restarts",
         *_site_lines(answer),
         *ASSUMPTIONS,
     ]
@@ -236,15 +239,15 @@ def _batch_lines(answer: Budget) -> list[str]:
     problem, batch = answer.problem, answer.problem.batch_law
     most = problem.batch_max_tokens
     rule = (
-        f"a step has at most {short(most)} tokens, as given"
+        f"a step has at most {short(most)} tokens, as given by the user"
         if most is not None
-        else f"a step has at most the critical batch by {batch.name}, {batch.formula} ({batch.source})"
+        else f"a step has at most the critical batch size of {batch.name}, {batch.formula} ({batch.source})"
     )
-    charge = "no loss is charged for the size of a batch, and the loss is of the scaling law's data"
+    charge = "a large batch does not increase the predicted loss, and the loss is that of the scaling law's data"
     if batch.form == "loss":
         charge += (
-            "; by Kaplan's own definition a run at the critical batch takes up to twice the tokens of one with "
-            "small batches, so that losses are optimistic there: --batch-max lowers it"
+            "; by Kaplan's definition, a run at the critical batch size needs up to twice the tokens of a run with "
+            "small batches, so the predicted loss is optimistic there; lower the batch with --batch-max"
         )
     return [rule, charge]
 
@@ -255,10 +258,12 @@ def _flop_line(answer: Budget) -> str:
     also = "" if answer.problem.law.counts == "all" else ", nor are those of the output layer"
     source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
     return (
-        f"counting FLOP takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; attention's "
-        f"own FLOP, {answer.attention_frac:.1%} of what {answer.best.model.name} does at {seq_len:,} tokens a "
-        f"sequence, are not in 6 N D{also}: they are part of what a cluster does not get through; MFU of single "
-        "runs is PaLM's, with attention in full"
+        f"the FLOP-only estimate takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; "
+        "attention's "
+        f"own FLOP, {answer.attention_frac:.1%} of those of {answer.best.model.name} at {seq_len:,} tokens per "
+        f"sequence, are not part of 6 N D{also}, so they lower the share of that work which a cluster "
+        "completes; the MFU "
+        "of single runs uses the PaLM convention, which counts attention without the causal mask"
     )
 
 
@@ -269,7 +274,7 @@ def _ladder_words(answer: Budget) -> str:
     steps = [b / a - 1.0 for a, b in pairwise(sizes)]
     return (
         f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} above the last "
-        "(members of the family take the place of the nearest)"
+        "(published members of the family replace the nearest size)"
     )
 
 
@@ -282,7 +287,7 @@ def _site_lines(answer: Budget) -> list[str]:
     )
     return [
         rent,
-        "energy and CO2e are the GPUs' and the site's share; hosts, switches and storage are left out",
+        "energy and CO2e cover the GPUs and the site's overhead (PUE), but not hosts, switches and storage",
         f"PUE is {answer.problem.pue:g} ({pue.kind}): {pue.text}",
         f"{'' if grid.kind == 'user' else f'grid {grid.name}: '}{grid.g_per_kwh:.4g} g CO2e/kWh ({grid.kind}): "
         f"{grid.source}",

@@ -15,9 +15,9 @@ Goal = Literal["throughput", "energy", "cost"]
 GOALS: tuple[Goal, ...] = get_args(Goal)
 
 WORDS: dict[Goal, str] = {
-    "throughput": "the largest count to which a doubling still multiplies tokens/s by at least {threshold:g}",
-    "energy": "the largest count with at least {keep:.0%} of the most tokens per joule of any count",
-    "cost": "the largest count with at least {keep:.0%} of the most tokens per dollar of any count",
+    "throughput": "the largest GPU count at which the last doubling gives at least {threshold:g} times the tokens/s",
+    "energy": "the largest GPU count that keeps at least {keep:.0%} of the highest tokens per joule",
+    "cost": "the largest GPU count that keeps at least {keep:.0%} of the highest tokens per dollar",
 }
 FORMULAS: dict[Goal, str] = {
     "throughput": "max N2: (T(N2) / T(N1))^(1 / log2(N2 / N1)) >= {threshold:g}, T tokens/s, N1 the count before N2",

@@ -55,7 +55,8 @@ def make_job(
     check_described(gpus, cluster)
     if seq_len is None:
         seq_len = min(DEFAULT_SEQ_LEN, model.max_seq_len)
-        text = f"seq_len {seq_len:,} was not given: {DEFAULT_SEQ_LEN:,}, or the model's longest"
+        longest = ", the model's maximum" if seq_len < DEFAULT_SEQ_LEN else ""
+        text = f"seq_len defaulted to {seq_len:,}{longest}"
         notes.append(Note("default-seq-len", text))
     batch = global_batch_of(gpus, global_batch=global_batch, local_batch=local_batch)
     options = {name: value for name, value in (plan_options or {}).items() if value is not None}
@@ -79,7 +80,7 @@ def make_job(
 
 def default_profile_note() -> Note:
     """Said where no profile was named."""
-    return Note("default-profile", f"profile {DEFAULT_PROFILE} was not given")
+    return Note("default-profile", f"profile defaulted to {DEFAULT_PROFILE}")
 
 
 def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float | None) -> int:
@@ -98,7 +99,7 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
     if local_batch is None:
         raise SpecError(
             "the batch is missing",
-            hint="give global_batch (sequences a step) or local_batch",
+            hint="give global_batch (sequences per step) or local_batch (sequences per step and GPU)",
             code="missing-argument",
             field="global_batch",
         )
@@ -114,7 +115,7 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
     if not (total >= 1 and math.isclose(total, round(total), rel_tol=1e-9)):
         raise SpecError(
             f"local_batch({local_batch:g}) * gpus({gpus}) = {total:g} is not a whole number of sequences",
-            hint="local_batch is the global batch over all GPUs, so it may be a fraction such as 0.5",
+            hint="local_batch is the global batch divided by all GPUs; choose one whose product is a whole number",
             code=NOT_WHOLE,
             field="local_batch",
         )
@@ -141,7 +142,7 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
             field="gpus",
         )
     options[open_axis] = gpus // used
-    notes.append(Note("default-degree", f"{open_axis} {gpus // used:,} was not given: it fills the {gpus:,} GPUs"))
+    notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills the {gpus:,} GPUs"))
 
 
 def _degree(options: Mapping[str, Any], axis: str) -> int:
@@ -162,19 +163,22 @@ def _fill_micro_batch(options: dict[str, Any], global_batch: int, notes: list[st
     if _degree(options, "pp") > 1:
         options["micro_batch"] = 1
         notes.append(
-            Note("default-micro-batch", "micro_batch 1 was not given: the most microbatches fill a pipeline best")
+            Note(
+                "default-micro-batch",
+                "micro_batch defaulted to 1: the pipeline bubble is smallest with many microbatches",
+            )
         )
         return
     per_rank = global_batch // (_degree(options, "dp_replicate") * _degree(options, "dp_shard"))
     options["micro_batch"] = size = max(1, per_rank)
-    text = f"micro_batch {size} was not given: all sequences of a data-parallel rank at once"
+    text = f"micro_batch defaulted to {size}: all sequences of a data-parallel rank in one microbatch"
     notes.append(Note("default-micro-batch", text))
 
 
 def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str]) -> None:
     if "precision" not in options and cluster.gpu.bf16_flop_per_s is None:
         options["precision"] = "fp16"
-        text = f"precision fp16 was not given: {cluster.gpu.name} has no bf16 tensor cores"
+        text = f"precision defaulted to fp16: {cluster.gpu.name} has no bf16 tensor cores"
         notes.append(Note("default-precision", text))
 
 

@@ -71,12 +71,12 @@ SIZES = (
     Size(column="n_gpus", words="GPUs", close=4.0, of=lambda job: job.gpus),
     Size(column="layers", words="layers", close=4.0, of=lambda job: job.model.layers),
     Size(column="hidden", words="hidden size", close=2.0, of=lambda job: job.model.hidden),
-    Size(column="seq_len", words="tokens a sequence", close=4.0, of=lambda job: job.seq_len),
-    Size(column="tokens_per_gpu", words="tokens a GPU and step", close=8.0, of=tokens_per_gpu),
+    Size(column="seq_len", words="tokens per sequence", close=4.0, of=lambda job: job.seq_len),
+    Size(column="tokens_per_gpu", words="tokens per GPU and step", close=8.0, of=tokens_per_gpu),
 )
 NETWORK = Size(
     column="nic_bytes_per_s",
-    words="Gbit/s of network a GPU",
+    words="network Gbit/s per GPU",
     close=2.0,
     of=lambda job: job.cluster.fabric.nic_bytes_per_s,
     shown=8e-9,
@@ -181,22 +181,23 @@ class _Comparison:
         if self.gpu not in errors.words["gpu"]:
             yield Note("no-run-of-gpu", f"no published run used {self.gpu}")
         elif self._other_gpu():
-            yield Note("own-gpu", f"a GPU of your own: {_listed(self._other_gpu())}")
+            yield Note("own-gpu", f"the GPU has your own values: {_listed(self._other_gpu())}")
         if plan.precision not in errors.words["precision"]:
-            yield Note("no-run-of-precision", f"no published run computed in {plan.precision}")
+            yield Note("no-run-of-precision", f"no published run used precision {plan.precision}")
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
-            yield Note("no-run-of-schedule", f"no published run had the {plan.schedule} schedule")
+            yield Note("no-run-of-schedule", f"no published run used the {plan.schedule} schedule")
         if plan.sync_every > 1:
             yield Note(
-                "no-run-of-sync-every", f"no published run had replicas that exchange every {plan.sync_every:,} steps"
+                "no-run-of-sync-every",
+                f"no published run synchronized its replicas only every {plan.sync_every:,} steps",
             )
         if self.job.plan.dp_shard > GATHERED_GPUS:
-            text = f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured: its latency is extrapolated"
+            text = f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured, so its latency is extrapolated"
             yield Note("large-gather", text)
         if self.around.any():
             yield from self._too_far()
         else:
-            yield Note("no-run-of-kind", f"no published run had its kinds of parallelism: {parallelism(self.job)}")
+            yield Note("no-run-of-kind", f"no published run used this kind of parallelism: {parallelism(self.job)}")
 
     def _too_far(self) -> Iterator[str]:
         """Sizes outside of the range of the runs of its kind: how far in all, and in which."""
@@ -215,7 +216,7 @@ class _Comparison:
     def _outside(self, size: Size, low: float, high: float) -> str:
         mine, low, high = (size.shown * value for value in (size.of(self.job), low, high))
         had = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
-        return Note("outside-range", f"{mine:,.6g} {size.words}: published runs of its kind had {had}")
+        return Note("outside-range", f"{size.words}: {mine:,.6g} here, {had} in similar published runs")
 
     def _other_gpu(self) -> list[str]:
         return [path for path in self.cluster.changed if path.startswith("gpu.") and path.rpartition(".")[2] in RATINGS]
@@ -231,24 +232,27 @@ class _Comparison:
             changed = [path for path in paths if path not in other]
             if changed:
                 own = "" if name == base else f" in {kind} {name}"
-                yield Note("own-values", f"values of your own{own}: {_listed(changed)}")
+                yield Note("own-values", f"your own values{own}: {_listed(changed)}")
 
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
         kernels = kernel_family(self.job.profile.kernels)[0]
         if self.of_stack or not self.of_kind.any():
             return
-        others = f"runs of {{}} with {kernels} kernels stand for it"
+        others = f"published runs of {{}} with {kernels} kernels are used instead"
         if self.stack in GENERIC_PROFILES:
-            yield Note("no-one-stack", f"profile {self.stack} is of no one software stack: {others.format('several')}")
+            yield Note(
+                "no-one-stack",
+                f"profile {self.stack} is generic, not one software stack; {others.format('several stacks')}",
+            )
         elif self.stack in entry_names("profile"):
-            text = f"no published run of the stack of {self.stack} is of its kind: {others.format('others')}"
+            text = f"no similar published run used the stack of profile {self.stack}; {others.format('other stacks')}"
             yield Note("other-stack", text)
 
     def _apart(self, like: Bools) -> Iterator[str]:
         """Why too few runs are like it."""
         if not self.of_kind.any():
-            yield Note("none-of-kind", f"no published run is of its kind: {self.like_words}")
+            yield Note("none-of-kind", f"no published run is similar ({self.like_words})")
             return
         yield from self._other_words()
         runs = int(np.count_nonzero(like))
@@ -258,11 +262,11 @@ class _Comparison:
         yield from outside
         of_kind = int(np.count_nonzero(self.kind))
         if of_kind < ENOUGH:
-            few = "one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
-            yield Note("few-of-kind", f"{few} of its kind: {self.like_words}")
+            few = "only one published run is" if of_kind == 1 else f"only {of_kind} published runs are"
+            yield Note("few-of-kind", f"{few} similar ({self.like_words})")
         elif not outside:
-            text = f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} published runs of its kind "
-            yield Note("few-like-it", text + f"{'is' if runs == 1 else 'are'} like it{self._in_what()}")
+            text = f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} similar published runs "
+            yield Note("few-like-it", text + f"{'are' if runs > 1 else 'is'} close to it{self._in_what()}")
 
     def _outside_ranges(self) -> Iterator[str]:
         for size in self._sizes():
@@ -273,21 +277,21 @@ class _Comparison:
     def _in_what(self) -> str:
         """The sizes in which few are close, each by itself."""
         checks: list[tuple[str, Bools]] = [(size.words, self._close(size)) for size in self._sizes()]
-        checks += [("recomputation", self._recomputes()), ("crossing nodes", self._crosses_too())]
+        checks += [("recomputation", self._recomputes()), ("number of nodes", self._crosses_too())]
         few = [words for words, close in checks if np.count_nonzero(close & self.kind) < ENOUGH]
         return f" in {' and in '.join(few)}" if few else " in all its sizes at once"
 
     def _other_words(self) -> Iterator[str]:
         """What other published runs had, and none of its kind."""
         job, errors = self.job, self.errors
-        asked: list[tuple[str, str, str]] = [("precision", job.plan.precision, f"computed in {job.plan.precision}")]
+        asked: list[tuple[str, str, str]] = [("precision", job.plan.precision, f"used precision {job.plan.precision}")]
         if job.plan.pp > 1:
-            asked.append(("schedule", job.plan.schedule, f"had the {job.plan.schedule} schedule"))
+            asked.append(("schedule", job.plan.schedule, f"used the {job.plan.schedule} schedule"))
         if _crosses(job):
-            asked.append(("fabric", job.cluster.fabric.kind, f"was over {job.cluster.fabric.kind}"))
+            asked.append(("fabric", job.cluster.fabric.kind, f"used {job.cluster.fabric.kind}"))
         for column, word, words in asked:
             if not (errors.is_(column, word) & self.around).any():
-                yield Note("none-of-kind", f"no published run of its kind {words}")
+                yield Note("none-of-kind", f"no similar published run {words}")
 
 
 def _crosses(job: Job) -> bool:

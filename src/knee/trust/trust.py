@@ -24,7 +24,7 @@ PAPER_PROFILES = ("paper", "paper-v100")
 """Entries of the catalogue that are fitted to the paper."""
 PAPER = Note(
     "fitted-to-paper",
-    "profile paper is fitted to arXiv 2411.13055 (to 2,048 H100s); `knee study` shows which of its claims hold",
+    "profile paper is fitted to arXiv 2411.13055 (up to 2,048 H100s); `knee study` shows which of its claims hold",
 )
 
 

@@ -281,9 +281,9 @@ def _model(setting: Setting, notes: list[str]) -> Model:
         raise unknown_choice("mlp", setting.mlp, get_args(Mlp))
     llama, mpt = mlp == "swiglu", "mpt" in setting.model.lower()
     if setting.vocab is None:
-        notes.append(f"vocab was not given: {DEFAULT_VOCAB:,}")
+        notes.append(f"vocab defaulted to {DEFAULT_VOCAB:,}")
     if setting.ffn is None:
-        notes.append("ffn was not given: 4 x hidden, or 8/3 of it for swiglu")
+        notes.append("ffn defaulted to 4 x hidden, or 8/3 x hidden for swiglu")
     return Model(
         name=setting.model,
         layers=setting.layers,
@@ -333,7 +333,7 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
     """Sharding and its two degrees; ``shard_group`` is the sharded one, copies fill the rest."""
     sharding = _sharding(setting.sharding or "fsdp", notes)
     if setting.sharding is None:
-        notes.append("sharding was not given: fsdp")
+        notes.append("sharding defaulted to fsdp")
     dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
     if sharding == "ddp" and (setting.shard_group or 1) > 1:
         text = f"sharding is ddp, which shards nothing, and shard_group is {setting.shard_group}"
@@ -344,7 +344,7 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
     if group is None:
         group = min(dp, per_node) if sharding == "hsdp" else dp
         if sharding == "hsdp":
-            notes.append("shard_group was not given: hsdp shards inside a node")
+            notes.append("shard_group defaulted to one node (hsdp)")
     if dp % group:
         raise SpecError(f"shard_group {group} does not divide dp {dp}", code="does-not-divide", field="shard_group")
     copies = dp // group

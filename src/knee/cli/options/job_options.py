@@ -16,12 +16,12 @@ _what = partial(option, section="What")
 _output = partial(option, section="Output")
 
 
-def cluster(text: str = "Cluster: a name of `knee catalog`, or a TOML file.") -> Decorator:
+def cluster(text: str = "Cluster: a name from `knee catalog`, or the path of a TOML file.") -> Decorator:
     """``--cluster``."""
     return _what("--cluster", metavar="NAME", help=text)
 
 
-def gpus(text: str = "GPUs in all.") -> Decorator:
+def gpus(text: str = "Total number of GPUs.") -> Decorator:
     """``--gpus`` of one job."""
     return _what("--gpus", type=int, metavar="N", help=text)
 
@@ -31,18 +31,18 @@ def local_batch(text: str) -> Decorator:
     return _what("--local-batch", type=float, metavar="B", help=text)
 
 
-def global_batch(text: str = "Sequences a step over all GPUs.") -> Decorator:
+def global_batch(text: str = "Sequences per step over all GPUs.") -> Decorator:
     """``--global-batch``."""
     return _what("--global-batch", type=int, metavar="G", help=text)
 
 
-def seq_len(text: str = "Tokens a sequence; 4,096 or the model's longest if left out.") -> Decorator:
+def seq_len(text: str = "Tokens per sequence; default: 4,096, or the model's maximum if that is smaller.") -> Decorator:
     """``--seq-len``."""
     return _what("--seq-len", type=int, metavar="S", help=text)
 
 
 def profile(
-    text: str = "Software profile: a name of `knee catalog`, or a TOML file; `eager` if left out.",
+    text: str = "Software profile: a name from `knee catalog`, or the path of a TOML file; default: `eager`.",
 ) -> Decorator:
     """``--profile``."""
     return _what("--profile", metavar="NAME", help=text)
@@ -61,7 +61,8 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
             section="Training",
             type=float,
             metavar="X",
-            help="Power of the site over that of its machines; 1.56, the mean of a survey, if left out.",
+            help="Power usage effectiveness (PUE): power of the whole site divided by power of its machines; default: "
+            "1.56, a survey mean.",
         ),
         option(
             "--grid",
@@ -69,14 +70,14 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
             metavar="NAME",
             default=DEFAULT_GRID,
             show_default=True,
-            help="Where the electricity comes from: world, us, eu, france, ..., or grams of CO2e per kWh.",
+            help="Carbon intensity of the electricity: a region (world, us, eu, france, ...) or grams of CO2e per kWh.",
         ),
         option(
             "--tokens",
             section="Training",
             metavar="T",
-            help="Also say what training on so many tokens takes, in days, GPU-hours, dollars, MWh and CO2e: 2T, 300B, "
-            "1.4e12.",
+            help="Also show the days, GPU-hours, dollars, MWh and CO2e of training on this many tokens, for example "
+            "2T, 300B or 1.4e12.",
         ),
     ):
         function = add(function)
@@ -85,7 +86,7 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def flop_convention() -> Decorator:
     """``--flop-convention``."""
-    text = "How the model's FLOP are counted for the MFU: palm, 6n, causal or torchtitan."
+    text = "FLOP convention of the MFU: palm, 6n, causal or torchtitan."
     return _output("--flop-convention", metavar="NAME", default=DEFAULT_CONVENTION, show_default=True, help=text)
 
 
@@ -98,10 +99,10 @@ def wide() -> Decorator:
 
             show_all_columns()
 
-    text = "All columns of every table, whatever the terminal's width; files and pipes get them anyway."
+    text = "Show all table columns, even if they are wider than the terminal. Files and pipes always get all columns."
     return _output("--wide", is_flag=True, expose_value=False, callback=heed, help=text)
 
 
-def as_json(text: str = "Print JSON; every key carries its unit.") -> Decorator:
+def as_json(text: str = "Print JSON; the name of each key ends in its unit.") -> Decorator:
     """``--json``, as ``as_json``."""
     return _output("--json", "as_json", is_flag=True, help=text)

@@ -50,76 +50,90 @@ def plan_of(options: Mapping[str, Any]) -> dict[str, Any]:
 _of_plan = partial(option, section="Plan")
 OPTIONS = (
     _of_plan("--tp", type=int, metavar="N", help="Tensor-parallel degree."),
-    _of_plan("--pp", type=int, metavar="N", help="Pipeline stages."),
+    _of_plan("--pp", type=int, metavar="N", help="Number of pipeline stages."),
     _of_plan("--cp", type=int, metavar="N", help="Context-parallel degree."),
     _of_plan(
         "--dp-shard",
         type=int,
         metavar="N",
-        help="Data-parallel ranks that share one sharded copy; fills the GPUs if left out.",
+        help="Number of data-parallel ranks that one copy of the model is sharded over; default: all GPUs that the "
+        "other degrees leave.",
     ),
-    _of_plan("--dp-replicate", type=int, metavar="N", help="Copies of the sharded group (hsdp, ddp)."),
+    _of_plan("--dp-replicate", type=int, metavar="N", help="Number of copies of the sharded group (for hsdp and ddp)."),
     _of_plan(
         "--sharding",
         type=Word(SHARDINGS),
-        help="What data parallelism shards; "
-        "fsdp gathers again in backward, fsdp_no_reshard (the default) keeps the parameters.",
+        help="What data parallelism shards. fsdp gathers the parameters again in the backward pass; fsdp_no_reshard "
+        "(the default) keeps them after the forward pass.",
     ),
-    _of_plan("--schedule", type=Word(SCHEDULES), help="Pipeline schedule; 1f1b if left out."),
-    _of_plan("--virtual-stages", type=int, metavar="N", help="Model chunks per stage (interleaved)."),
+    _of_plan("--schedule", type=Word(SCHEDULES), help="Pipeline schedule; default: 1f1b."),
+    _of_plan(
+        "--virtual-stages",
+        type=int,
+        metavar="N",
+        help="Model chunks per pipeline stage (for the interleaved schedule).",
+    ),
     _of_plan(
         "--micro-batch",
         type=int,
         metavar="M",
-        help="Sequences per microbatch and data-parallel rank; if left out all of a rank's at once, 1 with a pipeline.",
+        help="Sequences per microbatch on each data-parallel rank; default: all sequences of the rank in one "
+        "microbatch, or 1 with a pipeline.",
     ),
     _of_plan(
         "--recompute",
         type=Word(RECOMPUTES),
-        help="What backward recomputes instead of keeping it; none if left out. attention: attention alone "
-        "(Megatron-LM calls it selective); ops: all but attention and every second matrix product (torchtitan calls it "
-        "selective); blocks: a share of the blocks; full: every block.",
+        help="Which activations the backward pass recomputes instead of storing them; default: none. attention: only "
+        "attention (Megatron-LM calls this selective). ops: everything except attention and every second matrix "
+        "product (torchtitan calls this selective). blocks: the share of blocks given by --recompute-frac. full: "
+        "every block.",
     ),
     _of_plan(
         "--recompute-frac",
         type=float,
         metavar="FRAC",
-        help="Share of the blocks that --recompute blocks recomputes; 0.5, every second block, if left out.",
+        help="Share of the blocks that --recompute blocks recomputes; default: 0.5, which is every second block.",
     ),
-    _of_plan("--precision", type=Word(PRECISIONS), help="Type of the matrix products; bf16 if left out."),
-    _of_plan("--prefetch", type=int, metavar="N", help="Layers gathered ahead; 1 if left out."),
-    _of_plan("--reduce-dtype", type=Word(REDUCE_DTYPES), help="Type in which gradients are reduced; fp32 if left out."),
+    _of_plan("--precision", type=Word(PRECISIONS), help="Data type of the matrix products; default: bf16."),
+    _of_plan(
+        "--prefetch",
+        type=int,
+        metavar="N",
+        help="Number of layers whose parameters FSDP gathers in advance; default: 1.",
+    ),
+    _of_plan("--reduce-dtype", type=Word(REDUCE_DTYPES), help="Data type of the gradient reduction; default: fp32."),
     _of_plan(
         "--state-dtype",
         type=Word(STATE_DTYPES),
-        help="Type of the parameters and moments that the optimizer updates; fp32 if left out.",
+        help="Data type of the parameters and moments in the optimizer; default: fp32.",
     ),
     _of_plan(
         "--sync-every",
         type=int,
         metavar="H",
-        help="Replicas exchange every so many steps (local SGD, DiLoCo), "
-        "and the answer is the mean of those; in every step if left out.",
+        help="Number of steps between synchronizations of the replicas (local SGD, DiLoCo); the answer is the mean "
+        "over these steps; default: 1.",
     ),
     _of_plan(
         "--cp-method",
         type=Word(CP_METHODS),
-        help="How context parallelism shares keys and values; allgather if left out.",
+        help="How context parallelism exchanges keys and values; default: allgather.",
     ),
     _of_plan(
         "--sequence-parallel/--no-sequence-parallel",
         default=None,
-        help="Split norms and residuals along the sequence inside the tensor-parallel group; on if left out.",
+        help="Shard norms and residuals along the sequence within the tensor-parallel group; default: on.",
     ),
     _of_plan(
         "--tp-overlap",
         metavar="FRAC",
-        help="Share of tensor-parallel communication hidden beside GEMMs, 0 to 1; the profile's if left out.",
+        help="Share of tensor-parallel communication that overlaps with GEMMs, from 0 to 1; default: the profile's "
+        "value.",
     ),
     _of_plan(
         "--placement",
         metavar="AXES",
-        help="Mesh axes from neighbouring GPUs outwards; tp-cp-dp_shard-dp_replicate-pp if left out.",
+        help="Order of the mesh axes, from neighbouring GPUs outwards; default: tp-cp-dp_shard-dp_replicate-pp.",
     ),
 )
 

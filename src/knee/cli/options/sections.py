@@ -46,7 +46,9 @@ class Word(click.Choice[str]):
         command = ctx.command_path if ctx is not None else "knee"
         raise InputError(
             f"{name}: {value!r} is not one of {', '.join(words)}",
-            hint=RENAMED.get(str(value)) or nearest(str(value), words) or f"`{command} --help` says what each is",
+            hint=RENAMED.get(str(value))
+            or nearest(str(value), words)
+            or f"use one of {', '.join(words)}; `{command} --help` explains them",
             code="unknown-choice",
             field=None if param is None else param.name,
         )

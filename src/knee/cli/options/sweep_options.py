@@ -27,60 +27,67 @@ OPTIONS = (
         "site_file",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE.toml",
-        help="What follows here, as a file: partition, account, time, setup, env ... The command line goes first.",
+        help="TOML file with the options of this section: partition, account, time, setup, env, ... Options on the "
+        "command line override the file.",
     ),
-    _of_site("--partition", metavar="NAME", help="Of Slurm."),
-    _of_site("--account", metavar="NAME", help="Of Slurm."),
-    _of_site("--qos", metavar="NAME", help="Of Slurm."),
+    _of_site("--partition", metavar="NAME", help="Slurm partition."),
+    _of_site("--account", metavar="NAME", help="Slurm account."),
+    _of_site("--qos", metavar="NAME", help="Slurm QOS."),
     _of_site(
         "--time",
         "time",
         metavar="TIME",
-        help="Wall clock of a job, as Slurm takes it; of a run without Slurm.",
+        help="Time limit of a Slurm job, in Slurm's format; without Slurm, time limit of a run.",
     ),
-    _of_site("--exclusive", is_flag=True, help="Whole nodes."),
-    _of_site("--exclude", metavar="NODES", help="Nodes not to use."),
+    _of_site("--exclusive", is_flag=True, help="Request whole nodes from Slurm."),
+    _of_site("--exclude", metavar="NODES", help="Nodes that Slurm must not use."),
     _of_site(
         "--gpus-per-node",
         type=int,
         metavar="N",
-        help="Processes a node; as many as the cluster's nodes have GPUs if left out.",
+        help="Number of processes per node; default: the GPUs per node of the cluster.",
     ),
-    _of_site("--cpus-per-node", type=int, metavar="N", help="Cores to ask Slurm for."),
+    _of_site("--cpus-per-node", type=int, metavar="N", help="CPU cores per node to request from Slurm."),
     _of_site(
         "--max-queued",
         type=int,
         metavar="N",
-        help="Jobs in the queue at once; the rest waits for the next call, or for --wait.",
+        help="Maximum number of jobs in the queue at once. The other jobs are submitted by the next `knee sweep run`, "
+        "or by --wait.",
     ),
-    _of_site("--max-running", type=int, metavar="N", help="Jobs of this sweep that run at once."),
-    _of_site("--hosts", metavar="A,B,...", help="For torchrun: names or addresses; ranks meet on the first."),
-    _of_site("--via", metavar="COMMAND", help='What runs a command on a host, "ssh {host}" if left out.'),
-    _of_site("--container", metavar="IMAGE", help="Ranks run inside of it."),
+    _of_site("--max-running", type=int, metavar="N", help="Maximum number of jobs of this sweep that run at once."),
+    _of_site(
+        "--hosts",
+        metavar="A,B,...",
+        help="Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
+    ),
+    _of_site("--via", metavar="COMMAND", help='Command that runs a command on a host; default: "ssh {host}".'),
+    _of_site("--container", metavar="IMAGE", help="Container image that all ranks run in."),
     _of_site(
         "--container-runtime",
         type=Word(("apptainer", "singularity", "pyxis")),
-        help="What opens the image; apptainer if left out. pyxis is Slurm's.",
+        help="Container runtime; default: apptainer. pyxis works with Slurm only.",
     ),
     _of_site(
         "--setup",
         type=click.Path(dir_okay=False, path_type=Path),
         metavar="FILE",
-        help="Shell commands before each run: modules, limits, a virtual environment. --env goes on top. A run whose "
-        "set-up fails does not start.",
+        help="File of shell commands to run before each run (modules, limits, a virtual environment). Variables from "
+        "--env are set afterwards. If the commands fail, the run does not start.",
     ),
     _of_site(
         "--env",
         "env",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Of all ranks. Values are kept in DIR/env.sh alone, which only its owner can read. May be repeated.",
+        help="Environment variable for all ranks. Values are stored only in DIR/env.sh, which only its owner can read. "
+        "May be repeated.",
     ),
     _of_site(
         "--python",
         metavar="PATH",
-        help="The nodes' interpreter, with knee's requirements. If left out: the python3 that --setup puts into the "
-        "PATH, if it does; this one. In a container: its own, python3 if left out.",
+        help="Python interpreter on the nodes, with knee's requirements installed; default: the python3 that --setup "
+        "puts on the PATH, else the current interpreter. In a container: the container's python3.",
     ),
 )
 

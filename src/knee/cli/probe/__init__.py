@@ -9,10 +9,12 @@ import click
 from knee.cli import CommandGroup
 
 SUBCOMMANDS: dict[str, str] = {
-    "kernels": "Products, attention and memory-bound kernels of one device; fits the GPU's compute model.",
-    "collectives": "Collectives over this job's ranks (under torchrun); fits latency and bandwidth per hop.",
-    "power": "The draw of one GPU under several loads; fits the power model.",
-    "steps": "Whole training steps on one device, held against the simulator.",
+    "kernels": (
+        "Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model."
+    ),
+    "collectives": "Measure collectives between the ranks of a torchrun job, and fit latency and bandwidth per hop.",
+    "power": "Measure the power of one GPU under several loads, and fit its power model.",
+    "steps": "Measure whole training steps on one device, and compare them with the simulator.",
 }
 
 
@@ -40,12 +42,12 @@ class Probes(CommandGroup):
 @click.group("probe", cls=Probes, invoke_without_command=True)
 @click.pass_context
 def command(ctx: click.Context) -> None:
-    """Measure this machine, and write what the simulator needs to know of it.
+    """Measure this machine, and write a cluster file for the simulator.
 
-    Readings go beside --out, one line each as they are taken: mine.toml has mine.kernels.jsonl and so on. An
-    interrupted probe goes on where it stopped. Every probe writes mine.toml anew from all readings that lie beside it;
-    `knee simulate --cluster mine.toml` takes it as it is. What was not measured comes from the catalogue's entry for
-    this kind of machine (--base), and says so.
+    Readings are saved next to the --out file while they are taken: for mine.toml in mine.kernels.jsonl and similar
+    files. An interrupted probe continues where it stopped. Every probe writes mine.toml again from all saved readings.
+    Use the file with `knee simulate --cluster mine.toml`. Values that were not measured come from a similar cluster of
+    the catalogue (--base) and are marked as such.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

@@ -16,28 +16,33 @@ from knee.specs.choices import BACKENDS
 
 @click.command("collectives")
 @options
-@click.option("--backend", type=Word(BACKENDS), help="NCCL where there is a GPU, else gloo on the CPU.")
 @click.option(
-    "--collectives", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Which to measure."
+    "--backend",
+    type=Word(BACKENDS),
+    help="Communication backend; default: NCCL if there is a GPU, else gloo on the CPU.",
+)
+@click.option(
+    "--collectives", metavar="A,B", default=",".join(COLLECTIVES), show_default=True, help="Collectives to measure."
 )
 @click.option(
     "--max-size",
     metavar="SIZE",
     default="8 GiB",
     show_default=True,
-    help="Largest message; memory and time may end a series earlier.",
+    help="Largest message size; a series stops earlier if memory or time runs out.",
 )
 def command(as_json: bool, collectives: str, **given: Any) -> None:
-    """Measure collectives over this job's ranks, and fit latency per hop and bandwidth.
+    """Measure collectives between the ranks of this job, and fit latency per hop and bandwidth.
 
-    Start it on every rank, as a training run is started:
+    Start it on every rank, like a training run:
 
     \b
         torchrun --nproc-per-node 8 -m knee.cli probe collectives --out mine.toml
 
-    Sizes and bandwidths count as nccl-tests do. Groups are all ranks, a node's, and strided ones as TP, DP, CP and PP
-    make them; all groups of a kind run at once. An all-gather beside products tells what each costs the other. Times
-    are the lowest decile of the slowest rank's. Takes a minute or two; --replay needs neither torchrun nor torch.
+    Sizes and bandwidths are defined as in nccl-tests. The groups are all ranks, the ranks of each node, and strided
+    groups such as TP, DP, CP and PP use; all groups of one kind run at the same time. An all-gather that runs during
+    matrix products shows how much the two slow each other down. Each time is the 10th percentile over the repetitions
+    of the slowest rank. The probe takes one or two minutes. --replay needs neither torchrun nor torch.
     """
     from knee.api.probe import probe_collectives
     from knee.cli.render.probe import listening, print_collectives

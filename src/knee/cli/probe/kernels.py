@@ -13,10 +13,10 @@ from knee.cli.probe.options import device_options, options
 @options
 @device_options
 def command(as_json: bool, **given: Any) -> None:
-    """Measure products, attention and memory-bound kernels of one device, and fit its compute model.
+    """Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model.
 
-    Prints how well the fit holds, also on shapes that were left out of it, and writes the cluster file. A full grid
-    takes about eight minutes on an H200, --quick one or two.
+    The output shows the error of the fit, also on shapes that were held out. The result is written to the cluster
+    file. The full grid takes about eight minutes on an H200; --quick takes one or two.
     """
     from knee.api.probe import probe_kernels
     from knee.cli.render.probe import listening, print_kernels

@@ -22,20 +22,25 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Path(dir_okay=False, path_type=Path),
                 default=CLUSTER_FILE,
                 show_default=True,
-                help="The cluster file; readings go beside it.",
+                help="Cluster file to write; the readings are saved next to it.",
             ),
             click.option(
                 "--base",
                 metavar="NAME",
-                help="Catalogue cluster that says what was not measured; by default the one with this GPU.",
+                help="Cluster of the catalogue that provides the values that are not measured; default: the one with "
+                "this GPU.",
             ),
-            click.option("--quick", is_flag=True, help="A fraction of the points: a first look in about a minute."),
-            click.option("--fresh", is_flag=True, help="Measure anew instead of going on with earlier readings."),
+            click.option(
+                "--quick",
+                is_flag=True,
+                help="Measure only a fraction of the points, for a first look in about a minute.",
+            ),
+            click.option("--fresh", is_flag=True, help="Discard earlier readings and measure everything again."),
             click.option(
                 "--replay",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="Take the readings from a file instead of this machine.",
+                help="Read the readings from a file instead of measuring this machine.",
             ),
             click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         )
@@ -46,5 +51,7 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options of probes that measure one device."""
-    device = click.option("--device", type=Word(DEVICES), help="What to measure; the GPU where there is one.")
-    return device(click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")(function))
+    device = click.option("--device", type=Word(DEVICES), help="Device to measure; default: the GPU if there is one.")
+    return device(
+        click.option("--anyway", is_flag=True, help="Measure even if another process uses the GPU.")(function)
+    )

@@ -11,12 +11,14 @@ from knee.cli.probe.options import options
 
 @click.command("power")
 @options
-@click.option("--anyway", is_flag=True, help="Measure although someone else uses the GPU.")
+@click.option("--anyway", is_flag=True, help="Measure even if another process uses the GPU.")
 def command(as_json: bool, **given: Any) -> None:
-    """Measure what one NVIDIA GPU draws at rest, under products, copies and attention, and fit its power model.
+    """Measure the power of one NVIDIA GPU when idle and during matrix products, copies and attention, and fit its
+    power model.
 
-    Each load runs for about four seconds, read by the board's energy counter: two minutes in all, --quick one. Prints
-    how well the model holds, around the power limit and on loads that were left out, and writes the cluster file.
+    Each load runs for about four seconds, and the GPU's energy counter is read. The probe takes two minutes, or one
+    with --quick. The output shows the error of the power model near the power limit and on loads that were held out.
+    The result is written to the cluster file.
     """
     from knee.api.probe import probe_power
     from knee.cli.render.probe import listening, print_power

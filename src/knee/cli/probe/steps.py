@@ -13,10 +13,10 @@ from knee.cli.probe.options import device_options, options
 @options
 @device_options
 def command(as_json: bool, **given: Any) -> None:
-    """Measure plain training steps of Llama 1B and 7B on one device, and simulate the same.
+    """Measure training steps of Llama 1B and 7B on one device, and simulate the same steps.
 
-    The simulator takes the cluster file (--out) where a probe has written one, and the catalogue's entry otherwise.
-    Steps are never fitted on: they say how far the file can be trusted. About five minutes on an H200.
+    The simulator uses the cluster file (--out) if a probe has written one, else the catalogue's entry. Steps are never
+    used for fitting; they show how accurate the cluster file is. The probe takes about five minutes on an H200.
     """
     from knee.api.probe import probe_steps
     from knee.cli.render.probe import listening, print_steps

@@ -31,7 +31,7 @@ _HEAD = [
     "GPUs",
     "parameters",
     "tokens",
-    "a parameter",
+    "per parameter",
     "loss",
     "days",
     "tokens/s",
@@ -43,7 +43,7 @@ _HEAD = [
 _SIDES = [
     "parameters",
     "tokens",
-    "tokens a parameter",
+    "tokens / parameter",
     "loss",
     "GPUs",
     "days",
@@ -63,28 +63,28 @@ def print_answer(answer: Budget) -> None:
     sys.stdout.write("\n")
     print_heading(
         f"{limits_words(answer.limits)} of {problem.rates.cluster.name}: {problem.rates.profile.name}, "
-        f"{problem.rates.seq_len:,} tokens a sequence, law {problem.law.name}"
+        f"{problem.rates.seq_len:,} tokens per sequence, scaling law {problem.law.name}"
     )
     _print_sides(answer)
-    print_heading("fewer GPUs: the best run of each count")
+    print_heading("the best run at each GPU count")
     print_rows([_HEAD, *(_row(run) for run in answer.by_count.values())], right=range(10), optional=(8, 9, 7, 3, 6))
     if len(answer.sizes) > 1:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
         print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10), optional=(8, 9, 7, 3, 6))
-    print_heading("one more unit")
+    print_heading("change of the loss by one more unit")
     print_rows(
         [
             [
                 f"a {one.what}" if one.what != "MWh" else "an MWh",
                 f"{one.loss:+.2e} loss",
                 one.how,
-                "" if one.binds else "not what ends this run: it buys nothing by itself",
+                "" if one.binds else "not the limit that stops this run: more of it alone does not help",
             ]
             for one in answer.marginals
         ],
         dim=(2, 3),
     )
-    print_heading("how sure")
+    print_heading("uncertainty of the loss")
     print_rows(sure_rows(answer))
     for frontier in answer.frontiers:
         _print_frontier(answer.limits, frontier)
@@ -155,12 +155,12 @@ def _print_sides(answer: Budget) -> None:
         [
             [
                 "shape",
-                f"{shape.name}: {counted(shape.layers, 'layer')}, {shape.hidden:,} wide, MLP {shape.ffn:,}, "
-                f"{counted(shape.heads, 'head')} ({shape.kv_heads} of keys), vocabulary {shape.vocab:,}",
+                f"{shape.name}: {counted(shape.layers, 'layer')}, hidden size {shape.hidden:,}, MLP {shape.ffn:,}, "
+                f"{counted(shape.heads, 'head')} ({shape.kv_heads} key-value heads), vocabulary {shape.vocab:,}",
             ],
             ["plan", plan_words(best.rate.plan)],
             ["batch", batch_words(answer)],
-            ["ends by", LIMIT_WORDS[best.binding]],
+            ["limited by", LIMIT_WORDS[best.binding]],
         ]
     )
 
@@ -168,12 +168,12 @@ def _print_sides(answer: Budget) -> None:
 def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
     unit = AXIS_WORDS[one.axis]
     knee = (
-        "no doubling pays"
+        "no doubling pays off"
         if one.knee is None
         else (f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
     )
     print_heading(f"loss against {unit}: {knee}")
-    rows = [[unit, "loss", "the doubling bought", "GPUs", "parameters", "tokens", "ends by"]]
+    rows = [[unit, "loss", "gain of the doubling", "GPUs", "parameters", "tokens", "limited by"]]
     for value, run, worth in zip(one.values, one.runs, one.worth, strict=True):
         if run is None:
             rows.append([amount(value), "nothing can be trained", "", "", "", "", ""])
@@ -196,7 +196,7 @@ def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
 
 
 def _print_iso(iso: Sequence[IsoLoss]) -> None:
-    print_heading("equal loss: the sizes that reach it, by GPUs")
+    print_heading("equal loss: the model sizes that reach it, by number of GPUs")
     losses = sorted({one.loss for one in iso})
     rows = [["GPUs", *(f"{loss:.4f}" for loss in losses)]]
     for gpus in sorted({one.gpus for one in iso}):

@@ -23,12 +23,12 @@ def print_profile(answer: Calibration) -> None:
     print_heading(
         f"{_verdict(name, found)}: {len(runs.pairs):,} run{'s' if len(runs.pairs) > 1 else ''} "
         f"({runs.rows_used:,} of {runs.rows:,} rows), starting from {name}, {len(fitted)} of {len(rows)} "
-        f"parameters {'taken' if found.kept_base else 'determined'}"
+        f"parameters {'changed' if found.kept_base else 'determined'}"
     )
     print_table(
-        "determined, and written",
+        "fitted and written",
         [
-            ["parameter", "before", "after", "uncertainty left", "all others free", "not told from", "meaning"],
+            ["parameter", "before", "after", "uncertainty left", "with all others free", "confounded with", "meaning"],
             *(
                 [
                     row.name,
@@ -45,7 +45,7 @@ def print_profile(answer: Calibration) -> None:
         right=range(1, 5),
     )
     print_table(
-        "left as they were",
+        "not changed",
         [
             ["parameter", "value", "uncertainty left", "why", "meaning"],
             *(
@@ -66,7 +66,7 @@ def print_profile(answer: Calibration) -> None:
     print_counts("skipped", by_kind(runs.skipped))
     print_counts("assumptions", runs.notes)
     if answer.suggested:
-        print_heading("next runs that would tell most:")
+        print_heading("suggested next runs:")
     for number, run in enumerate(answer.suggested, start=1):
         where = f"{run.model}, {run.gpus:,} GPUs of {run.cluster}, seq_len {run.seq_len:,}"
         click.echo(f"  {number}. {where}, global_batch {run.global_batch:,}, {run.plan} ({run.changed}):")
@@ -81,12 +81,12 @@ def _verdict(name: str, found: OwnProfile) -> str:
     """What became of it, in the first words."""
     if found.kept_base:
         why = "; ".join(dict.fromkeys(found.kept_base.values()))
-        return f"{'in part kept' if found.values else 'kept'} as in {name}, as {why}"
+        return f"{'some values' if found.values else 'the values'} of {name} are kept, because {why}"
     if not found.fit.values:
-        return f"nothing to take over {name}"
+        return f"the runs determine no parameter; {name} is unchanged"
     if found.held_out is None:
-        return "fitted, and not checked on other runs"
-    return "fitted, and better on runs that were held back"
+        return "fitted, but not tested on held-out runs"
+    return "fitted, and better on held-out runs"
 
 
 def _print_errors(found: OwnProfile) -> None:
@@ -112,16 +112,16 @@ def _print_errors(found: OwnProfile) -> None:
         for what, before, after in lines
         if before is not None and after is not None
     ]
-    print_table("before -> after the fit" + _not_taken(found), cells)
+    print_table("error before -> after the fit" + _not_taken(found), cells)
     if held is not None:
         how = "each predicted" if held.one_by_one else "predicted"
-        print_rows([[f"held out: {held.runs:,} runs, {how} by a fit to the other {held.fitted_runs:,}"]])
+        print_rows([[f"held-out test: {held.runs:,} runs, {how} by a fit to the other {held.fitted_runs:,}"]])
 
 
 def _not_taken(found: OwnProfile) -> str:
     if not found.kept_base:
         return ""
-    return ", which is taken in part" if found.values else ", which is not taken"
+    return " (the fit is used in part)" if found.values else " (the fit is not used)"
 
 
 def _arrow(before: float, after: float) -> str:

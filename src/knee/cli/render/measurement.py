@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
-PRICE = "the price is not known: --set cluster.usd_per_gpu_h='2.5 USD/h'"
+PRICE = "the price is unknown; give it with --set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
 def print_answer(answer: Simulation, why: Sequence[WhyLine] = ()) -> None:
@@ -50,27 +50,33 @@ def _print_question(job: Job, trust: Trust) -> None:
     words = [plan.sharding, *degrees]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"
     words += [f"recompute {plan.recompute}{share}", plan.precision]
     batch = (
-        f"{job.global_batch:,} sequences of {job.seq_len:,} tokens a step, {job.local_batch:g} a GPU: "
-        f"{job.microbatches:,} x micro-batch {plan.micro_batch:,}"
+        f"{job.global_batch:,} sequences of {job.seq_len:,} tokens per step, {job.local_batch:g} per GPU; "
+        f"{job.microbatches:,} x micro-batch {plan.micro_batch:,} per data-parallel rank"
     )
     reasons = [["", reason] for reason in trust.reasons]
     print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
 
 
 def trust_words(trust: Trust) -> str:
-    """In one line: the label, where the truth is, and the runs that say so."""
+    """In one line: the label, the range of the measured throughput, and the runs behind it."""
     if trust.low_frac is None or trust.high_frac is None:
-        return f"{trust.label}: no published run says how far it is from the truth"
-    where = f"{_change(trust.low_frac)} to {_change(trust.high_frac)} from this"
-    share = f"{trust.covered_frac:.0%}"
+        return f"{trust.label}: the error is unknown, because no published run is similar"
     sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
-    basis = f"from the errors of {trust.basis_runs:,} published runs of {sources}, none of which was fitted on"
-    like = f"; {trust.runs:,} runs are like it in every size" if trust.label == "validated" else ""
-    return f"{trust.label}: true throughput {where} with {share} odds, {basis}{like}"
+    like = f"; {trust.runs:,} runs are similar in every size" if trust.label == "validated" else ""
+    return (
+        f"{trust.label}: measured throughput is between {between(trust.low_frac, trust.high_frac)} this prediction "
+        f"with {trust.covered_frac:.0%} probability, by the errors of {trust.basis_runs:,} published runs of "
+        f"{sources}, none of them used for fitting{like}"
+    )
+
+
+def between(low_frac: float, high_frac: float, digits: int = 0) -> str:
+    """A range around a prediction: ``20% below and 4% above``."""
+    return " and ".join(f"{abs(end):.{digits}%} {'below' if end < 0 else 'above'}" for end in (low_frac, high_frac))
 
 
 def _print_throughput(m: Measurement) -> None:
@@ -87,14 +93,14 @@ def _print_throughput(m: Measurement) -> None:
 
 def _print_time(m: Measurement) -> None:
     parts = [
-        ("compute", m.compute_s, f"kernels add up to {_time(m.compute_load_s)}"),
-        ("exposed communication", m.exposed_comm_s, f"of it {_time(m.straggler_s)} waiting for stragglers"),
+        ("compute", m.compute_s, f"sum of kernel times: {_time(m.compute_load_s)}"),
+        ("exposed communication", m.exposed_comm_s, f"includes {_time(m.straggler_s)} of waiting for stragglers"),
         ("bubble", m.bubble_s, "waiting for another pipeline stage"),
         ("idle", m.idle_s, "waiting for the host"),
-        ("communication", m.comm_s, f"kernels add up to {_time(m.comm_load_s)}"),
-        ("overlapped communication", m.overlapped_comm_s, "beside compute, so inside its time"),
+        ("communication", m.comm_s, f"sum of kernel times: {_time(m.comm_load_s)}"),
+        ("overlapped communication", m.overlapped_comm_s, "runs during compute, so its time is part of compute"),
     ]
-    print_heading("time (mean over GPUs, share of the step)")
+    print_heading("time (mean over GPUs, and share of the step)")
     print_rows(
         [[name, _time(time_s), f"{time_s / m.step_s:.1%}", note] for name, time_s, note in parts],
         right=(1, 2),
@@ -103,7 +109,7 @@ def _print_time(m: Measurement) -> None:
 
 
 def _print_communication(m: Measurement) -> None:
-    print_heading("communication (per GPU and step)")
+    print_heading("communication (per GPU, per step)")
     if not m.comm_loads:
         print_rows([["none"]])
         return
@@ -123,22 +129,23 @@ def _print_communication(m: Measurement) -> None:
 
 
 def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
-    print_heading("memory (on the GPU that needs most)")
+    print_heading("memory (on the GPU that needs the most)")
     rows = []
     if m.memory is not None:
         for field in fields(m.memory):
             name = field.name.removesuffix("_bytes").replace("comm_buffers", "communication buffers")
             size = getattr(m.memory, field.name)
             # at the worst moment, which is before they are there
-            none = "they come as activations go" if name == "gradients" and not size else ""
+            none = "allocated as activations are freed" if name == "gradients" and not size else ""
             rows.append([name, units.show(size, "bytes") if size else "0 B", none])
     has = units.show(job.cluster.gpu.hbm_bytes, "bytes")
     verdict = "fits" if m.fits else "does NOT fit"
     if trust.fits(m.memory_bytes, job.cluster.gpu.hbm_bytes) == "unsure":
         low, high = trust.memory_low_frac or 0.0, trust.memory_high_frac or 0.0
         verdict += (
-            f", but within the error of the memory model ({_change(low)} to {_change(high)} with "
-            f"{trust.covered_frac:.0%} odds, from {trust.memory_runs:,} published readings)"
+            f", but the margin is within the error of the memory model: measured memory is between "
+            f"{between(low, high)} the prediction with {trust.covered_frac:.0%} probability "
+            f"({trust.memory_runs:,} published measurements)"
         )
     rows.append(["total", units.show(m.memory_bytes, "bytes"), f"of {has}: {verdict}"])
     print_rows(rows, right=(1,))
@@ -153,7 +160,7 @@ def _print_power(m: Measurement) -> None:
         [
             ["power per GPU", power or UNKNOWN],
             ["tokens per joule", tokens or UNKNOWN],
-            ["per million tokens", price or UNKNOWN],
+            ["cost per million tokens", price or UNKNOWN],
         ]
     )
 
@@ -167,7 +174,11 @@ def print_training(run: Mapping[str, Any] | None) -> None:
         f"{run['g_co2e_per_kwh']:.0f} g CO2e/kWh)"
     )
     shown = {key: UNKNOWN if value is None else units.amount(value) for key, value in run.items() if key[-4:] != "grid"}
-    band = "" if run["low_days"] is None else f"{shown['low_days']} to {shown['high_days']} by the band of throughput"
+    band = (
+        ""
+        if run["low_days"] is None
+        else f"{shown['low_days']} to {shown['high_days']} within the throughput range above"
+    )
     price = "rent at the cluster's price" if run["cost_usd"] is not None else PRICE
     parts = (
         f"GPUs {shown['gpu_mwh']}, hosts {shown['host_mwh']}, network {shown['network_mwh']}, "
@@ -201,7 +212,3 @@ def _print_why(lines: Sequence[WhyLine]) -> None:
 
 def _time(time_s: float) -> str:
     return units.show(time_s, "s") if time_s else "0 s"
-
-
-def _change(share_frac: float) -> str:
-    return f"{share_frac:+.0%}"

@@ -27,7 +27,8 @@ def print_exported(answer: PlanSearch, to: str) -> None:
         scores = answer.found.scores
         slower = 1 - float(scores[row] / scores[answer.drawn.recommended])
         click.echo(
-            f"{refused.message}; this is plan {row + 1}, {abs(slower):.1%} behind by {answer.found.objective}", err=True
+            f"{refused.message}; this is plan {row + 1}, which is {abs(slower):.1%} worse in {answer.found.objective}",
+            err=True,
         )
     click.echo(text.rstrip())
 
@@ -37,14 +38,16 @@ def print_search(answer: PlanSearch) -> None:
     found, drawn, space = answer.found, answer.drawn, answer.found.space
     print_heading(
         f"{space.model.name} on {space.gpus:,} x {found.cluster.gpu.name} ({found.cluster.name}), "
-        f"profile {found.profile.name}, {space.global_batch:,} sequences of {space.seq_len:,} tokens a "
+        f"profile {found.profile.name}, {space.global_batch:,} sequences of {space.seq_len:,} tokens per "
         "step"
     )
-    large = ", ".join(f"{n:,} by {part}" for part, n in sorted(found.too_large.items(), key=lambda one: -one[1]))
+    large = ", ".join(
+        f"{n:,} because of {part}" for part, n in sorted(found.too_large.items(), key=lambda one: -one[1])
+    )
     counts = (
-        f"{found.plans:,} plans: {sum(found.too_large.values()):,} do not fit"
+        f"{found.plans:,} plans: {sum(found.too_large.values()):,} do not fit in memory"
         + (f" ({large})" if large else "")
-        + f", {found.bounded:,} cannot come within an eighth of the best, "
+        + f", {found.bounded:,} pruned (more than 12.5% below the best), "
         f"{len(found):,} simulated"
     )
     sys.stdout.write(f"  {counts}\n")
@@ -54,30 +57,30 @@ def print_search(answer: PlanSearch) -> None:
             ["recommended", plan_words(found.table.plan(drawn.recommended))],
             ["why", answer.why],
             ["robustness", _robustness(answer)],
-            *([["", f"plans {', '.join(map(str, alike))} cannot be told from it"]] if alike else []),
+            *([["", f"the draws do not distinguish it from plans {', '.join(map(str, alike))}"]] if alike else []),
             ["trust", trust_words(answer.trust)],
         ]
     )
     print_training(answer.training)
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
-    print_heading(f"best plans by {found.objective}")
+    print_heading(f"best plans, ranked by {found.objective}")
     print_rows(_cells(answer, [listed[rank] for rank in sorted(listed)]), right=range(11), optional=LEAST_FIRST)
     if len(answer.front) > 1:
-        print_heading("on the front of tokens/s, tokens/J and free memory, of the simulated plans")
+        print_heading("Pareto front of tokens/s, tokens/J and free memory, among the simulated plans")
         print_rows(_cells(answer, _spread(answer.front)), right=range(11), optional=LEAST_FIRST)
-    print_heading("a quarter more of it, the plan chosen anew (and a quarter less)")
+    print_heading("sensitivity: +25% of each resource, plan re-optimised (in parentheses: -25%)")
     print_rows(_bar_rows(answer.sensitivity), right=(1, 3))
 
 
 def _robustness(answer: PlanSearch) -> str:
     drawn = answer.drawn
     good = drawn.good_frac[drawn.recommended]
-    said = f"within 2% of the best in {good:.0%} of {drawn.draws} draws of what is fitted"
+    said = f"within 2% of the best in {good:.0%} of {drawn.draws} random draws of the fitted constants"
     if drawn.recommended:
-        said += f"; the plan that is first by the fitted values is in {drawn.good_frac[0]:.0%}"
+        said += f"; the plan that is ranked first with the fitted constants themselves is in {drawn.good_frac[0]:.0%}"
         if drawn.fits_frac[0] < drawn.fits_frac[drawn.recommended]:
-            said += f", and does not fit in {1 - drawn.fits_frac[0]:.0%}"
+            said += f" and does not fit in memory in {1 - drawn.fits_frac[0]:.0%}"
     return said
 
 

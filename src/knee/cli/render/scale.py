@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from knee.budgets.training_cost import DAY_S
-from knee.cli.render.measurement import PRICE
+from knee.cli.render.measurement import PRICE, between
 from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
 from knee.results.scale_result import Scaling, ScalingCurve
@@ -43,11 +43,11 @@ def print_answer(answer: Scaling) -> None:
 def _question(one: ScalingCurve, answer: Scaling) -> str:
     if answer.local_batch is not None:
         many = "" if answer.local_batch == 1 else "s"
-        how = f"weak scaling, {answer.local_batch:g} sequence{many} a GPU and step"
+        how = f"weak scaling, {answer.local_batch:g} sequence{many} per GPU and step"
     else:
         many = "" if answer.global_batch == 1 else "s"
-        how = f"strong scaling, {answer.global_batch:,} sequence{many} a step"
-    what = f", {one.job.seq_len:,} tokens a sequence, profile {one.job.profile.name}" if one.job else ""
+        how = f"strong scaling, {answer.global_batch:,} sequence{many} per step"
+    what = f", {one.job.seq_len:,} tokens per sequence, profile {one.job.profile.name}" if one.job else ""
     best = f", the plan with the best {answer.objective} at every count" if one.best else ""
     return f"{one.name}: {how}{what}{best}"
 
@@ -65,7 +65,7 @@ def _print_points(one: ScalingCurve) -> None:
             "W/GPU",
             "tokens/J",
             "$/Mtoken",
-            "doubling buys",
+            "per doubling",
             "added GPU",
             "trust",
             "plan",
@@ -119,18 +119,19 @@ def _print_knees(one: ScalingCurve) -> None:
     rows = []
     for goal, knee in one.knees.items():
         rows.append([goal, _knee_words(knee), _band_words(knee, one.band), knee.words])
-        rows += [["", "", "", f"though {weak_words(knee)}"]] if knee.weak else []
+        rows += [["", "", "", f"although {weak_words(knee)}"]] if knee.weak else []
     if "cost" not in one.knees:
         rows.append(["cost", "unknown", "", PRICE])
     print_rows(rows, dim=(3,))
     if one.band is not None:
-        ends = f"{one.band.low_frac:+.1%} to {one.band.high_frac:+.1%}"
-        pairs = f"{one.band.pairs} pairs of published runs that are alike but for GPUs and batch"
+        ends = between(one.band.low_frac, one.band.high_frac, digits=1)
         print_rows(
             [
                 [
-                    f"ranges: a doubling was {ends} from what is predicted in 9 of 10 of {pairs}, to "
-                    f"{one.band.largest_gpus:,} GPUs{_beyond(one)}"
+                    f"ranges: in 90% of {one.band.pairs} pairs of published runs that differ only in GPUs and batch, "
+                    f"up to {one.band.largest_gpus:,} GPUs, the measured gain of a doubling was between {ends} "
+                    "the prediction"
+                    f"{_beyond(one)}"
                 ]
             ]
         )
@@ -148,7 +149,7 @@ def _beyond(one: ScalingCurve) -> str:
         which = f"from {far[0]:,} GPUs on"
     else:
         which = f"at {listed([f'{gpus:,}' for gpus in far])} GPUs"
-    return f"; answers {which} are extrapolated, and may be further off"
+    return f"; answers {which} are extrapolated, and their error may be larger"
 
 
 def _knee_words(knee: Knee) -> str:
@@ -157,9 +158,9 @@ def _knee_words(knee: Knee) -> str:
 
 def _band_words(knee: Knee, band: DoublingBand | None) -> str:
     if band is None:
-        return "no published run says how sure"
+        return "range unknown: no similar published runs"
     if knee.low_gpus == knee.high_gpus:
-        return "" if knee.high_open else "the same throughout"
+        return "" if knee.high_open else "unchanged by this error"
     return f"from {knee.low_gpus:,} to {knee.high_gpus:,}{' or more' if knee.high_open else ''}"
 
 
@@ -174,7 +175,7 @@ def _print_comparison(answer: Scaling) -> None:
             "GPUs",
             "tokens/s",
             "per GPU",
-            "of the first",
+            "vs. first",
             "exposed",
             "tokens/J",
             "$/Mtoken",

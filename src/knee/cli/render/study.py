@@ -78,7 +78,7 @@ def print_answer(answer: Studies, *, whole: bool) -> None:
     if whole:
         print_fidelity(answer.fidelity)
     if verdicts:
-        print_heading("claims by what they are worth:")
+        print_heading("claims by role:")
         print_rows([[role, str(tally)] for role, tally in Tally.by_role(verdicts).items()])
 
 
@@ -109,7 +109,7 @@ def _print_runs(one: Ran) -> None:
     if len(rows) > 1:
         print_rows(rows, right=range(1, 7), optional=(9, 8, 3, 7))
     for row in one.impossible:
-        click.echo(f"  {row['series']}, {row['gpus']:,} GPUs cannot be: {row['why']}")
+        click.echo(f"  {row['series']}, {row['gpus']:,} GPUs is not possible: {row['why']}")
 
 
 def _cells(v: Verdict) -> list[str]:

@@ -36,7 +36,7 @@ def print_plan(plan: SweepPlan, *, whole: bool) -> None:
         f"{total.runs_to_start:,} runs on up to {total.most_gpus:,} GPUs, estimated: "
         f"{total.gpu_h:,.2f} GPU-hours, {total.energy_j / J_PER_KWH:,.2f} kWh, {cost}; "
         f"{show(total.wall_clock_s, 's')} one after another",
-        "  by simulation, with 60 s to start each run; failures and repeats are not in it",
+        "  estimated by simulation, plus 60 s to start each run; failures and repeats are not included",
     ]
     reasons = Counter(entry.refused for entry in sweep.entries if entry.refused)
     if reasons:

@@ -75,7 +75,7 @@ def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
         ["copies, fills (load)", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
     ]
     if t.bubble_s:
-        rows.append(["bubble (in the exposed)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
+        rows.append(["bubble (part of exposed)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
     if len(analysis.ranks) > 1:
         rows = [[f"{row[0]}{', mean over ranks' if i == 0 else ''}", *row[1:]] for i, row in enumerate(rows)]
     return rows
@@ -182,23 +182,24 @@ def _print_audit(analysis: TraceAnalysis) -> None:
     lost = sum(a.without_duration + a.clock_anomalies for a in audits)
     said = [
         f"{sum(a.events for a in audits):,} events read, {sum(a.kernels for a in audits):,} kernels, "
-        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} left out or odd; "
-        f"{sum(a.without_launch for a in audits):,} kernels without a launch; "
-        f"{sum(a.same_stream_overlaps for a in audits):,} overlap on their stream"
+        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} skipped or irregular; "
+        f"{sum(a.without_launch for a in audits):,} kernels without a launch record; "
+        f"{sum(a.same_stream_overlaps for a in audits):,} kernels that overlap on their own stream"
     ]
     missing = analysis.across.missing
     if missing:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         said.append(
-            f"no trace was given of rank{'s' if len(missing) > 1 else ''} {named} of the groups "
-            f"({len(missing):,} missing): waiting "
-            f"{'is not known' if len(analysis.ranks) == 1 else 'is known between the others alone'}"
+            f"traces of {len(missing):,} rank{'s' if len(missing) > 1 else ''} of the groups are missing "
+            f"({named}): waiting "
+            f"{'time is unknown' if len(analysis.ranks) == 1 else 'time is known only among the given ranks'}"
         )
     straggler = analysis.across.straggler
     if straggler is not None:
         said.append(
-            f"the others waited most for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
-            f"average, last in {straggler.last_arrivals} of {straggler.matched} collectives"
+            f"the other ranks waited longest for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
+            "average; it "
+            f"arrived last in {straggler.last_arrivals} of {straggler.matched} collectives"
         )
     for rank in analysis.ranks:
         prefix = f"rank {rank.rank}: " if len(analysis.ranks) > 1 else ""
@@ -256,7 +257,7 @@ def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
             ],
             right=(1, 2, 3, 4),
         )
-    click.echo(f"A is {paths[0]}, B is {paths[1]}; all of it per step, mean over ranks")
+    click.echo(f"A is {paths[0]}, B is {paths[1]}; all values per step, mean over ranks")
     for note in found.notes:
         click.echo(f"  - {note}")
 

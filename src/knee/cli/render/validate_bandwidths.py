@@ -22,7 +22,8 @@ def print_bandwidths(found: BandwidthValidation) -> None:
     large = found.all.large
     if large:
         print_heading(
-            f"bus bandwidth, {LARGE}: error {large.median_frac:.1%} (median), {large.p90_frac:.1%} (p90), none off by "
+            f"error of bus bandwidth, {LARGE}: {large.median_frac:.1%} (median), {large.p90_frac:.1%} (p90), "
+            "none off by "
             f"more than {found.all.large_factor:.2f}x, {large.points:,} tests"
         )
     print_scores(found)
@@ -36,7 +37,7 @@ def print_scores(found: BandwidthValidation) -> None:
         [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.tests:,}"]
         for name, s in scores.items()
     ]
-    print_table("rows of bandwidths (repeats are one test)", cells)
+    print_table("rows of bandwidths (repeated measurements count as one test)", cells)
     _print_large("source", scores)
     _print_large("operation", found.operations)
     print_errors(f"error by nodes, {LARGE}", _flat(found.nodes, " on {} nodes"), of="operation", counted="tests")

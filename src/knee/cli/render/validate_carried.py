@@ -24,8 +24,8 @@ def print_fidelity(found: CarriedFidelity) -> None:
     from knee.cli.render.table import print_heading
 
     print_heading(
-        f"published runs: tokens/s per GPU is off by {percent(found.unseen_frac)} on sources as if never seen, "
-        f"{found.headline_frac:.1%} as shipped (median over sources of each one's median)"
+        f"published runs: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
+        f"{found.headline_frac:.1%} as shipped (median over sources of each source's median)"
     )
     cells = [["source", "runs", "unseen", "p90", "as shipped", "p90", "bias", "memory", "stack", "GPUs"]]
     cells += [
@@ -43,23 +43,23 @@ def print_fidelity(found: CarriedFidelity) -> None:
         ]
         for s in found.sources
     ]
-    print_table("error of tokens/s per GPU, and of memory where it was read", cells, right=range(1, 8))
+    print_table("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
     cells = [["collective", "tests", "median", "p90", "bias"]]
     cells += [
         [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
         for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
         if r is not None
     ]
-    print_table("error of bus bandwidth on idle links, messages of 16 MiB and up", cells)
+    print_table("error of bus bandwidth on idle links, messages of 16 MiB and more", cells)
 
 
 def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
     every = runs.all.throughput
     count, median = (0, None) if every is None else (every.points, every.median_frac)
     return (
-        f"Each source counts once; over all {count:,} runs, where large sweeps weigh most, the median error is "
-        f"{percent(median)} as shipped. Unseen: a source is predicted by a profile that nothing of it was fitted to; "
-        f"nine of ten of all runs are then within {percent(found.unseen_p90_frac)} (`knee validate --unseen`)."
+        f"Each source counts once. Over all {count:,} runs, where large sweeps weigh most, the median error is "
+        f"{percent(median)} as shipped. Unseen means that the source was left out of every fit behind its predictions; "
+        f"90% of all runs then have an error of at most {percent(found.unseen_p90_frac)} (`knee validate --unseen`)."
     )
 
 
@@ -82,4 +82,4 @@ def print_own(answer: CarriedValidation) -> None:
     print_scores(answer.runs.found)
     print_links(answer.bandwidths.found)
     print_sources(answer.fidelity)
-    click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` shows them one by one)")
+    click.echo(f"claims of arXiv 2411.13055: {answer.tally} (`knee study` lists them)")

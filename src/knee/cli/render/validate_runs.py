@@ -21,7 +21,8 @@ def print_runs(found: Validation) -> None:
         points = found.all.throughput.points
         over = "over its only run" if points == 1 else f"over all {points:,} runs"
         print_heading(
-            f"tokens/s per GPU: error {found.headline_frac:.1%} (median over {_counted(found)} of each one's "
+            f"median error of tokens/s per GPU: {found.headline_frac:.1%} (median over {_counted(found)} of "
+            "each source's "
             f"median), {found.all.throughput.median_frac:.1%} {over}"
         )
     print_errors(
@@ -65,7 +66,7 @@ def _print_used(scores: Mapping[str, Score]) -> None:
         [name, f"{s.rows:,}", f"{s.rows_used:,}", f"{s.rows - s.rows_used:,}", f"{s.runs:,}"]
         for name, s in scores.items()
     ]
-    print_table("rows (repeats are one run)", cells)
+    print_table("rows (repeated measurements count as one run)", cells)
 
 
 def _print_fitting(scores: Mapping[str, Score]) -> None:
@@ -77,7 +78,7 @@ def _print_fitting(scores: Mapping[str, Score]) -> None:
         for name, s in scores.items()
         if s.runs
     ]
-    print_table("runs by status: does knee expect them to fit?", cells)
+    print_table("does knee expect the runs to fit in memory, by measured status?", cells)
 
 
 def _print_ranking(scores: Mapping[str, Score]) -> None:
@@ -97,4 +98,4 @@ def _print_ranking(scores: Mapping[str, Score]) -> None:
                     order,
                 ]
             )
-    print_table("regret of the plan that knee ranks first", cells)
+    print_table("regret: how much slower the plan that knee ranks first ran than the fastest plan", cells)
