@@ -49,7 +49,7 @@ def test_tables(runs: Path) -> None:
     assert result.exit_code == 0
     assert result.stderr == ""
     for words in (
-        "tokens/s per GPU: error",
+        "median error of tokens/s per GPU: ",
         "median over 2 sources",
         "error of memory",
         "regret",
@@ -106,7 +106,7 @@ def test_only_status(tmp_path: Path) -> None:
     path.write_text("layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,status\n16,2048,32,h100-80gb,8,4096,64,ok\n")
     result = knee(path)
     assert result.exit_code == 0, result.stderr
-    assert "does knee expect them to fit?" in result.stdout
+    assert "does knee expect the runs to fit in memory" in result.stdout
     assert "error of" not in result.stdout
     assert json.loads(knee(path, "--json").stdout)["median_of_sources_frac"] is None
 
@@ -140,8 +140,8 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for words in (
         "for unseen sources",
         "rows (repeated measurements count as one run)",
-        "does knee expect them to fit?",
-        "regret of the plan",
+        "does knee expect the runs to fit in memory",
+        "regret: how much slower",
         "rank correlation",
         "error of memory",
         "stacks: ",
@@ -244,7 +244,7 @@ def test_bandwidths(bandwidths: Path) -> None:
     assert result.exit_code == 0, result.stderr
     assert result.stderr == ""
     for words in (
-        "bus bandwidth, messages of 16 MiB and more: error ",
+        "error of bus bandwidth, messages of 16 MiB and more: ",
         "none off by more than ",
         "all_gather on 4 nodes",
         "all_reduce on 1 node ",

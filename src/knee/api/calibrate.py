@@ -121,7 +121,7 @@ def calibrate(
     free = stack_priors(parameters, base.spec)
     found = fit_profile(runs, free, hold_out, own=own, anyway=anyway, say=lambda stage: say(f"{stage} ..."))
     if suggest:
-        say("looking for the next runs that would tell most ...")
+        say("looking for the runs that would reduce the uncertainty most ...")
     suggested = suggest_runs(runs.pairs, free, found.values) if suggest else ()
     answer = Calibration(
         base=name,

@@ -101,7 +101,7 @@ class Simulation(Result, Measurement):
         changes = fitting_change(self.request)
         words = " ".join(f"{argument(name)} {value}" for name, value in (changes or {}).items())
         raise DoesNotFit(
-            f"the plan does not fit: it needs {show(self.memory_bytes, 'bytes')} a GPU, and {gpu.name} has "
+            f"the plan does not fit: it needs {show(self.memory_bytes, 'bytes')} per GPU, and {gpu.name} has "
             f"{show(gpu.hbm_bytes, 'bytes')}",
             hint=f"it would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
         )

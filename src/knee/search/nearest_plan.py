@@ -39,7 +39,7 @@ def nothing_fits(found: SearchResult) -> tuple[str, str]:
     space, gpu = found.space, found.cluster.gpu
     plan = found.least_memory.plan(0)
     words = (
-        f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} a GPU: the "
+        f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
         f"smallest needs {show(found.least_memory_bytes, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
     )

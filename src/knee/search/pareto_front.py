@@ -104,7 +104,7 @@ def why(job: Job, result: Measurement, base: Baseline) -> str:
     gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
     losses = [(name, s) for name, s in sorted(saved.items(), key=lambda one: one[1]) if s < -SHOWN_FRAC * abs(total)]
     share = total / base.result.step_s
-    said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time a step than plain FSDP"
+    said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time per step than plain FSDP"
     if gains:
         said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
         said += _group(result, base)
@@ -127,5 +127,7 @@ def _group(result: Measurement, base: Baseline) -> str:
     before, after = sharded(base.result, kind), sharded(result, kind)
     if saved[kind] <= 0 or not before:
         return ""
-    shrank = f" from {before[0].group_size:,} to {after[0].group_size:,} GPUs" if after else " away"
-    return f" (its {kind.replace('_', '-')} shrank{shrank}, {show(saved[kind], 's')} less of it)"
+    name, less = kind.replace("_", "-"), show(saved[kind], "s")
+    if not after:
+        return f" ({name} is not needed, which saves {less})"
+    return f" ({name} over {after[0].group_size:,} instead of {before[0].group_size:,} GPUs saves {less})"

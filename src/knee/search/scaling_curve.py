@@ -206,7 +206,7 @@ def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
     if measured.fits:
         return ScalePoint(gpus=job.gpus, job=job, measured=measured)
     has = show(job.cluster.gpu.hbm_bytes, "bytes")
-    reason = f"does not fit: needs {show(measured.memory_bytes, 'bytes')} a GPU, has {has}"
+    reason = f"does not fit: needs {show(measured.memory_bytes, 'bytes')} per GPU, has {has}"
     return ScalePoint(gpus=job.gpus, job=job, measured=measured, reason=reason)
 
 
@@ -237,7 +237,7 @@ def _none_fits(found: SearchResult) -> str:
         return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
     has = show(found.cluster.gpu.hbm_bytes, "bytes")
     needs = show(found.least_memory_bytes, "bytes")
-    return f"none of {found.plans:,} plans fits: the least needs {needs} a GPU, has {has}"
+    return f"none of {found.plans:,} plans fits: the least needs {needs} per GPU, has {has}"
 
 
 def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | None:

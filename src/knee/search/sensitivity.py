@@ -43,7 +43,7 @@ PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
     "compute": ("tensor cores", lambda c, f: replace(c, gpu=_compute(c.gpu, f))),
     "hbm": ("memory bandwidth", lambda c, f: replace(c, gpu=replace(c.gpu, hbm_bytes_per_s=c.gpu.hbm_bytes_per_s * f))),
     "nvlink": (
-        "links inside a node",
+        "links within a node",
         lambda c, f: replace(
             c,
             node=replace(
@@ -56,7 +56,7 @@ PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
         lambda c, f: replace(c, fabric=replace(c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f)),
     ),
     "latency": (
-        "latency of a hop",
+        "latency per hop",
         lambda c, f: replace(
             c,
             node=replace(c.node, hop_s=c.node.hop_s / f),
@@ -109,4 +109,4 @@ def _memory(found: SearchResult, best: float) -> Bar:
         if len(hopeful):
             results = simulate_table(found.space.model, larger, found.profile, found.nearly.rows(hopeful))
             better = max(best, float(results.tokens_per_s.max()))
-    return Bar(name="memory", title="memory of a GPU", better_frac=better / best - 1, worse_frac=worse / best - 1)
+    return Bar(name="memory", title="memory per GPU", better_frac=better / best - 1, worse_frac=worse / best - 1)

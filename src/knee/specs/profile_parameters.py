@@ -46,7 +46,7 @@ _ROWS = (
     ("launch_s", "floor", 1e-6, 150e-6, 1.0, "host time to launch a kernel"),
     ("issue_s", "floor", 1e-6, 1e-3, 1.5, "host time to issue a tensor-parallel collective"),
     ("crowded_issue_s", "floor", 1e-6, 2e-3, 2.0, "what each rank adds to that while pipeline transfers cross nodes"),
-    ("step_overhead_s", "scale", 1e-3, 0.5, 0.7, "host work once a step"),
+    ("step_overhead_s", "scale", 1e-3, 0.5, 0.7, "host work per step"),
     ("gemm_scale", "scale", 0.8, 1.04, 0.05, "rate of the stack's matrix products over the GPU's own"),
     ("attention_scale", "scale", 0.25, 4.0, 0.3, "rate of the stack's attention kernels over the GPU's own"),
     ("stream_scale", "scale", 0.3, 2.5, 0.3, "time of the stack's memory-bound kernels over its kernel set's"),

@@ -67,7 +67,7 @@ def _cluster(cluster: Cluster) -> str:
     node, fabric = cluster.node, cluster.fabric
     return (
         f"nodes of {node.gpus} x {cluster.gpu.name}, {node.link} {show(node.link_bytes_per_s, 'bytes_per_s')}, "
-        f"{fabric.kind} {show(fabric.nic_bytes_per_s, 'bytes_per_s')} a GPU"
+        f"{fabric.kind} {show(fabric.nic_bytes_per_s, 'bytes_per_s')} per GPU"
     )
 
 
