@@ -267,7 +267,7 @@ def test_a_fit_that_is_no_better_on_other_runs_is_not_taken(tmp_path: Path) -> N
     )
     assert data["by_name"]["stream_scale"]["fitted"] > 1.01
     assert load_profile(str(out_file)).spec == replace(load_profile("eager").spec, name="p")
-    assert "# Kept as in eager: the fit does not clearly improve tokens/s of runs that were held out" in out_file.read_text()
+    assert "# Kept as in eager: the fit does not clearly improve tokens/s" in out_file.read_text()
     first = knee("calibrate", file, "--only", "stream_scale").stdout.splitlines()[0]
     assert first.startswith("the values of eager are kept, because the fit does not clearly improve tokens/s")
     forced = calibrate(file, "--only", "stream_scale", "-o", out_file, "--anyway")
