@@ -53,7 +53,7 @@ def test_a_folder_of_records_is_validated_row_by_row(folder: Path, tmp_path: Pat
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == ["runs/0000", "runs/0001", "runs/0002"]
     assert [float(row["error_frac"]) for row in rows] == pytest.approx([0.0, 0.1, 0.2], abs=1e-6)
-    assert "tokens/s per GPU: error 10.0%" in knee("validate", folder)
+    assert "median error of tokens/s per GPU: 10.0%" in knee("validate", folder)
     one = json.loads(knee("validate", folder / "runs" / "0001" / "record.json", "--json"))
     assert one["all"]["runs"] == 1
 
