@@ -105,3 +105,9 @@ def test_ladders_begin_at_one_and_are_measured() -> None:
     for load in equal_loads(rungs):
         assert load.from_gpus < load.to_gpus
         assert abs(load.measured_frac) < 0.05
+
+
+def test_the_conflict_is_of_the_claims_numbers() -> None:
+    tests = {id: CLAIMS[id].test[0] for id in ("T09", "T10", "T12", "T17")}
+    assert [getattr(tests[id], "equals", None) for id in ("T09", "T10", "T12")] == [MFU_256, GAP, MFU_16]
+    assert getattr(tests["T17"], "below", None) == SMALL

@@ -110,6 +110,21 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
     assert current_statuses(sweep)["0001-a"].state == "pending"
 
 
+def test_a_requeued_job_that_fails_at_once_does_not_stay_pending(commands: Commands, sweep: Sweep) -> None:
+    submitted(sweep)
+    write_status(sweep.run("0001-a"), Status(state="pending", cause="preempted", attempts=1, job="7_0"))
+    commands(scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode")
+    found = current_statuses(sweep)["0001-a"]
+    assert (found.state, found.cause, found.job) == ("failed", "lost_node", "7_0")
+
+
+def test_a_run_that_is_to_be_tried_again_waits_for_its_next_job(commands: Commands, sweep: Sweep) -> None:
+    submitted(sweep)
+    write_status(sweep.run("0001-a"), Status(state="pending", cause="comm", attempts=1, job="7_0"))
+    commands(scontrol="echo JobId=7 ArrayJobId=7 ArrayTaskId=0 JobState=FAILED Reason=NonZeroExitCode")
+    assert current_statuses(sweep)["0001-a"].state == "pending"
+
+
 @pytest.mark.parametrize(
     "said",
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,12 @@ def test_a_bare_number_that_could_mean_anything(key: str, value: str, tmp_path: 
     [("fabric.nic_bytes_per_s", "50e9"), ("fabric.hop_s", "8e-6"), ("gpu.tdp_w", "650"), ("usd_per_gpu_h", "2")],
 )
 def test_a_bare_number_that_means_one_thing(key: str, value: str) -> None:
-    load_cluster("dgx-h100", [(key, value)])
-    load_profile("eager", [("logit_bytes", "4"), ("step_overhead_s", "0.02"), ("skew_s", "0")])
+    assert attrgetter(key)(load_cluster("dgx-h100", [(key, value)]).spec) == float(value)
+
+
+def test_bare_seconds_and_bytes_of_a_profile() -> None:
+    spec = load_profile("eager", [("logit_bytes", "4"), ("step_overhead_s", "0.02"), ("skew_s", "0")]).spec
+    assert (spec.logit_bytes, spec.step_overhead_s, spec.skew_s) == (4.0, 0.02, 0.0)
 
 
 # ---- bases and paths -----------------------------------------------------------------------------------------------

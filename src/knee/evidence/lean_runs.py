@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from knee.errors import SpecError
@@ -18,8 +18,10 @@ from knee.studies.answers import jobs_of, picked
 from knee.studies.claims import Verdict, judge
 from knee.studies.quantities import Row
 from knee.studies.questions import Question, all_points
-from knee.studies.rows import bandwidth_rows, hardware_row, step_row
+from knee.studies.rows import step_row
+from knee.studies.run_study import sheet_rows
 from knee.studies.study_file import Study
+from knee.trust.answer_record import asked_of
 
 Specs = tuple[Cluster, Profile]
 Change = Callable[[Cluster, Profile], Specs]
@@ -48,7 +50,7 @@ class LeanRuns:
         self.studies = tuple(studies)
         self._points = [point for study in studies for point in dict.fromkeys(all_points(study))]
         self._groups = list(_grouped({point.question: None for point in self._points}))
-        self._sheets = {study.name: list(_sheets(study)) for study in studies}
+        self._sheets = {study.name: list(sheet_rows(study)) for study in studies}
         self._detailed = {study.name for study in studies if _needs_loads(study)}
 
     def verdicts(
@@ -107,28 +109,10 @@ def _grouped(questions: Mapping[Question, None]) -> Iterator[_Plans]:
         yield _Plans(tuple(every), table_of(every), spans)
 
 
-def _sheets(study: Study) -> Iterator[Row]:
-    for grid in study.bandwidths:
-        yield from bandwidth_rows(study.name, grid)
-    for name in study.hardware:
-        yield hardware_row(study.name, name)
-
-
 def _needs_loads(study: Study) -> bool:
     metrics = {getattr(getattr(t, "of", t), "metric", "") for claim in study.claim for t in claim.test}
     return bool(metrics & set(BY_COLLECTIVE))
 
 
 def _record(job: Job, answer: dict[str, Any]) -> tuple[Job, dict[str, Any]]:
-    return job, {
-        "kind": "simulated",
-        "model": job.model.name,
-        "cluster": job.cluster.name,
-        "profile": job.profile.name,
-        "gpus": job.gpus,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "plan": asdict(job.plan),
-        "compute_load_s": answer["compute_s"],
-        **answer,
-    }
+    return job, asked_of(job) | {"kind": "simulated", "compute_load_s": answer["compute_s"], **answer}

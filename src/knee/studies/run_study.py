@@ -90,7 +90,9 @@ def results(
     for row in answered:
         (impossible if row["kind"] == IMPOSSIBLE else rows).setdefault(row["study"], []).append(row)
     for study in with_needs(names):
-        rows.setdefault(study.name, []).extend(_sheets(study, kept))
+        rows.setdefault(study.name, []).extend(sheet_rows(study))
+        for budgets in study.budget:
+            rows[study.name].extend(budget_rows(study.name, budgets, kept))
     _add_measured(rows, measured)
     pools = _pools(rows)
     ran = [(name, load_study(name)) for name in names]
@@ -103,12 +105,10 @@ def strangers(answered: Iterable[Row], measured: Sequence[Mapping[str, Any]]) ->
     return [record for record in measured if identity(step_row(record, study="", series="")) not in known]
 
 
-def _sheets(study: Study, kept: Path | None) -> Iterator[Row]:
-    """Rows that are not training steps."""
+def sheet_rows(study: Study) -> Iterator[Row]:
+    """Rows that no profile enters: bandwidths of idle links and data sheets."""
     for grid in study.bandwidths:
         yield from bandwidth_rows(study.name, grid)
-    for budgets in study.budget:
-        yield from budget_rows(study.name, budgets, kept)
     for name in study.hardware:
         yield hardware_row(study.name, name)
 

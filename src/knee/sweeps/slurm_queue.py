@@ -193,6 +193,10 @@ def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) 
         found = Diagnosis(state="done")
     elif state in ENDS:
         found = ENDS[state]
+    elif status.state == "pending" and status.cause == "preempted" and state == "FAILED":
+        # Slurm requeued the job, so that its supervisor waits for nobody: this is how the second start ended
+        words = f"its job {job} was requeued and failed before the run began again"
+        found = Diagnosis(state="failed", cause="lost_node", words=words)
     elif status.state == "pending" and status.attempts:
         return status
     elif status.state == "pending":

@@ -10,8 +10,8 @@ from knee.specs.job import Job
 from knee.trust.trust import Trust
 
 
-def record_of(job: Job, measurement: Measurement, trust: Trust) -> dict[str, Any]:
-    """Plain data; every key carries its unit."""
+def asked_of(job: Job) -> dict[str, Any]:
+    """What was asked, as a record names it."""
     return {
         "model": job.model.name,
         "cluster": job.cluster.name,
@@ -20,6 +20,13 @@ def record_of(job: Job, measurement: Measurement, trust: Trust) -> dict[str, Any
         "global_batch": job.global_batch,
         "seq_len": job.seq_len,
         "plan": asdict(job.plan),
+    }
+
+
+def record_of(job: Job, measurement: Measurement, trust: Trust) -> dict[str, Any]:
+    """Plain data; every key carries its unit."""
+    return {
+        **asked_of(job),
         **measurement.as_json(),
         "trust": trust.as_json() | {"fits": trust.fits(measurement.memory_bytes, job.cluster.gpu.hbm_bytes)},
     }

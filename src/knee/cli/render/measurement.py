@@ -92,9 +92,10 @@ def _print_throughput(m: Measurement) -> None:
 
 
 def _print_time(m: Measurement) -> None:
+    stragglers = f"includes {_time(m.straggler_s)} of waiting for stragglers" if m.straggler_s else ""
     parts = [
         ("compute", m.compute_s, f"sum of kernel times: {_time(m.compute_load_s)}"),
-        ("exposed communication", m.exposed_comm_s, f"includes {_time(m.straggler_s)} of waiting for stragglers"),
+        ("exposed communication", m.exposed_comm_s, stragglers),
         ("bubble", m.bubble_s, "waiting for another pipeline stage"),
         ("idle", m.idle_s, "waiting for the host"),
         ("communication", m.comm_s, f"sum of kernel times: {_time(m.comm_load_s)}"),
