@@ -86,7 +86,6 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text(MINE, encoding="utf-8")
-    load_study.cache_clear()
     return path
 
 

@@ -159,7 +159,7 @@ def parse(line: str) -> None:
         if not {"knee", "knee.cli"} & set(words):
             return
         words = words[next(i for i, word in enumerate(words) if word in ("knee", "knee.cli")) :]
-    context = click.Context(main, info_name="knee")
+    context = click.Context(main, info_name="knee", **main.context_settings)  # click keeps the help option it makes
     command, rest = main.get_command(context, words[1]), words[2:]
     assert command is not None, line
     while isinstance(command, click.Group) and rest and not rest[0].startswith("-"):

@@ -148,7 +148,6 @@ seq_len = 64
 
     def ask(text: str) -> tuple[int, int]:
         (tmp_path / "mine.toml").write_text(text, encoding="utf-8")
-        load_study.cache_clear()
         points = points_of(load_study(str(tmp_path / "mine.toml")))
         return counts(kept(tmp_path / "records", said, *(point.question for point in points)))
 

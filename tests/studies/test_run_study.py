@@ -13,7 +13,6 @@ from knee.studies.claims import Verdict
 from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers, with_needs
-from knee.studies.study_file import load_study
 
 MINE = """\
 title = "Mine"
@@ -52,7 +51,6 @@ def mine(tmp_path: Path) -> str:
 
 def write(folder: Path, text: str, name: str = "mine.toml") -> str:
     (folder / name).write_text(text, encoding="utf-8")
-    load_study.cache_clear()
     return str(folder / name)
 
 
@@ -219,7 +217,6 @@ def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
     # a measured record of the other study's point is not held against this one's simulated point
     [ran] = run(name, measured=[(next(p for p in points_to_run([base]) if p.question.gpus == 4), real(base))])
     assert (of(ran.verdicts, "X2").verdict, of(ran.verdicts, "X2").kind) == ("reproduced", "simulated")
-    load_study.cache_clear()
     assert (
         "no run has study base"
         in of(

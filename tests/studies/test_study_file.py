@@ -73,7 +73,6 @@ message = ["1 MiB"]
 def load(folder: Path, text: str, name: str = "mine.toml") -> Study:
     path = folder / name
     path.write_text(text, encoding="utf-8")
-    load_study.cache_clear()
     return load_study(str(path))
 
 

@@ -19,6 +19,7 @@ from knee.results.result import Result, flat
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
 from knee.studies.claims import Tally, Verdict
 from knee.studies.grid_changes import GridChanges, changes_of
+from knee.studies.kept_files import forget_files
 from knee.studies.quantities import Row
 from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store, cached_fidelity
@@ -176,6 +177,7 @@ def study(
         heard.append(message)
         tell(f"warning: {message}")
 
+    forget_files()
     _check_launcher(launcher, steps, out)
     wanted = list(dict.fromkeys(names)) or study_names()
     changes = changes_of(overrides)

@@ -23,6 +23,7 @@ from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
 from knee.studies.answers import job_of
 from knee.studies.grid_changes import GridChanges, changes_of
+from knee.studies.kept_files import forget_files
 from knee.studies.questions import StudyPoint, all_points, check_count
 from knee.studies.study_file import load_study
 from knee.sweeps import local, slurm
@@ -97,6 +98,7 @@ def prepare_sweep(
     program = [
         in_folder(word, Path(), bare=at > 0) if Path(word).is_file() else word for at, word in enumerate(program)
     ]
+    forget_files()
     requested = requested_runs(str(grid), overrides, progress)
     if check_launcher:
         require_launcher(launcher, site, program)

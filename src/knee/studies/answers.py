@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from knee.single import simulate
 from knee.specs.job import Job
 from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
 from knee.specs.plan_table import table_of
+from knee.studies.kept_files import kept_for_a_run
 from knee.studies.questions import Options, Question
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
@@ -61,7 +61,7 @@ def _degree(job: Job) -> int:
     return job.plan.tp * job.plan.pp * job.plan.cp
 
 
-@lru_cache(maxsize=1024)  # a grid may change a value of the catalogue in every point
+@kept_for_a_run
 def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
     """Model, cluster and profile with their sources, loaded once."""
     model, cluster, profile = question_specs

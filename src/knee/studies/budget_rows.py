@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from knee.record.digest import digest
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.specs.model import Model
+from knee.studies.kept_files import kept_for_a_run
 from knee.studies.quantities import Row
 from knee.studies.record_store import cached, engine
 from knee.studies.study_file import Budgets
@@ -83,7 +83,7 @@ def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]
     }
 
 
-@cache
+@kept_for_a_run
 def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tuple[Any, Any]:
     _, for_cluster, for_profile, _ = split_overrides(sets)
     return load_cluster(cluster, for_cluster).spec, load_profile(profile, for_profile).spec

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from knee.record.plan_words import plan_words
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan
+from knee.studies.kept_files import kept_for_a_run
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, StudyPoint
 from knee.studies.row_columns import METRICS, PLAN
@@ -114,7 +114,7 @@ def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, 
     }
 
 
-@lru_cache(maxsize=1024)
+@kept_for_a_run
 def _cluster(name: str, sets: tuple[tuple[str, str], ...]) -> Cluster:
     """Loaded once for all rows that name it."""
     return load_cluster(name, split_overrides(sets)[1]).spec

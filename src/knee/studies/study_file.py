@@ -319,17 +319,26 @@ def _order(name: str) -> tuple[int, int, str]:
     return group, int(found[0]) if found and group == 0 else 0, name
 
 
-@cache
 def load_study(name: str) -> Study:
-    """A study of the catalogue, or of a TOML file."""
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if not name.endswith(".toml") and name not in study_names():
+    """A study of the catalogue, or of a TOML file, which is read each time: it may have changed."""
+    if name.endswith(".toml"):
+        return _read_study(Path(name), by_user=True)
+    if name not in study_names():
         close = did_you_mean(name, study_names())
         guess = f"did you mean {close}? " if close else ""
         hint = f"{guess}`knee study list` has all"
         raise InputError(f"there is no study {name!r}", hint=hint, code="unknown-name", field="study")
+    return _catalog_study(name)
+
+
+@cache
+def _catalog_study(name: str) -> Study:
+    return _read_study(FOLDER / f"{name}.toml", by_user=False)
+
+
+def _read_study(path: Path, *, by_user: bool) -> Study:
     raw = read_layers(path, anchored=anchored, named=_named_study)
-    if name.endswith(".toml"):
+    if by_user:
         raw = _completed(path.stem, raw)
     found = _checked(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
     # A text such as "1e400" becomes infinite only when the field is read as a number.
