@@ -22,6 +22,7 @@ from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
+from knee.studies.plain_grid import completed
 from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS
 from knee.studies.study_layers import anchored, laid_over_common
@@ -339,7 +340,7 @@ def _catalog_study(name: str) -> Study:
 def _read_study(path: Path, *, by_user: bool) -> Study:
     raw = read_layers(path, anchored=anchored, named=_named_study)
     if by_user:
-        raw = _completed(path.stem, raw)
+        raw = completed(path.stem, raw, {f.name for f in fields(StudyGrid)})
     found = _checked(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
     # A text such as "1e400" becomes infinite only when the field is read as a number.
     if (place := _not_finite(raw) or _not_finite(asdict(found))) is not None:
@@ -360,28 +361,6 @@ def _not_finite(node: Any, place: str = "") -> str | None:
         found = (_not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
         return next((where for where in found if where is not None), None)
     return place if isinstance(node, float) and not math.isfinite(node) else None
-
-
-def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
-    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(StudyGrid)}}
-    rest = {key: value for key, value in raw.items() if key not in top}
-    about: dict[str, Any] = {"title": name, "kind": "beyond", "finding": "", "question": f"What do {name}'s runs take?"}
-    below = raw.get("grid", [])
-    if not isinstance(below, list):
-        return about | dict(raw)
-    grids = [*([top] if top else []), *below]
-    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
-    draw = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
-    about |= {"draw": [draw]} if grids else {}
-    return about | rest | ({"grid": grids} if grids else {})
-
-
-def _named(grid: Mapping[str, Any]) -> str:
-    """A series for every plan: runs of one differ in their GPUs."""
-    plan = grid.get("plan", {})
-    axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
-    return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
 
 
 def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:
