@@ -282,27 +282,23 @@ def _sharded_passes_s(parts: StepParts, work: _Work, rank: _Rank) -> tuple[Float
     # stages after the first gather while the pipeline fills, and upper chunks beside the one below them
     here = modes.gathers & (modes.reshards | rank.first)
     gathered = np.where(here, rank.chunk * comm.gather_layer, 0.0)
-    first = _beside(parts, forward, gathered, _copies_s(work.layer_forward, layers, work.copy_out_s))
+    first = _beside(parts, forward, gathered, layers * work.copy_out_s)
     first = first + np.where(here & (modes.reshards | rank.whole), root_gather, 0.0)
     queued = (modes.ddp | parts.serial_replicas) * comm.replicate_layer
     reduced = rank.chunk * (again + comm.reduce_layer + queued)
-    copies = _copies_s(work.layer_backward, layers, work.copy_in_s)
+    copies = layers * work.copy_in_s
     last = _beside(parts, backward, reduced, copies)
     last = np.maximum(last, rank.chunk * comm.replicate_layer) + np.where(rank.whole, root_reduce, 0.0)
     before = first + (parts.table.microbatches - 1.0) * middle
-    return before + last, before + backward.time_s + copies
-
-
-def _copies_s(layer: _Stretch, layers: Floats, copy_s: Floats) -> Floats:
-    """Copies of a pass; a device that waits for the host has time for some."""
-    return layers * np.maximum(copy_s - layer.idle_s, 0.0)
+    return before + last, before + _beside(parts, backward, np.zeros(len(layers)), copies)
 
 
 def _beside(parts: StepParts, stretch: _Stretch, queue_s: Floats, copies_s: Floats | float = 0.0) -> Floats:
-    """A stretch with so much queued beside it: compute slows down beside what does not run in its pauses."""
+    """A stretch with copies, and so much queued beside it: compute slows down beside what does not run in its pauses. A
+    device that waits for the host has time for both."""
     cost = np.minimum(parts.profile.comm_slowdown * parts.kappa / (1.0 + parts.kappa), 1.0)
-    slowed = stretch.time_s + copies_s + cost * np.maximum(queue_s - stretch.free_s, 0.0)
-    return np.asarray(np.maximum(slowed, queue_s), dtype=np.float64)
+    busy = stretch.time_s - stretch.idle_s + copies_s + cost * np.maximum(queue_s - stretch.free_s, 0.0)
+    return np.asarray(np.maximum(np.maximum(stretch.time_s, busy), queue_s), dtype=np.float64)
 
 
 def _root(rank: _Rank, embedding: Floats, head: Floats, both: Floats) -> Floats:
