@@ -180,8 +180,7 @@ class Draw:
     at: Where = field(default_factory=dict)
     """Columns and their values that select the rows."""
     ideal: Literal["", "scaled", "flat"] = ""
-    """Line of ideal scaling through the first point of the first series: proportional to the GPUs (``scaled``) or
-    constant (``flat``)."""
+    """Ideal line through the first point of the first series: proportional to the GPUs (``scaled``) or ``flat``."""
     zero: bool = True
     """Whether the vertical axis begins at zero."""
     log: bool = False
@@ -201,8 +200,7 @@ class Published:
     value: float | None = None
     """The value, in the unit of the column."""
     times: float | None = None
-    """Instead of ``value``: a factor on the metric of the run ``of``, for values that are published only as a
-    change."""
+    """Instead of ``value``: a factor on the run ``of``, for values that are published only as a change."""
     of: Where = field(default_factory=dict)
     """The run that ``times`` applies to."""
     how: str = "stated"
