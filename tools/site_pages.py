@@ -138,7 +138,7 @@ def claims_page() -> str:
         "# Claims of the paper",
         f"The study files hold {len(claims)} claims about [arXiv 2411.13055](https://arxiv.org/abs/2411.13055): "
         + ", ".join(f"{count} {role}" for role, count in roles.items())
-        + ". Only independent claims count as evidence; [Study files](../studies.md#how-claims-are-counted) has the rules. "
+        + ". Only independent claims count as evidence ([the rules](../studies.md#how-claims-are-counted)). "
         "`knee study` tests every claim, and its page shows each verdict with the simulated numbers. "
         "The site build makes this page from the study files. Each table has the claims of one study.",
     ]
