@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constants]) -> str:
     constants, sources = found[quantity], _sources(errors, quantity)
-    few = f"stands for sources while fewer than {FEW_SOURCES} measured it"
+    few = f"used while fewer than {FEW_SOURCES} sources have measured it"
     lines = [f"\n[{quantity}]", *(_line(name, getattr(constants, name), None, few) for name in SPREADS)]
     lines.append(f"\n[{quantity}.distance]")
     for name, factor in zip(NAMES, constants.factors.tolist(), strict=True):

@@ -65,8 +65,8 @@ class Row:
         """Where the rate comes from."""
         e = self.unseen
         return (
-            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); weight shapes "
-            f"left out: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
+            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); on weight "
+            f"shapes left out of the fit: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
         )
 
 
