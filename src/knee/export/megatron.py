@@ -187,7 +187,7 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
     launch.option("--global-batch-size", job.global_batch)
     launch.notes.append(
         f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
-        "knee's --local-batch is the global batch over all GPUs"
+        "knee's --local-batch is the global batch divided by all GPUs"
     )
 
 
