@@ -31,9 +31,10 @@ from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
-OPENED, SIMULATED = 1024, 1024
-"""Unsharded plans whose shardings are priced together, and plans simulated together. More of them are fewer calls, and
-more that need not have been."""
+OPENED = 1024
+"""Unsharded plans whose shardings are priced together."""
+FIRST, MOST = 64, 1024
+"""Plans simulated together at first, and at most: each call costs, and so does a plan that need not have been."""
 
 
 def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
@@ -138,6 +139,7 @@ class BestFirst:
         self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)
         self._closed = np.ones(len(start.table), dtype=np.bool_)
         self._next = 0
+        self._together = FIRST
 
     def rank(self, keep: int) -> None:
         """Simulate until the best ``keep`` plans are certain."""
@@ -217,7 +219,8 @@ class BestFirst:
 
     def _simulate(self, left: Ints) -> None:
         """Of what is left, the plans with the least bounds."""
-        start, count = self.start, min(SIMULATED, len(left))
+        start, count = self.start, min(self._together, len(left))
+        self._together = min(2 * self._together, MOST)
         first = np.sort(left[np.argpartition(self._bounds()[left], count - 1)[:count]])
         now = self._waiting.rows(first)
         results = simulate_table(start.space.model, start.cluster, start.profile, now.table)

@@ -124,7 +124,9 @@ def _stretch(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalC
     blocked = local.blocking_s + local.hidden_s - overlap / gamma
     busy = compute_s + overlap - overlap / slower + blocked
     time = np.maximum(busy, parts.launch_s * kernels + local.host_s)
-    return _Stretch(time_s=time, free_s=blocked + overlap + time - busy, blocked_s=blocked, idle_s=time - busy)
+    # messages that cross the same network take turns
+    free = np.where(parts.shares_wire, 0.0, blocked + overlap)
+    return _Stretch(time_s=time, free_s=free + time - busy, blocked_s=blocked, idle_s=time - busy)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,15 +201,18 @@ class _Rank:
     """Layers that a microbatch passes on those before it first reaches this one."""
     first: Bools
     last: Bools
-    whole: Bools
-    """It has one chunk."""
+    chunks: Ints
+    upper: Floats
+    """Layers of its chunks above the first, mean over the ranks."""
 
 
 @cache
-def _cut(layers: int, ranks: int, virtual: int, head: float) -> tuple[tuple[int, int, int, int], ...]:
-    """(rank, its layers, those of its first chunk, layers before it) of the first rank, the last, and the busiest."""
+def _cut(layers: int, ranks: int, virtual: int, head: float) -> tuple[tuple[float, ...], ...]:
+    """(rank, its layers, those of its first chunk, layers before it, mean of upper layers) of three ranks: the first,
+    the last, and the first that has most layers."""
     held, chunks = stage_layers(layers, ranks, virtual, head), chunk_layers(layers, ranks * virtual, head)
-    return tuple((r, held[r], chunks[r], sum(chunks[:r])) for r in (0, ranks - 1, held.index(max(held))))
+    upper = sum(chunks[ranks:]) / ranks
+    return tuple((r, held[r], chunks[r], sum(chunks[:r]), upper) for r in (0, ranks - 1, held.index(max(held))))
 
 
 def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
@@ -223,9 +228,10 @@ def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
             layers_before=before,
             first=rank == 0,
             last=rank == table.pp - 1,
-            whole=table.virtual_stages == 1,
+            chunks=table.virtual_stages,
+            upper=upper,
         )
-        for rank, layers, chunk, before in np.moveaxis(cuts.reshape(-1, 3, 4)[where], 0, 2)
+        for rank, layers, chunk, before, upper in np.moveaxis(cuts.reshape(-1, 3, 5)[where], 0, 2)
     ]
 
 
@@ -270,8 +276,10 @@ def _microbatch_s(work: _Work, rank: _Rank) -> Floats:
 
 def _sharded_passes_s(parts: StepParts, work: _Work, rank: _Rank) -> tuple[Floats, Floats]:
     """All passes of a rank with the sharded group's messages, without transfers; and without the last reductions."""
-    modes, comm, layers = parts.modes, parts.comm, rank.layers
-    forward, backward = _forward(work, rank), _backward(work, rank)
+    modes, comm, layers, m = parts.modes, parts.comm, rank.layers, parts.table.microbatches
+    hidden = parts.profile.p2p_overlap_frac * np.where(parts.table.pp > 1, comm.pp_send, 0.0)
+    forward = _with_transfers(parts, _forward(work, rank), hidden * np.minimum(rank.chunks - rank.first, layers))
+    backward = _with_transfers(parts, _backward(work, rank), hidden * np.minimum(rank.chunks - rank.last, layers))
     again = np.where(modes.reshards, comm.gather_layer, 0.0)
     often = np.where(modes.reduces_often, comm.reduce_layer, 0.0)
     root_gather = _root(rank, comm.gather_embedding, comm.gather_head, comm.gather_root)
@@ -280,25 +288,47 @@ def _sharded_passes_s(parts: StepParts, work: _Work, rank: _Rank) -> tuple[Float
     middle = middle + _beside(parts, backward, layers * (again + often))
     middle = middle + np.where(modes.reduces_often, root_reduce, 0.0)
     # stages after the first gather while the pipeline fills, and upper chunks beside the one below them
-    here = modes.gathers & (modes.reshards | rank.first)
+    whole, once = rank.chunks == 1, modes.gathers | (modes.zero1 & parts.profile.gather_overlap)
+    here = once & (modes.reshards | rank.first)
     gathered = np.where(here, rank.chunk * comm.gather_layer, 0.0)
     first = _beside(parts, forward, gathered, layers * work.copy_out_s)
-    first = first + np.where(here & (modes.reshards | rank.whole), root_gather, 0.0)
-    queued = (modes.ddp | parts.serial_replicas) * comm.replicate_layer
-    reduced = rank.chunk * (again + comm.reduce_layer + queued)
+    first = first + np.where(here & (modes.reshards | whole), root_gather, 0.0)
+    first = first + _spread(parts, forward, np.where(once & ~modes.reshards, rank.upper * comm.gather_layer, 0.0))
+    reduce = comm.reduce_layer + (modes.ddp | parts.serial_replicas) * comm.replicate_layer
     copies = layers * work.copy_in_s
-    last = _beside(parts, backward, reduced, copies)
-    last = np.maximum(last, rank.chunk * comm.replicate_layer) + np.where(rank.whole, root_reduce, 0.0)
-    before = first + (parts.table.microbatches - 1.0) * middle
-    return before + last, before + _beside(parts, backward, np.zeros(len(layers)), copies)
+    last = _beside(parts, backward, rank.chunk * (again + reduce), copies)
+    last = np.maximum(last, rank.chunk * comm.replicate_layer) + np.where(whole, root_reduce, 0.0)
+    before = first + (m - 1.0) * middle
+    before = before + _spread(parts, backward, np.where(modes.reduces_often, 0.0, rank.upper * reduce))
+    return before + last, before + _beside(parts, backward, np.zeros(len(m)), copies)
 
 
-def _beside(parts: StepParts, stretch: _Stretch, queue_s: Floats, copies_s: Floats | float = 0.0) -> Floats:
-    """A stretch with copies, and so much queued beside it: compute slows down beside what does not run in its pauses. A
-    device that waits for the host has time for both."""
-    cost = np.minimum(parts.profile.comm_slowdown * parts.kappa / (1.0 + parts.kappa), 1.0)
-    busy = stretch.time_s - stretch.idle_s + copies_s + cost * np.maximum(queue_s - stretch.free_s, 0.0)
+def _contention(parts: StepParts) -> Floats:
+    """What a second of communication beside compute takes from it, at least."""
+    return np.minimum(parts.profile.comm_slowdown * parts.kappa / (1.0 + parts.kappa), 1.0)
+
+
+def _with_transfers(parts: StepParts, stretch: _Stretch, sent_s: Floats) -> _Stretch:
+    """A pass beside which transfers hide: they slow compute down like other messages do."""
+    busy = stretch.time_s - stretch.idle_s + _contention(parts) * sent_s
+    time = np.maximum(stretch.time_s, busy)
+    free = stretch.free_s - stretch.idle_s + np.where(parts.shares_wire, 0.0, sent_s) + time - busy
+    return replace(stretch, time_s=time, free_s=free, idle_s=time - busy)
+
+
+def _beside(parts: StepParts, stretch: _Stretch, queue_s: Floats, more_s: Floats | float = 0.0) -> Floats:
+    """A stretch that computes so much more, and with so much queued beside it: compute slows down beside what does not
+    run in its pauses. A device that waits for the host has time for both."""
+    slowed = _contention(parts) * np.maximum(queue_s - stretch.free_s, 0.0)
+    busy = stretch.time_s - stretch.idle_s + more_s + slowed
     return np.asarray(np.maximum(np.maximum(stretch.time_s, busy), queue_s), dtype=np.float64)
+
+
+def _spread(parts: StepParts, stretch: _Stretch, queue_s: Floats) -> Floats:
+    """What the queue of upper chunks adds to the passes of a group of microbatches."""
+    passes = np.minimum(parts.table.microbatches, parts.table.pp) - 1.0
+    slowed = _contention(parts) * np.maximum(queue_s - passes * stretch.free_s, 0.0)
+    return np.maximum(slowed - passes * stretch.idle_s, 0.0)
 
 
 def _root(rank: _Rank, embedding: Floats, head: Floats, both: Floats) -> Floats:

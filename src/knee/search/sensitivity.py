@@ -7,13 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from knee.search.bound import least_step
 from knee.search.plan_search import SearchResult
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster, Gpu
+from knee.specs.plan_table import PlanTable
 
 CHANGE = 0.25
-AGAIN = 192
-"""Plans from the front that are simulated anew on changed hardware."""
+AGAIN, TOGETHER = 192, 16
+"""Plans from the front that may be the best on changed hardware, and how many of them are simulated at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +80,7 @@ def sensitivity(found: SearchResult) -> list[Bar]:
     table = found.table.rows(fastest)
 
     def speed(cluster: Cluster) -> float:
-        results = simulate_table(found.space.model, cluster, found.profile, table)
-        return float(results.tokens_per_s[results.fits].max(initial=0.0))
+        return _fastest(found, cluster, table)
 
     bars = [
         Bar(
@@ -92,6 +93,20 @@ def sensitivity(found: SearchResult) -> list[Bar]:
     ]
     bars.append(_memory(found, best))
     return sorted(bars, key=lambda bar: -bar.better_frac)
+
+
+def _fastest(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
+    """Tokens/s of the fastest of these plans on other hardware, simulated best first."""
+    space = found.space
+    most = space.global_batch * space.seq_len / least_step(space.model, cluster, found.profile, table).step_s
+    order, best = np.argsort(-most, kind="stable"), 0.0
+    for i in range(0, len(order), TOGETHER):
+        if most[order[i]] <= best:
+            break
+        rows = np.sort(order[i : i + TOGETHER])
+        results = simulate_table(space.model, cluster, found.profile, table.rows(rows))
+        best = max(best, float(results.tokens_per_s.max()))
+    return best
 
 
 def _memory(found: SearchResult, best: float) -> Bar:
