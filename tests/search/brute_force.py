@@ -58,7 +58,7 @@ def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
     """All plans that fit, those that recompute the least share of layers included, simulated."""
     table = whole_table(space)
     fits = np.asarray(memory_bytes(space, profile, table) <= cluster.gpu.hbm_bytes)
-    partly = partly_recomputed(space, cluster, profile, table, fits)
+    partly = partly_recomputed(space, profile, table, fits, cluster.gpu.hbm_bytes)
     return simulate_table(space.model, cluster, profile, joined(table.rows(np.flatnonzero(fits)), partly))
 
 

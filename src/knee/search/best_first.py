@@ -14,20 +14,12 @@ import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.search.bound import LeastStep, least_step, least_unsharded_step
-from knee.search.memory_fit import (
-    SHARES,
-    least_memory_bytes,
-    memory_bytes,
-    recomputes_shares,
-    smaller_share,
-    with_share,
-)
+from knee.search.memory_fit import least_memory_bytes, memory_bytes, partly_recomputed
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
 from knee.search.space import Space, joined, sharded_table, unsharded_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
-from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 
@@ -51,9 +43,6 @@ class Unsharded:
     profile: Profile
     objective: Objective
     table: PlanTable
-    plain: PlanTable
-    """Those of them that the space has itself, in its own order; the others recompute a share of their layers."""
-    is_partly: Bools
     step_s: Floats
     """Bounds, and what they are ordered by."""
     cost: Floats
@@ -61,14 +50,7 @@ class Unsharded:
     @classmethod
     def of(cls, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> Unsharded:
         """All of a space."""
-        plain = unsharded_table(space)
-        table, partly = plain, np.zeros(len(plain), dtype=np.bool_)
-        if recomputes_shares(space):
-            none = plain.rows(np.flatnonzero(plain.recompute == RECOMPUTES.index("none")))
-            asked = RECOMPUTES.index("blocks") in plain.recompute
-            more = [with_share(none, share) for share in SHARES if not (asked and share == 0.5)]
-            table = joined(plain, *more)
-            partly = np.arange(len(table)) >= len(plain)
+        table = unsharded_table(space)
         least = _least(least_unsharded_step, space, cluster, profile, table)
         cost = cost_of(least.step_s, least.energy_j, objective)
         order = np.argsort(cost, kind="stable")
@@ -78,8 +60,6 @@ class Unsharded:
             profile=profile,
             objective=objective,
             table=table.rows(order),
-            plain=plain,
-            is_partly=partly[order],
             step_s=least.step_s[order],
             cost=cost[order],
         )
@@ -129,10 +109,12 @@ class BestFirst:
         start: Unsharded,
         *,
         hbm_bytes: float,
+        below: float = np.inf,
         wanted: Callable[[PlanTable], Bools] | None = None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
-        self.start, self.hbm_bytes, self.wanted, self.progress = start, hbm_bytes, wanted, progress
+        """``below`` is a cost that is known to be reached: plans that cannot be under it are not looked at."""
+        self.start, self.hbm_bytes, self.below, self.wanted, self.progress = start, hbm_bytes, below, wanted, progress
         none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
         self.table = none
         self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
@@ -178,7 +160,7 @@ class BestFirst:
         known = cost_of(self.results.step_s, energy, self.start.objective)
         if waiting:
             known = np.concatenate((known, self._bounds()))
-        return float(np.partition(known, keep - 1)[keep - 1]) if len(known) >= keep else np.inf
+        return min(self.below, float(np.partition(known, keep - 1)[keep - 1]) if len(known) >= keep else np.inf)
 
     def _matched(self) -> Bools:
         """Whether a simulated plan is as good as what waits can be at best."""
@@ -188,34 +170,27 @@ class BestFirst:
         return best.matched_by(done.rows(pareto(self.results, self.hbm_bytes)))
 
     def _open(self, unsharded: Ints) -> None:
-        """Price every sharding of these that fits in memory."""
+        """Price every sharding of these that fits in memory, with the least share of layers recomputed where it does
+        not without."""
         start = self.start
         self._closed[unsharded] = False
-        for partly in (False, True):
-            some = start.table.rows(unsharded[start.is_partly[unsharded] == partly])
-            if len(some):
-                some = some.rows(np.flatnonzero(least_memory_bytes(start.space, start.profile, some) <= self.hbm_bytes))
-            table = sharded_table(start.space, some)
-            if self.wanted is not None:
-                table = table.rows(np.flatnonzero(self.wanted(table)))
-            memory = memory_bytes(start.space, start.profile, table)
-            fits = memory <= self.hbm_bytes
-            if partly:
-                fits &= ~self._fit_with_less(table)
-            table, memory = table.rows(np.flatnonzero(fits)), memory[fits]
-            least = _least(least_step, start.space, start.cluster, start.profile, table)
-            self._waiting = self._waiting.plus(
-                _Waiting(table=table, step_s=least.step_s, energy_j=least.energy_j, memory_bytes=memory)
+        some = start.table.rows(unsharded)
+        least = least_memory_bytes(start.space, start.profile, some)
+        table = sharded_table(start.space, some.rows(np.flatnonzero(least <= self.hbm_bytes)))
+        fits = np.asarray(memory_bytes(start.space, start.profile, table) <= self.hbm_bytes)
+        partly = partly_recomputed(start.space, start.profile, table, fits, self.hbm_bytes)
+        table = joined(table.rows(np.flatnonzero(fits)), partly)
+        if self.wanted is not None:
+            table = table.rows(np.flatnonzero(self.wanted(table)))
+        bounds = _least(least_step, start.space, start.cluster, start.profile, table)
+        self._waiting = self._waiting.plus(
+            _Waiting(
+                table=table,
+                step_s=bounds.step_s,
+                energy_j=bounds.energy_j,
+                memory_bytes=memory_bytes(start.space, start.profile, table),
             )
-
-    def _fit_with_less(self, table: PlanTable) -> Bools:
-        """Whether the plans fit with a smaller share of their layers recomputed."""
-        fits = np.zeros(len(table), dtype=np.bool_)
-        for share in np.unique(table.recompute_frac).tolist():
-            at = np.flatnonzero(table.recompute_frac == share)
-            less = with_share(table.rows(at), smaller_share(share))
-            fits[at] = memory_bytes(self.start.space, self.start.profile, less) <= self.hbm_bytes
-        return fits
+        )
 
     def _simulate(self, left: Ints) -> None:
         """Of what is left, the plans with the least bounds."""

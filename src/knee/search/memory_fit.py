@@ -10,7 +10,6 @@ from knee.arrays import Bools, Floats
 from knee.cost.step_parts import shapes_of
 from knee.search.space import Space, joined
 from knee.simulator import CHUNK
-from knee.specs.hardware import Cluster
 from knee.specs.plan import RECOMPUTES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
@@ -35,7 +34,16 @@ def memory_bytes(space: Space, profile: Profile, table: PlanTable) -> Floats:
 
 
 def least_memory_bytes(space: Space, profile: Profile, unsharded: PlanTable) -> Floats:
-    """What no sharding of these plans needs less than: activations, logits, and a part of the optimizer's states."""
+    """What no sharding of these plans needs less than, however many of its layers are recomputed where that is open:
+    activations, logits, and a part of the optimizer's states."""
+    if recomputes_shares(space):
+        none = unsharded.recompute == RECOMPUTES.index("none")
+        most = with_share(unsharded, max(SHARES))
+        unsharded = replace(
+            unsharded,
+            recompute=np.where(none, most.recompute, unsharded.recompute),
+            recompute_frac=np.where(none, most.recompute_frac, unsharded.recompute_frac),
+        )
     m = memory_table(space, profile, unsharded)
     least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
     return profile.context_bytes + (1.0 + profile.allocator_frac) * least
@@ -48,21 +56,12 @@ def recomputes_shares(space: Space) -> bool:
 
 
 def with_share(table: PlanTable, share: float) -> PlanTable:
-    """The plans with that share of their layers recomputed; with none for 0."""
-    name = "blocks" if share else "none"
-    return replace(
-        table,
-        recompute=np.full(len(table), RECOMPUTES.index(name)),
-        recompute_frac=np.full(len(table), share or 1.0),
-    )
+    """The plans with that share of their layers recomputed."""
+    blocks = np.full(len(table), RECOMPUTES.index("blocks"))
+    return replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
 
 
-def smaller_share(share: float) -> float:
-    """The one that is tried before."""
-    return max((other for other in (0.0, *SHARES) if other < share), default=0.0)
-
-
-def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools) -> PlanTable:
+def partly_recomputed(space: Space, profile: Profile, table: PlanTable, fits: Bools, hbm_bytes: float) -> PlanTable:
     """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
 
     More than that share only costs time, and a plan that fits without needs none.
@@ -71,7 +70,7 @@ def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: P
 
     def fit(share: float) -> Bools:
         some = with_share(table.rows(open_), share)
-        return np.asarray(memory_bytes(space, profile, some) <= cluster.gpu.hbm_bytes)
+        return np.asarray(memory_bytes(space, profile, some) <= hbm_bytes)
 
     # what does not fit with most of its layers recomputed need not be asked again
     open_ = open_[fit(max(SHARES))]

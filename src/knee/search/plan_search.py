@@ -12,6 +12,7 @@ from knee.errors import InputError, argument
 from knee.progress import Progress, silent
 from knee.search.best_first import BestFirst, Unsharded
 from knee.search.memory_fit import memory_bytes
+from knee.search.pareto_front import FRONT_STEP
 from knee.search.plan_filter import matching
 from knee.search.space import Space, count_plans, whole_table
 from knee.simulator import Results
@@ -65,11 +66,21 @@ class SearchResult(ByValue):
         """What the plans are ordered by; more is better."""
         return score(self.results, self.objective)
 
-    def best_with_memory(self, hbm_bytes: float) -> float:
-        """Tokens/s of the best plan that so much memory would hold; 0 where none fits."""
-        found = BestFirst(self.start, hbm_bytes=hbm_bytes, wanted=_wanted(self.only))
+    def fastest_with_memory(self, hbm_bytes: float) -> float:
+        """Tokens/s of the fastest plan that so much memory would hold; 0 where none fits."""
+        known = self.results.tokens_per_s[self.results.memory_bytes <= hbm_bytes].max(initial=0.0)
+        fastest = float(self.results.tokens_per_s.max())
+        # the front has the fastest plan of every size that is not much slower than the fastest of all
+        if hbm_bytes <= self.cluster.gpu.hbm_bytes and known * FRONT_STEP >= fastest:
+            return float(known)
+        tokens = self.space.global_batch * self.space.seq_len
+        below = tokens / known if known else np.inf
+        start = self.start
+        if self.objective == "tokens_per_j":
+            start = Unsharded.of(self.space, self.cluster, self.profile, "tokens_per_s")
+        found = BestFirst(start, hbm_bytes=hbm_bytes, below=below, wanted=_wanted(self.only))
         found.rank(1)
-        return float(found.results.tokens_per_s.max(initial=0.0))
+        return float(found.results.tokens_per_s.max(initial=known))
 
     def least_memory(self) -> tuple[Plan, float]:
         """Of all plans, the one that needs least memory, and the bytes."""
@@ -109,7 +120,7 @@ def search(
     wanted = _wanted(only)
     progress("listing plans", 0, 0)
     start = Unsharded.of(space, cluster, profile, objective)
-    plans = count_plans(space, start.plain) if only is None else len(_every_plan(space, only))
+    plans = count_plans(space, start.table) if only is None else len(_every_plan(space, only))
     found = BestFirst(
         start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
     )

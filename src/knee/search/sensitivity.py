@@ -14,8 +14,8 @@ from knee.specs.hardware import Cluster, Gpu
 from knee.specs.plan_table import PlanTable
 
 CHANGE = 0.25
-AGAIN, TOGETHER = 192, 16
-"""Plans from the front that may be the best on changed hardware, and how many of them are simulated at once."""
+AGAIN, FIRST = 192, 16
+"""Plans from the front that may be the best on changed hardware, and those of them that are simulated first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +99,19 @@ def _fastest(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
     """Tokens/s of the fastest of these plans on other hardware, simulated best first."""
     space = found.space
     most = space.global_batch * space.seq_len / least_step(space.model, cluster, found.profile, table).step_s
-    order, best = np.argsort(-most, kind="stable"), 0.0
-    for i in range(0, len(order), TOGETHER):
-        if most[order[i]] <= best:
-            break
-        rows = np.sort(order[i : i + TOGETHER])
-        results = simulate_table(space.model, cluster, found.profile, table.rows(rows))
-        best = max(best, float(results.tokens_per_s.max()))
-    return best
+    first = np.argsort(-most, kind="stable")[:FIRST]
+    best = _best(found, cluster, table.rows(np.sort(first)))
+    rest = np.setdiff1d(np.flatnonzero(most > best), first)
+    return max(best, _best(found, cluster, table.rows(rest)))
+
+
+def _best(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
+    results = simulate_table(found.space.model, cluster, found.profile, table)
+    return float(results.tokens_per_s.max(initial=0.0))
 
 
 def _memory(found: SearchResult, best: float) -> Bar:
     """More memory lets in plans that did not fit; less shuts some out."""
-    more, less = (found.best_with_memory(factor * found.cluster.gpu.hbm_bytes) for factor in (1 + CHANGE, 1 - CHANGE))
+    hbm = found.cluster.gpu.hbm_bytes
+    more, less = (found.fastest_with_memory(factor * hbm) for factor in (1 + CHANGE, 1 - CHANGE))
     return Bar(name="memory", title="memory per GPU", better_frac=more / best - 1, worse_frac=less / best - 1)
