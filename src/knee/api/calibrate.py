@@ -80,10 +80,10 @@ def calibrate(
     paths = tuple(dict.fromkeys(Path(file) for file in _listed(files)))
     if not paths:
         raise InputError(
-            "a file of runs is needed",
+            "no file of measured runs is given",
             hint=either(
                 'knee.calibrate("runs.csv", out="mine.toml")',
-                "knee calibrate runs.csv -o mine.toml; --help says of what form",
+                "knee calibrate runs.csv -o mine.toml; `knee calibrate --help` describes the file formats",
             ),
             code="missing-argument",
             field="files",
@@ -153,7 +153,7 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     """Refuse before minutes of fitting what could not be written."""
     check_toml_name(out, "out")
     if any(real_path(out) == real_path(path) for path in inputs):
-        text, hint = f"{argument('out')} would overwrite {out}, which is read", "name another file"
+        text, hint = f"{argument('out')} would overwrite {out}, which is an input", "name another file"
         raise InputError(text, hint=hint, code="would-overwrite", field="out")
     check_writable(out, "out")
 

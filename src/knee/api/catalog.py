@@ -55,6 +55,9 @@ def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     if len(found) != 1:
         kinds = ", ".join(entry.kind for entry in catalog_entries().named(name))
         raise InputError(
-            f"{name} is the name of: {kinds}", hint="give one of them as kind", code="unknown-choice", field="kind"
+            f"{name} is the name of several entries: {kinds}",
+            hint="give one of these kinds as `kind`",
+            code="unknown-choice",
+            field="kind",
         )
     return found[0]

@@ -36,7 +36,7 @@ def compare(*records: RecordLike) -> Comparison:
     """
     if len(records) < 2:
         raise InputError(
-            "two or more records are compared",
+            "a comparison needs at least two records",
             hint=either('knee.compare("run", "simulated.json")', "`knee compare run simulated.json`"),
             code="missing-argument",
             field="records",

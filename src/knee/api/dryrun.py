@@ -79,7 +79,7 @@ class DryRun(Result):
         """``RunFailed`` where the trainer and the simulator differ and no rule says why."""
         if self.differences:
             raise RunFailed(
-                f"the trainer and the simulator disagree in {len(self.differences)} lines, and no rule says why",
+                f"the trainer and the simulator disagree in {len(self.differences)} lines for no known reason",
                 code="unexplained-differences",
             )
 

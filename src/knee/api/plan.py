@@ -145,8 +145,8 @@ def _parts(
     for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
     if for_plan:
         raise InputError(
-            f"{argument('overrides')} {for_plan[0][0]}: plans are what is searched",
-            hint=f"limit them with {argument('only')}",
+            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
+            hint=f"limit the search with {argument('only')}",
             code="not-an-override",
             field=for_plan[0][0],
         )
@@ -189,7 +189,7 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(
-            f"the limits leave none of {len(table):,} plans", hint=_values(table, only), code="limits-leave-no-plan"
+            f"the limits exclude all {len(table):,} plans", hint=_values(table, only), code="limits-leave-no-plan"
         )
     words, hint = no_plan(whole)
     return DoesNotFit(words, hint=hint, code="no-valid-plan")
@@ -203,7 +203,7 @@ def _values(table: PlanTable, only: str | None) -> str:
     for name in named or ["tp", "pp", "cp", "sharding"]:
         values = np.unique(getattr(table, name)).tolist()
         words = [WORDS[name][v] if name in WORDS else f"{int(v):,}" for v in values]
-        lines.append(f"{name} is one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
+        lines.append(f"{name} must be one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
     return "; ".join(lines)
 
 

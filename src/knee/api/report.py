@@ -31,7 +31,7 @@ def read_records(
     if not paths:
         raise InputError(
             "no records are given",
-            hint="`knee report runs/` takes all records of a folder",
+            hint="`knee report runs/` reads all records of a folder",
             code="missing-argument",
             field="records",
         )

@@ -66,14 +66,14 @@ def scale(
     plan = checked_plan({name: value for name, value in plan.items() if value is not None})
     if not best and objective != OBJECTIVES[0]:
         raise InputError(
-            f"{argument('objective')} is for the best plan",
+            f"{argument('objective')} is used only in a search for the best plan",
             hint=f"add {argument('best')}",
             code="contradiction",
             field="objective",
         )
     if best and "recompute_frac" in plan:
         raise InputError(
-            f"{argument('recompute_frac')} is no part of the searched space",
+            f"{argument('recompute_frac')} is not part of the search",
             hint=f"leave it out, or leave {argument('best')} out",
             code="contradiction",
             field="recompute_frac",
@@ -119,14 +119,14 @@ def _checked(
     assert gpus is not None
     if not 1 < threshold <= 2:
         raise InputError(
-            f"{argument('threshold')} is {threshold:g}; a doubling buys more than 1 and at most 2",
-            hint="1.5 asks each added GPU for half of a first one's work, 1.9 for nine tenths",
+            f"{argument('threshold')} is {threshold:g}; it must be above 1 and at most 2",
+            hint="with 1.5, each added GPU must do at least 50% of the work of the first ones; with 1.9, 90%",
             code="out-of-range",
             field="threshold",
         )
     if not 0 < keep <= 1:
         raise InputError(
-            f"{argument('keep')} is {keep:g}; it is a share above 0, at most 1",
+            f"{argument('keep')} is {keep:g}; it must be above 0 and at most 1",
             hint="for example 0.9",
             code="out-of-range",
             field="keep",

@@ -79,15 +79,15 @@ class Simulation(Result, Measurement):
         if job.microbatches * job.model.layers > TRACED_PASSES:
             raise InputError(
                 f"{argument('trace')}: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace "
-                "that no viewer opens",
-                hint="trace a smaller batch: the microbatches in the middle repeat each other",
+                "that is too large for any viewer",
+                hint="trace a smaller batch; microbatches in the middle of a step are all alike",
                 code="too-large",
                 field="trace",
             )
         if self.step_s * 1e9 >= LONGEST_TRACE_NS:
             raise InputError(
-                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace",
-                hint="an event of a trace lasts at most 52 days",
+                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace file",
+                hint="events in a trace file can last at most 52 days",
                 code="too-large",
                 field="trace",
             )
@@ -103,7 +103,7 @@ class Simulation(Result, Measurement):
         raise DoesNotFit(
             f"the plan does not fit: it needs {show(self.memory_bytes, 'bytes')} per GPU, and {gpu.name} has "
             f"{show(gpu.hbm_bytes, 'bytes')}",
-            hint=f"it would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
+            hint=f"the job would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
         )
 
 
@@ -161,8 +161,8 @@ def _finite(asked: Request, convention: str) -> Measurement:
         finite = False
     if not finite:
         raise InputError(
-            "a size or rate is so far from any real one that the step has no finite answer",
-            hint=f"look at the values given by {argument('overrides')}, in files and as sizes",
+            "a size or rate is so unrealistic that the step time is not finite",
+            hint=f"check the values in {argument('overrides')}, in your files and in the options",
             code="not-finite",
         )
     return found

@@ -118,7 +118,7 @@ class Studies(Result):
 
         folder = self.out if out is None else make_folder(Path(out))
         if folder is None:
-            raise InputError("the page needs a folder", hint="give out", code="missing-argument", field="out")
+            raise InputError("a page needs an output folder", hint="give out", code="missing-argument", field="out")
         return write_page(self.ran, self.fidelity, folder, command=command)
 
     def write_tables(self, out: str | Path) -> Path:
@@ -190,7 +190,9 @@ def study(
     if launcher == "local" and folder is not None:
         measured += _trained(points, folder / "runs", steps, progress, tell, warn)
     for record in strangers(found, [record for point, record in measured if point is None]):
-        warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
+        warn(
+            f"a measured record of {record['model']} on {record['gpus']:,} GPUs does not match any point of the studies"
+        )
     ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
     answer = Studies(
         ran=tuple(ran),
@@ -209,14 +211,14 @@ def study(
 def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:
     if launcher not in STUDY_LAUNCHERS:
         raise InputError(
-            f"{argument('launcher')} is {launcher!r}; it is {' or '.join(STUDY_LAUNCHERS)}",
+            f"{argument('launcher')} is {launcher!r}; it must be {' or '.join(STUDY_LAUNCHERS)}",
             code="unknown-choice",
             field="launcher",
         )
     if steps is not None and (launcher != "local" or steps < 1):
         raise InputError(
-            f"{argument('steps')} {steps}: real runs have at least one step",
-            hint=f"it goes with {argument('launcher')} local",
+            f"{argument('steps')} {steps}: a real run needs at least one step",
+            hint=f"use it with {argument('launcher')} local",
             code="out-of-range",
             field="steps",
         )
@@ -254,7 +256,7 @@ def _trained(
     refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]
     for why, count in Counter(why for why in refused.values() if why).items():
-        tell(f"{count:,} points are simulated only: {why}")
+        tell(f"{count:,} points cannot be trained here and are simulated: {why}")
     if not able:
         smaller = {"cluster": "cpu", "model": "llama-tiny", "profile": "eager", "gpus": 4, "seq_len": 64}
         words = " ".join(f"--set {key}={value}" for key, value in smaller.items())
@@ -275,7 +277,7 @@ def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
         if record.get("kind", "measured") != "measured":
             raise InputError(
                 f"{file} is a {record['kind']} record, not a measured one",
-                hint="simulated points need not be given",
+                hint="knee simulates points itself; give only measured records",
                 code="not-measured",
                 field="records",
             )
@@ -283,8 +285,8 @@ def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
             step_row(record, study="", series="")
         except (KeyError, TypeError, ValueError, ArithmeticError):
             raise InputError(
-                f"{file} does not say which model, plan and sizes it was measured with",
-                hint="`knee train` leaves records that do",
+                f"{file} does not state the model, plan and sizes of the measured run",
+                hint="records of `knee train` state them",
                 code="not-a-record",
                 field="records",
             ) from None

@@ -79,18 +79,18 @@ def prepare_sweep(
     _check_numbers(steps, warmup, trace_steps, pack, timeout_s, max_gpu_hours)
     if any(ord(letter) < 32 for letter in str(folder)):
         raise InputError(
-            f"{argument('out')} {str(out)!r} has a line break in it",
+            f"{argument('out')} {str(out)!r} contains a line break",
             hint="name another folder",
             code="not-a-folder-name",
             field="out",
         )
     if Path(out).exists() and not Path(out).is_dir():
-        text = f"{out} cannot be a folder: a file of that name is in the way"
+        text = f"{out} cannot be created: a file with that name exists"
         raise InputError(text, hint="name another folder", code="not-a-folder", field="out")
     if site.container_runtime == "pyxis" and launcher != "slurm":
         raise InputError(
-            f"pyxis is a part of Slurm: {argument('launcher')} {launcher} starts no containers with it",
-            hint=f"{argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
+            f"pyxis needs Slurm, but {argument('launcher')} is {launcher}",
+            hint=f"use {argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
             code="contradiction",
             field="container_runtime",
         )
@@ -225,8 +225,8 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
     points = list(all_points(study, changes))
     if not points:
         raise InputError(
-            f"{grid} has no grid of training steps",
-            hint="`knee study list` has studies with runs",
+            f"{grid} contains no grid of training runs",
+            hint="`knee study list` shows which studies have runs",
             code="no-grid",
             field="grid",
         )
@@ -239,7 +239,7 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
 def _requested_run(point: StudyPoint, *, weak: bool) -> RequestedRun:
     """``weak``: the series of the point keeps the batch of each GPU."""
     question = point.question
-    batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
+    batch = f"{question.global_batch / question.gpus:.12g} per GPU" if weak else f"{question.global_batch} in total"
     series = (
         f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
         f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})"
@@ -285,8 +285,8 @@ def _check_states(states: Sequence[str]) -> None:
     for state in states:
         if state in STATES and state not in ENDED:
             raise InputError(
-                f"{argument('states')} {state}: such runs have not ended, and are not to be tried again",
-                hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends what runs",
+                f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted",
+                hint="`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones",
                 code="not-ended",
                 field="states",
             )

@@ -189,7 +189,7 @@ def check_targets(paths: Iterable[PathLike], classes: PathLike | None, targets: 
     _refuse_replacing(targets, inputs)
     if len(targets) > 1 and _is_same(*targets.values()):
         raise InputError(
-            f"{' and '.join(map(argument, targets))} name one file",
+            f"{' and '.join(map(argument, targets))} must be different files",
             hint="name two",
             code="contradiction",
             field=next(iter(targets)),
@@ -200,8 +200,8 @@ def two_jobs(paths: Sequence[str]) -> tuple[str, str]:
     """The two jobs that are held against each other."""
     if len(paths) != 2:
         raise InputError(
-            f"two are held against each other, and {len(paths)} were given",
-            hint=either("a file or a folder each", "`knee trace diff A B`: a file or a folder each"),
+            f"a comparison needs exactly two traces, but {len(paths)} were given",
+            hint=either("give two files or folders", "`knee trace diff A B`, where A and B are files or folders"),
             code="missing-argument",
             field="paths",
         )
@@ -216,7 +216,7 @@ def _refuse_replacing(targets: Mapping[str, Path], inputs: Sequence[Path]) -> No
     for name, target in targets.items():
         if any(_is_same(target, one) for one in inputs):
             raise InputError(
-                f"{argument(name)} {target} would replace a file that is read",
+                f"{argument(name)} {target} would overwrite an input file",
                 hint="name another file",
                 code="contradiction",
                 field=name,
@@ -235,14 +235,14 @@ def _check_whole(analyses: Sequence[Analysis]) -> None:
     if failed:
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise Incomplete(
-            f"not every trace could be read: {failed[0].why}{more}",
-            hint="the answer is about the others; was the job ended while it wrote the trace?",
+            f"some traces could not be read: {failed[0].why}{more}",
+            hint="the answer covers the other traces; the job may have been killed while it wrote the trace",
             code="unreadable",
         )
     cut = [rank for analysis in analyses for rank in analysis.ranks if rank.audit.cut]
     if cut:
         raise Incomplete(
-            f"{cut[0].path} is not whole: {cut[0].audit.cut}",
-            hint="the answer is about what could be read; was the job ended while it wrote the trace?",
+            f"{cut[0].path} is incomplete: {cut[0].audit.cut}",
+            hint="the answer covers the part that could be read; the job may have been killed while it wrote the trace",
             code="cut-off",
         )

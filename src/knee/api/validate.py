@@ -61,7 +61,7 @@ def validate(
     if file is None:
         if profile is not None or cluster is not None:
             raise InputError(
-                f"{argument('profile')} and {argument('cluster')} need a file of runs",
+                f"{argument('profile')} and {argument('cluster')} need a file of training runs",
                 hint=either(
                     'knee.validate("runs.csv", profile=...)',
                     "knee validate runs.csv --profile ...",
@@ -72,8 +72,8 @@ def validate(
         return _unseen(progress) if unseen else _carried(progress)
     if unseen and (profile is not None or cluster is not None):
         raise InputError(
-            f"{argument('unseen')} chooses the profile of each run, and {argument('profile')} or {argument('cluster')} "
-            "is given too",
+            f"{argument('unseen')} chooses the profile of each run itself, so it cannot be combined with "
+            f"{argument('profile')} or {argument('cluster')}",
             hint="leave one of them out",
             code="contradiction",
             field="unseen",
@@ -85,8 +85,8 @@ def validate(
         if is_bandwidths(header):
             if profile is not None or cluster is not None:
                 raise InputError(
-                    f"{path} has bandwidths of collectives; {argument('profile')} and {argument('cluster')} are for "
-                    "training runs",
+                    f"{path} contains bandwidths of collectives; {argument('profile')} and {argument('cluster')} apply "
+                    "only to training runs",
                     hint="leave them out",
                     code="contradiction",
                     field="cluster" if profile is None else "profile",

@@ -94,7 +94,7 @@ def base_of(machine: Machine, wanted: str | None) -> str:
     memory = show(machine.memory_bytes, "bytes")
     raise InputError(
         f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
-        hint=f"give {argument('base')} with the nearest one; `knee catalog` lists them",
+        hint=f"give {argument('base')} with the most similar cluster; `knee catalog` lists them",
         code="unknown-gpu",
         field="base",
     )
@@ -124,7 +124,8 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
         values,
         comments=(
             f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
-            f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
+            f"Values that are missing here come from {name} of knee's catalogue. This file is generated from "
+            "the readings next to it; do not edit it.",
         ),
     )
     with scratch_folder() as folder:
@@ -158,22 +159,24 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(gemm.peak_frac), main),
         f"gpu.gemm.{kind}.half_k": fitted(four_digits(gemm.half_k), main),
         f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(gemm.half_intensity), main),
-        f"gpu.gemm.{kind}.library": read(machine.software, "the software that was measured"),
+        f"gpu.gemm.{kind}.library": read(machine.software, "the software of the measurement"),
         "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
-        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
+        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median over kernels with exactly known memory traffic"),
     }
     if machine.power_limit_w is not None:
         values["gpu.gemm_cap_w"] = read(f"{machine.power_limit_w:g} W", "the enforced limit")
         if machine.power_limit_w != gpu.gemm_cap_w:
             # a known clock is that of another limit
-            values["gpu.gemm_clock_frac"] = read(1.0, "its clock under this limit is taken as the highest")
+            values["gpu.gemm_clock_frac"] = read(1.0, "the clock under this limit is assumed to be the highest clock")
     if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
         streamed = f"{four_digits(gpu.hbm_bytes_per_s / 1e9)} GB/s"
-        values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
+        values["gpu.hbm_bytes_per_s"] = read(
+            streamed, "the rate that streaming kernels reach, because no rate is published"
+        )
     if machine.kind == "cpu":
         best = f"{four_digits((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
         for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
-            values[field] = read(best, "the best fp32 product, in place of a peak")
+            values[field] = read(best, "the fastest fp32 matrix product, used instead of a peak")
     fp8 = FitPart("products", "fp8")
     eight = fit.residuals.get(fp8)
     if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST:

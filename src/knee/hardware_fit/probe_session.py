@@ -29,7 +29,7 @@ class ProbeSession:
         check_toml_name(self.out, "out")
         if self.quick and self.replay is not None:
             raise InputError(
-                f"{argument('quick')} measures less, and {argument('replay')} measures nothing",
+                f"{argument('quick')} and {argument('replay')} contradict each other: a replay measures nothing",
                 hint="leave one of them out",
                 code="contradiction",
                 field="quick",
@@ -62,7 +62,7 @@ class ProbeSession:
             here, played = read_readings(self.path), read_readings(self.replay)
             if here.machine != played.machine or any(record not in played.records for record in here.records):
                 raise InputError(
-                    f"{self.path} has other readings, which a replay would write over",
+                    f"{self.path} has other readings, which the replay would overwrite",
                     hint=f"give another {argument('out')}, or {argument('fresh')}",
                     code="would-overwrite",
                     field="out",
@@ -75,8 +75,8 @@ class ProbeSession:
                 here, there = getattr(machine, name), getattr(other, name)
                 if here != there:
                     raise InputError(
-                        f"{path} has readings with {name} {there}, and here it is {here}",
-                        hint=f"give another {argument('out')}: a file is of one machine",
+                        f"{path} has readings with {name} {there}, but this machine has {here}",
+                        hint=f"give another {argument('out')}; a cluster file describes one machine",
                         code="other-machine",
                         field="out",
                     )
@@ -86,7 +86,7 @@ class ProbeSession:
         recorded = self._recorded()
         found = {record["key"]: record for record in recorded.records}
         if not found:
-            raise InputError(f"{self.replay} has no readings yet", code="no-readings", field="replay")
+            raise InputError(f"{self.replay} contains no readings", code="no-readings", field="replay")
         self.check_place(recorded.machine)
         readings = Readings(recorded.machine, tuple(found.values()))
         write_readings(self.path, readings)
@@ -97,7 +97,7 @@ class ProbeSession:
         recorded = read_readings(self.replay)
         if self.path.exists() and self.path.samefile(self.replay):
             raise InputError(
-                f"{argument('replay')} is {self.replay}, which is the file that {argument('out')} {self.out} writes",
+                f"{argument('replay')} is {self.replay}, but {argument('out')} {self.out} would overwrite that file",
                 hint=f"give another {argument('out')}",
                 code="would-overwrite",
                 field="out",

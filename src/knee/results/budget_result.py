@@ -143,8 +143,8 @@ class Budget(ByValue, Result):
         data = self.to_dict()
         if not any(figure.spec for figure in budget_figures(data)):
             raise InputError(
-                "there is nothing to draw of one size on one count of GPUs",
-                hint=f"ask with {argument('frontier')}",
+                "one model size on one GPU count gives no chart",
+                hint=f"add {argument('frontier')}",
                 code="missing-argument",
                 field="frontier",
             )

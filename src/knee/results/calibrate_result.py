@@ -103,7 +103,8 @@ class Calibration(Result):
             return self.found.warnings
         counted = ", ".join(f"{name} ({count:,})" for name, count in self.own_profiles.items())
         mixed = (
-            f"the runs are of several profiles: {counted}; one fit over {self.base}, each with the kernels it states"
+            f"the runs use several profiles: {counted}; one fit starts from {self.base}, and each run "
+            "keeps its own kernels"
         )
         return (mixed, *self.found.warnings)
 

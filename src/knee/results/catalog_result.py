@@ -75,7 +75,7 @@ class CatalogEntry(Result):
     def to_toml(self) -> str:
         """A complete file of a model, GPU, cluster or profile, which loads again."""
         if self.kind not in KINDS:
-            text = f"{self.name} is none of {', '.join(KINDS)}, and has no file of its own"
+            text = f"{self.name} is not one of {', '.join(KINDS)}, so it cannot be written as a file"
             raise InputError(text, code="unknown-choice", field="name")
         return entry_toml(self.kind, self._tree())
 

@@ -39,8 +39,8 @@ class RecordsReport(Result):
         if self.unread:
             more = f", and {len(self.unread) - 1} more" if len(self.unread) > 1 else ""
             raise Incomplete(
-                f"not every file could be read: {self.unread[0]}{more}",
-                hint="the answer is about the others; was the run ended while it wrote its record?",
+                f"some files could not be read: {self.unread[0]}{more}",
+                hint="the answer covers the other files; the run may have been killed while it wrote its record",
                 code=self.unread[0].code,
             )
 

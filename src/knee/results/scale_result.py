@@ -85,7 +85,9 @@ class Scaling(Result):
         """The curve, where one model was asked about on one cluster."""
         if len(self.curves) != 1:
             raise InputError(
-                f"there are {len(self.curves)} curves", hint="use curves[0].knees, ...", code="several-curves"
+                f"this result has {len(self.curves)} curves, each with its own knees",
+                hint="use curves[0].knees, ...",
+                code="several-curves",
             )
         return self.curves[0]
 

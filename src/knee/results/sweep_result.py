@@ -40,7 +40,7 @@ class SweepPlan(Result):
         if most is not None and total > most:
             limit = argument("max_gpu_hours")
             raise InputError(
-                f"what is to be started is estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}",
+                f"the runs to start are estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}",
                 hint=f"make the grid or {argument('steps')} smaller, or allow more",
                 code="too-many-gpu-hours",
                 field="max_gpu_hours",
@@ -52,7 +52,7 @@ class SweepPlan(Result):
         if all(entry.refused for entry in self.sweep.entries):
             raise DoesNotFit(
                 "none of the runs can be started: " + self.sweep.entries[0].refused,
-                hint=either("rows() has the reason of each", "--dry-run lists the reason of each"),
+                hint=either("rows() has the reason for each run", "--dry-run lists the reason for each run"),
                 code="no-run-can-start",
             )
 
@@ -110,10 +110,11 @@ class SweepStatus(Result):
             return
         states, folder = sorted({status.state for status in self.failures}), str(self.sweep.folder)
         raise Incomplete(
-            f"{len(self.failures):,} of {len(self.statuses):,} runs did not end well: {self.failures[0].words}",
+            f"{len(self.failures):,} of {len(self.statuses):,} runs failed: {self.failures[0].words}",
             hint=either(
-                f"rows() has each; knee.retry_sweep({folder!r}, states={states}) starts them again",
-                f"the table has each; `knee sweep retry {shlex.quote(folder)} --status {','.join(states)}` starts them "
+                f"rows() lists all runs; knee.retry_sweep({folder!r}, states={states}) restarts them",
+                f"the table lists all runs; `knee sweep retry {shlex.quote(folder)} --status "
+                f"{','.join(states)}` starts them "
                 "again",
             ),
         )

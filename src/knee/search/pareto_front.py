@@ -59,7 +59,7 @@ def baseline(found: SearchResult) -> Baseline | Note:
     """Plain FSDP, or why it cannot be."""
     space = found.space
     if space.global_batch % space.gpus:
-        text = f"plain FSDP cannot be: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
+        text = f"plain FSDP is not possible: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
         return Note("batch-does-not-split", text, field="global_batch")
     plain = Space(
         model=space.model,

@@ -109,10 +109,10 @@ def search(
     """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
-        text = f"the price of {cluster.name} is not known"
+        text = f"the price of {cluster.name} is unknown"
         raise InputError(text, hint=hint, code="no-rate", field="cluster.usd_per_gpu_h")
     if space.gpus > cluster.max_gpus:
-        text = f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}"
+        text = f"gpus is {space.gpus:,}; {cluster.name} is described only up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
     progress("listing plans", 0, 0)
@@ -217,7 +217,7 @@ def _simulated(
     """Simulate what may come near the best step."""
     if not len(table):
         return table, simulate_table(space.model, cluster, profile, table)
-    progress("bounding plans", 0, 0)
+    progress("pruning plans", 0, 0)
     loose = _by_chunk(least_compute_s, space, cluster, profile, table)
     likely = np.sort(np.argsort(loose, kind="stable")[:LIKELY])
     tight = _by_chunk(least_step_s, space, cluster, profile, table.rows(likely))

@@ -142,7 +142,7 @@ def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}", code="not-toml", field=field) from None
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
-        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
+        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
         raise InputError(f"{path} is not valid TOML: {why}", code="not-toml", field=field) from None
 
 
@@ -198,7 +198,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
     if not name.strip():
         hint = "`knee catalog` lists all"
-        raise InputError(f"no {kind} was named", hint=hint, code="missing-argument", field=kind)
+        raise InputError(f"no {kind} is given", hint=hint, code="missing-argument", field=kind)
     path = _index(kind).get(name)
     if path is None:
         close = did_you_mean(name, _index(kind))

@@ -33,7 +33,7 @@ REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 """What backward computes again: attention alone (Megatron-LM's "selective"), every second product and what is cheap
 (torchtitan's "selective"), a share of the blocks, or all of them."""
-RENAMED = {"selective": "say attention (Megatron-LM's selective) or ops (torchtitan's selective)"}
+RENAMED = {"selective": "use attention (Megatron-LM's selective) or ops (torchtitan's selective)"}
 """A word of others with two meanings -> what to say instead."""
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
@@ -88,7 +88,7 @@ class Plan:
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:
-                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not answered")
+                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not supported")
         if self.prefetch < 0:
             raise out_of_range("plan.prefetch", self.prefetch, "it cannot be negative")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
@@ -97,7 +97,8 @@ class Plan:
             raise out_of_range("plan.recompute_frac", self.recompute_frac, "it must be above 0 and at most 1")
         if self.recompute_frac < 1 and self.recompute != "blocks":
             raise SpecError(
-                f"recompute_frac {self.recompute_frac:g} is a share of the blocks, but recompute is {self.recompute}",
+                f"recompute_frac {self.recompute_frac:g} applies only to recompute blocks, but recompute is "
+                f"{self.recompute}",
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
             )
@@ -128,13 +129,12 @@ class Plan:
         if self.sharding == "ddp" and self.dp_shard > 1:
             raise SpecError(
                 f"ddp shards nothing, but dp_shard is {self.dp_shard}",
-                hint=f"put the data-parallel ranks into dp_replicate, or use {argument('sharding')} zero1",
+                hint=f"use dp_replicate for the data-parallel ranks, or use {argument('sharding')} zero1",
                 code="contradiction",
             )
         if self.sync_every > 1 and self.dp_replicate == 1:
             raise SpecError(
-                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "
-                "each other",
+                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas to synchronize",
                 hint=f"give {argument('dp_replicate')}, for example with {argument('sharding')} hsdp, "
                 f"or leave {argument('sync_every')} out",
                 code="contradiction",
