@@ -29,25 +29,25 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @option(
     "--precision",
-    section="What",
+    section="Job",
     type=Word(PRECISIONS),
     help="Data type of the matrix products; default: the job file's value, or bf16.",
 )
 @option(
     "--reduce-dtype",
-    section="What",
+    section="Job",
     type=Word(REDUCE_DTYPES),
     help="Data type of the gradient reduction; default: the job file's value, or fp32.",
 )
 @option(
     "--state-dtype",
-    section="What",
+    section="Job",
     type=Word(STATE_DTYPES),
     help="Data type of the parameters and moments in the optimizer; default: the job file's value, or fp32.",
 )
 @option(
     "--sync-every",
-    section="What",
+    section="Job",
     type=int,
     default=1,
     show_default=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from knee.hardware_fit.link_constants import link_values
 from knee.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.hardware_fit.power_constants import power_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
+from knee.specs.catalog import is_path
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.write import Value, cluster_toml, four_digits
@@ -79,9 +81,9 @@ def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
 
 
 def base_of(machine: Machine, wanted: str | None) -> str:
-    """The catalogue cluster that says what was not measured: the one that was asked for, or one with this very GPU."""
+    """The cluster that says what was not measured: a name or path that was given, or the catalogue's with this GPU."""
     if wanted is not None:
-        load_cluster(wanted)  # refuses a name that is not there
+        load_cluster(wanted)  # refuses a name or file that does not exist
         return wanted
     if machine.kind == "cpu":
         return "cpu"
@@ -119,20 +121,33 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
             used.append(probe)
         except KneeError as error:  # one probe's beginning does not hold up another's result
             left_out[probe] = error.message
-    text = cluster_toml(
-        name,
-        values,
-        comments=(
-            f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
-            f"Values that are missing here come from {name} of knee's catalogue. This file is generated from "
-            "the readings next to it; do not edit it.",
-        ),
-    )
+
+    def text(ref: str) -> str:
+        return cluster_toml(
+            ref,
+            values,
+            comments=(
+                f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
+                f"Values that are missing here come from {_described(ref)}. This file is generated from the readings "
+                "next to it; do not edit it.",
+            ),
+        )
+
     with scratch_folder() as folder:
-        (folder / "new.toml").write_text(text, encoding="utf-8")
-        load_cluster(str(folder / "new.toml"))  # what is written can be read
-    write_text(out, text)
+        checked = folder / "new.toml"
+        checked.write_text(text(_ref_from(folder, name)), encoding="utf-8")
+        load_cluster(str(checked))  # what is written can be read
+    write_text(out, text(_ref_from(out.parent, name)))
     return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
+
+
+def _ref_from(folder: Path, base: str) -> str:
+    """The base as a file in ``folder`` names it: paths in a cluster file are relative to the file."""
+    return os.path.relpath(base, folder) if is_path(base) else base
+
+
+def _described(ref: str) -> str:
+    return ref if is_path(ref) else f"{ref} of knee's catalogue"
 
 
 def kernel_values(readings: Readings, cluster: Cluster) -> Values:

@@ -9,7 +9,8 @@ from knee.errors import InputError, argument
 from knee.files import check_toml_name
 from knee.hardware_fit.cluster_file import base_of, others_beside, readings_path
 from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
-from knee.specs.load import catalog_entries, load_cluster
+from knee.specs.catalog import is_path
+from knee.specs.load import load_cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +36,11 @@ class ProbeSession:
                 field="quick",
             )
         if self.base is not None:  # before minutes of measuring
-            if self.base not in catalog_entries("cluster") and self.base.endswith(".toml"):
+            if is_path(self.base) and Path(self.base).resolve() == self.out.resolve():
                 raise InputError(
-                    f"{argument('base')} is {self.base!r}; it should be the name of a catalogue cluster",
-                    hint="`knee catalog` lists them",
-                    code="unknown-name",
+                    f"{argument('base')} and {argument('out')} are the same file, {self.out}",
+                    hint=f"give another {argument('out')}",
+                    code="would-overwrite",
                     field="base",
                 )
             load_cluster(self.base)

@@ -108,7 +108,7 @@ def _print_errors(found: OwnProfile) -> None:
             ("tokens/s, held out", held.throughput_before, held.throughput_after),
             ("memory, held out", held.memory_before, held.memory_after),
         ]
-    cells = [["error of", "runs", "median", "90th percentile", "mean"]]
+    cells = [["error of", "runs", "median", "p90", "signed median"]]
     cells += [
         [
             what,

@@ -115,7 +115,7 @@ def print_kernels(answer: KernelsProbe, as_json: bool) -> None:
         return
     _print_machine(answer.readings)
     print_heading("fit (error on all readings)")
-    head = ["part", "readings", "median error", "90th percentile", "largest error", "mean error"]
+    head = ["part", "readings", "median error", "p90", "largest error", "signed median"]
     rows = [[str(part), *_errors(r)] for part, r in fit.residuals.items()]
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
     if away is not None:
@@ -164,7 +164,7 @@ def print_power(answer: PowerProbe, as_json: bool) -> None:
     ]
     print_rows([head, *rows], right=range(1, len(head)))
     print_heading("error of the modelled power")
-    head = ["loads", "readings", "median error", "largest error", "mean error"]
+    head = ["loads", "readings", "median error", "largest error", "signed median"]
     rows = [
         [name, str(r.points), f"{r.median_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
         for name, r in _power_errors(answer.fit, answer.written.base).items()
