@@ -79,10 +79,10 @@ def budget(
     """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
-    ``"15T"``. ``model`` or ``params`` fix the size; a job file as ``model`` also says where and with what software it
-    is trained. ``frontier`` adds, in about a minute, loss against each limit with its knee.
+    ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes about a minute.
 
-    ``DoesNotFit`` is raised where nothing can be trained, with what would help.
+    If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 
     >>> import knee
     >>> b = knee.budget(cluster="dgx-h100", gpus=8, days=7, params="350M")
@@ -295,7 +295,7 @@ def pue_source(given: float | None) -> Source:
 
 @checked_arguments
 def budget_check() -> BudgetCheck:
-    """Predict every training run whose cost was published, and say how far off knee is.
+    """Predict every training run whose cost was published, and show the errors.
 
     >>> import knee
     >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)

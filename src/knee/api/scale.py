@@ -49,13 +49,13 @@ def scale(
     progress: Progress | None = None,
     **plan: Any,
 ) -> Scaling:
-    """Say what more GPUs buy, and where adding them stops paying off.
+    """Show what more GPUs bring, and where adding GPUs stops paying off.
 
     ``gpus`` is a list of counts, or text such as ``"8..2048"`` (doublings). With ``local_batch`` the batch grows with
-    the GPUs (weak scaling), with ``global_batch`` it stays (strong scaling). One plan is asked about at every count,
-    its data-parallel ranks filling the GPUs; ``best`` takes the best of all plans at every count instead, within what
-    is given of the plan. Several models or clusters give several curves. Counts that are of no use say why in
-    ``curves[i].curve.points``; ``check_usable`` raises where none is of use.
+    the GPUs (weak scaling), with ``global_batch`` it stays the same (strong scaling). All counts use the same plan, and
+    data parallelism fills the GPUs. With ``best``, each count uses its own best plan; plan fields that are given stay
+    fixed. Several models or clusters give several curves. If a count cannot be used, its entry in
+    ``curves[i].curve.points`` has the reason; ``check_usable`` raises if no count can be used.
 
     >>> import knee
     >>> s = knee.scale("llama2-7b", cluster="dgx-h100", gpus=[8, 64, 512], local_batch=2)

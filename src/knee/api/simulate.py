@@ -37,7 +37,7 @@ TRACED_PASSES = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Result, Measurement):
-    """One simulated step: every field of ``Measurement``, what was asked, and how far it can be trusted."""
+    """One simulated step: every field of ``Measurement``, the job, and how far the prediction can be trusted."""
 
     job: Job
     trust: Trust
@@ -47,7 +47,7 @@ class Simulation(Result, Measurement):
     """What training on ``tokens`` takes: days, GPU-hours, dollars, MWh and CO2e; None where no tokens were given."""
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
-        """Plain data, as ``knee simulate --json`` prints it; with ``why`` also the lines of ``why()``, as ``--why``."""
+        """Plain data, as ``knee simulate --json`` prints it; with ``why``, it includes the lines of ``why()``."""
         data = record_of(self.job, self.measurement, self.trust)
         if self.training is not None:
             data["training"] = self.training
@@ -60,19 +60,19 @@ class Simulation(Result, Measurement):
 
     @property
     def measurement(self) -> Measurement:
-        """The step alone."""
+        """Only the step, without job and trust."""
         return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
 
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
-        """The formulas, constants and sources behind the answer, one line each; ``depth`` says what belongs to what."""
+        """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
         from knee.why import explain
 
         return explain(self.job, self.request.sources, convention=self.flop_convention)
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
-        """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
+        """Write the step as Kineto traces (.json or .json.gz), one per pipeline stage, and return the files."""
         from knee.kineto.kineto_writer import write_kineto
 
         job = self.job
@@ -94,7 +94,7 @@ class Simulation(Result, Measurement):
         return [Path(written) for written in write_kineto(events_of(job), str(path), device=job.cluster.gpu.name)]
 
     def check_fits(self) -> None:
-        """``DoesNotFit`` where the plan needs more memory than a GPU has: how much, and the fastest plan that fits."""
+        """Raise ``DoesNotFit`` if the plan needs more memory than a GPU has; the hint names a plan that fits."""
         if self.fits:
             return
         gpu = self.job.cluster.gpu
@@ -128,12 +128,12 @@ def simulate(
 
     ``model`` is a name of the catalogue, a model's TOML file, a Hugging Face ``config.json`` or its folder, a job file,
     a ``Model`` or a complete ``Job``. ``plan`` takes the fields of ``knee.Plan``: ``tp``, ``pp``, ``cp``,
-    ``sharding``, ``micro_batch``, ...; what is left out is filled in, and said in ``assumptions``.
+    ``sharding``, ``micro_batch``, ... Missing fields get defaults, which ``assumptions`` lists.
 
-    With ``tokens`` (``2e12`` or ``"2T"``) ``training`` says what the whole run takes: days, GPU-hours, dollars, MWh and
-    CO2e, at a site with this ``pue`` on this ``grid``.
+    If ``tokens`` is given (``2e12`` or ``"2T"``), ``training`` has the days, GPU-hours, dollars, MWh and CO2e of the
+    whole run, at a site with this ``pue`` on this ``grid``.
 
-    A plan that does not fit is answered in full, with ``fits`` false.
+    If the plan does not fit in memory, the result is complete, and ``fits`` is False.
 
     >>> import knee
     >>> step = knee.simulate("llama2-7b", cluster="dgx-h100", gpus=64, local_batch=2, tp=2)

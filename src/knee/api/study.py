@@ -38,7 +38,7 @@ KEPT = ".kept"
 
 @dataclass(frozen=True, kw_only=True)
 class Studies(Result):
-    """Studies that were run: their rows, findings, and what became of every claim."""
+    """Studies that were run: their rows, findings and verdicts on the claims."""
 
     ran: tuple[Ran, ...]
     points: int
@@ -58,22 +58,22 @@ class Studies(Result):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What became of every claim."""
+        """The verdict on every claim."""
         return tuple(verdict for one in self.ran for verdict in one.verdicts)
 
     @property
     def tally(self) -> Tally:
-        """How many claims are reproduced, whatever their role."""
+        """The number of reproduced claims, over all roles."""
         return Tally.of(self.verdicts)
 
     @property
     def independent(self) -> Tally:
-        """The same of the claims that are evidence: neither implied by others, nor an input, nor fitted on."""
+        """The same for independent claims only: not implied by others, not an input, and not used in a fit."""
         return Tally.by_role(self.verdicts)["independent"]
 
     @property
     def impossible(self) -> int:
-        """Points that cannot be."""
+        """Points that are not possible."""
         return sum(len(one.impossible) for one in self.ran)
 
     @cached_property
@@ -110,9 +110,9 @@ class Studies(Result):
 
     @checked_arguments
     def write_page(self, out: str | Path | None = None, *, command: str = "") -> Path:
-        """Write figures and one page that needs no network into a folder, ``out`` of the studies if left out.
+        """Write figures and one page that needs no network into a folder; default: ``out`` of the studies.
 
-        ``command`` is shown on the page as what made it.
+        ``command`` is shown on the page as the command that created it.
         """
         from knee.report.study_page import write_page
 
@@ -153,17 +153,17 @@ def study(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Studies:
-    """Run studies: the paper's experiments held against its claims, and questions beyond it.
+    """Run studies: reproduce the paper's experiments, check its claims, and answer further questions.
 
-    ``names`` are names of ``knee study list``, or TOML files; all studies if left out. ``out`` is a folder for records,
-    which are used again while nothing they depend on changes, and for tables; without it nothing is written.
-    ``records`` are measured records (a run's folder, its ``record.json``, or a folder of such), which stand in for the
-    simulated points they are of. ``launcher="local"`` trains the points that this machine can run, into ``out``, each
-    with so many ``steps``. ``overrides`` change every grid: model, cluster, profile, gpus, local_batch, global_batch
+    ``names`` are names from ``knee study list`` or TOML files; default: all studies. ``out`` is a folder for tables and
+    records, which are reused while their inputs stay the same; without ``out``, nothing is written. ``records`` are
+    measured records (a run's folder, its ``record.json``, or a folder of runs); they replace the simulated points of
+    the same jobs. ``launcher="local"`` trains the points that this machine can run, with ``steps`` steps each, and
+    writes them to ``out``. ``overrides`` change every grid: model, cluster, profile, gpus, local_batch, global_batch
     or seq_len, with one or several values; claims are then not tested.
 
-    ``progress`` is called with the study, how many of its points are done and of how many; ``say`` hears warnings and
-    what cannot be trained, as sentences.
+    ``progress`` is called with the study, the number of its points that are done and their total. ``say`` is called
+    with warnings, and with the reasons why points cannot be trained, as sentences.
 
     >>> import knee
     >>> found = knee.study("table1")

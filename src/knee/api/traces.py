@@ -59,20 +59,20 @@ class TraceAnalysis(Result, Analysis):
         return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a rank: its times over the whole window."""
+        """One row per rank: its times over the analysed time."""
         return [{"rank": rank.rank, "step_s": rank.step_s, **asdict(rank.times)} for rank in self.ranks]
 
     def record(self) -> dict[str, Any]:
-        """One step, mean over steps and ranks, with the keys of every other record: what ``knee.compare`` takes."""
+        """One step, as mean over steps and ranks, in the format of a record for ``knee.compare``."""
         return record(self)
 
     def diff(self, other: TraceAnalysis) -> TraceDiff:
-        """What changed in a step from this job to another, and what explains most of it."""
+        """What changed per step from this job to another, and what explains most of the change."""
         found = diff(self, other)
         return TraceDiff(**{field.name: getattr(found, field.name) for field in fields(Diff)}, a=self, b=other)
 
     def sql(self, query: str) -> QueryResult:
-        """Ask the events in SQL (DuckDB). Tables are ``kernels``, ``steps``, ``collectives`` and ``ranks``."""
+        """Run an SQL query (with DuckDB) on the tables ``kernels``, ``steps``, ``collectives`` and ``ranks``."""
         from knee.trace.sql import query as ask
 
         names, rows = ask(self, query)
@@ -80,9 +80,9 @@ class TraceAnalysis(Result, Analysis):
 
     @checked_arguments
     def write_html(self, path: PathLike, *, command: str = "") -> Path:
-        """Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.
+        """Write a page: breakdown by rank and step, collectives, stragglers, and a timeline of exposed communication.
 
-        ``command`` is shown on the page as what made it.
+        ``command`` is shown on the page as the command that created it.
         """
         from knee.files import write_text
         from knee.report.trace_page import trace_page
@@ -100,7 +100,7 @@ class TraceAnalysis(Result, Analysis):
         return write_small(self, Path(path))
 
     def check_whole(self) -> None:
-        """``Incomplete`` where a trace was cut off or could not be read, and the answer is about the rest."""
+        """Raise ``Incomplete`` if a trace is incomplete or unreadable; the answer covers the rest."""
         _check_whole([self])
 
     def _chart_svg(self) -> str:
@@ -116,7 +116,7 @@ class TraceAnalysis(Result, Analysis):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDiff(Result, Diff):
-    """What changed in a step from one job to another: every field of ``knee.trace.diff.Diff``, and both jobs."""
+    """What changed per step from one job to another: every field of ``knee.trace.diff.Diff``, and both jobs."""
 
     a: TraceAnalysis
     b: TraceAnalysis
@@ -129,11 +129,11 @@ class TraceDiff(Result, Diff):
         return self.as_json()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Times of a step in both, one a row."""
+        """The times of a step in both jobs, one per row."""
         return [{"name": name, **change.as_json()} for name, change in self.times.items()]
 
     def check_whole(self) -> None:
-        """``Incomplete`` where a trace of either was cut off or could not be read."""
+        """Raise ``Incomplete`` if a trace of either job is incomplete or unreadable."""
         _check_whole([self.a, self.b])
 
 
@@ -149,18 +149,18 @@ def read_traces(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> TraceAnalysis:
-    """Say where the time of a PyTorch job went: compute, communication, what of it was exposed, and where.
+    """Show where the time of a PyTorch job went: compute, communication, and how much communication was exposed.
 
-    ``paths`` is a trace of ``torch.profiler`` (.json or .json.gz), a folder of them, or ``"-"`` for the standard input;
-    several are the ranks of one job. ``skip`` leaves out so many profiler steps at the beginning and ``steps`` takes so
-    many after those; without either all of the trace counts. Kernels whose name has ``comm_pattern`` in it (a regular
-    expression, or several) are communication too, and so are those of the classes ``comm``, such as
-    ``"elementwise"``, on every stream. ``classes`` is a TOML file with classes of kernels, asked before knee's
-    own. ``cache=False`` reads the files even where nothing has changed.
+    ``paths`` is a trace of ``torch.profiler`` (.json or .json.gz), a folder of traces, or ``"-"`` for standard input.
+    Several traces are taken as the ranks of one job. ``skip`` is the number of profiler steps to skip at the beginning,
+    ``steps`` the number to analyse after those; without both, the whole trace is analysed. Kernels whose name matches
+    ``comm_pattern`` (one or several regular expressions) also count as communication, and so do kernels of the classes
+    ``comm``, such as ``"elementwise"``, on every stream. ``classes`` is a TOML file with your own kernel classes, which
+    are tried before knee's. ``cache=False`` reads the files again even if they have not changed.
 
-    ``progress`` is called with "traces read", how many and of how many, and with "bytes read", how many and 0.
-    The result says what was read, what was left out and what looks odd; ``check_whole()`` raises ``Incomplete`` where a
-    trace is not whole.
+    ``progress`` is called with "traces read", their number and the total, and with "bytes read", their number and 0.
+    The result lists what was read, what was left out and what looks unusual; ``check_whole()`` raises ``Incomplete`` if
+    a trace is incomplete.
 
     >>> import knee
     >>> job = knee.read_traces("traces/", skip=1)  # doctest: +SKIP

@@ -28,13 +28,13 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetCheck(Result):
-    """Published costs beside predicted ones, each under the best plan that knee finds."""
+    """Published and predicted costs, each with the best plan that knee finds."""
 
     runs: tuple[PublishedTraining, ...]
 
     @property
     def sentence(self) -> str:
-        """The worst, and how many are within what is asked."""
+        """One sentence: the number of runs within the target error, and the largest error."""
         worst = worst_of(list(self.runs))
         within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in self.runs)
         error = 0.0 if worst.error_frac is None else worst.error_frac
@@ -50,7 +50,7 @@ class BudgetCheck(Result):
         return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a run."""
+        """One row per run."""
         return [
             {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in FIELDS}
             for run in self.runs
