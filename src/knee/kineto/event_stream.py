@@ -86,7 +86,8 @@ class EventStream:
             buffer.text, self.is_list = start[1:], True
             return
         if not start.startswith(b"{"):
-            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT, code="not-json")
+            begins = start[:20].decode("utf-8", "replace")
+            raise InputError(f"{self.path} is not JSON: it begins with {begins!r}", hint=HINT, code="not-json")
         if self._find_events(buffer):
             return
         if self.cut:

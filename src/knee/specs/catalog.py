@@ -151,7 +151,9 @@ def read_text(path: Path, *, most: int = MOST_JSON_BYTES, field: str | None = No
     try:
         return text_files.read_text(path, most=most)
     except (OSError, UnicodeDecodeError) as error:
-        raise text_files.cannot_read(path, error, field=field) from None
+        known = field in KINDS
+        hint = "check the path, or use a name from `knee catalog`" if known else None
+        raise text_files.cannot_read(path, error, field=field, hint=hint) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:

@@ -143,7 +143,8 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
             field="gpus",
         )
     options[open_axis] = gpus // used
-    notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills the {gpus:,} GPUs"))
+    all_gpus = "the only GPU" if gpus == 1 else f"the {gpus:,} GPUs"
+    notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills {all_gpus}"))
 
 
 def _degree(options: Mapping[str, Any], axis: str) -> int:

@@ -20,6 +20,7 @@ from knee.trace.kernel_classes import Classes, classes_of
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.rank_waits import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read_trace import Trace, read_trace
+from knee.units import counted
 
 TRACES_READ = "traces read"
 BYTES_READ = "bytes read"
@@ -205,14 +206,15 @@ def _chosen(traces: Sequence[Trace], skip: int, steps: int | None) -> list[slice
     wanted = every[skip:] if steps is None else every[skip : skip + steps]
     if not wanted:
         raise InputError(
-            f"{where} has {len(every)} profiler steps; none is left after {argument('skip')} {skip}",
+            f"{where} has {counted(len(every), 'profiler step')}; none is left after {argument('skip')} {skip}",
             hint=f"skip fewer, or leave {argument('skip')} and {argument('steps')} out to analyse the whole trace",
             code="no-steps",
             field="skip",
         )
     if steps is not None and len(wanted) < steps:
         raise InputError(
-            f"{where} has {len(every)} profiler steps; {steps} steps after {skip} skipped steps do not exist",
+            f"{where} has {counted(len(every), 'profiler step')}; {argument('skip')} {skip} and {argument('steps')} "
+            f"{steps} need more",
             code="no-steps",
             field="steps",
         )
