@@ -144,7 +144,7 @@ def test_an_unfinished_probe() -> None:
 @pytest.mark.parametrize("change", [{"window_s": "soon"}, {"power_w": None}, {"power_w": 0.0}, {"calls": None}])
 def test_readings_that_are_none(change: Record) -> None:
     broken = Readings(H200.machine, (*H200.records[:-1], H200.records[-1] | change))
-    with pytest.raises(InputError, match="reading of power"):
+    with pytest.raises(InputError, match="power reading"):
         windows_of(broken)
 
 

@@ -330,7 +330,7 @@ def rank(path: Path, number: int | None, world: int | None, steps: int = 0) -> P
 def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
     one, two = rank(tmp_path / "a.json", 0, 2), rank(tmp_path / "b.json", 1, 2)
     assert [r.rank for r in analyse([two, one], cache=False).ranks] == [0, 1]
-    with pytest.raises(InputError, match="of a job of 2 ranks"):
+    with pytest.raises(InputError, match="to a job with 2 ranks"):
         analyse([one, rank(tmp_path / "c.json", 1, 4)], cache=False)
     with pytest.raises(InputError, match="rank 0 is in"):
         analyse([one, rank(tmp_path / "d.json", 0, 2)], cache=False)
@@ -339,7 +339,7 @@ def test_ranks_of_different_jobs_are_refused(tmp_path: Path) -> None:
     assert "y.json does not say its rank: it is called 1" in unnamed.ranks[1].audit.sentences()[-1]
     with pytest.raises(InputError, match="no profiler step in common"):
         analyse([one, rank(tmp_path / "e.json", 1, 2, steps=9)], cache=False)
-    with pytest.raises(InputError, match="some of processors"):
+    with pytest.raises(InputError, match="some from CPUs"):
         analyse(
             [one, write(tmp_path / "f.json", WHOLE["host"].replace("ProfilerStep#1", "ProfilerStep#0"))], cache=False
         )

@@ -123,4 +123,4 @@ def test_a_knee_needs_all_plans_of_a_count(
         {"1": (1, "a", 100.0, "done", ""), "2": (2, "a", 100.0, "done", ""), "2 again": (2, "a", rate, state, cause)},
     )
     assert (words is not None) == stops
-    assert words is None or "from 1 to 2 GPUs a doubling gave 1.00x" in words
+    assert words is None or "from 1 to 2 GPUs, a doubling gave 1.00x" in words

@@ -233,7 +233,7 @@ def test_samples_that_fail() -> None:
 
     def lost() -> float:
         asked.set()
-        raise RunFailed("GPU 0 no longer answers", code="device-broken")
+        raise RunFailed("GPU 0 no longer responds", code="device-broken")
 
     meter = SamplingMeter(SimpleNamespace(instant_w=lost, refresh_s=0.002))  # type: ignore[arg-type]
     meter.start()

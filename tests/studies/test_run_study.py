@@ -166,8 +166,8 @@ def test_a_changed_grid_is_not_held_against_the_claims(mine: str) -> None:
     [ran] = run(mine, changes={"gpus": (2,)})
     assert [row["gpus"] for row in ran.rows] == [2]
     verdict = of(ran.verdicts, "X1")
-    assert (verdict.verdict, verdict.found) == ("not testable", "the grid is not the study's own: gpus changed")
-    assert (ran.finding, ran.values) == ("Not said of these runs: no run has gpus 4.", {})
+    assert (verdict.verdict, verdict.found) == ("not testable", "the grid was changed: gpus")
+    assert (ran.finding, ran.values) == ("No finding for these runs: no run has gpus 4.", {})
     assert run(mine, changes={"gpus": (4,), "seq_len": (32,)})[0].finding.startswith("It is ")
 
 

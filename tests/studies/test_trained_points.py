@@ -32,7 +32,7 @@ def point(question: Question = SMALL, **given: Any) -> StudyPoint:
     (LocalDevices(gpus=(), cores=2), point(), None),
     (LocalDevices(gpus=(), cores=2), point(gpus=8), None),
     (LocalDevices(gpus=(), cores=2), point(gpus=9), "9 processes on 2 cores"),
-    (LocalDevices(gpus=(), cores=2), point(LARGE), "h100-sxm is asked for, and no GPU can be used here"),
+    (LocalDevices(gpus=(), cores=2), point(LARGE), "h100-sxm is required, but no GPU can be used here"),
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE), None),
     (LocalDevices(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are asked for, and 4 are here"),
     (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),

@@ -181,7 +181,7 @@ NEAR = [
     ),
     (
         job(),
-        "profile eager is generic, not one software stack; published runs of several stacks with eager kernels",
+        "profile eager does not describe a single software stack; published runs of several stacks with eager kernels",
     ),
     (job("h100-4-slingshot"), "no similar published run used slingshot"),
     (job(gpus=256), "GPUs: 256 here, 8 to 96 in similar published runs"),
@@ -231,7 +231,7 @@ def test_values_are_compared_not_who_wrote_them() -> None:
     written = ("cluster.fabric.nic_bytes_per_s", "cluster.gpu.bf16_flop_per_s", "profile.hop_scale")
     assert trust_of(job(profile="llm-foundry"), written) == trust_of(job(profile="llm-foundry"))
     other = trust_of(changed(job(profile="llm-foundry"), nic_bytes_per_s=40e9), written)
-    assert (other.label, other.reasons) == ("near", ("your own values: fabric.nic_bytes_per_s",))
+    assert (other.label, other.reasons) == ("near", ("these values are your own: fabric.nic_bytes_per_s",))
 
 
 def test_a_renamed_cluster_or_profile_is_its_base() -> None:
@@ -260,7 +260,7 @@ def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
     gpu = replace(asked.cluster.gpu, bf16_flop_per_s=9e14)
     found = trust_of(replace(asked, cluster=replace(asked.cluster, gpu=gpu)), ("cluster.gpu.bf16_flop_per_s",))
     assert found.label == "extrapolated"
-    assert found.reasons == ("the GPU has your own values: gpu.bf16_flop_per_s",)
+    assert found.reasons == ("these values of the GPU are your own: gpu.bf16_flop_per_s",)
 
 
 def test_prices_and_watts_do_not_matter() -> None:

@@ -117,8 +117,8 @@ def test_what_a_note_says_of_the_network(tmp_path: Path, note: str, gbit: float 
 def test_what_is_assumed_is_said(tmp_path: Path) -> None:
     found = validate_bandwidths(read(tmp_path, ROW | {"algorithm": "PAT"}))
     first, second = found.assumptions
-    assert first.startswith("columns that the file does not have: as many gpus_per_node")
-    assert second == "algorithm pat is not modelled: the fastest that is"
+    assert first.startswith("defaults for missing columns: gpus_per_node")
+    assert second == "algorithm pat is not modelled; the fastest modelled algorithm is used"
     assert one(tmp_path, fabric="NDR InfiniBand").fabric is None
 
 
@@ -149,7 +149,7 @@ def test_algorithms(tmp_path: Path, text: str, algorithm: str | None) -> None:
         ({"nodes": -1}, "at least 1"),
         ({"bytes": 0}, "positive"),
         ({"bytes": "nan"}, "finite"),
-        ({"bytes": 1e300}, "far from any real one"),
+        ({"bytes": 1e300}, "which is not realistic"),
         ({"busbw_GBps": 0.0}, "positive"),
         ({"busbw_GBps": "inf"}, "finite"),
         ({"busbw_GBps": ""}, "nothing was measured"),
@@ -179,7 +179,7 @@ def test_missing_columns(tmp_path: Path, column: str) -> None:
 
 
 def test_nothing_measured_and_no_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to compare with"):
+    with pytest.raises(InputError, match="has no measured value"):
         read(tmp_path, {name: value for name, value in ROW.items() if name not in MEASURED})
     path = tmp_path / "none.csv"
     path.write_text(",".join(ROW) + "\n")

@@ -108,7 +108,7 @@ def test_rows_that_say_nothing_keep_their_reason(tmp_path: Path, change: dict[st
 
 def test_numbers_beside_a_failure_are_remarked(tmp_path: Path) -> None:
     (row,) = read(tmp_path, ROW | {"status": "oom", "tokens_per_s_per_gpu": 1000}).rows
-    assert row.remarks == ("status is oom beside a throughput or memory, which is not compared",)
+    assert row.remarks == ("status is oom but throughput or memory is given; these values are not compared",)
     (row,) = read(tmp_path, ROW | {"step_time_s": 2.0, "tokens_per_s_per_gpu": 64 * 4096 / 2.0 / 16 * 1.03}).rows
     assert row.reason is None
 
@@ -364,7 +364,7 @@ def test_columns_that_are_missing_are_said_once(tmp_path: Path) -> None:
         ({"precision": "fp8", "gpu": "a100-80gb"}, "no fp8 tensor cores"),
         ({"mlp": "kan"}, "mlp is 'kan'"),
         ({"attention": "none"}, "must be one of flash, flash1, flash2, flash3, cudnn, cutlass, unfused"),
-        ({"sharding": "ddp", "shard_group": 8}, "ddp, which shards nothing, and shard_group is 8"),
+        ({"sharding": "ddp", "shard_group": 8}, "ddp, which shards nothing, but shard_group is 8"),
         ({"gpus_per_node": 16}, "gpus_per_node is 16, and a server with h100-sxm has 8"),
         ({"gpu": "NVIDIA H100 PCIe"}, "no GPU 'NVIDIA H100 PCIe' is known"),
         ({"hidden": 2050}, "not divisible"),
