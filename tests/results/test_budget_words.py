@@ -133,7 +133,7 @@ def test_levels_of_bands_that_are_joined_are_said() -> None:
 
 def test_mfu_of_all_columns_is_of_6nd() -> None:
     answer = answer_of()
-    row = next(row for row in side_rows(answer) if row[0] == "MFU by 6 N D")
+    row = next(row for row in side_rows(answer) if row[0] == "MFU (6ND convention)")
     best = 6.0 * answer.best.params * 1e5 / answer.problem.rates.cluster.gpu.peak_flop_per_s("bf16")
     assert row[1:] == [f"{best:.1%}", "40.0%", f"{best:.1%}"]
     assert as_data(answer)["best"]["mfu_6nd_frac"] == pytest.approx(best)

@@ -133,7 +133,7 @@ class Count:
 class SmallestBest:
     """The least of a column among runs as good as the best, larger here than there."""
 
-    test: Literal["smallest degree among the best"]
+    test: Literal["least of the best"]
     metric: str
     column: str
     at: Where
