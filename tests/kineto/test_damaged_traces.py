@@ -311,7 +311,7 @@ def test_bombs_are_refused_in_little_time(tmp_path: Path, monkeypatch: pytest.Mo
 def test_folders(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no \.json"):
         analyse(tmp_path)
-    with pytest.raises(InputError, match="no trace was given"):
+    with pytest.raises(InputError, match="no trace is given"):
         analyse([])
     (tmp_path / "deep" / "deeper").mkdir(parents=True)
     write(tmp_path / "deep" / "deeper" / "rank0.json", WHOLE["device"])

@@ -140,7 +140,7 @@ def test_mfu_of_all_columns_is_of_6nd() -> None:
     model = answer.best.model
     attention = 6.0 * model.layers * model.hidden * 4096
     share = attention / (6.0 * answer.best.params + attention)
-    assert any("6 N D" in line and f"{share:.1%}" in line for line in assumptions(answer))
+    assert any("6 x N x D" in line and f"{share:.1%}" in line for line in assumptions(answer))
 
 
 def test_sizes_of_all_columns_have_all_parameters() -> None:
@@ -236,5 +236,5 @@ def test_a_frontier_says_which_other_limit_is_used_up() -> None:
 
 def test_dollars_are_written_as_tokens_are() -> None:
     assert [amount_of("--usd", text) for text in ("2M", "1,000,000", "2e6", "0.5", None)] == [2e6, 1e6, 2e6, 0.5, None]
-    with pytest.raises(InputError, match="--usd '1,5' is no number"):
+    with pytest.raises(InputError, match="--usd '1,5' is not a number"):
         amount_of("--usd", "1,5")
