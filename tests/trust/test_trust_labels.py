@@ -89,7 +89,7 @@ def test_too_few_alike_say_in_what(tmp_path: Path) -> None:
     rows = some(20, seq_len=512) + some(2, seq_len=65536)
     found = trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows))
     assert (found.label, found.runs) == ("near", 0)
-    assert found.reasons == ("none of 22 similar published runs is close to it in tokens per sequence",)
+    assert found.reasons == ("none of 22 similar published runs is close to this job in tokens per sequence",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_fsdp_on_h100_is_validated() -> None:
         (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
         (job(gpus=512), "GPUs: 512 here"),
         (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "hidden size: 64 here"),
-        (job("dgx-h200"), "no published run used h200-sxm"),
+        (job("dgx-h200"), "no published run used the GPU h200-sxm"),
         (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run used the zero_bubble schedule"),
         (job(cp=2), "no published run used this kind of parallelism: FSDP + CP"),
         (job(gpus=1), "no published run used this kind of parallelism: one GPU alone"),
@@ -252,7 +252,7 @@ def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
     ):
         found = trust_of(mine)
         assert found.label == "near"
-        assert found.reasons == (f"your own values in {kind} mine: {path}",)
+        assert found.reasons == (f"these values in {kind} mine are your own: {path}",)
 
 
 def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:

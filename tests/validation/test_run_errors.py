@@ -145,7 +145,7 @@ def test_skips_are_counted_by_source(tmp_path: Path) -> None:
 
 def test_more_memory_than_the_gpu_has_is_a_reason(tmp_path: Path) -> None:
     found = validate(read(tmp_path, ROW | {"memory_gib": 80}, ROW | {"memory_gib": 90, "tp": 2}))
-    assert found.reasons == {3: "memory_gib is 90, and h100-sxm has 79.65"}
+    assert found.reasons == {3: "memory_gib is 90, but h100-sxm has 79.65"}
 
 
 def test_odd_rows_are_counted(tmp_path: Path) -> None:
