@@ -40,9 +40,8 @@ class BudgetCheck(Result):
         error = 0.0 if worst.error_frac is None else worst.error_frac
         hours = sum(run.gpu_hours is not None for run in self.runs)
         return (
-            f"{within} of {len(self.runs)} runs are within {WITHIN_FRAC:.0%} ({hours} of them compared in "
-            "GPU-hours, the others in "
-            f"FLOP); the largest error, of {worst.name}, is {error:+.1%}."
+            f"{within} of {len(self.runs)} runs are within {WITHIN_FRAC:.0%}; {hours} runs are compared in GPU-hours, "
+            f"the others in FLOP. The largest error, of {worst.name}, is {error:+.1%}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,9 +47,7 @@ def sentences(answer: Budget) -> list[str]:
     ]
     found.append(_counting(answer))
     if low < high:
-        found.append(
-            f"The loss of models with {short(low)} to {short(high)} parameters is at most {EVEN_LOSS:g} higher."
-        )
+        found.append(f"Models with {short(low)} to {short(high)} parameters have at most {EVEN_LOSS:g} more loss.")
     ladder = answer.problem.ladder()
     if len(ladder) > 1 and best.model in (ladder[0], ladder[-1]):
         end, other = ("smallest", "smaller") if best.model == ladder[0] else ("largest", "larger")
@@ -65,16 +63,13 @@ def _band_words(answer: Budget) -> str:
     """The band of the loss, and of what it is where it is not of everything."""
     bands = answer.bands
     if bands.both is not None:
-        return _short_ends(bands.both)
+        return f"expected range {_ends(bands.both, 2)}"
     if bands.law is not None:
-        return f"{_short_ends(bands.law)} from the scaling law alone; the simulator's error is unknown here"
+        return f"expected range {_ends(bands.law, 2)} from the scaling law alone; the simulator's error is unknown here"
     if bands.engine is not None:
-        return f"{_short_ends(bands.engine)} from the simulator alone; no errors were published for the scaling law"
+        ends = _ends(bands.engine, 2)
+        return f"expected range {ends} from the simulator alone; no errors were published for the scaling law"
     return "uncertainty unknown"
-
-
-def _short_ends(ends: tuple[float, float]) -> str:
-    return f"expected range {ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def _counting(answer: Budget) -> str:
@@ -88,38 +83,24 @@ def _counting(answer: Budget) -> str:
         return f"{chose}, {flop.why_not}."
     if answer.off_ladder:
         way = "smaller" if answer.off_ladder == "smallest" else "larger"
-        reached = (
-            f"This is {way} than the {answer.off_ladder} model that was tried, {short(run.params)}, which reaches "
-            f"a loss of {run.loss:.3f}"
-        )
+        what = f"This is {way} than the {answer.off_ladder} model that was tried, {short(run.params)}, which"
     else:
-        reached = (
-            f"On this cluster, a run of that size completes {flop.reached_frac:.0%} of the estimated FLOP and "
-            f"reaches a loss of {run.loss:.3f}"
-        )
-    return f"{chose}, and predict a loss of {flop.loss:.3f}. {reached}{_against_best(answer)}."
+        what = f"On this cluster, a run of that size completes {flop.reached_frac:.0%} of the estimated FLOP and"
+    return f"{chose}, and predict a loss of {flop.loss:.3f}. {what} reaches {run.loss:.3f}{_against_best(answer, run)}."
 
 
-def _against_best(answer: Budget) -> str:
-    """What the FLOP-only choice costs: in loss, and in budget."""
-    lost = answer.lost
+def _against_best(answer: Budget, run: BudgetRun) -> str:
+    """What the FLOP-only run costs against the best: in loss, and in the limits' own units."""
+    lost, limits = answer.lost, answer.limits
     if lost is None or lost.loss <= 0:
         return ", the same as the best run"
-    words = f", {lost.loss:.2g} above the best run"
-    if lost.budget_frac <= 0:
+    words, frac = f", {lost.loss:.2g} above the best run", lost.budget_frac
+    if frac <= 0:
         return words
-    return f"{words}. Another model size reaches that loss with {_budget(answer, lost.budget_frac)} less"
-
-
-def _budget(answer: Budget, frac: float) -> str:
-    """A share of what that run spends, in the limits' own units."""
-    run, limits = answer.flop.run or answer.best, answer.limits
-    parts = [f"{100 * frac:.3g}%"]
-    if limits.days is not None and run.binding == "days":
-        parts.append(counted(frac * run.days, "day"))
-    if run.cost_usd is not None:
-        parts.append(f"{amount(frac * run.cost_usd)} USD")
-    return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+    amounts = [counted(frac * run.days, "day")] if limits.days is not None and run.binding == "days" else []
+    amounts += [f"{amount(frac * run.cost_usd)} USD"] if run.cost_usd is not None else []
+    less = f"{100 * frac:.3g}% less of the budget" + (f" ({' or '.join(amounts)})" if amounts else "")
+    return f"{words}. Another model size reaches that loss with {less}"
 
 
 def limits_words(limits: BudgetLimits) -> str:
@@ -142,15 +123,12 @@ def sure_rows(answer: Budget) -> list[list[str]]:
     if bands.engine is not None and trust.low_frac is not None and trust.high_frac is not None:
         speed = (
             f"{_ends(bands.engine)}: measured throughput differs from the prediction by {trust.low_frac:+.1%} "
-            f"to {trust.high_frac:+.1%} "
-            f"with {trust.covered_frac:.0%} probability (trust: {trust.label})"
+            f"to {trust.high_frac:+.1%} with {trust.covered_frac:.0%} probability (trust: {trust.label})"
         )
     law = (
         answer.problem.law.spread
         if bands.law is None
-        else (
-            f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} random draws of the law's coefficients are in this range"
-        )
+        else f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} random draws of the law's coefficients"
     )
     if bands.both is not None:
         both = (
@@ -162,8 +140,8 @@ def sure_rows(answer: Budget) -> list[list[str]]:
     return [["from the scaling law", law], ["from the simulator", speed], ["from both", both]]
 
 
-def _ends(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+def _ends(ends: tuple[float, float], digits: int = 4) -> str:
+    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"
 
 
 def batch_words(answer: Budget) -> str:
@@ -259,10 +237,7 @@ def _batch_lines(answer: Budget) -> list[str]:
         if most is not None
         else f"a step has at most the critical batch size of {batch.name}, {batch.formula} ({batch.source})"
     )
-    charge = (
-        "the predicted loss does not depend on the batch size, and it is for the data that the scaling "
-        "law was fitted to"
-    )
+    charge = "the predicted loss does not depend on the batch size, and applies to the data of the scaling law"
     if batch.form == "loss":
         charge += (
             "; by Kaplan's definition, a run at the critical batch size needs up to twice the tokens of a run with "

@@ -102,10 +102,7 @@ class Calibration(Result):
         if len(self.own_profiles) == 1:
             return self.found.warnings
         counted = ", ".join(f"{name} ({count:,})" for name, count in self.own_profiles.items())
-        mixed = (
-            f"the runs use several profiles: {counted}; one fit starts from {self.base}, and each run "
-            "keeps its own kernels"
-        )
+        mixed = f"the runs use several profiles: {counted}; the fit starts from {self.base}, each run keeps its kernels"
         return (mixed, *self.found.warnings)
 
     def profile_text(self) -> str:

@@ -105,10 +105,7 @@ def _with_source(of_field: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(kind: str, spec: type, schema: dict[str, Any]) -> dict[str, Any]:
     """The top of an entry's file: its name is the file's, and a base gives what it does not."""
-    words = (
-        f"A {kind} of the catalogue, or the path of a file, relative to this one; keys that are missing "
-        "here come from it."
-    )
+    words = f"A {kind} of the catalogue, or a path relative to this file; keys that are missing here come from it."
     schema["properties"]["base"] = {"type": "string", "description": words}
     if kind == "cluster":
         words = "A GPU of the catalogue, the path of its file, or its table."

@@ -84,11 +84,8 @@ class Scaling(Result):
     def only(self) -> ScalingCurve:
         """The only curve; an error if there are several."""
         if len(self.curves) != 1:
-            raise InputError(
-                f"this result has {len(self.curves)} curves, each with its own knees",
-                hint="use curves[0].knees, ...",
-                code="several-curves",
-            )
+            text = f"this result has {len(self.curves)} curves, each with its own knees"
+            raise InputError(text, hint="use curves[0].knees, ...", code="several-curves")
         return self.curves[0]
 
     def to_dict(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def _row(run: BudgetRun) -> list[str]:
         f"{run.gpus:,}",
         short(run.params),
         short(run.tokens),
-        f"{run.tokens_per_param:.3g}",
+        amount(run.tokens_per_param),
         f"{run.loss:.4f}",
         amount(run.days),
         short(run.rate.tokens_per_s),
@@ -128,7 +128,7 @@ def side_rows(answer: Budget) -> list[list[str]]:
         ]
 
     def size(params: float, tokens: float, loss: float) -> list[str]:
-        return [short(params), short(tokens), f"{tokens / params:.3g}", f"{loss:.4f}"]
+        return [short(params), short(tokens), amount(tokens / params), f"{loss:.4f}"]
 
     def cells(run: BudgetRun | None) -> list[str]:
         if run is None:

@@ -70,14 +70,6 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
         for row in answer.rows()
         if row["stage"] == first
     ]
-    head = [
-        "collective",
-        "group",
-        "ranks",
-        "calls (trainer)",
-        "calls (simulator)",
-        "message bytes",
-        "total",
-        "data type",
-    ]
+    calls = ["calls (trainer)", "calls (simulator)"]
+    head = ["collective", "group", "ranks", *calls, "message bytes", "total", "data type"]
     print_rows([head, *rows] if rows else [["no communication"]], right=(2, 3, 4, 5, 6))

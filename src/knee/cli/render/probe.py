@@ -270,19 +270,8 @@ def _print_fits(fits: Sequence[LinkFit]) -> None:
     if not fits:
         click.echo("a fit needs four message sizes per series, and no series has them", err=True)
         return
-    rows = [
-        [
-            "collective",
-            "group",
-            "latency",
-            "latency per hop",
-            "bus bandwidth",
-            "median error",
-            "90th percentile",
-            "held-out median",
-            "held-out largest",
-        ]
-    ]
+    errors = ["median error", "p90", "held-out median", "held-out largest"]
+    rows = [["collective", "group", "latency", "latency per hop", "bus bandwidth", *errors]]
     rows += [
         [
             fit.collective,

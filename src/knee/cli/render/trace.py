@@ -122,19 +122,8 @@ def _rank_rows(analysis: TraceAnalysis) -> list[list[str]]:
 def _collective_rows(rank: RankAnalysis) -> list[list[str]]:
     if not rank.collectives:
         return [["none"]]
-    rows = [
-        [
-            "collective",
-            "group",
-            "ranks",
-            "message size",
-            "calls",
-            "total time",
-            "exposed time",
-            "median time",
-            "bus bandwidth",
-        ]
-    ]
+    times = ["total time", "exposed time", "median time"]
+    rows = [["collective", "group", "ranks", "message size", "calls", *times, "bus bandwidth"]]
     rows += [
         [
             load.collective,

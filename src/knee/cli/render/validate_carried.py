@@ -27,20 +27,8 @@ def print_fidelity(found: CarriedFidelity) -> None:
         f"published runs: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
         f"{found.headline_frac:.1%} with the shipped constants (median over the medians of the sources)"
     )
-    cells = [
-        [
-            "source",
-            "runs",
-            "unseen median",
-            "unseen p90",
-            "shipped median",
-            "shipped p90",
-            "signed median",
-            "memory median",
-            "stack",
-            "GPUs",
-        ]
-    ]
+    errors = ["unseen median", "unseen p90", "shipped median", "shipped p90", "signed median", "memory median"]
+    cells = [["source", "runs", *errors, "stack", "GPUs"]]
     cells += [
         [
             s.source,
