@@ -60,10 +60,10 @@ def test_on_the_screen_it_says_the_same() -> None:
     result = knee(*ASK, "--params", "1B")
     assert result.exit_code == 0
     for words in (
-        "with communication",
-        "counting FLOP (40% MFU)",
-        "what that really reaches",
-        "one more unit",
+        "best run",
+        "FLOP-only estimate (40% MFU)",
+        "size on this cluster",
+        "per additional unit",
         "uncertainty of the loss",
         "critical batch size at this loss",
         "assumptions:",

@@ -50,7 +50,7 @@ def test_tables(runs: Path) -> None:
     assert result.stderr == ""
     for words in (
         "median error of tokens/s per GPU: ",
-        "median over 2 sources",
+        "median over the medians of 2 sources",
         "error of memory",
         "regret",
         "all rows",
@@ -252,7 +252,7 @@ def test_bandwidths(bandwidths: Path) -> None:
         "all rows",
         "A: alltoall is not modelled",
         "B: the source says that its system is misconfigured",
-        "B: no GPU 'tpu-v9' is known",
+        "B: the GPU 'tpu-v9' is unknown",
     ):
         assert words in result.stdout
 
