@@ -54,7 +54,7 @@ def test_tables(runs: Path) -> None:
         "error of memory",
         "regret",
         "all rows",
-        "C: no GPU 'tpu-v9' is known",
+        "C: the GPU 'tpu-v9' is unknown",
         "sharding defaulted to fsdp",
         "stacks: PyTorch 5 rows",
         "defaults for missing columns: pp 1, cp 1",
