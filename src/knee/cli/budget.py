@@ -22,7 +22,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     section="Limits",
     type=int,
     metavar="N",
-    help="Maximum number of GPUs; knee uses fewer where that is better. Default: 16,384.",
+    help="Maximum number of GPUs; knee uses fewer if that is better. Default: 16,384.",
 )
 @option("--days", section="Limits", type=float, metavar="D", help="Maximum number of days.")
 @option(

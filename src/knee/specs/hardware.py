@@ -80,17 +80,17 @@ class AttentionRate:
     half_seq_len: float = 512.0
     """Sequence length at which the forward kernel reaches half of its long-sequence rate."""
     backward_half_seq_len: float | None = None
-    """The same of the backward kernel; None where it is the forward's."""
+    """The same for the backward kernel; None if it is the same as for the forward kernel."""
     half_rows: float = 0.0
     """Queries (sequences x heads x length) at which half of the rate is reached: the last, longest tiles run alone."""
     head64_frac: float = 0.8
     """Rate at head size 64 over that at 128."""
     unaligned_frac: float = 1.0
-    """Rate at head sizes that are no multiple of 8, which tensor cores cannot load in whole vectors, over its own."""
+    """Relative rate at head sizes that are not a multiple of 8, which tensor cores cannot load in whole vectors."""
     clock_frac: float | None = None
-    """Clock at which these rates were measured, over the highest; None where it is that of the matrix products."""
+    """Clock of the measurement, relative to the highest clock; None if it is the same as for matrix products."""
     j_per_flop: float | None = None
-    """Dynamic energy of one operation; None where it is taken to be that of a matrix product."""
+    """Dynamic energy per operation; None if it is assumed to be the same as for matrix products."""
 
     def __post_init__(self) -> None:
         _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
@@ -106,7 +106,7 @@ class Gpu:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the GPU; in a file of its own the file's name where it is left out."""
+    """Name of the GPU; default in a file of its own: the name of the file."""
     vendor: str
     """Maker, such as NVIDIA."""
     arch: str
@@ -127,9 +127,9 @@ class Gpu:
     """Clock at which their sustained rates were measured, over the highest: the board's limit holds products below it.
     1 where it is not known: the clock is then never above that of the measurement."""
     gemm_cap_w: float | None = None
-    """Board limit under which they were measured; None where it is ``tdp_w``."""
+    """Power limit of the GPU during the measurement; None if it is ``tdp_w``."""
     kernel_s: float = 2.6e-6
-    """Time that any kernel takes on the device beside its work: start, fill, drain."""
+    """Time that any kernel takes on the device in addition to its work: start, fill, drain."""
     hbm_bytes: float
     """Memory of the GPU, HBM or GDDR."""
     hbm_bytes_per_s: float
@@ -266,13 +266,13 @@ class Fabric:
     p2p_frac: float = 0.5
     """Fraction of the NIC rate that a send/receive pair reaches with channels enough."""
     p2p_bytes_per_s: float | None = None
-    """What the channels of a pair carry at most; None where they fill the NIC."""
+    """Maximum rate of the channels of a pair; None if they fill the NIC."""
     tree_level_s: float
     """Cost of one level of a tree between nodes: latency and pipeline fill, idle."""
     tiers: tuple[Tier, ...] = ()
     """Levels of switches above the leaves."""
     topology_aware: bool = True
-    """Rings visit nodes in network order, so that only a few hops cross a tier."""
+    """Whether rings visit nodes in network order, which lets only a few hops cross a tier."""
 
     def __post_init__(self) -> None:
         _positive("fabric", self, ("nic_bytes_per_s",))
@@ -299,7 +299,7 @@ class Cluster:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the cluster; the file's name where it is left out."""
+    """Name of the cluster; default: the name of the file."""
     gpu: Gpu
     """Its GPU: a name of the catalogue, a path, or a table."""
     node: Node
@@ -307,7 +307,7 @@ class Cluster:
     fabric: Fabric
     """The network between servers."""
     usd_per_gpu_h: float | None = None
-    """Rental price; None where it is not known."""
+    """Rental price; None if it is unknown."""
     max_gpus: int = field(default=1_000_000)
     """Largest number of GPUs that an answer is given for."""
 

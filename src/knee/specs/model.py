@@ -25,7 +25,7 @@ class Model:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the model; the file's name where it is left out."""
+    """Name of the model; default: the name of the file."""
     layers: int
     """Decoder blocks."""
     hidden: int

@@ -60,7 +60,7 @@ class Plan:
     sequence_parallel: bool = True
     """Norms and residuals are split along the sequence inside the tensor-parallel group."""
     tp_overlap_frac: float | None = None
-    """Overrides the profile's share of TP communication hidden beside GEMMs."""
+    """Overrides the profile's share of TP communication that overlaps with GEMMs."""
     schedule: Schedule = "1f1b"
     virtual_stages: int = 1
     """Model chunks per pipeline rank; more than one needs the interleaved schedule."""

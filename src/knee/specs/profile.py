@@ -20,7 +20,7 @@ class Profile:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the profile; the file's name where it is left out."""
+    """Name of the profile; default: the name of the file."""
     kernels: Kernels
     """Memory-bound kernels: eager pays each of them, native has torch's own fused ones, fused_norm and flash_attn have
     some of others, compiled and fused pay what is left after fusion."""
@@ -45,20 +45,20 @@ class Profile:
     """Time of this stack's memory-bound kernels over that of its kernel set."""
 
     compute_slowdown_frac: float
-    """How much slower compute runs beside a collective at an H100 node's rates: kappa, time x (1 + kappa). Slower
+    """How much slower compute runs during a collective at an H100 node's rates: kappa, time x (1 + kappa). Slower
     networks keep fewer SMs and less memory busy, and so slow compute less."""
     comm_slowdown: float
-    """How much longer a collective takes while compute runs beside it: gamma, time x gamma, at least 1."""
+    """How much longer a collective takes while compute runs: gamma, time x gamma, at least 1."""
     hop_scale: float
     """In-training latency of a ring hop over its idle latency."""
     bandwidth_scale_frac: float
     """In-training bandwidth between nodes over its idle bandwidth."""
     tp_overlap_frac: float
-    """Share of tensor-parallel communication that runs beside GEMMs; only inside a node."""
+    """Share of tensor-parallel communication that overlaps with GEMMs; only inside a node."""
     p2p_overlap_frac: float
-    """Share of pipeline transfers that runs beside compute."""
+    """Share of pipeline transfers that overlaps with compute."""
     cp_overlap_frac: float
-    """Share of context-parallel transfers of KV that runs beside attention (ring; all-gather blocks)."""
+    """Share of context-parallel transfers of KV that overlaps with attention (ring; all-gather blocks)."""
     skew_s: float = 0.0
     """One standard deviation of the ranks' arrival at a collective between nodes; each waits for the last."""
     straggler_frac: float
@@ -71,9 +71,9 @@ class Profile:
     reduces_in_flight: int
     """Reduce-scatters that may be outstanding before the compute stream waits; 0 is unlimited."""
     reduce_overlap: bool = True
-    """DDP and ZeRO-1 reduce gradients beside backward, not after it."""
+    """DDP and ZeRO-1 reduce gradients during the backward pass, not after it."""
     gather_overlap: bool
-    """ZeRO-1 gathers parameters beside the next forward, not after the optimizer."""
+    """ZeRO-1 gathers parameters during the next forward pass, not after the optimizer."""
     deals_by_cost: bool = False
     """Pipeline stages get layers by cost, the output projection counted, not by number."""
     scatters_sends: bool = False

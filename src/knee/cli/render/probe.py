@@ -116,7 +116,9 @@ def print_kernels(answer: KernelsProbe, as_json: bool) -> None:
     _print_machine(answer.readings)
     print_heading("fit (error on all readings)")
     head = ["part", "readings", "median error", "p90", "largest error", "signed median"]
-    rows = [[str(part), *_errors(r)] for part, r in fit.residuals.items()]
+    rows = [
+        [f"matrix {part}" if part.kind == "products" else str(part), *_errors(r)] for part, r in fit.residuals.items()
+    ]
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
     if away is not None:
         print_heading("held-out test (fit on 70% of the weight shapes and attention settings, error on the others)")
