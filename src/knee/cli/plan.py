@@ -123,7 +123,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
 
     The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
     microbatch size, sequence parallelism and recomputation policy that the model and the batch allow. Virtual stages
-    are tried where they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
+    are tried if they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
     Plans that are certain to be more than 12.5% below the best are pruned. All other plans are simulated.
 
     \b
