@@ -135,7 +135,7 @@ def test_values_say_where_they_come_from() -> None:
 
 def test_an_unfinished_probe() -> None:
     begun = Readings(H200.machine, tuple(r for r in H200.records if r["load"] != "copy"))
-    with pytest.raises(InputError, match="none of copy"):
+    with pytest.raises(InputError, match="those of copy are missing"):
         fit_power(windows_of(begun), CLUSTER.gpu, limit_w=700.0)
     assert power_values(begun, CLUSTER) == {}
     assert power_values(Readings(H200.machine, ()), CLUSTER) == {}

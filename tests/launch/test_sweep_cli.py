@@ -266,7 +266,7 @@ def test_the_same_grid_under_another_name_is_the_same_sweep(grid: Path, tmp_path
 
 def test_points_that_are_the_same_run_are_told(grid: Path, tmp_path: Path) -> None:
     result = ask(grid, "--out", tmp_path / "o", "--dry-run", "--set", "gpus=1,1,1")
-    assert "4 points are the same run as another" in result.stderr
+    assert "4 points repeat another run" in result.stderr
 
 
 FAILS = """#!/bin/bash

@@ -231,5 +231,5 @@ def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
 def test_two_studies_of_one_name_are_refused(tmp_path: Path) -> None:
     name = write(tmp_path, MINE, "fig9.toml")
     assert run(name)[0].study.title == "Mine"
-    with pytest.raises(InputError, match="two studies are called fig9"):
+    with pytest.raises(InputError, match="two studies have the name fig9"):
         run("fig9", name)

@@ -214,7 +214,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
         )
     if plan.duplicates:
         click.echo(
-            f"{plan.duplicates:,} point{'s are' if plan.duplicates > 1 else ' is'} a duplicate of another run", err=True
+            f"{plan.duplicates:,} point{'s repeat' if plan.duplicates > 1 else ' repeats'} another run", err=True
         )
     if not as_json:
         print_plan(plan, whole=dry_run)

@@ -21,7 +21,7 @@ def refuse_beside_check(ctx: click.Context) -> None:
     ]
     if given:
         raise InputError(
-            f"--check cannot be combined with other options, but {', '.join(given)} {'is' if len(given) == 1 else 'are'} given",
+            f"--check cannot be combined with {', '.join(given)}",
             hint="leave out --check, or combine it only with --json",
             code="contradiction",
             field="check",
