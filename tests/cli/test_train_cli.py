@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == ExitCode.FAILED
     assert err.count("error:") == 1
-    assert "rank 1 was ended by SIGKILL" in err
+    assert "rank 1 was killed by SIGKILL" in err
     record = record_of(out)
     assert (record["status"], record["failed_rank"]) == ("failed", 1)
     assert record["steps_done"] >= 2

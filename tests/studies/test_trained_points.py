@@ -37,7 +37,8 @@ def point(question: Question = SMALL, **given: Any) -> StudyPoint:
     (LocalDevices(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are required, but this machine has 4"),
     (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),
      "h100-sxm is required, but this machine has NVIDIA A100-SXM4-80GB"),
-    (LocalDevices(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE), "h100-sxm is required, but this machine has NVIDIA H200"),
+    (LocalDevices(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE),
+     "h100-sxm is required, but this machine has NVIDIA H200"),
     (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE, cluster="dgx-a100"), None),
     (LocalDevices(gpus=("",) * 8, cores=2), point(LARGE), None),  # a driver that does not tell
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(), None),  # processes on the processor, beside the GPUs
