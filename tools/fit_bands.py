@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> None:
 
 def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constants]) -> str:
     constants, sources = found[quantity], _sources(errors, quantity)
-    few = f"stands for sources while fewer than {FEW_SOURCES} measured it"
+    few = f"used while fewer than {FEW_SOURCES} sources have measured it"
     lines = [f"\n[{quantity}]", *(_line(name, getattr(constants, name), None, few) for name in SPREADS)]
     lines.append(f"\n[{quantity}.distance]")
     for name, factor in zip(NAMES, constants.factors.tolist(), strict=True):
@@ -47,7 +47,11 @@ def _lines(errors: Errors, quantity: Quantity, found: Mapping[Quantity, Constant
         moved = round(factor, 2) != before
         lines.append(_line(name, round(factor, 2), sources if moved else None, WHY[name]))
     lines.append(f"\n[{quantity}.label]")
-    why = "fewest sources to fit on" if sources is None else "bands hold what they promise"
+    why = (
+        "too few sources to fit this factor"
+        if sources is None
+        else "widens bands until they contain the promised share of runs"
+    )
     lines += [_line(label, constants.labels[label], sources, why) for label in LABELS]
     return "\n".join(lines) + "\n"
 
@@ -66,7 +70,7 @@ WHY = {
 
 def _line(name: str, value: float, sources: int | None, why: str) -> str:
     kind = "assumed" if sources is None else "fitted"
-    source = why if sources is None else f"{why}: tools/fit_bands.py on {sources} sources, each left out"
+    source = why if sources is None else f"{why}: tools/fit_bands.py on {sources} sources, each left out in turn"
     return f'{name} = {{ value = {value:g}, kind = "{kind}", source = "{source}" }}'
 
 

@@ -7,7 +7,8 @@ Each GPU and type of operands has four parameters: peak_frac, sustained_frac, ha
 a table and not to the GPU: the start of its kernels, and the casts of activations. Three in ten weight shapes (n, k)
 are left out whole and predicted; the catalogue's values are fitted on all.
 
-- Hopper, bf16: half_k and half_intensity are those probed on an H200, and sustained_frac is what leaves its rate.
+- Hopper, bf16: half_k and half_intensity are those probed on an H200, and sustained_frac is
+  chosen so that peak_frac x sustained_frac is the rate measured there.
 - Hopper, fp8: sustained_frac is what an H200's 23 probed products say; the rest is the table's.
 - fp8_block and nvfp4 have fp8's sustained_frac: their slow products are the largest, not the longest.
 - A100's table starts its kernels in 10 us, with an older collector: kernel_s is not taken from it.
@@ -64,8 +65,8 @@ class Row:
         """Where the rate comes from."""
         e = self.unseen
         return (
-            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); weight shapes "
-            f"left out: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
+            f"tools/fit_gemm.py on {self.products:,} products (data/gemm, ai-dynamo/aiconfigurator); on weight "
+            f"shapes left out of the fit: error median {e.median_frac:.1%}, p90 {e.p90_frac:.1%}"
         )
 
 
@@ -116,7 +117,10 @@ def probed(rate: GemmRate, kind: GemmType) -> tuple[GemmRate, str]:
         settled = found.peak_frac
     else:
         settled = rate.peak_frac * _clock(products, gpu, kind)
-    words = f"sustained_frac is what leaves {settled:.3f}, the rate of {len(products.m)} products by {PROBED}"
+    words = (
+        f"sustained_frac is chosen so that peak_frac x sustained_frac is {settled:.3f}, "
+        f"the rate of {len(products.m)} matrix products measured by {PROBED}"
+    )
     return replace(rate, sustained_frac=settled / rate.peak_frac), words
 
 
@@ -143,7 +147,7 @@ def catalogue_lines(rows: list[Row]) -> dict[tuple[str, GemmType], str]:
             settled[row.gpu] = rate.sustained_frac
         elif row.kind != "bf16":
             rate = replace(rate, sustained_frac=settled[row.gpu])
-            words = f"{words}; sustained_frac is fp8's"
+            words = f"{words}; sustained_frac is that of fp8"
         if row.kind == "fp8_block" and CLUSTERS[row.gpu][1] == "blackwell":
             library = f"DeepGEMM in {library}"
         values = {

@@ -379,14 +379,16 @@ def write_values(fits: Mapping[str, StackFit], shipped: Fit) -> None:
     lines = {}
     for root in generics:
         stacks = [name for name in fits if bases(name)[-1] == root]
-        why = f"tools/fit_published.py: median over {len(stacks)} stacks ({', '.join(stacks)}) or what was known before"
+        completed = "" if len(stacks) >= FEWEST_STACKS else ", completed to three values with the prior value"
+        why = f"tools/fit_published.py: median of the stacks {', '.join(stacks)}{completed}"
         lines[root] = _lines({path: final[root][path] for path in changed if path != LAUNCH}, why)
         lines[root] |= _launch_lines(shipped, root, generics[root])
     for name, found in fits.items():
         start = shipped.with_launches(start_of(name), bases(name)[-1])
         kept = [p for p in PARAMETERS if p.path in changed and p.path != LAUNCH and not _fact(name, p)]
         lines[name] = _lines(
-            {p.path: value_in(start, p) for p in kept}, "tools/fit_published.py: as before any run was seen"
+            {p.path: value_in(start, p) for p in kept},
+            "tools/fit_published.py: the prior value, which the runs do not change",
         )
         lines[name] |= _launch_lines(shipped, bases(name)[-1], start) | _fitted_lines(found)
     names = "|".join(re.escape(p.path.partition(".")[2]) for p in PARAMETERS)
@@ -410,7 +412,8 @@ def _launch_lines(shipped: Fit, root: str, profile: Profile) -> dict[str, str]:
     if root not in LAUNCHED_ONE_BY_ONE:
         return {}
     told = ", ".join(f"{name} {1e6 * time:.0f} us" for name, time in shipped.launches().items())
-    return _lines({LAUNCH: profile.launch_s}, f"tools/fit_published.py: median of the stacks that tell it ({told})")
+    why = f"tools/fit_published.py: median of the stacks whose runs determine it ({told})"
+    return _lines({LAUNCH: profile.launch_s}, why)
 
 
 def _fitted_lines(found: StackFit) -> dict[str, str]:
@@ -418,7 +421,7 @@ def _fitted_lines(found: StackFit) -> dict[str, str]:
     assert found.throughput_after is not None
     assert found.throughput_before is not None
     why = (
-        f"tools/fit_published.py on {found.runs} carried runs: median error "
+        f"tools/fit_published.py on {found.runs} published runs: median error "
         f"{found.throughput_before.median_frac:.1%} before, {found.throughput_after.median_frac:.1%} after"
     )
     unmoved = rounded({e.parameter.path: e.before for e in found.estimates})

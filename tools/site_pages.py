@@ -106,12 +106,12 @@ def python_page() -> str:
     assert set(QUESTIONS + PARTS) <= set(public)
     parts = [
         "# Python API",
-        "`import knee` gives all names of this page. The functions take the same words as the commands. "
-        "[Use knee in Python](../how-to/python.md) shows them at work. "
-        "This page is made from the docstrings.",
-        "## Questions",
+        "`import knee` provides all names on this page. The functions take the options of the commands as keyword "
+        "arguments. [Use knee in Python](../how-to/python.md) has examples. The site build makes this page from the "
+        "docstrings.",
+        "## Functions",
         *map(_documented, QUESTIONS),
-        "## Parts, for those who build on the engine",
+        "## Lower-level functions",
         *map(_documented, PARTS),
         "## Results and other types",
         *map(_documented, types),
@@ -138,9 +138,9 @@ def claims_page() -> str:
         "# Claims of the paper",
         f"The study files hold {len(claims)} claims about [arXiv 2411.13055](https://arxiv.org/abs/2411.13055): "
         + ", ".join(f"{count} {role}" for role, count in roles.items())
-        + ". Only independent claims are evidence; [Study files](../studies.md#how-claims-are-counted) has the rules. "
-        "`knee study` judges every claim, and its page shows each verdict with the numbers behind it. "
-        "This page is made from the study files. Each table has the claims of one study.",
+        + ". Only independent claims count as evidence ([the rules](../studies.md#how-claims-are-counted)). "
+        "`knee study` tests every claim, and its page shows each verdict with the simulated numbers. "
+        "The site build makes this page from the study files. Each table has the claims of one study.",
     ]
     for study in studies:
         if study.claim:
@@ -160,7 +160,14 @@ def _because(claim: Any) -> str:
 def coverage_table() -> str:
     """How often bands hold on sources that are left out."""
     rows = [row for row in coverage(read_errors()) if not row.source]
-    head = ("quantity", "label", "runs", "promised", "held", "half the band's width, median")
+    head = (
+        "quantity",
+        "label",
+        "runs",
+        "promised share inside the band",
+        "measured share",
+        "half of the band's width (median)",
+    )
     return table(
         head,
         (
@@ -228,7 +235,7 @@ def fitted_table() -> str:
                     seen.add(key)
                     found.setdefault((f"{kind} {name}", source), []).append(f"`{field}` {value}")
     rows = ((entry, ", ".join(values), source) for (entry, source), values in found.items())
-    return table(("entry", "values", "fitted on"), rows)
+    return table(("entry", "values", "how they were fitted"), rows)
 
 
 def field_table(*specs: type) -> str:

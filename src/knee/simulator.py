@@ -111,32 +111,15 @@ def evaluate(
     fold: bool = True,
 ) -> EvaluatedStep:
     """Simulate one step of each plan of a table that fits in memory at once."""
-    modes = Modes.of(table)
-    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
-    groups = groups_of(cluster, table, modes)
-    compute = compute_costs(model, cluster, profile, table)
-    comm = comm_costs(cluster, profile, table, modes, traffic, groups)
-    host_scale = cluster.node.launch_scale
-    parts = StepParts(
-        gpu=cluster.gpu,
-        profile=profile,
-        launch_s=profile.launch_s * host_scale,
-        table=table,
-        modes=modes,
-        traffic=traffic,
-        compute=compute,
-        comm=comm,
-        local=local_comms(profile, table, groups, comm, compute, host_scale),
-        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
-        **_who_shares_the_network(profile, modes, groups),
-    )
+    parts, groups = priced(model, cluster, profile, table)
+    modes, traffic, compute, comm = parts.modes, parts.traffic, parts.compute, parts.comm
     actions = run_actions(parts, model.layers, head_layers(model) if profile.deals_by_cost else 0.0)
     step = run_step(parts, actions, fold=fold)
-    optimizer = _optimizer(cluster, profile, model, parts)
-    late = _late_gather(profile, model, parts)
+    optimizer = optimizer_cost(cluster, profile, model, parts)
+    late = late_gather_s(profile, model, parts)
     outer_sync = outer_sync_cost(model, cluster, profile, table, modes, traffic, groups)
     memory = memory_of(model, profile, table, shapes_of(table), modes, traffic)
-    flop, moved = _work(model, parts)
+    flop, moved = step_work(model, parts)
     moved = moved + optimizer.moved_bytes + outer_sync.moved_bytes
     results = _results(
         model, cluster, profile, parts, step, optimizer, late, outer_sync, memory, flop, moved, convention
@@ -162,6 +145,30 @@ def evaluate(
         moved_bytes=moved,
         results=results,
     )
+
+
+def priced(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[StepParts, GroupPlacements]:
+    """What every operation and message of the plans takes alone, before anything runs beside anything."""
+    modes = Modes.of(table)
+    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
+    groups = groups_of(cluster, table, modes)
+    compute = compute_costs(model, cluster, profile, table)
+    comm = comm_costs(cluster, profile, table, modes, traffic, groups)
+    host_scale = cluster.node.launch_scale
+    parts = StepParts(
+        gpu=cluster.gpu,
+        profile=profile,
+        launch_s=profile.launch_s * host_scale,
+        table=table,
+        modes=modes,
+        traffic=traffic,
+        compute=compute,
+        comm=comm,
+        local=local_comms(profile, table, groups, comm, compute, host_scale),
+        kappa=contention(cluster, profile, table, modes, traffic, groups, comm),
+        **_who_shares_the_network(profile, modes, groups),
+    )
+    return parts, groups
 
 
 def _who_shares_the_network(profile: Profile, modes: Modes, g: GroupPlacements) -> dict[str, Bools]:
@@ -197,7 +204,7 @@ def simulate_tables(
         yield evaluate(model, cluster, profile, table, convention=convention).results
 
 
-def _optimizer(cluster: Cluster, profile: Profile, model: Model, parts: StepParts) -> Cost:
+def optimizer_cost(cluster: Cluster, profile: Profile, model: Model, parts: StepParts) -> Cost:
     """AdamW over the shard that a GPU owns."""
     table, t = parts.table, parts.traffic
     shards = np.where(parts.modes.ddp, 1.0, table.dp_shard * table.cp)
@@ -226,7 +233,7 @@ def _narrow_copies_bytes(model: Model, parts: StepParts, whole: Floats) -> Float
     return np.where(kept, narrow, 0.0)
 
 
-def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
+def late_gather_s(profile: Profile, model: Model, parts: StepParts) -> Floats:
     """ZeRO-1 without overlap gathers all parameters after the optimizer, layer by layer."""
     if profile.gather_overlap:
         return np.zeros(len(parts.table))
@@ -237,7 +244,7 @@ def _late_gather(profile: Profile, model: Model, parts: StepParts) -> Floats:
     return np.where(parts.modes.zero1, layers * parts.comm.gather_layer + ends, 0.0)
 
 
-def _work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
+def step_work(model: Model, parts: StepParts) -> tuple[Floats, Floats]:
     """Tensor-core operations (in 16-bit ones) and HBM traffic of one GPU in one step, mean over stages."""
     c, table = parts.compute, parts.table
     full = table.repeats_frac

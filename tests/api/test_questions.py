@@ -156,6 +156,8 @@ def test_rows_become_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     curve = knee.scale("llama2-7b", cluster="dgx-h100", gpus=[8, 16], local_batch=2)
     assert [row["gpus"] for row in curve.rows()] == [8, 16]
     assert {"plan.tp", "tokens_per_s", "trust.label", "return.per_doubling"} <= set(curve.rows()[1])
+    assert repr(curve).startswith("<Scaling: 2 rows")
+    assert len(str(curve)) < 100
     html = curve._repr_html_()
     assert html.count("<tr>") == 3
     assert "<svg" in html

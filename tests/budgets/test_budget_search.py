@@ -335,7 +335,7 @@ def test_the_lean_set_comes_near_the_whole_space() -> None:
         model = LLAMA.shape(params)
         lean = Rates(cluster=H100, profile=EAGER, seq_len=4096).of(model, [(gpus, batch)])[gpus, batch]
         space = Space(model=model, gpus=gpus, global_batch=batch, seq_len=4096)
-        whole = search(space, H100, EAGER, margin=1.0)
+        whole = search(space, H100, EAGER, keep=1)
         assert lean is not None
         assert lean.tokens_per_s > 0.97 * whole.results.tokens_per_s[0]
 

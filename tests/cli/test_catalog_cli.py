@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -77,3 +78,17 @@ def test_an_unknown_name_gets_the_nearest(name: str, guess: str) -> None:
 
 def test_a_name_like_no_other() -> None:
     assert "hint: `knee catalog` lists all" in knee("zzzzzz").stderr
+
+
+def test_the_folder_of_a_model_needs_no_slash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **shape}))
+    monkeypatch.chdir(tmp_path)
+    assert knee("mine").stdout.startswith("model mine:")
+
+
+def test_a_mistake_names_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('base = "dgx-h100"\n[fabric]\ntiers = [{ nodes = 4, oversubscription = "2:1" }]\n')
+    assert f"error: {file} has " in knee(str(file)).stderr

@@ -316,6 +316,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("torchtitan", {"tp": 16}, "plan.tp", "8"),
     ("torchtitan", {"prefetch": 3}, "plan.prefetch", "--prefetch 1"),
     ("torchtitan", {"model": "llama2-7b", "seq_len": 4096}, "model", "megatron"),
+    ("torchtitan", {"model": "llama2-7b", "seq_len": 4096, "sharding": "zero1"}, "model", "megatron"),
     ("torchtitan", {"cluster": "cpu", "gpus": 8}, "cluster.gpu", "knee"),
     ("torchtitan", {"gpus": 12, "batch": 12}, "gpus", "8"),
     ("torchtitan", {"sharding": "hsdp", "dp_shard": 8, "sync_every": 500}, "plan.sync_every", "--sync-every"),

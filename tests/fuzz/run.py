@@ -22,6 +22,7 @@ from typing import Any
 
 from fuzz.case import Case
 from fuzz.guard import GUARD, Started, guarded
+from knee.specs.kept_files import forget_files
 
 CPU_S = 20.0
 """Of one case. Files have a few kilobytes, and arguments ask about a few GPUs; a search that is asked about many may
@@ -30,19 +31,6 @@ MEMORY_BYTES = 1 << 30
 """That a case may add to the process at its peak."""
 STARTED = -1
 """Stands for an exit code where the work was about to begin."""
-
-
-BY_NAME = (
-    ("knee.studies.study_file", "load_study"),
-    ("knee.studies.answers", "specs_of"),
-    ("knee.studies.record_store", "_digest_of_specs"),
-    ("knee.studies.rows", "_cluster"),
-    ("knee.studies.budget_rows", "_parts"),
-    ("knee.validation.user_records", "_model"),
-    ("knee.validation.user_records", "_cluster"),
-    ("knee.validation.stacks", "catalog_profile"),
-)
-"""What a process remembers by the name of a file, which is another file in the next case."""
 
 
 class TooLong(BaseException):
@@ -101,9 +89,7 @@ def run_case(case: Case, folder: Path, *, cpu_s: float = CPU_S) -> Outcome:
     outcome.peak_bytes = max(0, _peak_bytes() - before)
     tempfile.tempdir = None
     os.chdir(folder)
-    for module, name in BY_NAME:
-        if module in sys.modules:
-            getattr(sys.modules[module], name).cache_clear()
+    forget_files()
     return outcome
 
 

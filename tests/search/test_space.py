@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from knee.errors import SpecError
-from knee.search.bound import least_step_s
+from knee.search.bound import least_step, least_unsharded_step
 from knee.search.plan_filter import matching
-from knee.search.plan_search import SLACK
-from knee.search.space import Space, _sensible, divisors, whole_table
+from knee.search.space import Space, _sensible, count_plans, divisors, sharded_table, unsharded_table, whole_table
 from knee.simulator import simulate_table
 from knee.specs.job import Job
 from knee.specs.load import load_cluster, load_model, load_profile
@@ -21,6 +21,8 @@ from knee.specs.plan import CP_METHODS, RECOMPUTES, SCHEDULES, SHARDINGS, Plan
 from refusals import caught, kind
 
 TINY = Model(name="tiny", layers=4, hidden=64, ffn=128, heads=4, kv_heads=2, vocab=512)
+MODEL = load_model("llama2-7b").spec
+OPEN = ("placement", "tp_overlap_frac")
 ODD = Model(name="odd", layers=6, hidden=96, ffn=128, heads=6, kv_heads=3, vocab=512)
 CLUSTER, PROFILE = load_cluster("dgx-h100").spec, load_profile("eager").spec
 
@@ -123,9 +125,31 @@ def test_no_step_is_shorter_than_its_bound(model: str, cluster: str, profile: st
     specs = load_model(model).spec, load_cluster(cluster).spec, load_profile(profile).spec
     table = whole_table(Space(model=specs[0], gpus=gpus, global_batch=batch, seq_len=4096))
     some = table.rows(np.sort(np.random.default_rng(0).choice(len(table), min(4000, len(table)), replace=False)))
-    bound, found = least_step_s(*specs, some), simulate_table(*specs, some)
-    assert (SLACK * bound <= found.step_s).all()
-    assert np.median(found.step_s / bound) < 3
+    least, found = least_step(*specs, some), simulate_table(*specs, some)
+    assert (least.step_s <= found.step_s).all()
+    assert (least.energy_j <= found.power_w_per_gpu * found.step_s).all()
+    assert np.median(found.step_s / least.step_s) < 1.1
+    zero1 = replace(
+        some,
+        sharding=np.full(len(some), SHARDINGS.index("zero1")),
+        dp_shard=some.dp,
+        dp_replicate=np.ones_like(some.dp),
+    )
+    unsharded = least_unsharded_step(*specs, zero1)
+    assert (unsharded.step_s <= found.step_s).all()
+    assert (unsharded.energy_j <= found.power_w_per_gpu * found.step_s).all()
+
+
+@pytest.mark.parametrize("limits", [{}, {"shardings": ("fsdp", "ddp")}, {"shardings": ("zero2",), "max_pp": 2}])
+def test_the_shardings_of_unsharded_plans_are_the_space(limits: dict[str, Any]) -> None:
+    space = Space(model=MODEL, gpus=16, global_batch=32, seq_len=4096, sync_every=4, **limits)
+    unsharded = unsharded_table(space)
+    rows = [
+        sorted(zip(*(getattr(t, f.name).tolist() for f in fields(t) if f.name not in OPEN), strict=True))
+        for t in (whole_table(space), sharded_table(space, unsharded))
+    ]
+    assert rows[0] == rows[1]
+    assert count_plans(space, unsharded) == len(rows[0])
 
 
 @pytest.mark.parametrize(

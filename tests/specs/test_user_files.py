@@ -131,6 +131,33 @@ def test_a_gpu_is_no_cluster(box: str) -> None:
     assert (refused.value.code, refused.value.field) == ("other-document", "cluster")
 
 
+def test_a_file_of_one_kind_is_told_from_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('base = "dgx-h100"\n')
+    for load, kind in ((load_model, "model"), (load_profile, "profile")):
+        with pytest.raises(InputError) as refused:
+            load(str(tmp_path / "mine.toml"))
+        assert (refused.value.code, refused.value.field) == ("other-document", kind)
+        assert refused.value.hint == "give it as the cluster"
+
+
+def test_the_hint_names_what_an_unknown_name_may_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "four-nics.toml").write_text('base = "dgx-h100"\n')
+    monkeypatch.chdir(tmp_path)
+    hints = {"gh200": ("gh200-nvl32", "gh200-4-slingshot"), "eager": ("profile",), "four-nics": ("four-nics.toml",)}
+    for name, words in hints.items():
+        with pytest.raises(InputError) as refused:
+            load_cluster(name)
+        assert refused.value.code == "unknown-name"
+        assert all(word in str(refused.value.hint) for word in words)
+
+
+def test_a_model_of_a_hub_is_not_downloaded() -> None:
+    with pytest.raises(InputError) as refused:
+        load_model("meta-llama/Llama-3.1-8B")
+    assert (refused.value.code, refused.value.field) == ("no-file", "model")
+    assert "config.json" in str(refused.value.hint)
+
+
 # ---- NICs ----------------------------------------------------------------------------------------------------------
 
 

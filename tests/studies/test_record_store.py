@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from knee.errors import InputError
-from knee.studies import answers
+from knee.specs.kept_files import forget_files
 from knee.studies import record_store as store
 from knee.studies.questions import Question, points_of
 from knee.studies.record_store import IMPOSSIBLE, Store, cached_fidelity, damage, key_of
@@ -125,8 +125,7 @@ def test_a_changed_spec_answers_again(tmp_path: Path, said: list[str]) -> None:
     mine = replace(SMALL, profile=str(path))
     for scale, count in ((1.0, (1, 0)), (1.0, (0, 1)), (2.0, (1, 0))):
         path.write_text(f'base = "eager"\nstream_scale = {scale}\n', encoding="utf-8")
-        answers.specs_of.cache_clear()
-        store._digest_of_specs.cache_clear()
+        forget_files()
         assert counts(kept(tmp_path / "records", said, mine)) == count
 
 

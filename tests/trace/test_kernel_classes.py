@@ -53,6 +53,7 @@ def test_what_communicates() -> None:
         ("dlslime::intranode_alltoall_kernel", "other_collective"),
         ("c10d::allreduce_", "reduction"),  # the host's operator, which gloo's own annotation stands for
         ("gloo:all_reduce", "gloo"),
+        ("fsdp::all_gather_copy_in", "elementwise"),  # the local copy before the collective
         ("aten::_scaled_dot_product_flash_attention", "attention"),
         ("aten::addmm", "gemm"),
         ("aten::copy_", "elementwise"),

@@ -19,6 +19,7 @@ from knee.profile_fit.stack_spread import stack_priors
 from knee.progress import Progress, silent
 from knee.results.calibrate_result import Calibration
 from knee.specs.defaults import HOLD_OUT_FRAC
+from knee.specs.kept_files import forget_files
 from knee.specs.load import load_profile
 from knee.validation.skipped_rows import none_used
 from knee.validation.user_runs import UserRuns, read_user_runs
@@ -77,6 +78,7 @@ def calibrate(
     {'launch_s': 5.1e-06, 'stream_scale': 1.18}
     >>> knee.simulate("llama2-7b", cluster="dgx-h100", gpus=8, local_batch=2, profile="mine.toml")  # doctest: +SKIP
     """
+    forget_files()
     paths = tuple(dict.fromkeys(Path(file) for file in _listed(files)))
     if not paths:
         raise InputError(

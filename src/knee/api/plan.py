@@ -29,7 +29,7 @@ from knee.progress import Progress, silent
 from knee.results.plan_result import PlanSearch
 from knee.search.nearest_plan import no_plan, nothing_fits
 from knee.search.plan_filter import NUMBERS, WORDS
-from knee.search.plan_search import SearchResult, search
+from knee.search.plan_search import RANKED, SearchResult, search
 from knee.search.robust import robust
 from knee.search.space import Space, whole_table
 from knee.specs import Cluster, Model, Plan, Profile
@@ -116,7 +116,16 @@ def plan(
         micro_batches=tuple(micro_batch),
         attention_again=parts.profile.attention == "unfused" or "attention" in recompute,
     )
-    found = search(space, parts.cluster, parts.profile, objective=objective, only=only, progress=progress or silent)
+    found = search(
+        space,
+        parts.cluster,
+        parts.profile,
+        objective=objective,
+        only=only,
+        keep=max(top, RANKED),
+        front=True,
+        progress=progress or silent,
+    )
     if not len(found):
         raise _none_fits(found, space, only)
     return PlanSearch(found=found, drawn=robust(found), top=min(top, len(found)), whole_run=whole_run)

@@ -17,9 +17,9 @@ from knee.progress import Progress, watched
 from knee.record.side_by_side import read_record
 from knee.results.result import Result, flat
 from knee.specs.choices import STUDY_LAUNCHERS, StudyLauncher
+from knee.specs.kept_files import forget_files
 from knee.studies.claims import Tally, Verdict
 from knee.studies.grid_changes import GridChanges, changes_of
-from knee.studies.kept_files import forget_files
 from knee.studies.quantities import Row
 from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store, cached_fidelity

@@ -21,9 +21,9 @@ from knee.results.sweep_result import SweepPlan, SweepStatus
 from knee.specs.catalog import did_you_mean
 from knee.specs.choices import Device, Launcher
 from knee.specs.defaults import TIMEOUT_S, TRACE_STEPS
+from knee.specs.kept_files import forget_files
 from knee.studies.answers import job_of
 from knee.studies.grid_changes import GridChanges, changes_of
-from knee.studies.kept_files import forget_files
 from knee.studies.questions import StudyPoint, all_points, check_count
 from knee.studies.study_file import load_study
 from knee.sweeps import local, slurm

@@ -10,6 +10,7 @@ from knee.inputs.argument_types import checked_arguments
 from knee.inputs.request import ClusterLike, ProfileLike, named_cluster, named_profile
 from knee.progress import Progress, watched
 from knee.results.validate_result import BandwidthsValidation, CarriedValidation, RunsValidation, Validation
+from knee.specs.kept_files import forget_files
 from knee.studies.record_store import Store
 from knee.studies.run_study import points_to_run, recorded, results
 from knee.studies.study_file import study_names
@@ -58,6 +59,7 @@ def validate(
     >>> mine.found.headline_frac  # doctest: +SKIP
     0.041
     """
+    forget_files()
     if file is None:
         if profile is not None or cluster is not None:
             raise InputError(

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.search.bound import least_compute_s, least_step_s
-from knee.search.plan_search import SHARES, SLACK, joined, memory_table, partly_recomputed
-from knee.search.space import Space, degrees, whole_table
+from knee.search.bound import least_step, least_unsharded_step
+from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
+from knee.search.space import Space, degrees, joined, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
@@ -96,7 +96,7 @@ class Rates:
                     for micro, space in sizes
                 )
             )
-            least = SLACK * least_compute_s(model, self.cluster, self.profile, table)
+            least = least_unsharded_step(model, self.cluster, self.profile, table).step_s
             self.bounds[model] = float(np.max(table.global_batch * self.seq_len / least))
         return self.bounds[model]
 
@@ -129,7 +129,7 @@ class Rates:
 
     def _most(self, model: Model, table: PlanTable) -> tuple[Floats, Floats]:
         """Tokens/s that each plan does not exceed, and the seconds of a step that it does not fall below."""
-        bound = SLACK * _by_chunk(model, self.cluster, self.profile, table)
+        bound = _by_chunk(model, self.cluster, self.profile, table)
         return table.global_batch * self.seq_len / bound, bound
 
     def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
@@ -201,9 +201,7 @@ class Rates:
         return joined(table.rows(np.flatnonzero(fits)), partly, full.rows(rest))
 
     def _fits(self, space: Space, table: PlanTable) -> Bools:
-        pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-        total = np.concatenate([memory_table(space, self.profile, piece).total_bytes for piece in pieces])
-        return np.asarray(total <= self.cluster.gpu.hbm_bytes)
+        return np.asarray(memory_bytes(space, self.profile, table) <= self.cluster.gpu.hbm_bytes)
 
 
 def _keys(table: PlanTable) -> set[Key]:
@@ -225,7 +223,7 @@ def _least(bound: Floats, group: Ints, count: int) -> Ints:
 
 def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
     pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    return np.concatenate([least_step_s(model, cluster, profile, piece) for piece in pieces])
+    return np.concatenate([least_step(model, cluster, profile, piece).step_s for piece in pieces])
 
 
 def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:

@@ -151,7 +151,10 @@ def _run(
     from knee.cli.overrides import parse_sets
     from knee.cli.render.progress import Bars
     from knee.cli.render.study import print_answer
+    from knee.studies.study_file import load_study
 
+    for name in names:  # a mistake in a file is told before the seconds that altair's import takes
+        load_study(name)
     if not no_page:  # not after everything has been run
         from knee.figures.vega import load
 

@@ -187,9 +187,8 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
     launch.option("--micro-batch-size", job.plan.micro_batch)
     launch.option("--global-batch-size", job.global_batch)
     launch.notes.append(
-        f"microbatches per step on each data-parallel rank: {job.microbatches} of "
-        f"{counted(job.plan.micro_batch, 'sequence')}; "
-        "knee's --local-batch is the global batch divided by the number of GPUs"
+        f"a data-parallel rank runs {job.microbatches} microbatches of {job.plan.micro_batch} a step; "
+        "knee's --local-batch is the global batch divided by all GPUs"
     )
 
 

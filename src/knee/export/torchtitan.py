@@ -23,7 +23,7 @@ TOOL = "torchtitan"
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 ITS_CHUNKS = 2
 """Chunks a rank that torchtitan gives an interleaved schedule unless told otherwise."""
-LOCAL_BATCH = "knee's --local-batch is the global batch divided by the number of GPUs"
+LOCAL_BATCH = "knee's --local-batch is the global batch divided by all GPUs"
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "biases": False}
 
 MODULE = """\
@@ -65,6 +65,7 @@ def torchtitan_command(job: Job) -> str:
 def _refuse(launch: LaunchCommand, job: Job) -> None:
     """What no option of torchtitan says."""
     plan, model = job.plan, job.model
+    _registered(job)  # before the plan: no other plan helps a model that it does not know
     refuse_rare_exchange(launch, plan)
     if plan.sharding in ("zero1", "zero2"):
         raise cannot(

@@ -40,7 +40,8 @@ def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
     known = [field.name for field in fields(Plan)]
     for name in plan:
         if name not in known:
-            close = did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
+            # Python's overrides are the command line's --set
+            close = "overrides" if name == "set" else did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
             raise InputError(
                 f"{name} is neither an argument of this function nor a field of a plan",
                 hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",

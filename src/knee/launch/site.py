@@ -44,45 +44,45 @@ class Site:
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
 
     partition: str = ""
-    """Slurm's partition."""
+    """Slurm partition."""
     account: str = ""
-    """Slurm's account."""
+    """Slurm account."""
     qos: str = ""
-    """Slurm's quality of service."""
+    """Slurm quality of service."""
     time: str = ""
-    """Wall clock of an allocation, as Slurm takes it; of a run where there is no Slurm."""
+    """Time limit of a Slurm job, in Slurm's format. Without Slurm it is the time limit of a run."""
     exclusive: bool = False
-    """Whether whole nodes are asked for, shared with no other job."""
+    """Whether to request whole nodes, shared with no other job."""
     exclude: str = ""
-    """Nodes that are not to be used."""
+    """Nodes that must not be used."""
     cpus_per_node: int | None = None
-    """CPUs that are asked for on each node."""
+    """CPUs to request per node."""
     gpus_per_node: int | None = None
-    """Processes a node, where they are not as many as the cluster's description says."""
+    """Processes per node, if it differs from the cluster's GPUs per node."""
     sbatch: tuple[str, ...] = ()
-    """More options of sbatch, one a string: "--reservation=weekend"."""
+    """Further options of sbatch, one per string: "--reservation=weekend"."""
     gres: bool = True
-    """Whether GPUs are asked for by --gpus-per-node; some sites give whole nodes."""
+    """Whether to request GPUs with --gpus-per-node. Set it to false if your site allocates whole nodes."""
     max_queued: int | None = None
-    """Jobs, or tasks of arrays, that may be in the queue at once."""
+    """Largest number of jobs, or array tasks, in the queue at once."""
     max_running: int | None = None
-    """Tasks of an array that may run at once."""
+    """Largest number of array tasks that run at once."""
     hosts: tuple[str, ...] = ()
-    """Names or addresses, for torchrun without Slurm; the first is where ranks meet."""
+    """Names or addresses of hosts, for torchrun without Slurm. Ranks rendezvous on the first host."""
     via: str = SSH
-    """What runs a command on a host."""
+    """Command that runs a command on a host."""
     setup: str = ""
-    """A file of shell commands that are run before anything else: modules, limits, a virtual environment. What fails
-    in it ends the run."""
+    """File of shell commands that run first: modules, limits, a virtual environment. If one of them fails, the run
+    ends."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of a run."""
     container: str = ""
-    """Image, or its file, in which a run is started."""
+    """Container image, or its file, in which the run is started."""
     container_runtime: Literal["apptainer", "singularity", "pyxis"] = "apptainer"
-    """What starts the container."""
+    """Program that starts the container."""
     python: str = ""
-    """The interpreter that starts torchrun. If left out: the container's python3; the python3 that ``setup`` puts into
-    the PATH, if it does; this one."""
+    """Python interpreter that starts torchrun. It defaults to the container's python3; without a container, to the
+    python3 that ``setup`` puts into the PATH; and otherwise to the interpreter that runs knee."""
 
     def __post_init__(self) -> None:
         for name in ("partition", "account", "qos", "time", "exclude"):

@@ -50,8 +50,8 @@ def plan_page(data: Data, words: Mapping[int, str], *, command: str = "") -> str
         found=(
             f"Recommended: {words[best['rank']]}.",
             f"{str(data['why'])[:1].upper()}{str(data['why'])[1:]}.",
-            f"{counts['plans']:,} plans: {sum(counts['too_large'].values()):,} do not fit, {counts['bounded']:,} were "
-            f"pruned by a bound, {counts['simulated']:,} were simulated.",
+            f"{counts['plans']:,} valid plans; {counts['simulated']:,} were simulated, and bounds rule out that "
+            f"another is among the best {counts['ranked']:,}.",
         ),
         sections=tuple(sections),
         assumptions=ASSUMPTIONS,

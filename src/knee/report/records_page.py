@@ -26,19 +26,22 @@ PARTS = "parts"
 CHARTS = {
     "throughput": {
         "tokens_per_s": ("Tokens per second, all GPUs", "Of all GPUs together."),
-        "tokens_per_s_per_gpu": ("Tokens per second per GPU", "Level would be ideal."),
+        "tokens_per_s_per_gpu": ("Tokens per second per GPU", "A horizontal line would be ideal."),
     },
     "time": {
         "step_s": ("Time per step", "From one step to the next."),
-        "exposed_frac": ("Exposed share of the step", "Communication without compute, bubbles counted."),
+        "exposed_frac": (
+            "Exposed share of the step",
+            "Communication that runs while nothing computes, including pipeline bubbles.",
+        ),
         PARTS: (
             "Time per step, by what the GPU does",
             "Compute, exposed communication, bubble and idle add up to the "
-            "step. The dashed bar beside it is communication that hides behind compute.",
+            "step. The dashed bar next to it is communication that overlaps with compute.",
         ),
     },
     "efficiency": {
-        "mfu_frac": ("MFU", "Model FLOP over what the GPUs could do at their peak."),
+        "mfu_frac": ("MFU", "The model's FLOP per second divided by the GPUs' peak."),
         "memory_bytes": ("Memory per GPU", "Of the GPU that needs most."),
     },
     "energy": {

@@ -52,7 +52,9 @@ class CatalogEntry(Result):
         """The model, GPU, cluster or profile; for other kinds, the table of the file."""
         if self.kind == CONSTANTS:
             return {name: constant(*name.split(".", 1)) for name, *_ in constant_rows()}
-        return budget_tables()[self.kind][self.name] if self.kind in budget_tables() else _spec(self.kind, self._tree())
+        if self.kind in budget_tables():
+            return budget_tables()[self.kind][self.name]
+        return _spec(self.kind, self._tree(), self.path or self.name)
 
     @property
     def values(self) -> tuple[CatalogValue, ...]:
@@ -83,7 +85,7 @@ class CatalogEntry(Result):
         mistakes: list[Mistake] = []
         tree = read_tree(cast(Kind, self.kind), self.path or self.name)
         complete(self.kind, tree, mistakes)
-        raise_mistakes(self.name, mistakes)
+        raise_mistakes(self.path or self.name, mistakes)
         return tree
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,10 +115,10 @@ class CatalogEntries(Result):
         return [{"kind": entry.kind, "name": entry.name} for entry in self.entries]
 
     def named(self, name: str) -> tuple[CatalogEntry, ...]:
-        """The entries with this name, at most one per kind; for a path, the entry that the file describes."""
-        if is_path(name):
-            return (file_entry(name),)
+        """The entries of a name: one, or one of each kind that has it; of a path the entry that its file describes."""
         found = tuple(entry for entry in self.entries if entry.name == name)
+        if is_path(name) or (not found and Path(name).is_dir()):
+            return (file_entry(name if is_path(name) else f"./{name}"),)
         if not found:
             close = did_you_mean(name, [entry.name for entry in self.entries])
             raise InputError(
@@ -163,10 +165,10 @@ def _written(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _spec(kind: str, tree: Tree) -> Any:
+def _spec(kind: str, tree: Tree, label: str) -> Any:
     mistakes: list[Mistake] = []
     spec = build(kind, tree, mistakes)
-    raise_mistakes(kind, mistakes)
+    raise_mistakes(label, mistakes)
     return spec
 
 

@@ -16,7 +16,8 @@ from knee.export.formats import export
 from knee.inputs.argument_types import checked_arguments
 from knee.record.plan_words import plan_words
 from knee.results.result import Result, flat
-from knee.search.pareto_front import Baseline, baseline, pareto, why
+from knee.search.pareto_front import pareto
+from knee.search.plain_fsdp import Baseline, baseline, why
 from knee.search.plan_search import SearchResult
 from knee.search.robust import CLOSE, Robust
 from knee.search.sensitivity import Bar, sensitivity
@@ -189,9 +190,8 @@ class PlanSearch(Result):
             "objective": found.objective,
             "counts": {
                 "plans": found.plans,
-                "too_large": found.too_large,
-                "bounded": found.bounded,
                 "simulated": len(found),
+                "ranked": found.ranked,
             },
             "plans": [plan.to_dict() for plan in self.plans],
             "recommended": self.best.to_dict(),

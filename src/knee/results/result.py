@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import html
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Literal
 
 from knee.errors import MissingExtra
+from knee.figures.html_table import html_table
 from knee.inputs.argument_types import checked_arguments
 
 Library = Literal["pandas", "polars"]
 LIBRARIES: tuple[Library, ...] = ("pandas", "polars")
-SHOWN_ROWS = 40
-"""Of a table in a notebook; the rest is counted."""
 
 
 class Result(ABC):
@@ -26,6 +24,7 @@ class Result(ABC):
 
     def __init_subclass__(cls) -> None:
         """What any ``to_dict`` gives has lists, as JSON does, so that it equals what is read back from ``--json``."""
+        cls.__repr__ = Result.__repr__  # type: ignore[method-assign]  # dataclass() keeps the one that it finds
         if (made := cls.__dict__.get("to_dict")) is not None:
             cls.to_dict = _with_lists(made)  # type: ignore[method-assign]
 
@@ -49,6 +48,12 @@ class Result(ABC):
                 field="library",
             )
         return import_module(names[0]).DataFrame(self.rows())
+
+    def __repr__(self) -> str:
+        """One line: a dataclass's own would print the catalogue's entries, a million characters for a budget."""
+        rows = self.rows()
+        size = f"{len(rows):,} rows, " if len(rows) != 1 else ""
+        return f"<{type(self).__name__}: {size}values in to_dict(), rows() and to_frame()>"
 
     def _repr_html_(self) -> str:
         """The table, under the chart where there is one and altair can draw it."""
@@ -82,30 +87,3 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + key] = value
     return found
-
-
-def html_table(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Rows as a table: a single one lies on its side."""
-    rows = list(rows)
-    if len(rows) == 1:
-        cells = "".join(f"<tr><th>{_text(key)}</th><td>{_cell(value)}</td></tr>" for key, value in rows[0].items())
-        return f"<table>{cells}</table>"
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    head = "".join(f"<th>{_text(name)}</th>" for name in names)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{_cell(row.get(name))}</td>" for name in names) + "</tr>" for row in rows[:SHOWN_ROWS]
-    )
-    more = f"<p>{len(rows) - SHOWN_ROWS:,} more rows</p>" if len(rows) > SHOWN_ROWS else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.6g}"
-    return _text(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))

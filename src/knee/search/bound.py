@@ -1,53 +1,307 @@
-"""The least time that a plan's step can take, from priced parts alone: what cannot be good is not simulated further."""
+"""The least time and energy that a plan's step can take, from priced parts alone: nothing is walked.
+
+Each formula leaves out what only a walk can know (how gathers line up with layers, how the ranks of a pipeline wait for
+each other), so that no simulated step is below it; a test holds it against the simulator.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Any
+
 import numpy as np
 
-from knee.arrays import Floats
-from knee.cost.step_parts import ComputeCosts, comm_costs, compute_costs, groups_of
+from knee.arrays import Bools, Floats, Ints
+from knee.cost.kernel_cost import Cost
+from knee.cost.outer_sync import outer_sync_cost
+from knee.cost.skew import expected_maximum
+from knee.cost.step_parts import distinct
+from knee.energy.step_power import power_w
+from knee.simulator import late_gather_s, optimizer_cost, priced, step_work
 from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.timeline.actions import local_comms
-from knee.workload.traffic import Modes, traffic_of
+from knee.timeline.actions import LocalComm, StepParts, is_zero_bubble, recomputed
+from knee.timeline.step_time import transfers
+from knee.workload.layers_per_stage import chunk_layers, stage_layers
+from knee.workload.parameters import head_layers
+
+SLACK = 0.998
+"""Of a bound: the simulator counts the microbatches of long pipelines to so much."""
 
 
-def least_compute_s(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
-    """A looser bound, for which no message is priced: a pipeline takes its microbatches and its filling times the mean
-    stage, whose layers compute."""
-    return _worked(model, table, compute_costs(model, cluster, profile, table), np.zeros(len(table)))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastStep:
+    """No simulated step of the plan takes less."""
+
+    step_s: Floats
+    energy_j: Floats
+    """Of one GPU."""
 
 
-def least_step_s(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
-    """No simulated step is shorter by more than a hundredth or two, which hide where a stage waits anyway.
-
-    As above, with what layers communicate where nothing hides it; and the sharded group's queue is no shorter than what
-    stands in it.
-    """
-    modes = Modes.of(table)
-    traffic = traffic_of(model, table, modes, scatters_sends=profile.scatters_sends)
-    groups = groups_of(cluster, table, modes)
-    compute = compute_costs(model, cluster, profile, table)
-    comm = comm_costs(cluster, profile, table, modes, traffic, groups)
-    local = local_comms(profile, table, groups, comm, compute, cluster.node.launch_scale)
-    worked = _worked(model, table, compute, local.layer_forward.blocking_s + local.layer_backward.blocking_s)
-    per_stage = model.layers / table.pp
-    gathers = np.where(modes.reshards, 2.0 * table.microbatches, 1.0)
-    reduces = np.where(modes.reduces_often, table.microbatches, 1.0)
-    queued = per_stage * (gathers * comm.gather_layer + reduces * comm.reduce_layer)
-    queued = np.where(modes.ddp, per_stage * comm.replicate_layer, queued)
-    return np.maximum(worked, queued)
+def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
+    """From all that is priced: compute, messages, bubble, optimizer."""
+    parts, groups = priced(model, cluster, profile, table)
+    work = _Work.of(model, parts)
+    ranks = _ranks(model, profile, table)
+    span = _span_s(table, work, ranks, lambda rank: _sharded_passes_s(parts, work, rank))
+    late, comm = late_gather_s(profile, model, parts), parts.comm
+    optimizer = optimizer_cost(cluster, profile, model, parts)
+    outer = outer_sync_cost(model, cluster, profile, table, parts.modes, parts.traffic, groups)
+    straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
+    once = optimizer.time_s + comm.norm + late + straggler + profile.step_overhead_s + outer.comm_s + outer.compute_s
+    flop, moved = step_work(model, parts)
+    moved = moved + optimizer.moved_bytes + outer.moved_bytes
+    return _least(cluster, span + once, flop, moved, work.blocked_s + comm.norm + late + straggler + outer.comm_s)
 
 
-def _worked(model: Model, table: PlanTable, compute: ComputeCosts, blocking_s: Floats) -> Floats:
-    again = table.repeats_frac * compute.layer_forward.time_s + compute.ops_again.time_s
-    again = again + table.recomputes("attention") * compute.attention_forward_s
-    backward = compute.layer_backward_input.time_s + compute.layer_backward_weight.time_s
-    layer = compute.layer_forward.time_s + backward + again + blocking_s
-    ends = compute.head_forward.time_s + compute.head_backward.time_s
-    stage = (model.layers * layer + ends) / table.pp
-    filling = np.where(table.schedule == SCHEDULES.index("zero_bubble"), 0.0, (table.pp - 1.0) / table.virtual_stages)
-    return (table.microbatches + filling) * stage
+def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
+    """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
+    names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "micro_batch", "sequence_parallel", "recompute")
+    shares = (table.recompute_frac * 1e6).astype(np.int64)
+    columns = (getattr(table, name) for name in (*names, "cp_method", "precision"))
+    first, kind = distinct(*columns, shares)
+    # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
+    few = table.rows(first)
+    few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))
+    parts = _unsharded(priced(model, cluster, profile, few)[0])
+    flop, moved = (column[kind] for column in step_work(model, parts))
+    work = _Work.of(model, parts).rows(kind)
+    ranks = _ranks(model, profile, table)
+    span = _span_s(table, work, ranks, lambda rank: 2 * (table.microbatches * _microbatch_s(work, rank),))
+    straggler = profile.straggler_frac * expected_maximum(table.gpus) * work.compute_s
+    return _least(cluster, span + straggler + profile.step_overhead_s, flop, moved, work.blocked_s + straggler)
+
+
+def _least(cluster: Cluster, step_s: Floats, flop: Floats, moved: Floats, comm_s: Floats) -> LeastStep:
+    """The energy of a step grows with its length, whatever the board's limit."""
+    watts = power_w(cluster.gpu, step_s=SLACK * step_s, flop=flop, moved_bytes=moved, comm_s=SLACK * comm_s)
+    return LeastStep(step_s=SLACK * step_s, energy_j=SLACK * step_s * watts)
+
+
+def _unsharded(parts: StepParts) -> StepParts:
+    """The plans as if their data-parallel ranks exchanged nothing."""
+    never = np.zeros(len(parts.table), dtype=np.bool_)
+    modes = replace(parts.modes, **{f.name: never for f in fields(parts.modes)})
+    return replace(parts, modes=modes, kappa=np.zeros(len(parts.table)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """A layer or an end of the model, without the sharded group's messages beside it."""
+
+    time_s: Floats
+    free_s: Floats
+    """Of it, when the sharded group's messages cost nothing: compute waits, or runs beside other messages anyway."""
+    blocked_s: Floats
+    idle_s: Floats
+    """Of it, when the device waits for the host."""
+
+    def rows(self, index: Ints) -> _Stretch:
+        """Some of the plans."""
+        return _Stretch(**{name: getattr(self, name)[index] for name in _TIMES})
+
+    def times(self, count: Floats | Bools) -> _Stretch:
+        """So many of them."""
+        return _Stretch(**{name: count * getattr(self, name) for name in _TIMES})
+
+    def plus(self, other: _Stretch) -> _Stretch:
+        """One after the other."""
+        return _Stretch(**{name: getattr(self, name) + getattr(other, name) for name in _TIMES})
+
+
+_TIMES = tuple(f.name for f in fields(_Stretch))
+
+
+def _stretch(parts: StepParts, compute_s: Floats, kernels: Floats, local: LocalComm) -> _Stretch:
+    """As ``timeline.walk`` runs a segment beside which nothing is queued."""
+    slower, gamma = 1.0 + parts.kappa, parts.profile.comm_slowdown
+    overlap = np.minimum(compute_s * slower, local.hidden_s * gamma)
+    blocked = local.blocking_s + local.hidden_s - overlap / gamma
+    busy = compute_s + overlap - overlap / slower + blocked
+    time = np.maximum(busy, parts.launch_s * kernels + local.host_s)
+    return _Stretch(time_s=time, free_s=blocked + overlap + time - busy, blocked_s=blocked, idle_s=time - busy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What one microbatch takes, part by part."""
+
+    layer_forward: _Stretch
+    layer_backward: _Stretch
+    embedding_forward: _Stretch
+    embedding_backward: _Stretch
+    head_forward: _Stretch
+    head_backward: _Stretch
+    wait_s: Floats
+    """For a transfer between ranks."""
+    copy_out_s: Floats
+    """Of a layer in the first forward, where parameters then stay gathered."""
+    copy_in_s: Floats
+    """Of a layer in the last backward, where gradients are reduced only then."""
+    compute_s: Floats
+    """Of a step, mean over the stages."""
+    blocked_s: Floats
+
+    @classmethod
+    def of(cls, model: Model, parts: StepParts) -> _Work:
+        """Price the stretches."""
+        c, local, modes = parts.compute, parts.local, parts.modes
+        out, back = parts.copies(parts.traffic.layer.moved)
+        again_s, again_kernels = recomputed(parts)
+        forward_s = c.layer_forward.time_s + np.where(modes.reshards, out, 0.0)
+        backward_s = c.layer_backward_input.time_s + c.layer_backward_weight.time_s + again_s
+        backward_s = backward_s + np.where(modes.reshards, out, 0.0) + np.where(modes.reduces_often, back, 0.0)
+        kernels = c.layer_backward_input.kernels + c.layer_backward_weight.kernels + again_kernels
+        ends = (c.embedding_forward, c.embedding_backward, c.head_forward, c.head_backward)
+        forward = _stretch(parts, forward_s, c.layer_forward.kernels, local.layer_forward)
+        backward = _stretch(parts, backward_s, kernels, local.layer_backward)
+        per_stage = parts.table.microbatches / parts.table.pp
+
+        def end(cost: Cost, comm: LocalComm) -> _Stretch:
+            return _stretch(parts, cost.time_s, cost.kernels, comm)
+
+        return cls(
+            layer_forward=forward,
+            layer_backward=backward,
+            embedding_forward=end(c.embedding_forward, local.embedding_forward),
+            embedding_backward=end(c.embedding_backward, local.embedding_backward),
+            head_forward=end(c.head_forward, local.head_forward),
+            head_backward=end(c.head_backward, local.head_backward),
+            wait_s=np.where(parts.table.pp > 1, transfers(parts), 0.0),
+            copy_out_s=np.where(modes.reshards, 0.0, out),
+            copy_in_s=np.where(modes.reduces_often, 0.0, back),
+            compute_s=(model.layers * (forward_s + backward_s) + sum(cost.time_s for cost in ends)) * per_stage,
+            blocked_s=model.layers * (forward.blocked_s + backward.blocked_s) * per_stage,
+        )
+
+    def rows(self, index: Ints) -> _Work:
+        """Some of the plans."""
+        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(_Work)}
+        cut: dict[str, Any] = {n: x.rows(index) if isinstance(x, _Stretch) else x[index] for n, x in columns.items()}
+        return _Work(**cut)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rank:
+    """One rank of the pipeline of each plan."""
+
+    layers: Floats
+    chunk: Floats
+    """Layers of its first chunk."""
+    before: Floats
+    """Ranks before it."""
+    layers_before: Floats
+    """Layers that a microbatch passes on those before it first reaches this one."""
+    first: Bools
+    last: Bools
+    whole: Bools
+    """It has one chunk."""
+
+
+@cache
+def _cut(layers: int, ranks: int, virtual: int, head: float) -> tuple[tuple[int, int, int, int], ...]:
+    """(rank, its layers, those of its first chunk, layers before it) of the first rank, the last, and the busiest."""
+    held, chunks = stage_layers(layers, ranks, virtual, head), chunk_layers(layers, ranks * virtual, head)
+    return tuple((r, held[r], chunks[r], sum(chunks[:r])) for r in (0, ranks - 1, held.index(max(held))))
+
+
+def _ranks(model: Model, profile: Profile, table: PlanTable) -> list[_Rank]:
+    """The first rank, the last, and the first that has most layers."""
+    head = head_layers(model) if profile.deals_by_cost else 0.0
+    key, where = np.unique(table.pp * 2**20 + table.virtual_stages, return_inverse=True)
+    cuts = np.array([_cut(model.layers, k >> 20, k & (2**20 - 1), head) for k in key.tolist()], dtype=np.float64)
+    return [
+        _Rank(
+            layers=layers,
+            chunk=chunk,
+            before=rank,
+            layers_before=before,
+            first=rank == 0,
+            last=rank == table.pp - 1,
+            whole=table.virtual_stages == 1,
+        )
+        for rank, layers, chunk, before in np.moveaxis(cuts.reshape(-1, 3, 4)[where], 0, 2)
+    ]
+
+
+def _span_s(
+    table: PlanTable, work: _Work, ranks: list[_Rank], passes_s: Callable[[_Rank], tuple[Floats, Floats]]
+) -> Floats:
+    """Until the last backward has ended. A rank waits for its first microbatch, works through all of them without a
+    pause at best, and the last one, once it is handed on, goes back through the ranks before it; the slowest such path
+    counts. ``passes_s`` has all passes of a rank, and until the last of them is handed on."""
+    wait, split = work.wait_s, is_zero_bubble(table)
+    spans = []
+    for rank in ranks:
+        after = ~rank.first
+        fill = rank.layers_before * work.layer_forward.time_s + after * work.embedding_forward.time_s
+        drain = rank.layers_before * work.layer_backward.time_s + after * work.embedding_backward.time_s
+        # of a split backward only the first half is handed on, and weight gradients may come after it
+        drain = np.where(split, 0.0, drain + rank.before * wait)
+        # a pass includes the transfer that brings its input
+        received = table.microbatches * (2.0 * table.virtual_stages - rank.first - rank.last)
+        received = received + np.maximum(rank.before - 1.0, 0.0)
+        ended, handed_on = passes_s(rank)
+        spans.append(fill + received * wait + np.maximum(ended, handed_on + drain))
+    return np.asarray(np.max(spans, axis=0), dtype=np.float64)
+
+
+def _forward(work: _Work, rank: _Rank) -> _Stretch:
+    ends = work.embedding_forward.times(rank.first).plus(work.head_forward.times(rank.last))
+    return work.layer_forward.times(rank.layers).plus(ends)
+
+
+def _backward(work: _Work, rank: _Rank) -> _Stretch:
+    ends = work.embedding_backward.times(rank.first).plus(work.head_backward.times(rank.last))
+    return work.layer_backward.times(rank.layers).plus(ends)
+
+
+def _microbatch_s(work: _Work, rank: _Rank) -> Floats:
+    """A microbatch through a rank, forward and backward."""
+    layer = work.layer_forward.time_s + work.layer_backward.time_s
+    ends = rank.first * (work.embedding_forward.time_s + work.embedding_backward.time_s)
+    return rank.layers * layer + ends + rank.last * (work.head_forward.time_s + work.head_backward.time_s)
+
+
+def _sharded_passes_s(parts: StepParts, work: _Work, rank: _Rank) -> tuple[Floats, Floats]:
+    """All passes of a rank with the sharded group's messages, without transfers; and without the last reductions."""
+    modes, comm, layers = parts.modes, parts.comm, rank.layers
+    forward, backward = _forward(work, rank), _backward(work, rank)
+    again = np.where(modes.reshards, comm.gather_layer, 0.0)
+    often = np.where(modes.reduces_often, comm.reduce_layer, 0.0)
+    root_gather = _root(rank, comm.gather_embedding, comm.gather_head, comm.gather_root)
+    root_reduce = _root(rank, comm.reduce_embedding, comm.reduce_head, comm.reduce_root)
+    middle = _beside(parts, forward, layers * again) + np.where(modes.reshards, root_gather, 0.0)
+    middle = middle + _beside(parts, backward, layers * (again + often))
+    middle = middle + np.where(modes.reduces_often, root_reduce, 0.0)
+    # stages after the first gather while the pipeline fills, and upper chunks beside the one below them
+    here = modes.gathers & (modes.reshards | rank.first)
+    gathered = np.where(here, rank.chunk * comm.gather_layer, 0.0)
+    first = _beside(parts, forward, gathered, layers * work.copy_out_s)
+    first = first + np.where(here & (modes.reshards | rank.whole), root_gather, 0.0)
+    queued = (modes.ddp | parts.serial_replicas) * comm.replicate_layer
+    reduced = rank.chunk * (again + comm.reduce_layer + queued)
+    copies = layers * work.copy_in_s
+    last = _beside(parts, backward, reduced, copies)
+    last = np.maximum(last, rank.chunk * comm.replicate_layer) + np.where(rank.whole, root_reduce, 0.0)
+    before = first + (parts.table.microbatches - 1.0) * middle
+    return before + last, before + _beside(parts, backward, np.zeros(len(layers)), copies)
+
+
+def _beside(parts: StepParts, stretch: _Stretch, queue_s: Floats, copies_s: Floats | float = 0.0) -> Floats:
+    """A stretch with copies, and so much queued beside it: compute slows down beside what does not run in its pauses. A
+    device that waits for the host has time for both."""
+    cost = np.minimum(parts.profile.comm_slowdown * parts.kappa / (1.0 + parts.kappa), 1.0)
+    busy = stretch.time_s - stretch.idle_s + copies_s + cost * np.maximum(queue_s - stretch.free_s, 0.0)
+    return np.asarray(np.maximum(np.maximum(stretch.time_s, busy), queue_s), dtype=np.float64)
+
+
+def _root(rank: _Rank, embedding: Floats, head: Floats, both: Floats) -> Floats:
+    """A message of the root group: of the embedding, the head, both in one, or none."""
+    single = np.where(rank.first, embedding, 0.0) + np.where(rank.last, head, 0.0)
+    return np.where(rank.first & rank.last, both, single)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from knee.search.plan_search import SearchResult, memory_table
+from knee.search.memory_fit import memory_table
+from knee.search.plan_search import SearchResult
 from knee.search.space import Space, degrees, whole_table
 from knee.specs.hardware import Cluster
 from knee.specs.profile import Profile
@@ -37,15 +38,15 @@ def no_plan(space: Space) -> tuple[str, str]:
 def nothing_fits(found: SearchResult) -> tuple[str, str]:
     """What the smallest plan needs, and where it would fit."""
     space, gpu = found.space, found.cluster.gpu
-    plan = found.least_memory.plan(0)
+    plan, needs = found.least_memory()
     words = (
         f"none of {found.plans:,} plans of {space.model.name} fits in {show(gpu.hbm_bytes, 'bytes')} per GPU: the "
-        f"smallest needs {show(found.least_memory_bytes, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
+        f"smallest needs {show(needs, 'bytes')} ({plan.sharding}, tp {plan.tp}, pp {plan.pp}, "
         f"cp {plan.cp}, micro-batch {plan.micro_batch}, recompute {plan.recompute})"
     )
     enough = gpus_that_fit(space, found.cluster, found.profile)
-    hint = f"use {enough:,} GPUs, or" if enough else "no number of these GPUs that was tried is enough; use"
-    return words, f"{hint} GPUs with {show(found.least_memory_bytes, 'bytes')} of memory"
+    hint = f"{enough:,} GPUs would hold it" if enough else "no number of these GPUs that was tried would hold it"
+    return words, f"{hint}; so would GPUs of {show(needs, 'bytes')}"
 
 
 def gpus_that_fit(space: Space, cluster: Cluster, profile: Profile) -> int | None:

@@ -1,4 +1,4 @@
-"""Plans that no other beats in everything, and why the first is ahead of plain FSDP."""
+"""Plans that no other beats in speed, energy and free memory at once."""
 
 from __future__ import annotations
 
@@ -6,128 +6,57 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
-from knee.record.measurement import CommLoad, Measurement
-from knee.search.plan_search import SearchResult, search
-from knee.search.space import Space
+from knee.arrays import Bools, Floats, Ints
 from knee.simulator import Results
-from knee.single import simulate
-from knee.specs.job import Job
-from knee.specs.notes import Note
-from knee.specs.plan import SHARDINGS, Plan
-from knee.specs.plan_table import PlanTable
-from knee.units import show
 
-SHOWN_FRAC = 0.1
-"""Share of all that a plan saves, from which a part is named."""
+FRONT_STEP = 1.15
+"""Over the fastest step: a plan that is slower than that is no choice, whatever memory it leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merits:
+    """What plans are compared by, rounded: those within a thousandth, or a hundredth of the memory, count as equal,
+    because a front of hundreds that differ by nothing helps nobody. More is better."""
+
+    speed: Floats
+    thrift: Floats
+    room: Floats
+
+    @classmethod
+    def of(cls, *, step_s: Floats, energy_j: Floats, memory_bytes: Floats, hbm_bytes: float) -> Merits:
+        """Of steps of the same tokens."""
+        with np.errstate(divide="ignore"):
+            speed, thrift = (np.round(-np.log(value) / 1e-3) for value in (step_s, energy_j))
+        return cls(speed=speed, thrift=thrift, room=np.floor((hbm_bytes - memory_bytes) / (0.01 * hbm_bytes)))
+
+    @classmethod
+    def of_results(cls, results: Results, hbm_bytes: float) -> Merits:
+        """Of simulated plans."""
+        energy = results.power_w_per_gpu * results.step_s
+        return cls.of(step_s=results.step_s, energy_j=energy, memory_bytes=results.memory_bytes, hbm_bytes=hbm_bytes)
+
+    def rows(self, index: Ints) -> Merits:
+        """Some of the plans."""
+        return Merits(speed=self.speed[index], thrift=self.thrift[index], room=self.room[index])
+
+    def matched_by(self, others: Merits) -> Bools:
+        """Whether one of the others is at least as good in all three."""
+        found = np.zeros(len(self.speed), dtype=np.bool_)
+        for speed, thrift, room in zip(others.speed, others.thrift, others.room, strict=True):
+            found |= (speed >= self.speed) & (thrift >= self.thrift) & (room >= self.room)
+        return found
 
 
 def pareto(results: Results, hbm_bytes: float) -> Ints:
-    """Rows that no other row beats in tokens/s, tokens/J and free memory at once, the fastest first.
-
-    Plans within a thousandth of one another count as equal: a front of hundreds that differ by nothing helps nobody.
-    """
-    speed, energy = _rounded(results.tokens_per_s), _rounded(results.tokens_per_j)
-    room = np.floor((hbm_bytes - results.memory_bytes) / (0.01 * hbm_bytes))
-    order = np.lexsort((-room, -energy, -speed))
+    """Rows that no other row beats in tokens/s, tokens/J and free memory at once, the fastest first."""
+    merits = Merits.of_results(results, hbm_bytes)
+    near = np.flatnonzero(results.step_s <= FRONT_STEP * results.step_s.min(initial=np.inf))
+    order = near[np.lexsort((-merits.room[near], -merits.thrift[near], -merits.speed[near]))]
     front: list[int] = []
     kept = np.empty((0, 2))
     for row in order.tolist():
         # rows before this one are at least as fast
-        if not len(kept) or not np.any((kept[:, 0] >= energy[row]) & (kept[:, 1] >= room[row])):
+        if not len(kept) or not np.any((kept[:, 0] >= merits.thrift[row]) & (kept[:, 1] >= merits.room[row])):
             front.append(row)
-            kept = np.vstack((kept, (energy[row], room[row])))
+            kept = np.vstack((kept, (merits.thrift[row], merits.room[row])))
     return np.array(front, dtype=np.int64)
-
-
-def _rounded(values: Floats) -> Floats:
-    with np.errstate(divide="ignore"):
-        return np.round(np.log(values) / 1e-3)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """The best plan of plain FSDP, which shards over all GPUs and splits the model no further."""
-
-    job: Job
-    result: Measurement
-    row: int | None
-    """Its place in the search; None where it is too slow to be simulated there, or not within the limits."""
-
-
-def baseline(found: SearchResult) -> Baseline | Note:
-    """Plain FSDP, or why it cannot be."""
-    space = found.space
-    if space.global_batch % space.gpus:
-        text = f"plain FSDP is not possible: {space.global_batch:,} sequences do not split over {space.gpus:,} GPUs"
-        return Note("batch-does-not-split", text, field="global_batch")
-    plain = Space(
-        model=space.model,
-        gpus=space.gpus,
-        global_batch=space.global_batch,
-        seq_len=space.seq_len,
-        fixed=space.fixed,
-        attention_again=space.attention_again,
-        shardings=("fsdp", "fsdp_no_reshard"),
-        max_tp=1,
-        max_pp=1,
-        max_cp=1,
-    )
-    alone = search(plain, found.cluster, found.profile, objective=found.objective, only="dp_replicate == 1", margin=1.0)
-    if not len(alone):
-        return Note("does-not-fit", "plain FSDP does not fit in memory")
-    job = alone.job(0)
-    same = [row for row in _rows_like(found.table, job.plan) if found.table.plan(row) == job.plan]
-    return Baseline(job=job, result=simulate(job), row=same[0] if same else None)
-
-
-def _rows_like(table: PlanTable, plan: Plan) -> list[int]:
-    alike = (table.tp * table.pp * table.cp == 1) & (table.dp_replicate == 1)
-    alike &= (table.sharding == SHARDINGS.index(plan.sharding)) & (table.micro_batch == plan.micro_batch)
-    return [int(row) for row in np.flatnonzero(alike)]
-
-
-PARTS = {
-    "compute_s": "compute",
-    "exposed_comm_s": "exposed communication",
-    "bubble_s": "pipeline bubble",
-    "idle_s": "host time",
-}
-
-
-def why(job: Job, result: Measurement, base: Baseline) -> str:
-    """One sentence: what the winner's step saves against plain FSDP's, and through which group."""
-    if job.plan == base.job.plan:
-        return "plain FSDP is the best plan: no other split of the model saves more than it costs"
-    saved = {name: getattr(base.result, name) - getattr(result, name) for name in PARTS}
-    total = base.result.step_s - result.step_s
-    gains = [(name, s) for name, s in sorted(saved.items(), key=lambda one: -one[1]) if s > SHOWN_FRAC * abs(total)]
-    losses = [(name, s) for name, s in sorted(saved.items(), key=lambda one: one[1]) if s < -SHOWN_FRAC * abs(total)]
-    share = total / base.result.step_s
-    said = f"{abs(share):.1%} {'less' if share >= 0 else 'more'} time per step than plain FSDP"
-    if gains:
-        said += ": " + ", ".join(f"{show(s, 's')} less {PARTS[name]}" for name, s in gains)
-        said += _group(result, base)
-    if losses:
-        said += "; " + ", ".join(f"{show(-s, 's')} more {PARTS[name]}" for name, s in losses)
-    return said
-
-
-def _group(result: Measurement, base: Baseline) -> str:
-    """Which collective of the sharded group shrank most, and the group."""
-
-    def sharded(m: Measurement, collective: str) -> list[CommLoad]:
-        return [c for c in m.comm_loads if (c.collective, c.group) == (collective, "dp_shard")]
-
-    saved = {
-        kind: sum(c.load_s for c in sharded(base.result, kind)) - sum(c.load_s for c in sharded(result, kind))
-        for kind in ("all_gather", "reduce_scatter")
-    }
-    kind = max(saved, key=lambda name: saved[name])
-    before, after = sharded(base.result, kind), sharded(result, kind)
-    if saved[kind] <= 0 or not before:
-        return ""
-    name, less = kind.replace("_", "-"), show(saved[kind], "s")
-    if not after:
-        return f" ({name} is not needed, which saves {less})"
-    return f" ({name} over {after[0].group_size:,} instead of {before[0].group_size:,} GPUs saves {less})"

@@ -1,4 +1,4 @@
-"""The plans of a space, best first: memory decides first, then a bound, and what is left is simulated."""
+"""The plans of a space, best first. See ``search.best_first`` for how few of them are simulated."""
 
 from __future__ import annotations
 
@@ -8,34 +8,22 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from knee.arrays import Bools, ByValue, Floats, Ints
-from knee.cost.step_parts import shapes_of
 from knee.errors import InputError, argument
 from knee.progress import Progress, silent
-from knee.search.bound import least_compute_s, least_step_s
+from knee.search.best_first import BestFirst, Unsharded
+from knee.search.memory_fit import memory_bytes
 from knee.search.plan_filter import matching
-from knee.search.space import Space, whole_table
-from knee.simulator import CHUNK, Results, simulate_table
+from knee.search.space import Space, count_plans, whole_table
+from knee.simulator import Results
 from knee.specs.choices import Objective
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
-from knee.specs.plan import RECOMPUTES, Plan
+from knee.specs.plan import Plan
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.workload.memory import MemoryColumns, memory_of
-from knee.workload.traffic import Modes, traffic_of
 
-LIKELY, FIRST = 8192, 1024
-"""Plans with the least compute, and of those the ones with the least bounds, simulated first: one is near the best."""
-MARGIN = 1.15
-"""Plans whose bound is so much above the best step found are left out: they cannot come within an eighth of it."""
-LEAN_MARGIN = 2.0
-"""The same where tokens per joule are asked for: a slower step may draw less."""
-SLACK = 0.98
-"""Of a bound: where a stage waits anyway, some of what it is made of hides."""
-MORE_MEMORY = 1.25
-SHARES = (0.25, 0.5, 0.75)
-"""Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
-PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context")
+RANKED = 64
+"""Plans whose order is that of simulating everything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,20 +34,15 @@ class SearchResult(ByValue):
     cluster: Cluster
     profile: Profile
     objective: Objective
+    only: str | None
     plans: int
-    """Valid plans within the limits, and those that a share of recomputed layers adds."""
-    too_large: dict[str, int]
-    """Those that do not fit in memory, by the part that takes most of theirs."""
-    bounded: int
-    """Those whose least time shows that they cannot come near the best."""
+    """Valid plans within the limits, but for those that recompute a share of their layers."""
+    ranked: int
+    """Plans at the head of the table that no other plan of the space is better than."""
     table: PlanTable
-    """The others, simulated, best first."""
+    """What was simulated, best first."""
     results: Results
-    nearly: PlanTable
-    """Plans that a quarter more memory would hold, not simulated."""
-    least_memory: PlanTable
-    """The plan that needs least memory, in a table of one row (none for an empty space)."""
-    least_memory_bytes: float
+    start: Unsharded
 
     def __len__(self) -> int:
         return len(self.table)
@@ -82,18 +65,24 @@ class SearchResult(ByValue):
         """What the plans are ordered by; more is better."""
         return score(self.results, self.objective)
 
+    def best_with_memory(self, hbm_bytes: float) -> float:
+        """Tokens/s of the best plan that so much memory would hold; 0 where none fits."""
+        found = BestFirst(self.start, hbm_bytes=hbm_bytes, wanted=_wanted(self.only))
+        found.rank(1)
+        return float(found.results.tokens_per_s.max(initial=0.0))
+
+    def least_memory(self) -> tuple[Plan, float]:
+        """Of all plans, the one that needs least memory, and the bytes."""
+        table = _every_plan(self.space, self.only)
+        needs = memory_bytes(self.space, self.profile, table)
+        row = int(np.argmin(needs))
+        return table.plan(row), float(needs[row])
+
 
 def score(results: Results, objective: Objective) -> Floats:
     """More is better."""
     column: Floats = getattr(results, objective)
     return -column if objective == "usd_per_mtoken" else column
-
-
-def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColumns:
-    """Memory of every plan."""
-    modes = Modes.of(table)
-    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
-    return memory_of(space.model, profile, table, shapes_of(table), modes, traffic)
 
 
 def search(
@@ -103,10 +92,12 @@ def search(
     *,
     objective: Objective = "tokens_per_s",
     only: str | None = None,
-    margin: float = MARGIN,
+    keep: int = RANKED,
+    front: bool = False,
     progress: Progress = silent,
 ) -> SearchResult:
-    """Find the best plans of a space; with a ``margin`` of 1 the best one alone."""
+    """Find the best ``keep`` plans of a space, and with ``front`` those that no other beats in speed, energy and memory
+    at once."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
         text = f"the price of {cluster.name} is unknown"
@@ -115,72 +106,51 @@ def search(
         text = f"gpus is {space.gpus:,}; {cluster.name} is described only up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
+    wanted = _wanted(only)
     progress("listing plans", 0, 0)
-    table = whole_table(space)
-    fits, total, _ = _memory(space, cluster, profile, table)
-    partly = partly_recomputed(space, cluster, profile, table, fits)
-    if only is not None:
-        chosen = np.flatnonzero(matching(table, only))
-        table, fits, total = table.rows(chosen), fits[chosen], total[chosen]
-        partly = partly.rows(np.flatnonzero(matching(partly, only)))
-    too_large = _by_part(space, cluster, profile, table.rows(np.flatnonzero(~fits)))
-    least = np.array([int(np.argmin(total))]) if len(table) else np.array([], dtype=np.int64)
-    left = joined(table.rows(np.flatnonzero(fits)), partly)
-    if objective == "tokens_per_j":
-        margin = max(margin, LEAN_MARGIN)
-    simulated, results = _simulated(space, cluster, profile, left, margin, progress)
-    order = np.argsort(-score(results, objective), kind="stable")
+    start = Unsharded.of(space, cluster, profile, objective)
+    plans = count_plans(space, start.plain) if only is None else len(_every_plan(space, only))
+    found = BestFirst(
+        start, hbm_bytes=cluster.gpu.hbm_bytes, wanted=wanted, progress=lambda: progress("simulating plans", 0, 0)
+    )
+    found.rank(keep)
+    if front:
+        found.find_front()
+    order = _order(found.table, score(found.results, objective))
     return SearchResult(
         space=space,
         cluster=cluster,
         profile=profile,
         objective=objective,
-        plans=len(table) + len(partly),
-        too_large=too_large,
-        bounded=len(left) - len(simulated),
-        table=simulated.rows(order),
-        results=results_rows(results, order),
-        nearly=table.rows(np.flatnonzero(~fits & (total <= MORE_MEMORY * cluster.gpu.hbm_bytes))),
-        least_memory=table.rows(least),
-        least_memory_bytes=float(total[least[0]]) if len(least) else float("nan"),
+        only=only,
+        plans=plans,
+        ranked=min(keep, len(order)),
+        table=found.table.rows(order),
+        results=results_rows(found.results, order),
+        start=start,
     )
 
 
-def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools) -> PlanTable:
-    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
-
-    More than that share only costs time, and a plan that fits without needs none.
-    """
-    open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")))
-    given = set(space.recomputes)
-    if given and not ("none" in given and given & {"blocks", "full"}):
-        open_ = open_[:0]
-    largest, *smaller = sorted(SHARES, reverse=True)
-    # what does not fit with most of its layers recomputed need not be asked again
-    open_ = open_[_with_share(space, cluster, profile, table.rows(open_), largest)[1]]
-    found = []
-    for share in sorted(smaller):
-        some, fits_now = _with_share(space, cluster, profile, table.rows(open_), share)
-        found.append(some.rows(np.flatnonzero(fits_now)))
-        open_ = open_[~fits_now]
-    return joined(*found, _with_share(space, cluster, profile, table.rows(open_), largest)[0])
+def _wanted(only: str | None) -> Callable[[PlanTable], Bools] | None:
+    if only is None:
+        return None
+    return lambda table: matching(table, only)
 
 
-def _with_share(
-    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, share: float
-) -> tuple[PlanTable, Bools]:
-    """The plans with that share of their layers recomputed, and which of them fit."""
-    blocks = np.full(len(table), RECOMPUTES.index("blocks"))
-    some = replace(table, recompute=blocks, recompute_frac=np.full(len(table), share))
-    return some, _memory(space, cluster, profile, some)[0]
+def _every_plan(space: Space, only: str | None) -> PlanTable:
+    table = whole_table(space)
+    return table if only is None else table.rows(np.flatnonzero(matching(table, only)))
 
 
-def joined(*tables: PlanTable) -> PlanTable:
-    """Tables one after the other."""
-    columns = {
-        f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable) if f.name != "placement"
-    }
-    return PlanTable(placement=tables[0].placement, **columns)
+SPLITS = ("pp", "cp", "tp", "virtual_stages", "dp_replicate")
+TIES = (*SPLITS, "sharding", "schedule", "recompute", "recompute_frac", "micro_batch", "cp_method")
+"""Of plans with the same score, those that split the model less come first."""
+
+
+def _order(table: PlanTable, scores: Floats) -> Ints:
+    """Best first; plans of the same score always in the same order."""
+    columns = [getattr(table, name) for name in TIES]
+    return np.lexsort((~table.sequence_parallel, *reversed(columns), -scores))
 
 
 def results_rows(results: Results, index: Ints) -> Results:
@@ -192,54 +162,3 @@ def _check_modelled(space: Space, cluster: Cluster, profile: Profile) -> None:
     """Refuse what no plan could be simulated on: a precision, an attention kernel, a length."""
     one = replace(Plan(), precision=space.fixed.precision, reduce_dtype=space.fixed.reduce_dtype)
     Job(model=space.model, cluster=cluster, profile=profile, plan=one, gpus=1, global_batch=1, seq_len=space.seq_len)
-
-
-def _memory(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> tuple[Bools, Floats, Ints]:
-    """Which plans fit, what each needs, and which of PARTS takes most of it."""
-    totals, largest = [np.zeros(0)], [np.zeros(0, dtype=np.int64)]
-    for i in range(0, len(table), CHUNK):
-        memory = memory_table(space, profile, table.rows(slice(i, i + CHUNK)))
-        totals.append(memory.total_bytes)
-        largest.append(np.argmax(np.stack([getattr(memory, f"{part}_bytes") for part in PARTS]), axis=0))
-    total = np.concatenate(totals)
-    return total <= cluster.gpu.hbm_bytes, total, np.concatenate(largest)
-
-
-def _by_part(space: Space, cluster: Cluster, profile: Profile, table: PlanTable) -> dict[str, int]:
-    """How many plans, by the part that takes most of their memory."""
-    counts = np.bincount(_memory(space, cluster, profile, table)[2], minlength=len(PARTS))
-    return {name: int(n) for name, n in zip(PARTS, counts, strict=True) if n}
-
-
-def _simulated(
-    space: Space, cluster: Cluster, profile: Profile, table: PlanTable, margin: float, progress: Progress
-) -> tuple[PlanTable, Results]:
-    """Simulate what may come near the best step."""
-    if not len(table):
-        return table, simulate_table(space.model, cluster, profile, table)
-    progress("pruning plans", 0, 0)
-    loose = _by_chunk(least_compute_s, space, cluster, profile, table)
-    likely = np.sort(np.argsort(loose, kind="stable")[:LIKELY])
-    tight = _by_chunk(least_step_s, space, cluster, profile, table.rows(likely))
-    first = np.sort(likely[np.argsort(tight, kind="stable")[:FIRST]])
-    some = simulate_table(space.model, cluster, profile, table.rows(first))
-    most = margin * some.step_s.min()
-    near = np.flatnonzero(SLACK * loose <= most)
-    near = near[SLACK * _by_chunk(least_step_s, space, cluster, profile, table.rows(near)) <= most]
-    rest = np.setdiff1d(near, first)
-    # neighbours share pipelines, so that chunks in the space's order have fewer of them
-    done, parts = 0, [some]
-    for i in range(0, len(rest), CHUNK):
-        progress("simulating plans", done, len(rest))
-        parts.append(simulate_table(space.model, cluster, profile, table.rows(rest[i : i + CHUNK])))
-        done += CHUNK
-    index = np.concatenate((first, rest))
-    results = Results(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Results)})
-    return table.rows(index), results
-
-
-def _by_chunk(
-    bound: Callable[..., Floats], space: Space, cluster: Cluster, profile: Profile, table: PlanTable
-) -> Floats:
-    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    return np.concatenate([np.zeros(0), *(bound(space.model, cluster, profile, piece) for piece in pieces)])

@@ -15,8 +15,9 @@ from knee.errors import InputError, SpecError, argument
 from knee.metrics.scaling import per_doubling
 from knee.progress import Progress, silent
 from knee.record.measurement import Measurement
+from knee.search.memory_fit import memory_table
 from knee.search.plan_filter import matching
-from knee.search.plan_search import SearchResult, memory_table, search
+from knee.search.plan_search import SearchResult, search
 from knee.search.space import Space, divisors, whole_table
 from knee.single import simulate
 from knee.specs.choices import Objective
@@ -226,7 +227,7 @@ def best_point(
 ) -> ScalePoint:
     """The best plan of a count's whole space; ``grows`` says whether more GPUs would have a larger batch."""
     try:
-        found = search(space, cluster, profile, objective=objective, only=only, margin=1.0, progress=progress)
+        found = search(space, cluster, profile, objective=objective, only=only, keep=1, progress=progress)
     except SpecError as error:
         return refused_point(space.gpus, error)
     if not len(found):
@@ -239,8 +240,8 @@ def _none_fits(found: SearchResult) -> str:
     if not found.plans:
         return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within the given limits"
     has = show(found.cluster.gpu.hbm_bytes, "bytes")
-    needs = show(found.least_memory_bytes, "bytes")
-    return f"none of {found.plans:,} plans fits: the smallest needs {needs} per GPU, but a GPU has {has}"
+    needs = show(found.least_memory()[1], "bytes")
+    return f"none of {found.plans:,} plans fits: the least needs {needs} per GPU, has {has}"
 
 
 def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | None:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.search.bound import least_step_s
-from knee.search.plan_search import MORE_MEMORY, SearchResult
+from knee.search.plan_search import SearchResult
 from knee.simulator import simulate_table
 from knee.specs.hardware import Cluster, Gpu
 
@@ -97,16 +96,5 @@ def sensitivity(found: SearchResult) -> list[Bar]:
 
 def _memory(found: SearchResult, best: float) -> Bar:
     """More memory lets in plans that did not fit; less shuts some out."""
-    within = found.results.memory_bytes <= (1 - CHANGE) * found.cluster.gpu.hbm_bytes
-    worse = float(found.results.tokens_per_s[within].max(initial=0.0))
-    larger = replace(found.cluster, gpu=replace(found.cluster.gpu, hbm_bytes=MORE_MEMORY * found.cluster.gpu.hbm_bytes))
-    better = best
-    if len(found.nearly):
-        bound = least_step_s(found.space.model, larger, found.profile, found.nearly)
-        tokens = found.space.global_batch * found.space.seq_len
-        hopeful = np.argsort(bound, kind="stable")[: 4 * AGAIN]
-        hopeful = np.sort(hopeful[tokens / bound[hopeful] > best])
-        if len(hopeful):
-            results = simulate_table(found.space.model, larger, found.profile, found.nearly.rows(hopeful))
-            better = max(best, float(results.tokens_per_s.max()))
-    return Bar(name="memory", title="memory per GPU", better_frac=better / best - 1, worse_frac=worse / best - 1)
+    more, less = (found.best_with_memory(factor * found.cluster.gpu.hbm_bytes) for factor in (1 + CHANGE, 1 - CHANGE))
+    return Bar(name="memory", title="memory per GPU", better_frac=more / best - 1, worse_frac=less / best - 1)

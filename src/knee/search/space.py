@@ -8,12 +8,12 @@ plan is in the space twice. What no plan could be is not generated: the rules ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 
 import numpy as np
 
-from knee.arrays import Ints
+from knee.arrays import Bools, Ints
 from knee.errors import InputError
 from knee.specs.model import Model
 from knee.specs.plan import (
@@ -131,25 +131,69 @@ def _sensible(layers: int, pp: int, virtual: int) -> bool:
 def tables(space: Space) -> Iterator[PlanTable]:
     """The space, a table for each factorisation."""
     for tp, pp, cp, dp in degrees(space):
-        table = _table(space, tp, pp, cp, dp)
+        table = _table(space, tp, pp, cp, dp, shardings(space, dp))
         if len(table):
             yield table
 
 
 def whole_table(space: Space) -> PlanTable:
     """The space as one table; of no rows where there is no plan."""
-    parts = list(tables(space))
-    if not parts:
-        return _table(space, 1, 1, 1, 0)
+    return joined(_table(space, 1, 1, 1, 1, []), *tables(space))
+
+
+def unsharded_table(space: Space) -> PlanTable:
+    """Plans that differ in more than their sharding; all are ZeRO-1, whose compute is the least. ``sharded_table`` has
+    the rest."""
+    every = (_table(space, tp, pp, cp, dp, [("zero1", dp, 1)]) for tp, pp, cp, dp in degrees(space))
+    return joined(_table(space, 1, 1, 1, 1, []), *every)
+
+
+def sharded_table(space: Space, unsharded: PlanTable) -> PlanTable:
+    """Every sharding of these plans."""
+    parts = []
+    for dp in np.unique(unsharded.dp_shard).tolist():
+        plans, shared = np.flatnonzero(unsharded.dp_shard == dp), shardings(space, dp)
+        plan, share = (grid.ravel() for grid in np.indices((len(plans), len(shared))))
+        some, copies = unsharded.rows(plans[plan]), _ints([one[2] for one in shared])[share]
+        mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
+        some = replace(
+            some,
+            sharding=mode,
+            dp_shard=_ints([one[1] for one in shared])[share],
+            dp_replicate=copies,
+            sync_every=np.where(copies > 1, space.sync_every, 1),
+        )
+        parts.append(some.rows(np.flatnonzero(_can_be(mode, some.schedule, some.pp))))
+    return joined(unsharded.rows(slice(0, 0)), *parts)
+
+
+def count_plans(space: Space, unsharded: PlanTable) -> int:
+    """Rows of ``whole_table``, which is not made for it."""
+    found = 0
+    for dp in np.unique(unsharded.dp_shard).tolist():
+        some = unsharded.rows(np.flatnonzero(unsharded.dp_shard == dp))
+        for mode in _codes(SHARDINGS, [one[0] for one in shardings(space, dp)]).tolist():
+            found += int(_can_be(np.full(len(some), mode), some.schedule, some.pp).sum())
+    return found
+
+
+def joined(*tables: PlanTable) -> PlanTable:
+    """Tables one after the other."""
     columns = {
-        f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(PlanTable) if f.name != "placement"
+        f.name: np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(PlanTable) if f.name != "placement"
     }
-    return PlanTable(placement=space.fixed.placement, **columns)
+    return PlanTable(placement=tables[0].placement, **columns)
 
 
-def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
-    """Every combination of what a factorisation leaves open, less those that cannot be. No rows for ``dp`` 0."""
-    per_rank = space.global_batch // dp if dp else 1
+def _can_be(mode: Ints, schedule: Ints, pp: Ints | int) -> Bools:
+    """Nothing is gathered or reduced between the halves of a split backward."""
+    reduces = np.isin(mode, [SHARDINGS.index(name) for name in REDUCING])
+    return np.asarray(~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1)), dtype=np.bool_)
+
+
+def _table(space: Space, tp: int, pp: int, cp: int, dp: int, shared: Sequence[tuple[Sharding, int, int]]) -> PlanTable:
+    """Every combination of what a factorisation leaves open, less those that cannot be."""
+    per_rank = space.global_batch // dp
     sizes = [size for size in divisors(per_rank) if not space.micro_batches or size in space.micro_batches]
     splits = [True, False][: 2 if tp > 1 else 1] if splits_tokens(space.seq_len, cp, tp) else [False]
     usual = ("none", *(("attention",) if space.attention_again else ()), "full")
@@ -157,36 +201,31 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
     again = [name for name in RECOMPUTES if name in (space.recomputes or usual)]
     again = [name for name in again if name != "attention" or space.attention_again]
     methods = CP_METHODS if cp > 1 else CP_METHODS[:1]
-    shared, orders = shardings(space, dp) if dp else [], schedules(space, pp)
+    orders = schedules(space, pp)
     lengths = (len(shared), len(sizes), len(orders), len(splits), len(again), len(methods))
     share, size, order, split, recompute, method = (grid.ravel() for grid in np.indices(lengths))
     mode = _codes(SHARDINGS, [one[0] for one in shared])[share]
     schedule = _codes(SCHEDULES, [one[0] for one in orders])[order]
-    micro = np.array(sizes, dtype=np.int64)[size]
-    reduces = np.isin(mode, [SHARDINGS.index(name) for name in REDUCING])
+    micro = _ints(sizes)[size]
     interleaved = (schedule == SCHEDULES.index("interleaved")) & (pp > 1)
-    good = ~(reduces & (schedule == SCHEDULES.index("zero_bubble")) & (pp > 1))
-    good &= ~(interleaved & ((per_rank // micro) % pp > 0))
+    good = _can_be(mode, schedule, pp) & ~(interleaved & ((per_rank // micro) % pp > 0))
     fixed, n = space.fixed, int(good.sum())
-
-    def ints(values: Sequence[int], index: Ints) -> Ints:
-        return np.asarray(np.array(values, dtype=np.int64)[index[good]], dtype=np.int64)
 
     def same(value: int) -> Ints:
         return np.full(n, value, dtype=np.int64)
 
-    copies = ints([one[2] for one in shared], share)
+    copies = _ints([one[2] for one in shared])[share][good]
     return PlanTable(
         gpus=same(space.gpus),
         global_batch=same(space.global_batch),
         seq_len=same(space.seq_len),
-        dp_shard=ints([one[1] for one in shared], share),
+        dp_shard=_ints([one[1] for one in shared])[share][good],
         dp_replicate=copies,
         tp=same(tp),
         pp=same(pp),
         cp=same(cp),
         micro_batch=micro[good],
-        virtual_stages=ints([one[1] for one in orders], order),
+        virtual_stages=_ints([one[1] for one in orders])[order][good],
         prefetch=same(fixed.prefetch),
         sharding=mode[good],
         schedule=schedule[good],
@@ -201,6 +240,10 @@ def _table(space: Space, tp: int, pp: int, cp: int, dp: int) -> PlanTable:
         tp_overlap_frac=np.full(n, np.nan if fixed.tp_overlap_frac is None else fixed.tp_overlap_frac),
         placement=fixed.placement,
     )
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, dtype=np.int64)
 
 
 def _codes(names: Sequence[str], values: Sequence[str]) -> Ints:

@@ -86,6 +86,9 @@ def read_table(kind: Kind, raw: dict[str, Any], *, where: str, folder: Path = Pa
 
 def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
     """The entry of a file: TOML, or a model's ``config.json``."""
+    if kind == "model" and path.suffix not in (".toml", ".json") and not path.exists():
+        hint = "knee does not download models: save the model's config.json, and give its path"
+        raise InputError(f"there is no file or folder {str(path)!r}", hint=hint, code="no-file", field=kind)
     if kind == "model" and (path.suffix == ".json" or path.is_dir()):
         from knee.specs.user_files.huggingface import read_config  # which reads files by this module
 
@@ -95,6 +98,12 @@ def read_path(kind: Kind, path: Path, within: tuple[str, ...] = ()) -> Tree:
     if kind == "cluster" and raw.keys() & DATA_SHEET:
         text, hint = f"{path.name} describes a GPU, not a cluster", f'write a cluster file with gpu = "{path.name}"'
         raise InputError(text, hint=f"{hint}, [node] and [fabric]", code="other-document", field=kind)
+    if (other := _other_kind(kind, raw.get("base"))) is not None:
+        text, hint = (
+            f"{path.name} describes a {other}, not a {kind}: its base is {raw['base']}",
+            f"give it as the {other}",
+        )
+        raise InputError(text, hint=hint, code="other-document", field=kind)
     within = (*within, os.path.realpath(path))
     return _resolve(kind, raw, default=(_as_kind("user"), path.name), within=within, folder=path.parent)
 
@@ -203,10 +212,39 @@ def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
         raise InputError(f"no {kind} is given", hint=hint, code="missing-argument", field=kind)
     path = _index(kind).get(name)
     if path is None:
-        close = did_you_mean(name, _index(kind))
-        hint = (f"did you mean {close}? " if close else "") + "`knee catalog` lists all"
-        raise InputError(f"no {kind} named {name!r}", hint=hint, code="unknown-name", field=kind)
+        raise InputError(f"no {kind} named {name!r}", hint=_name_hint(kind, name), code="unknown-name", field=kind)
     return {"name": name, **_parsed(path)[name]}
+
+
+def _name_hint(kind: Kind, name: str) -> str:
+    """What may be meant by a name that no entry of this kind has: a GPU's clusters, a file in this folder, a slip."""
+    other = _other_kind(kind, name)
+    if other == "gpu" and kind == "cluster":
+        having = [cluster for cluster in _index(kind) if _gpu_name(cluster) == name]
+        return f"{name} is a GPU; clusters that have it: {', '.join(having) or 'none'}"
+    if other is not None:
+        return f"{name} is a {other}; `knee catalog` lists every {kind}"
+    close = did_you_mean(name, [*_index(kind), *_files_here()])
+    return (f"did you mean {close}? " if close else "") + "`knee catalog` lists all"
+
+
+def _other_kind(kind: Kind, name: object) -> Kind | None:
+    """The kind that has an entry of this name, where the kind in question has none."""
+    if not isinstance(name, str) or name in _index(kind):
+        return None
+    return next((other for other in KINDS if name in _index(other)), None)
+
+
+def _gpu_name(cluster: str) -> object:
+    raw = _raw_entry("cluster", cluster)
+    return raw["gpu"] if "gpu" in raw else _gpu_name(raw["base"])
+
+
+def _files_here() -> list[str]:
+    try:
+        return [name for name in os.listdir() if name.endswith(".toml")]
+    except OSError:
+        return []
 
 
 # Sources and inheritance.

@@ -83,7 +83,10 @@ def raise_mistakes(label: str, mistakes: list[Mistake]) -> None:
         field = only.place.removeprefix(f"{SET} ") or None
         raise SpecError(text, hint=only.hint, code=only.code, field=field)
     lines = [f"{m.place}: {m.text}".removeprefix(": ") + (f" ({m.hint})" if m.hint else "") for m in mistakes]
-    raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes)
+    hint = None
+    if label.endswith(".toml") and any(mistake.code == MISSING_FIELD for mistake in mistakes):
+        hint = 'base = "NAME" in the file takes what it lacks from that entry of `knee catalog`'
+    raise SeveralMistakes("\n  ".join([f"{label} has {len(mistakes)} mistakes:", *lines]), mistakes, hint=hint)
 
 
 def _sentence(mistake: Mistake) -> str:

@@ -43,19 +43,23 @@ class GemmRate:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     peak_frac: float
-    """Fraction of the type's peak that a large product reaches while the power limit does not bind."""
+    """Fraction of the type's peak that a large matrix product reaches while the power limit does not reduce the
+    clock."""
     sustained_frac: float = 1.0
-    """Rate inside a training step over that: the clock that the power limit leaves to products without end."""
+    """Rate of matrix products inside a training step, divided by the rate of ``peak_frac``: the power limit reduces the
+    clock when products run without pause."""
     tile_m: int = 128
-    """Rows of the largest output tile of one SM."""
+    """Rows of the largest output tile that one SM computes."""
     tile_n: int = 256
-    """Columns of that tile."""
+    """Columns of that output tile."""
     half_k: float = 128.0
-    """Inner dimension at which a tile reaches half of its rate (pipeline fill)."""
+    """Inner dimension of a matrix product at which a tile reaches half of its rate, because its pipeline has to
+    fill."""
     half_intensity: float = 2.1
-    """FLOP per loaded element at which an output tile reaches half of its rate; smaller tiles load more per FLOP."""
+    """FLOP per loaded element at which an output tile reaches half of its rate. Smaller tiles load more elements per
+    FLOP."""
     library: str = ""
-    """Generation of the kernels that were measured; empty where the rate is assumed."""
+    """Library and version of the measured kernels; empty if the rate is assumed."""
 
     def __post_init__(self) -> None:
         _fraction("gemm", self, ("peak_frac", "sustained_frac"))
@@ -80,17 +84,20 @@ class AttentionRate:
     half_seq_len: float = 512.0
     """Sequence length at which the forward kernel reaches half of its long-sequence rate."""
     backward_half_seq_len: float | None = None
-    """The same for the backward kernel; None if it is the same as for the forward kernel."""
+    """The same for the backward kernel; None means the same length as forward."""
     half_rows: float = 0.0
-    """Queries (sequences x heads x length) at which half of the rate is reached: the last, longest tiles run alone."""
+    """Number of queries (sequences x heads x length) at which the kernel reaches half of its rate. With few queries the
+    last, longest tiles run alone."""
     head64_frac: float = 0.8
-    """Rate at head size 64 over that at 128."""
+    """Rate at head size 64, divided by the rate at head size 128."""
     unaligned_frac: float = 1.0
-    """Relative rate at head sizes that are not a multiple of 8, which tensor cores cannot load in whole vectors."""
+    """Rate at head sizes that are not a multiple of 8, divided by the rate at other sizes. Tensor cores cannot load
+    such heads in whole vectors."""
     clock_frac: float | None = None
-    """Clock of the measurement, relative to the highest clock; None if it is the same as for matrix products."""
+    """Clock at which these rates were measured, divided by the highest clock; None means the clock of the matrix
+    products."""
     j_per_flop: float | None = None
-    """Dynamic energy per operation; None if it is assumed to be the same as for matrix products."""
+    """Dynamic energy of one FLOP in attention; None means the energy of a matrix product."""
 
     def __post_init__(self) -> None:
         _fraction("attention", self, ("forward_frac", "backward_frac", "head64_frac", "unaligned_frac"))
@@ -106,50 +113,51 @@ class Gpu:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the GPU; default in a file of its own: the name of the file."""
+    """Name of the GPU. In a file of its own it defaults to the file's name."""
     vendor: str
-    """Maker, such as NVIDIA."""
+    """Vendor, such as NVIDIA."""
     arch: str
-    """Architecture, such as sm90; a file may say Ampere, Ada, Hopper or Blackwell."""
+    """Architecture, such as sm90. Ampere, Ada, Hopper and Blackwell are accepted too."""
     sms: int
     """Streaming multiprocessors (compute units on AMD)."""
     fp16_flop_per_s: float
-    """Peak rate of dense fp16 products, without sparsity."""
+    """Dense peak rate of fp16 matrix products, without sparsity."""
     bf16_flop_per_s: float | None = None
-    """The same in bf16; none where the chip has no bf16 tensor cores."""
+    """Dense peak rate in bf16; none if the chip has no bf16 tensor cores."""
     fp8_flop_per_s: float | None = None
-    """The same in fp8; none where it has none."""
+    """Dense peak rate in fp8; none if the chip has no fp8 tensor cores."""
     fp4_flop_per_s: float | None = None
-    """The same in fp4; none where it has none."""
+    """Dense peak rate in fp4; none if the chip has no fp4 tensor cores."""
     gemm: dict[GemmType, GemmRate]
-    """What matrix products reach, by the type of their operands."""
+    """Rates that matrix products reach, by data type."""
     gemm_clock_frac: float = 1.0
-    """Clock at which their sustained rates were measured, over the highest: the board's limit holds products below it.
-    1 where it is not known: the clock is then never above that of the measurement."""
+    """Clock at which the sustained rates of matrix products were measured, divided by the highest clock. The power
+    limit keeps this clock low. Use 1 if it is not known; the simulated clock then never exceeds the measured one."""
     gemm_cap_w: float | None = None
-    """Power limit of the GPU during the measurement; None if it is ``tdp_w``."""
+    """Power limit of the board on which matrix products were measured; None means ``tdp_w``."""
     kernel_s: float = 2.6e-6
-    """Time that any kernel takes on the device in addition to its work: start, fill, drain."""
+    """Fixed time that every kernel takes on the GPU in addition to its work: start, fill and drain."""
     hbm_bytes: float
     """Memory of the GPU, HBM or GDDR."""
     hbm_bytes_per_s: float
-    """Rate of that memory."""
+    """Memory bandwidth."""
     hbm_frac: float
-    """Fraction of the HBM rate that a streaming kernel reaches."""
+    """Fraction of the memory bandwidth that a streaming kernel reaches."""
     attention: dict[AttentionKernel, AttentionRate]
-    """What attention reaches, by kernel."""
+    """Rates that attention reaches, by kernel."""
     tdp_w: float
     """Board power limit."""
     cap_sharpness: float = 8.0
-    """How sharply the draw bends at the limit: 1 bends slowly, above about 30 it is a plain minimum."""
+    """How sharply power levels off at the limit: 1 is a slow transition, and above about 30 power is simply cut off at
+    the limit."""
     idle_w: float
-    """Draw with a context but no work."""
+    """Power with a CUDA context but no work."""
     gemm_j_per_flop: float
-    """Dynamic energy of one tensor-core operation, HBM traffic apart."""
+    """Dynamic energy of one tensor-core FLOP, without memory traffic."""
     hbm_j_per_byte: float
-    """Dynamic energy of one byte of HBM traffic."""
+    """Dynamic energy of one byte of memory traffic."""
     comm_w: float
-    """Dynamic draw while collectives run alone: spinning SMs at full clocks, NVLink, the path to the NIC."""
+    """Dynamic power while only collectives run: SMs that poll at full clock, NVLink, and the path to the NIC."""
 
     def __post_init__(self) -> None:
         positive = ("sms", "fp16_flop_per_s", "hbm_bytes", "hbm_bytes_per_s", "tdp_w", "idle_w", "cap_sharpness")
@@ -200,21 +208,22 @@ class Node:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     gpus: int
-    """GPUs of one node."""
+    """GPUs per node."""
     link: str
-    """What joins them: nvlink, xgmi or pcie."""
+    """What connects the GPUs of a node: nvlink, xgmi or pcie."""
     link_bytes_per_s: float
-    """Bytes per second one GPU can send to the others together, per direction, as the vendor states it."""
+    """Bytes per second that one GPU can send to all other GPUs of the node together, per direction, as the vendor
+    states it."""
     link_frac: float
-    """Fraction of it that a large collective reaches on idle GPUs."""
+    """Fraction of ``link_bytes_per_s`` that a large collective reaches on idle GPUs."""
     pair_bytes_per_s: float
     """Bytes per second between one pair of GPUs, per direction."""
     hop_s: float
-    """Latency of one ring step inside the node, idle."""
+    """Latency of one ring step inside the node on idle GPUs."""
     nvls: bool = False
-    """The switch can reduce and multicast (NVLink SHARP)."""
+    """Whether the NVLink switch can reduce and multicast (NVLink SHARP)."""
     launch_scale: float = 1.0
-    """How much longer this node's host takes to launch a kernel than the software profile says."""
+    """Time that this node's host takes to launch a kernel, divided by the time in the software profile."""
 
     def __post_init__(self) -> None:
         _positive("node", self, ("gpus", "link_bytes_per_s", "pair_bytes_per_s"))
@@ -231,11 +240,11 @@ class Tier:
     name: str
     """Name of the tier, such as spine."""
     nodes: int
-    """Nodes below one switch group of this tier: groups of more nodes than this cross it."""
+    """Nodes below one group of switches of this tier. A communication group with more nodes crosses the tier."""
     hop_s: float
-    """Latency added to a hop that crosses it."""
+    """Latency that the tier adds to a hop that crosses it."""
     oversubscription: float = 1.0
-    """Bandwidth below divided by bandwidth above; 1 is non-blocking."""
+    """Bandwidth below the tier divided by the bandwidth above it; 1 is non-blocking."""
 
     def __post_init__(self) -> None:
         _positive("tier", self, ("nodes",))
@@ -257,22 +266,22 @@ class Fabric:
     kind: Literal["infiniband", "roce", "efa", "slingshot", "ethernet"]
     """Network technology."""
     nic_bytes_per_s: float
-    """Network injection rate of one GPU's share of the node's NICs, per direction; a file may give ``nics_per_node``
-    and ``nic_rate`` instead."""
+    """Network rate per GPU and direction: the rate of the node's NICs divided by its GPUs. A file may give
+    ``nics_per_node`` and ``nic_rate`` instead."""
     nic_frac: float
-    """Fraction of it that a large collective reaches on idle GPUs."""
+    """Fraction of ``nic_bytes_per_s`` that a large collective reaches on idle GPUs."""
     hop_s: float
-    """Latency of one ring step between nodes under one leaf switch, idle."""
+    """Latency of one ring step between nodes under one leaf switch, on idle GPUs."""
     p2p_frac: float = 0.5
-    """Fraction of the NIC rate that a send/receive pair reaches with channels enough."""
+    """Fraction of the NIC rate that a send/receive pair reaches if it has enough NCCL channels."""
     p2p_bytes_per_s: float | None = None
-    """Maximum rate of the channels of a pair; None if they fill the NIC."""
+    """Highest rate of a send/receive pair with the channels that NCCL gives it; None if they can fill the NIC."""
     tree_level_s: float
-    """Cost of one level of a tree between nodes: latency and pipeline fill, idle."""
+    """Time of one level of a tree between nodes on idle GPUs: latency and pipeline fill."""
     tiers: tuple[Tier, ...] = ()
-    """Levels of switches above the leaves."""
+    """Levels of switches above the leaf switches."""
     topology_aware: bool = True
-    """Whether rings visit nodes in network order, which lets only a few hops cross a tier."""
+    """Whether rings visit nodes in network order, so that only a few hops cross a tier."""
 
     def __post_init__(self) -> None:
         _positive("fabric", self, ("nic_bytes_per_s",))
@@ -287,9 +296,9 @@ class NodeNics:
     """What a fabric's table may say instead of ``nic_bytes_per_s``, which is then the NICs' rate over a node's GPUs."""
 
     nics_per_node: int
-    """Network cards of one node."""
+    """NICs per node."""
     nic_rate: float
-    """Rate of one of them, per direction."""
+    """Rate of one NIC, per direction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,17 +308,17 @@ class Cluster:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the cluster; default: the name of the file."""
+    """Name of the cluster. It defaults to the file's name."""
     gpu: Gpu
-    """Its GPU: a name of the catalogue, a path, or a table."""
+    """The GPU: a name of the catalogue, a path, or a table."""
     node: Node
     """One server."""
     fabric: Fabric
     """The network between servers."""
     usd_per_gpu_h: float | None = None
-    """Rental price; None if it is unknown."""
+    """Rental price per GPU and hour; None if it is not known."""
     max_gpus: int = field(default=1_000_000)
-    """Largest number of GPUs that an answer is given for."""
+    """Largest number of GPUs that may be simulated."""
 
     def __post_init__(self) -> None:
         _not_negative("cluster", self, ("usd_per_gpu_h",))

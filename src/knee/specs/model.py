@@ -25,7 +25,7 @@ class Model:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the model; default: the name of the file."""
+    """Name of the model. It defaults to the file's name."""
     layers: int
     """Decoder blocks."""
     hidden: int
@@ -37,23 +37,23 @@ class Model:
     kv_heads: int
     """Key and value heads; fewer than ``heads`` is grouped-query attention."""
     vocab: int
-    """Tokens of the vocabulary."""
+    """Number of tokens in the vocabulary."""
     head_size: int = 0
     """Width of one head; 0 means hidden / heads."""
     mlp: Mlp = "swiglu"
-    """Activation of the MLP; swiglu has three matrices, the others two."""
+    """Activation of the MLP. swiglu has three weight matrices, the others have two."""
     norm: Norm = "rmsnorm"
-    """Normalisation."""
+    """Kind of normalisation."""
     positions: Positions = "rope"
     """How positions are encoded."""
     rope_base: float = 10_000.0
-    """Base of the rotations' wavelengths. It costs nothing; training for real needs it."""
+    """Base of the rotary embedding. It does not change the simulated time; real training needs it."""
     tied_embeddings: bool = False
-    """The output projection shares the input embedding's weights."""
+    """Whether the output projection shares the weights of the input embedding."""
     biases: bool = False
-    """Linear layers have biases (GPT-2/3)."""
+    """Whether linear layers have biases (GPT-2 and GPT-3)."""
     max_seq_len: int = 4096
-    """Longest sequence the model was made for; also the number of learned positions."""
+    """Longest sequence that the model supports; also the number of learned positions."""
 
     def __post_init__(self) -> None:
         for field in ("layers", "hidden", "ffn", "heads", "kv_heads", "vocab", "max_seq_len"):

@@ -33,8 +33,11 @@ REDUCING: tuple[Sharding, ...] = (*RESHARDING, "zero2")
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 """What backward computes again: attention alone (Megatron-LM's "selective"), every second product and what is cheap
 (torchtitan's "selective"), a share of the blocks, or all of them."""
-RENAMED = {"selective": "use attention (Megatron-LM's selective) or ops (torchtitan's selective)"}
-"""A word of others with two meanings -> what to say instead."""
+RENAMED = {
+    "selective": "say attention (Megatron-LM's selective) or ops (torchtitan's selective)",
+    "zero3": "ZeRO-3 is called fsdp here",
+}
+"""A word of others -> what to say instead."""
 CP_METHODS: tuple[CpMethod, ...] = get_args(CpMethod)
 REDUCE_DTYPES: tuple[ReduceDtype, ...] = get_args(ReduceDtype)
 STATE_DTYPES: tuple[StateDtype, ...] = get_args(StateDtype)

@@ -20,92 +20,103 @@ class Profile:
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
-    """Name of the profile; default: the name of the file."""
+    """Name of the profile. It defaults to the file's name."""
     kernels: Kernels
-    """Memory-bound kernels: eager pays each of them, native has torch's own fused ones, fused_norm and flash_attn have
-    some of others, compiled and fused pay what is left after fusion."""
+    """Set of memory-bound kernels. eager: PyTorch's separate kernels. native: PyTorch's own fused kernels. fused_norm
+    and flash_attn: eager with some fused kernels from other libraries. compiled: fused by torch.compile.
+    native_compiled: knee's trainer with torch.compile. fused: hand-written fused kernels."""
     saves: Kernels | None = None
-    """Whose tensors are kept for backward, where a stack's memory is not that of its kernels."""
+    """Kernel set whose saved tensors count in memory, if it is not that of ``kernels``."""
     attention: AttentionKernel
-    """Attention kernel that the stack uses."""
+    """Attention kernel of the stack."""
     launch_s: float
-    """Host time to launch one kernel: a step cannot be shorter than its launches."""
+    """Host time to launch one kernel. A step cannot be shorter than the sum of its launches."""
     issue_s: float = 0.0
-    """Host time to issue one tensor-parallel collective, its launch apart."""
+    """Host time to issue one tensor-parallel collective, without its launch."""
     crowded_issue_s: float = 0.0
-    """What each rank of a tensor-parallel group adds to that while pipeline transfers cross nodes: the threads that
-    serve them compete with the one that launches."""
+    """Host time that each rank of a tensor-parallel group adds to ``issue_s`` while pipeline transfers cross nodes,
+    because the threads of these transfers compete with the thread that launches kernels."""
     step_overhead_s: float
-    """Host work once a step (data, logging, grad-norm sync), GPU idle."""
+    """Host time per step during which the GPU is idle: data, logging, synchronisation of the gradient norm."""
     gemm_scale: float = 1.0
-    """This stack's GEMMs against the GPU's own."""
+    """Rate of this stack's matrix products, divided by the GPU's own rate."""
     attention_scale: float = 1.0
-    """This stack's attention kernels against the GPU's own of that name."""
+    """Rate of this stack's attention kernel, divided by the GPU's own rate for that kernel."""
     stream_scale: float = 1.0
-    """Time of this stack's memory-bound kernels over that of its kernel set."""
+    """Time of this stack's memory-bound kernels, divided by the time of its kernel set."""
 
     compute_slowdown_frac: float
-    """How much slower compute runs during a collective at an H100 node's rates: kappa, time x (1 + kappa). Slower
-    networks keep fewer SMs and less memory busy, and so slow compute less."""
+    """kappa: while a collective runs at the same time, compute takes 1 + kappa times as long, at the network rate of an
+    H100 node. Slower networks slow compute less, because they use fewer SMs and less memory bandwidth."""
     comm_slowdown: float
-    """How much longer a collective takes while compute runs: gamma, time x gamma, at least 1."""
+    """gamma: while compute runs at the same time, a collective takes gamma times as long; at least 1."""
     hop_scale: float
-    """In-training latency of a ring hop over its idle latency."""
+    """Latency of a ring hop during training, divided by its latency on idle GPUs."""
     bandwidth_scale_frac: float
-    """In-training bandwidth between nodes over its idle bandwidth."""
+    """Bandwidth between nodes during training, divided by the bandwidth on idle GPUs."""
     tp_overlap_frac: float
-    """Share of tensor-parallel communication that overlaps with GEMMs; only inside a node."""
+    """Share of tensor-parallel communication that overlaps with matrix products; only inside a node."""
     p2p_overlap_frac: float
     """Share of pipeline transfers that overlaps with compute."""
     cp_overlap_frac: float
-    """Share of context-parallel transfers of KV that overlaps with attention (ring; all-gather blocks)."""
+    """Share of context-parallel transfers that overlaps with attention. Only the ring method overlaps; the all-gather
+    method blocks."""
     skew_s: float = 0.0
-    """One standard deviation of the ranks' arrival at a collective between nodes; each waits for the last."""
+    """Standard deviation of the times at which ranks arrive at a collective between nodes. Each rank waits for the last
+    one."""
     straggler_frac: float
-    """Spread of step times among GPUs (one standard deviation over the mean)."""
+    """Standard deviation of step times among GPUs, divided by their mean."""
 
     copy_frac: float
-    """FSDP's copy-out after an all-gather: rate over the HBM streaming rate."""
+    """Rate of FSDP's copy-out after an all-gather, divided by the memory's streaming rate."""
     reduce_copy_frac: float
-    """FSDP's copy-in (and cast) before a reduce-scatter: rate over the HBM streaming rate."""
+    """Rate of FSDP's copy-in (and cast) before a reduce-scatter, divided by the memory's streaming rate."""
     reduces_in_flight: int
-    """Reduce-scatters that may be outstanding before the compute stream waits; 0 is unlimited."""
+    """Number of unfinished reduce-scatters that are allowed before the compute stream waits; 0 means no limit."""
     reduce_overlap: bool = True
-    """DDP and ZeRO-1 reduce gradients during the backward pass, not after it."""
+    """Whether DDP and ZeRO-1 reduce gradients during backward, and not after it."""
     gather_overlap: bool
-    """ZeRO-1 gathers parameters during the next forward pass, not after the optimizer."""
+    """Whether ZeRO-1 gathers parameters during the next forward, and not after the optimizer."""
     deals_by_cost: bool = False
-    """Pipeline stages get layers by cost, the output projection counted, not by number."""
+    """Whether layers are divided among pipeline stages by their compute cost, including the output projection, and not
+    by their number."""
     scatters_sends: bool = False
-    """Pipeline sends are cut over the tensor-parallel group without sequence parallelism too, and gathered after."""
+    """Whether each tensor-parallel rank sends only its part of an activation to the next pipeline stage, where it is
+    gathered, even without sequence parallelism."""
     ddp_bucket_bytes: float = 25 * 2.0**20
-    """Gradient bucket of DDP."""
+    """Size of DDP's gradient buckets."""
     pat: Pat = "off"
-    """Logarithmic all-gather and reduce-scatter where they are faster than a ring: "nccl" in groups with one GPU per
-    node, as NCCL has them since 2.23; "any", a what-if, in all groups that leave a node, as no NCCL up to 2.30 has."""
+    """When all-gather and reduce-scatter use a logarithmic algorithm if it is faster than a ring: "off"; "nccl", in
+    groups with one GPU per node, as NCCL does since 2.23; "any", in all groups that span nodes, a what-if that no NCCL
+    up to 2.30 offers."""
 
     context_bytes: float
-    """GPU memory outside the allocator: CUDA context, NCCL buffers."""
+    """GPU memory outside the allocator: CUDA context and NCCL buffers."""
     allocator_frac: float
-    """Memory lost to fragmentation, over what is allocated."""
+    """Memory lost to fragmentation, divided by the allocated memory."""
     rmsnorm_bytes: float | None = None
-    """Kept for backward by an RMSNorm for each element of its input; None: what its kernels keep."""
+    """Bytes that an RMSNorm keeps for backward per element of its input; None means the value of the kernel set."""
     logit_bytes: float | None = None
-    """Held for each logit when backward begins; None: what its kernels hold."""
+    """Bytes per logit that are allocated when backward begins; None means the value of the kernel set."""
     loss_parallel: bool = True
-    """The loss works on a tensor-parallel rank's part of the vocabulary; else every rank gathers all logits."""
+    """Whether each tensor-parallel rank computes the loss on its part of the vocabulary. Otherwise every rank gathers
+    all logits."""
     packed_qkv: bool = False
-    """Values are a view of the packed projection, which stays beside the rotated queries and keys."""
+    """Whether values are a view of the packed QKV projection, which then stays in memory in addition to the rotated
+    queries and keys."""
     keeps_gathered: bool = False
-    """Sequence parallelism keeps the gathered inputs of its products for backward, and does not gather them again."""
+    """Whether sequence parallelism keeps the gathered inputs of matrix products for backward, instead of gathering them
+    again."""
     casts_weights: bool = False
-    """Whole fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does; else a 16-bit copy is kept."""
+    """Whether unsharded fp32 parameters (one GPU, DDP) are cast in every forward, as autocast does. Otherwise a 16-bit
+    copy is kept."""
     keeps_half_gradients: bool = False
-    """Gradients in 16 bit stay beside the fp32 sum that is reduced (not under FSDP)."""
+    """Whether 16-bit gradients stay in memory in addition to the fp32 sum that is reduced (not with FSDP)."""
     bf16_layers_frac: float = 0.16
-    """Of a plan in fp4: share of the layers, at both ends, whose products stay in bf16 as the recipe asks."""
+    """With fp4: share of the layers, at both ends of the model, whose matrix products stay in bf16 as the recipe
+    asks."""
     checked_error_frac: float = 0.0
-    """Error of tokens/s within which four of five of the user's runs were predicted by fits that did not see them; 0:
+    """Error of tokens/s that 80% of your held-out runs stayed within when ``knee calibrate`` checked the fit; 0 means
     not checked."""
 
     @property

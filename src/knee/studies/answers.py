@@ -12,9 +12,9 @@ from knee.errors import SpecError
 from knee.simulator import evaluate
 from knee.single import simulate
 from knee.specs.job import Job
+from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import Loaded, load_cluster, load_model, load_profile, make_job, split_overrides
 from knee.specs.plan_table import table_of
-from knee.studies.kept_files import kept_for_a_run
 from knee.studies.questions import Options, Question
 from knee.trust.answer_record import record_of
 from knee.trust.trust import trust_of
@@ -61,7 +61,7 @@ def _degree(job: Job) -> int:
     return job.plan.tp * job.plan.pp * job.plan.cp
 
 
-@kept_for_a_run
+@kept_for_a_question
 def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loaded[Any], Loaded[Any], Loaded[Any]]:
     """Model, cluster and profile with their sources, loaded once."""
     model, cluster, profile = question_specs

@@ -18,9 +18,9 @@ from knee.budgets.training_cost import checked_pue
 from knee.files import make_folder
 from knee.record.digest import digest
 from knee.specs.job import Job
+from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_cluster, load_profile, split_overrides
 from knee.specs.model import Model
-from knee.studies.kept_files import kept_for_a_run
 from knee.studies.quantities import Row
 from knee.studies.record_store import cached, engine
 from knee.studies.study_file import Budgets
@@ -83,7 +83,7 @@ def _row(grid: Budgets, gpus: int, bounds: dict[Model, float]) -> dict[str, Any]
     }
 
 
-@kept_for_a_run
+@kept_for_a_question
 def _parts(cluster: str, profile: str, sets: tuple[tuple[str, str], ...]) -> tuple[Any, Any]:
     _, for_cluster, for_profile, _ = split_overrides(sets)
     return load_cluster(cluster, for_cluster).spec, load_profile(profile, for_profile).spec

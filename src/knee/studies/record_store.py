@@ -18,8 +18,8 @@ from knee.errors import SpecError
 from knee.files import make_folder, write_text
 from knee.record.digest import digest
 from knee.specs.catalog import KINDS, ROOT
+from knee.specs.kept_files import kept_for_a_question
 from knee.studies.answers import answer, specs_of
-from knee.studies.kept_files import kept_for_a_run
 from knee.studies.questions import Options, Question
 from knee.text_files import read_text
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
@@ -112,7 +112,7 @@ def key_of(question: Question) -> str:
     return digest({"question": asdict(question), "specs": specs, "engine": engine()})[:24]
 
 
-@kept_for_a_run
+@kept_for_a_question
 def _digest_of_specs(names: tuple[str, str, str], sets: Options) -> str:
     return digest([asdict(part.spec) for part in specs_of(names, sets)])
 

@@ -13,9 +13,9 @@ from knee.errors import InputError
 from knee.hardware_fit.links import bus_factor
 from knee.record.plan_words import plan_words
 from knee.specs.hardware import Cluster
+from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_cluster, split_overrides
 from knee.specs.plan import Plan
-from knee.studies.kept_files import kept_for_a_run
 from knee.studies.quantities import Row
 from knee.studies.questions import SPECS, StudyPoint
 from knee.studies.row_columns import METRICS, PLAN
@@ -114,7 +114,7 @@ def _of_cluster(name: str, record: Mapping[str, Any], sets: Sequence[tuple[str, 
     }
 
 
-@kept_for_a_run
+@kept_for_a_question
 def _cluster(name: str, sets: tuple[tuple[str, str], ...]) -> Cluster:
     """Loaded once for all rows that name it."""
     return load_cluster(name, split_overrides(sets)[1]).spec

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,9 +21,10 @@ from knee.specs.defaults import DEFAULT_FAMILY, DEFAULT_LAW, DEFAULT_SEQ_LEN
 from knee.specs.fields import WrongKey, fields_of, split_overrides
 from knee.studies.claims import Claim
 from knee.studies.file_errors import mistakes_of
+from knee.studies.plain_grid import completed
 from knee.studies.quantities import Quantity, Where
 from knee.studies.row_columns import COLUMNS
-from knee.studies.study_layers import anchored, laid_over_common
+from knee.studies.study_layers import anchored, laid_over_common, not_finite
 from knee.units import parse
 
 FOLDER = ROOT / "studies"
@@ -58,7 +58,7 @@ class StudyGrid:
     """Training steps: the product of everything that is a list."""
 
     series: str
-    """Name of a curve or group; ``{tp}`` stands for that axis."""
+    """Name of the curve or group; ``{tp}`` is replaced by the value of that axis."""
     model: Names
     """Models, by name or path."""
     cluster: Names
@@ -66,22 +66,22 @@ class StudyGrid:
     profile: Names
     """Software profiles, by name or path."""
     gpus: Counts
-    """GPUs of the job."""
+    """Numbers of GPUs."""
     local_batch: Shares | None = None
     """Sequences per GPU and step."""
     global_batch: Counts | None = None
     """Sequences per step over all GPUs."""
     seq_len: Counts = DEFAULT_SEQ_LEN
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     plan: Mapping[str, Many] = field(default_factory=dict)
-    """Options of the parallel plan, as of `knee simulate`: ``tp``, ``pp``, ``sharding`` ..."""
+    """Options of the parallel plan, as in `knee simulate`: ``tp``, ``pp``, ``sharding`` ..."""
     set: Mapping[str, Many] = field(default_factory=dict)
     """As ``--set``: ``"fabric.nic_bytes_per_s" = ["200 Gbit/s", "400 Gbit/s"]``."""
     tune: bool = False
-    """What a plan leaves open of schedule, virtual stages and micro-batch is the fastest that fits."""
+    """Whether knee chooses the schedule, virtual stages and micro-batch size that ``plan`` does not set."""
     pick: Pick = "each"
-    """``fastest``: of the plans only the fastest that fits; ``least``: the one with the least model parallelism;
-    ``beyond``: the fastest with more than that."""
+    """Which plans are kept: ``each``; the ``fastest`` that fits; the one with the ``least`` model parallelism that
+    fits; or the fastest with more model parallelism than that (``beyond``)."""
 
     def __post_init__(self) -> None:
         if (self.local_batch is None) == (self.global_batch is None):
@@ -106,17 +106,17 @@ class Bandwidths:
     """Bandwidths of collectives on idle links."""
 
     series: str
-    """Name of a curve; ``{nodes}`` and ``{message}`` stand for their values."""
+    """Name of the curve; ``{nodes}`` and ``{message}`` are replaced by their values."""
     cluster: str
     """Cluster, by name or path."""
     collective: Literal["all_reduce", "all_gather", "reduce_scatter"]
     """Collective operation."""
     nodes: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """Nodes that take part."""
+    """Numbers of nodes."""
     message: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Sizes, with their unit."""
+    """Message sizes, with their unit."""
     published: str | None = None
-    """Source in knee's own table of bandwidths whose readings stand beside."""
+    """Source in knee's table of published bandwidths whose values are drawn too."""
 
     def __post_init__(self) -> None:
         try:
@@ -134,23 +134,23 @@ class Budgets:
     """The best model that some days train on several counts of GPUs, all of which are used."""
 
     series: str
-    """Name of a curve."""
+    """Name of the curve."""
     cluster: str
     """Cluster, by name or path."""
     profile: str
     """Software profile, by name or path."""
     gpus: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """GPUs, all of which are used."""
+    """Numbers of GPUs. All GPUs are used."""
     days: Annotated[StrictFloat, Field(gt=0, allow_inf_nan=False)]
     """Days of training."""
     seq_len: Count = DEFAULT_SEQ_LEN
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     law: str = DEFAULT_LAW
     """Scaling law, by its name in the catalogue."""
     family: str = DEFAULT_FAMILY
-    """Family of shapes that is searched."""
+    """Family of model shapes that is searched."""
     set: Mapping[str, str] = field(default_factory=dict)
-    """As ``--set``, of the cluster and the profile."""
+    """As ``--set``, for the cluster and the profile."""
 
     def __post_init__(self) -> None:
         for_model, _, _, for_plan = _split(self.set.items())
@@ -165,23 +165,23 @@ class Draw:
     """One chart of a study."""
 
     title: str
-    """Words above the chart."""
+    """Title of the chart."""
     mark: Mark
-    """What it draws."""
+    """Kind of chart."""
     x: str
     """Column of the horizontal axis."""
     y: str = ""
-    """Of lines and bars; of a heat map its rows."""
+    """Column of the vertical axis."""
     shows: str = ""
-    """Of a heat map: the colour."""
+    """Column that a heat map shows as colour."""
     color: str = "series"
-    """Column that tells lines or bars apart."""
+    """Column that gives lines or bars their colour."""
     caption: str = ""
-    """Words below the chart."""
+    """Text below the chart."""
     at: Where = field(default_factory=dict)
-    """Rows that are drawn: columns and their values."""
+    """Columns and their values that select the rows."""
     ideal: Literal["", "scaled", "flat"] = ""
-    """A line through the first point of the first series: in proportion to the GPUs, or level."""
+    """Ideal line through the first point of the first series: proportional to the GPUs (``scaled``) or ``flat``."""
     zero: bool = True
     """Whether the vertical axis begins at zero."""
     log: bool = False
@@ -193,17 +193,17 @@ class Published:
     """A value that the paper states, or that follows from what it states, to be drawn as a hollow diamond."""
 
     series: str
-    """Series that it is drawn with."""
+    """Series that the value belongs to."""
     metric: str
-    """Column that it is a value of."""
+    """Column that the value belongs to."""
     x: One
-    """Place on the horizontal axis."""
+    """Position on the horizontal axis."""
     value: float | None = None
-    """The value, in the column's unit."""
+    """The value, in the unit of the column."""
     times: float | None = None
-    """Instead of a value: a factor on the run ``of``, for what is stated as a change only."""
+    """Instead of ``value``: a factor on the run ``of``, for values that are published only as a change."""
     of: Where = field(default_factory=dict)
-    """The run that ``times`` is a factor on."""
+    """The run that ``times`` applies to."""
     how: str = "stated"
     """How the value is known."""
 
@@ -216,41 +216,41 @@ class Study:
     """Holds for every table of the file: pydantic hands it down."""
 
     name: str
-    """Name of the study, which is its file's."""
+    """Name of the study: its file's name."""
     title: str
-    """Heading of its page."""
+    """Title of the page."""
     kind: Literal["paper", "beyond"]
-    """Whether it is about the paper; ``beyond`` for your own."""
+    """``paper`` for studies of the paper, ``beyond`` for your own."""
     place: str = ""
-    """Where in the paper."""
+    """Place in the paper, such as Figure 3."""
     question: str
-    """What it asks."""
+    """The question that the study answers."""
     paper: str = ""
-    """What the paper says of it, in our words."""
+    """What the paper says about it, in our words."""
     finding: str
-    """One sentence; ``{name}`` stands for a value below."""
+    """One sentence that states the result; ``{name}`` is replaced by a value below."""
     value: Mapping[str, Quantity] = field(default_factory=dict)
-    """Numbers that the finding names."""
+    """Numbers that the finding uses."""
     assumptions: tuple[str, ...] = ()
-    """Where the paper is silent."""
+    """What the study assumes where the paper is silent."""
     needs: tuple[str, ...] = ()
-    """Studies whose runs the claims are also about."""
+    """Other studies whose runs the claims use."""
     grid: tuple[StudyGrid, ...] = ()
-    """Training steps that are simulated."""
+    """Training steps to simulate."""
     bandwidths: tuple[Bandwidths, ...] = ()
     """Collectives on idle links."""
     budget: tuple[Budgets, ...] = ()
-    """Best models of a budget."""
+    """Budgets for which the best model is searched."""
     hardware: tuple[str, ...] = ()
-    """Clusters whose data sheets are its rows."""
+    """Clusters whose data-sheet values become rows."""
     draw: tuple[Draw, ...] = ()
     """Charts."""
     published: tuple[Published, ...] = ()
-    """Published values beside the simulated ones."""
+    """Published values to draw with the simulated ones."""
     timeline: tuple[Where, ...] = ()
-    """Runs whose step can be looked into."""
+    """Runs whose step is drawn as a timeline."""
     claim: tuple[Claim, ...] = ()
-    """What is claimed, each with its test."""
+    """Claims, each with its tests."""
 
     def __post_init__(self) -> None:
         if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
@@ -339,10 +339,10 @@ def _catalog_study(name: str) -> Study:
 def _read_study(path: Path, *, by_user: bool) -> Study:
     raw = read_layers(path, anchored=anchored, named=_named_study)
     if by_user:
-        raw = _completed(path.stem, raw)
+        raw = completed(path.stem, raw, {f.name for f in fields(StudyGrid)})
     found = _checked(path.stem, laid_over_common(raw, where=path.name, hint=WORKS), where=path.name)
     # A text such as "1e400" becomes infinite only when the field is read as a number.
-    if (place := _not_finite(raw) or _not_finite(asdict(found))) is not None:
+    if (place := not_finite(raw) or not_finite(asdict(found))) is not None:
         text = f"{path.name}: {place} is not a finite number"
         raise InputError(text, hint="nan and inf are not accepted", code="not-finite", field=place)
     return found
@@ -351,37 +351,6 @@ def _read_study(path: Path, *, by_user: bool) -> Study:
 def _named_study(name: str) -> Path | None:
     """The file of a study of the catalogue, which others may build on."""
     return FOLDER / f"{name}.toml" if name in study_names() else None
-
-
-def _not_finite(node: Any, place: str = "") -> str | None:
-    """Where a number stands that is none."""
-    if isinstance(node, (dict, list, tuple)):
-        items = node.items() if isinstance(node, dict) else enumerate(node)
-        found = (_not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
-        return next((where for where in found if where is not None), None)
-    return place if isinstance(node, float) and not math.isfinite(node) else None
-
-
-def _completed(name: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A user's file may be a grid and nothing else: one at its top, or tables; words for people are made up."""
-    top = {key: value for key, value in raw.items() if key in {f.name for f in fields(StudyGrid)}}
-    rest = {key: value for key, value in raw.items() if key not in top}
-    about: dict[str, Any] = {"title": name, "kind": "beyond", "finding": "", "question": f"What do {name}'s runs take?"}
-    below = raw.get("grid", [])
-    if not isinstance(below, list):
-        return about | dict(raw)
-    grids = [*([top] if top else []), *below]
-    grids = [{"series": _named(grid)} | grid if isinstance(grid, dict) else grid for grid in grids]
-    draw = {"title": "Tokens per second per GPU", "mark": "line", "x": "gpus", "y": "tokens_per_s_per_gpu"}
-    about |= {"draw": [draw]} if grids else {}
-    return about | rest | ({"grid": grids} if grids else {})
-
-
-def _named(grid: Mapping[str, Any]) -> str:
-    """A series for every plan: runs of one differ in their GPUs."""
-    plan = grid.get("plan", {})
-    axes = [key for key, value in plan.items() if isinstance(value, list)] if isinstance(plan, dict) else []
-    return ", ".join(f"{axis} {{{axis}}}" for axis in axes) or "all"
 
 
 def _checked(name: str, raw: dict[str, Any], *, where: str) -> Study:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,12 @@ def _over(common: dict[str, Any], grid: dict[str, Any]) -> dict[str, Any]:
 
 
 BATCHES = {"local_batch", "global_batch"}
+
+
+def not_finite(node: Any, place: str = "") -> str | None:
+    """The place of the first number that is infinite or not a number."""
+    if isinstance(node, (dict, list, tuple)):
+        items = node.items() if isinstance(node, dict) else enumerate(node)
+        found = (not_finite(value, f"{place}.{key}".removeprefix(".")) for key, value in items)
+        return next((where for where in found if where is not None), None)
+    return place if isinstance(node, float) and not math.isfinite(node) else None

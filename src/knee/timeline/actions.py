@@ -276,7 +276,7 @@ def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
     )
 
 
-def _recomputed(parts: StepParts) -> tuple[Floats, Floats]:
+def recomputed(parts: StepParts) -> tuple[Floats, Floats]:
     """Forward work that backward does again: seconds and kernels per layer."""
     c, full = parts.compute, parts.table.repeats_frac
     attention = parts.table.recomputes("attention")
@@ -289,7 +289,7 @@ def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str
     """A layer's backward: what it computes, launches and exchanges."""
     c = parts.compute
     out, back = parts.copies(parts.traffic.layer.moved)
-    again_s, again_kernels = _recomputed(parts)
+    again_s, again_kernels = recomputed(parts)
     cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
     local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s, host_s=0.0 * cost_s)
     if what != "weight":

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Literal, get_args
 
 from knee.errors import SpecError
 from knee.specs.hardware import AttentionKernel, Gpu
+from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_profile
 from knee.specs.plan import CpMethod, ReduceDtype
 from knee.specs.profile import Profile
@@ -173,7 +173,7 @@ def _as_stated(profile: Profile, setting: Setting) -> Profile:
     return replace(profile, **stated) if stated else profile
 
 
-@cache
+@kept_for_a_question
 def catalog_profile(name: str) -> Profile:
     """The profile of a name or a file, read once."""
     return load_profile(name).spec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, get_args
@@ -17,6 +16,7 @@ from knee.record.probe_points import Record, StepPoint, point_of
 from knee.record.readings import Readings, read_readings
 from knee.specs.hardware import Cluster
 from knee.specs.job import Job
+from knee.specs.kept_files import kept_for_a_question
 from knee.specs.load import load_cluster, load_model, make_job
 from knee.specs.model import Model
 from knee.specs.profile import Profile
@@ -278,11 +278,11 @@ def _positive(record: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-@cache
+@kept_for_a_question
 def _model(name: str) -> Model:
     return load_model(name).spec
 
 
-@cache
+@kept_for_a_question
 def _cluster(name: str) -> Cluster:
     return load_cluster(name).spec

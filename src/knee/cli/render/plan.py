@@ -43,14 +43,10 @@ def print_search(answer: PlanSearch) -> None:
         f"profile {found.profile.name}, {space.global_batch:,} sequences of {space.seq_len:,} tokens per "
         "step"
     )
-    large = ", ".join(
-        f"{n:,} because of {part}" for part, n in sorted(found.too_large.items(), key=lambda one: -one[1])
-    )
+    share = len(found) / found.plans if found.plans else 0.0
     counts = (
-        f"{found.plans:,} plans: {sum(found.too_large.values()):,} do not fit in memory"
-        + (f" ({large})" if large else "")
-        + f", {found.bounded:,} pruned (more than 12.5% below the best), "
-        f"{len(found):,} simulated"
+        f"{found.plans:,} valid plans; {len(found):,} ({share:.2%}) were simulated, and bounds rule out that another "
+        f"is among the best {found.ranked:,}"
     )
     sys.stdout.write(f"  {counts}\n")
     alike = [row + 1 for row in drawn.indistinguishable_rows if row < answer.top]

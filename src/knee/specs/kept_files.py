@@ -1,4 +1,4 @@
-"""What the points of one run share is read once; the next run reads its files again, which may have changed."""
+"""What the points of one question share is read once; the next one reads its files again, which may have changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_KEPT = 1024
 """A grid may change a value of the catalogue in every point: not all of them are kept."""
 
 
-def kept_for_a_run(read: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def kept_for_a_question(read: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """As ``lru_cache``, until ``forget_files``."""
     kept = lru_cache(maxsize=MOST_KEPT)(read)
     _forget.append(kept.cache_clear)
@@ -22,6 +22,6 @@ def kept_for_a_run(read: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def forget_files() -> None:
-    """Where a run of studies or a sweep begins."""
+    """Where a question begins that may name files: a study, a sweep, a validation or a calibration."""
     for forget in _forget:
         forget()

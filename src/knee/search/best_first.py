@@ -1,0 +1,232 @@
+"""Plans in the order of what they can be at best, until no other can be among the best: few of a space are simulated.
+
+Three prices, each for fewer plans than the one before: of all plans that differ in more than their sharding
+(``bound.least_unsharded_step``), of every sharding of the best of those that fits in memory (``bound.least_step``), and
+the simulator's. What is left out is certain to be worse, so that the first plans are those of simulating everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from knee.arrays import Bools, Floats, Ints
+from knee.search.bound import LeastStep, least_step, least_unsharded_step
+from knee.search.memory_fit import (
+    SHARES,
+    least_memory_bytes,
+    memory_bytes,
+    recomputes_shares,
+    smaller_share,
+    with_share,
+)
+from knee.search.pareto_front import FRONT_STEP, Merits, pareto
+from knee.search.space import Space, joined, sharded_table, unsharded_table
+from knee.simulator import CHUNK, Results, simulate_table
+from knee.specs.choices import Objective
+from knee.specs.hardware import Cluster
+from knee.specs.plan import RECOMPUTES
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+
+OPENED, SIMULATED = 1024, 1024
+"""Unsharded plans whose shardings are priced together, and plans simulated together. More of them are fewer calls, and
+more that need not have been."""
+
+
+def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
+    """What an objective wants least of: energy, or time."""
+    return energy_j if objective == "tokens_per_j" else step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsharded:
+    """The plans of a space before their sharding is chosen, in the order of their bounds."""
+
+    space: Space
+    cluster: Cluster
+    profile: Profile
+    objective: Objective
+    table: PlanTable
+    plain: PlanTable
+    """Those of them that the space has itself, in its own order; the others recompute a share of their layers."""
+    is_partly: Bools
+    step_s: Floats
+    """Bounds, and what they are ordered by."""
+    cost: Floats
+
+    @classmethod
+    def of(cls, space: Space, cluster: Cluster, profile: Profile, objective: Objective) -> Unsharded:
+        """All of a space."""
+        plain = unsharded_table(space)
+        table, partly = plain, np.zeros(len(plain), dtype=np.bool_)
+        if recomputes_shares(space):
+            none = plain.rows(np.flatnonzero(plain.recompute == RECOMPUTES.index("none")))
+            asked = RECOMPUTES.index("blocks") in plain.recompute
+            more = [with_share(none, share) for share in SHARES if not (asked and share == 0.5)]
+            table = joined(plain, *more)
+            partly = np.arange(len(table)) >= len(plain)
+        least = _least(least_unsharded_step, space, cluster, profile, table)
+        cost = cost_of(least.step_s, least.energy_j, objective)
+        order = np.argsort(cost, kind="stable")
+        return cls(
+            space=space,
+            cluster=cluster,
+            profile=profile,
+            objective=objective,
+            table=table.rows(order),
+            plain=plain,
+            is_partly=partly[order],
+            step_s=least.step_s[order],
+            cost=cost[order],
+        )
+
+
+def _least(
+    bound: Callable[..., LeastStep], space: Space, cluster: Cluster, profile: Profile, table: PlanTable
+) -> LeastStep:
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    found = [bound(space.model, cluster, profile, piece) for piece in pieces]
+    return LeastStep(
+        **{f.name: np.concatenate([np.zeros(0), *(getattr(one, f.name) for one in found)]) for f in fields(LeastStep)}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    """Plans that fit and are not simulated yet."""
+
+    table: PlanTable
+    step_s: Floats
+    """Bounds."""
+    energy_j: Floats
+    memory_bytes: Floats
+
+    def rows(self, index: Ints) -> _Waiting:
+        """Some of them."""
+        columns = (self.step_s, self.energy_j, self.memory_bytes)
+        step, energy, memory = (column[index] for column in columns)
+        return _Waiting(table=self.table.rows(index), step_s=step, energy_j=energy, memory_bytes=memory)
+
+    def plus(self, other: _Waiting) -> _Waiting:
+        """Both."""
+        return _Waiting(
+            table=joined(self.table, other.table),
+            step_s=np.concatenate((self.step_s, other.step_s)),
+            energy_j=np.concatenate((self.energy_j, other.energy_j)),
+            memory_bytes=np.concatenate((self.memory_bytes, other.memory_bytes)),
+        )
+
+
+class BestFirst:
+    """A search under way."""
+
+    def __init__(
+        self,
+        start: Unsharded,
+        *,
+        hbm_bytes: float,
+        wanted: Callable[[PlanTable], Bools] | None = None,
+        progress: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.start, self.hbm_bytes, self.wanted, self.progress = start, hbm_bytes, wanted, progress
+        none, nothing = start.table.rows(slice(0, 0)), np.zeros(0)
+        self.table = none
+        self.results = simulate_table(start.space.model, start.cluster, start.profile, none)
+        self._waiting = _Waiting(table=none, step_s=nothing, energy_j=nothing, memory_bytes=nothing)
+        self._closed = np.ones(len(start.table), dtype=np.bool_)
+        self._next = 0
+
+    def rank(self, keep: int) -> None:
+        """Simulate until the best ``keep`` plans are certain."""
+        while True:
+            # a plan is simulated once no closed one has a smaller bound than so many
+            while self._next < len(self.start.cost) and self.start.cost[self._next] <= self._last(keep, waiting=True):
+                self._open(np.arange(self._next, min(self._next + OPENED, len(self.start.cost))))
+                self._next += OPENED
+            left = np.flatnonzero(self._bounds() <= self._last(keep))
+            if not len(left):
+                return
+            self._simulate(left)
+
+    def find_front(self) -> None:
+        """Simulate until the plans that no other beats in speed, energy and memory are certain."""
+        if not len(self.table):
+            return
+        near = self.start.step_s <= FRONT_STEP * self.results.step_s.min()
+        closed = np.flatnonzero(near & self._closed)
+        for i in range(0, len(closed), OPENED):
+            self._open(closed[i : i + OPENED])
+        while True:
+            slowest = FRONT_STEP * self.results.step_s.min()
+            self._waiting = self._waiting.rows(np.flatnonzero(self._waiting.step_s <= slowest))
+            left = np.flatnonzero(~self._matched())
+            if not len(left):
+                return
+            self._simulate(left)
+
+    def _bounds(self) -> Floats:
+        return cost_of(self._waiting.step_s, self._waiting.energy_j, self.start.objective)
+
+    def _last(self, keep: int, *, waiting: bool = False) -> float:
+        """The cost of the last of so many simulated plans; with ``waiting``, as the others' bounds would have it."""
+        energy = self.results.power_w_per_gpu * self.results.step_s
+        known = cost_of(self.results.step_s, energy, self.start.objective)
+        if waiting:
+            known = np.concatenate((known, self._bounds()))
+        return float(np.partition(known, keep - 1)[keep - 1]) if len(known) >= keep else np.inf
+
+    def _matched(self) -> Bools:
+        """Whether a simulated plan is as good as what waits can be at best."""
+        w = self._waiting
+        best = Merits.of(step_s=w.step_s, energy_j=w.energy_j, memory_bytes=w.memory_bytes, hbm_bytes=self.hbm_bytes)
+        done = Merits.of_results(self.results, self.hbm_bytes)
+        return best.matched_by(done.rows(pareto(self.results, self.hbm_bytes)))
+
+    def _open(self, unsharded: Ints) -> None:
+        """Price every sharding of these that fits in memory."""
+        start = self.start
+        self._closed[unsharded] = False
+        for partly in (False, True):
+            some = start.table.rows(unsharded[start.is_partly[unsharded] == partly])
+            if len(some):
+                some = some.rows(np.flatnonzero(least_memory_bytes(start.space, start.profile, some) <= self.hbm_bytes))
+            table = sharded_table(start.space, some)
+            if self.wanted is not None:
+                table = table.rows(np.flatnonzero(self.wanted(table)))
+            memory = memory_bytes(start.space, start.profile, table)
+            fits = memory <= self.hbm_bytes
+            if partly:
+                fits &= ~self._fit_with_less(table)
+            table, memory = table.rows(np.flatnonzero(fits)), memory[fits]
+            least = _least(least_step, start.space, start.cluster, start.profile, table)
+            self._waiting = self._waiting.plus(
+                _Waiting(table=table, step_s=least.step_s, energy_j=least.energy_j, memory_bytes=memory)
+            )
+
+    def _fit_with_less(self, table: PlanTable) -> Bools:
+        """Whether the plans fit with a smaller share of their layers recomputed."""
+        fits = np.zeros(len(table), dtype=np.bool_)
+        for share in np.unique(table.recompute_frac).tolist():
+            at = np.flatnonzero(table.recompute_frac == share)
+            less = with_share(table.rows(at), smaller_share(share))
+            fits[at] = memory_bytes(self.start.space, self.start.profile, less) <= self.hbm_bytes
+        return fits
+
+    def _simulate(self, left: Ints) -> None:
+        """Of what is left, the plans with the least bounds."""
+        start, count = self.start, min(SIMULATED, len(left))
+        first = np.sort(left[np.argpartition(self._bounds()[left], count - 1)[:count]])
+        now = self._waiting.rows(first)
+        results = simulate_table(start.space.model, start.cluster, start.profile, now.table)
+        self.table = joined(self.table, now.table)
+        self.results = Results(
+            **{
+                f.name: np.concatenate((getattr(self.results, f.name), getattr(results, f.name)))
+                for f in fields(Results)
+            }
+        )
+        self._waiting = self._waiting.rows(np.setdiff1d(np.arange(len(self._waiting.step_s)), first))
+        self.progress()

@@ -1,0 +1,83 @@
+"""Which plans fit in memory, and how many layers the others must recompute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from knee.arrays import Bools, Floats
+from knee.cost.step_parts import shapes_of
+from knee.search.space import Space, joined
+from knee.simulator import CHUNK
+from knee.specs.hardware import Cluster
+from knee.specs.plan import RECOMPUTES
+from knee.specs.plan_table import PlanTable
+from knee.specs.profile import Profile
+from knee.workload.memory import MemoryColumns, memory_of
+from knee.workload.traffic import Modes, traffic_of
+
+SHARES = (0.25, 0.5, 0.75)
+"""Of the layers, that a plan recomputes where none do not fit: every fourth, every second, three of four."""
+
+
+def memory_table(space: Space, profile: Profile, table: PlanTable) -> MemoryColumns:
+    """Memory of every plan."""
+    modes = Modes.of(table)
+    traffic = traffic_of(space.model, table, modes, scatters_sends=profile.scatters_sends)
+    return memory_of(space.model, profile, table, shapes_of(table), modes, traffic)
+
+
+def memory_bytes(space: Space, profile: Profile, table: PlanTable) -> Floats:
+    """All of it, for a table of any length."""
+    pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
+    return np.concatenate([np.zeros(0), *(memory_table(space, profile, piece).total_bytes for piece in pieces)])
+
+
+def least_memory_bytes(space: Space, profile: Profile, unsharded: PlanTable) -> Floats:
+    """What no sharding of these plans needs less than: activations, logits, and a part of the optimizer's states."""
+    m = memory_table(space, profile, unsharded)
+    least = m.activations_bytes + m.logits_bytes + m.optimizer_bytes
+    return profile.context_bytes + (1.0 + profile.allocator_frac) * least
+
+
+def recomputes_shares(space: Space) -> bool:
+    """Whether plans may recompute a share of their layers."""
+    given = set(space.recomputes)
+    return not given or ("none" in given and bool(given & {"blocks", "full"}))
+
+
+def with_share(table: PlanTable, share: float) -> PlanTable:
+    """The plans with that share of their layers recomputed; with none for 0."""
+    name = "blocks" if share else "none"
+    return replace(
+        table,
+        recompute=np.full(len(table), RECOMPUTES.index(name)),
+        recompute_frac=np.full(len(table), share or 1.0),
+    )
+
+
+def smaller_share(share: float) -> float:
+    """The one that is tried before."""
+    return max((other for other in (0.0, *SHARES) if other < share), default=0.0)
+
+
+def partly_recomputed(space: Space, cluster: Cluster, profile: Profile, table: PlanTable, fits: Bools) -> PlanTable:
+    """Plans that do not fit without recomputation, with the least share of layers recomputed that makes them fit.
+
+    More than that share only costs time, and a plan that fits without needs none.
+    """
+    open_ = np.flatnonzero(~fits & (table.recompute == RECOMPUTES.index("none")) & recomputes_shares(space))
+
+    def fit(share: float) -> Bools:
+        some = with_share(table.rows(open_), share)
+        return np.asarray(memory_bytes(space, profile, some) <= cluster.gpu.hbm_bytes)
+
+    # what does not fit with most of its layers recomputed need not be asked again
+    open_ = open_[fit(max(SHARES))]
+    found = [table.rows(open_[:0])]
+    for share in SHARES:
+        now = fit(share)
+        found.append(with_share(table.rows(open_[now]), share))
+        open_ = open_[~now]
+    return joined(*found)

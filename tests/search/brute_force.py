@@ -1,0 +1,100 @@
+"""Every plan of a random space simulated, and what the search says of the same space.
+
+PYTHONPATH=src:tests python tests/search/brute_force.py --jobs 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from knee.search.memory_fit import memory_bytes, partly_recomputed
+from knee.search.pareto_front import Merits, pareto
+from knee.search.plan_search import score, search
+from knee.search.space import Space, joined, whole_table
+from knee.simulator import Results, simulate_table
+from knee.specs.hardware import Cluster
+from knee.specs.load import load_cluster, load_model, load_profile
+from knee.specs.plan import Plan
+from knee.specs.profile import Profile
+
+MODELS = ("llama-1b", "llama2-7b", "llama3-8b", "llama2-13b", "llama2-70b")
+CLUSTERS = ("dgx-h100", "dgx-a100", "dgx-h200")
+PROFILES = ("eager", "compiled", "fused", "paper")
+MOST_PLANS = 12_000
+
+
+def random_job(seed: int) -> tuple[Space, Cluster, Profile, str, int]:
+    """A space of a size that can be simulated whole, its hardware and software, an objective, and plans to rank."""
+    draw = random.Random(seed)
+    while True:
+        model = load_model(draw.choice(MODELS)).spec
+        cluster, profile = load_cluster(draw.choice(CLUSTERS)).spec, load_profile(draw.choice(PROFILES)).spec
+        if draw.random() < 0.5:  # memory that some plans do not fit in
+            gpu = replace(cluster.gpu, hbm_bytes=cluster.gpu.hbm_bytes * draw.choice((0.3, 0.5, 0.7)))
+            cluster = replace(cluster, gpu=gpu)
+        gpus = draw.choice((1, 2, 4, 8, 12, 16, 24, 32, 64))
+        precision = "fp8" if cluster.gpu.fp8_flop_per_s and draw.random() < 0.2 else "bf16"
+        space = Space(
+            model=model,
+            gpus=gpus,
+            global_batch=gpus * draw.choice((1, 2, 3, 4, 8)),
+            seq_len=draw.choice((1024, 2048, 4096)),
+            fixed=Plan(precision=precision, state_dtype=draw.choice(("fp32", "bf16"))),
+            shardings=draw.choice(((), (), ("fsdp", "hsdp"), ("zero1", "zero2", "ddp"))),
+            schedules=draw.choice(((), (), ("interleaved",), ("zero_bubble", "1f1b"))),
+            recomputes=draw.choice(((), (), ("none",), ("none", "full"))),
+            sync_every=draw.choice((1, 1, 1, 8)),
+        )
+        if 0 < len(whole_table(space)) <= MOST_PLANS:
+            return space, cluster, profile, draw.choice(("tokens_per_s", "tokens_per_s", "tokens_per_j")), 10
+
+
+def everything(space: Space, cluster: Cluster, profile: Profile) -> Results:
+    """All plans that fit, those that recompute the least share of layers included, simulated."""
+    table = whole_table(space)
+    fits = np.asarray(memory_bytes(space, profile, table) <= cluster.gpu.hbm_bytes)
+    partly = partly_recomputed(space, cluster, profile, table, fits)
+    return simulate_table(space.model, cluster, profile, joined(table.rows(np.flatnonzero(fits)), partly))
+
+
+def differences(seed: int) -> list[str]:
+    """What the search has otherwise than simulating everything."""
+    space, cluster, profile, objective, keep = random_job(seed)
+    every = everything(space, cluster, profile)
+    found = search(space, cluster, profile, objective=objective, keep=keep, front=True)  # type: ignore[arg-type]
+    best = np.sort(-score(every, objective))[:keep]  # type: ignore[arg-type]
+    wrong = []
+    if len(found.scores[:keep]) != len(best) or not np.allclose(-found.scores[:keep], best, rtol=1e-9):
+        wrong.append(f"seed {seed}: ranking {found.scores[:keep]} instead of {-best}")
+    if len(every):
+        fronts = [_front(results, cluster.gpu.hbm_bytes) for results in (every, found.results)]
+        if fronts[0] != fronts[1]:
+            wrong.append(f"seed {seed}: front of {sorted(fronts[1])} instead of {sorted(fronts[0])}")
+    return wrong
+
+
+def _front(results: Results, hbm_bytes: float) -> set[tuple[float, ...]]:
+    merits = Merits.of_results(results, hbm_bytes).rows(pareto(results, hbm_bytes))
+    return set(zip(merits.speed.tolist(), merits.thrift.tolist(), merits.room.tolist(), strict=True))
+
+
+def main() -> int:
+    """Print what differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=200, help="random jobs")
+    jobs = parser.parse_args().jobs
+    with np.errstate(all="ignore"):
+        wrong = [line for seed in range(jobs) for line in differences(seed)]
+    for line in wrong:
+        print(line)
+    print(f"{jobs} random jobs: {len(wrong)} rankings or fronts differ from simulating every plan")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
