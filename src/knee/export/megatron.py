@@ -17,7 +17,6 @@ from knee.export.command_line import (
 )
 from knee.specs.job import Job
 from knee.specs.plan import AXES
-from knee.units import counted
 
 TOOL = "megatron"
 PP_BEFORE_DP = ("tp", "cp", "pp", "dp_shard", "dp_replicate")
