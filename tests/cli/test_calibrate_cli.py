@@ -195,7 +195,7 @@ def test_one_run_says_little_and_is_valid(tmp_path: Path) -> None:
     assert sum(p["determined"] for p in data["parameters"]) <= 2
     assert "not tested: 1 run is too few" in data["warnings"][-1]
     assert data["checked"] is False
-    assert "# Not checked" in out.read_text(encoding="utf-8")
+    assert "# Not tested" in out.read_text(encoding="utf-8")
     assert load_profile(str(out)).spec.name == "p"
 
 
