@@ -45,17 +45,17 @@ class ExitCode(IntEnum):
         member.meaning = meaning
         return member
 
-    ANSWERED = 0, "answered"
-    BUG = 1, "a bug in knee; KNEE_TRACEBACK=1 shows where"
+    ANSWERED = 0, "success"
+    BUG = 1, "a bug in knee (set KNEE_TRACEBACK=1 to see the traceback)"
     WRONG_INPUT = 2, "the input is wrong"
-    DOES_NOT_FIT = 3, "the plan does not fit in memory, or no plan does"
+    DOES_NOT_FIT = 3, "the plan does not fit in memory, or no plan fits"
     MISSING = 4, "an optional package, driver or device is missing"
-    IN_PART = 5, "answered in part: a file is cut off or unreadable, or runs of a sweep failed"
-    NOT_WRITTEN = 6, "the answer could not be written: no space, no permission, stdout closed"
+    IN_PART = 5, "a partial answer: a file is incomplete or unreadable, or runs of a sweep failed"
+    NOT_WRITTEN = 6, "the answer could not be written (no space, no permission, or stdout closed)"
     FAILED = 7, "a run, a measurement or a check failed"
     HUNG_UP = 129, "ended by SIGHUP (the terminal was closed)"
     INTERRUPTED = 130, "ended by SIGINT (Ctrl-C)"
-    READER_LEFT = 141, "the reader of stdout left early (`| head`); files that were asked for are written"
+    READER_LEFT = 141, "the reader of stdout closed it early (for example `| head`); output files are still written"
     TERMINATED = 143, "ended by SIGTERM"
 
 

@@ -43,7 +43,7 @@ def make_folder(path: Path) -> Path:
         with tempfile.TemporaryFile(dir=path):
             pass
     except (FileExistsError, NotADirectoryError) as error:
-        text = f"{path} cannot be a folder: a file of that name is in the way"
+        text = f"{path} cannot be created: a file with that name exists"
         raise InputError(text, hint="name another folder", code="not-a-folder") from error
     except OSError as error:
         raise cannot_write(path, error) from error
@@ -56,7 +56,7 @@ def check_writable(file: str | Path, field: str) -> None:
     if path.is_dir():
         why = "it is a folder"
     elif not path.parent.is_dir():
-        why = f"there is no folder {path.parent}"
+        why = f"the folder {path.parent} does not exist"
     elif not os.access(path if path.exists() else path.parent, os.W_OK):
         why = "permission denied"
     else:
@@ -68,7 +68,7 @@ def check_writable(file: str | Path, field: str) -> None:
 def check_toml_name(path: Path, field: str) -> None:
     """Refuse a spec file of another name; ``field`` names the argument."""
     if path.suffix != ".toml":
-        text = f"{argument(field)} is {str(path)!r}; it should end in .toml, after a name"
+        text = f"{argument(field)} is {str(path)!r}; it must be a file name that ends in .toml"
         raise InputError(text, code="not-a-toml-path", field=field)
 
 
@@ -125,8 +125,8 @@ def cannot_write(path: Path, error: OSError, *, hint: str | None = None) -> Knee
     """The sentence for a file that cannot be written: wrong input if the path is, a failure of the system if not."""
     message = f"{path} cannot be written: {error.strerror or error}"
     if error.errno in WRONG_PATHS:
-        return InputError(message, hint=hint or "name a file in a folder that is there", code="not-writable")
-    return NotWritten(message, hint=hint or "name a folder that can be written to, with space left")
+        return InputError(message, hint=hint or "name a file in an existing folder", code="not-writable")
+    return NotWritten(message, hint=hint or "name a writable folder with free space")
 
 
 def csv_text(records: Iterable[Mapping[str, Any]]) -> str:

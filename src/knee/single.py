@@ -26,8 +26,8 @@ from knee.workload.traffic import PARAMETER_BYTES
 ASSUMPTIONS = (
     "attention uses the causal mask; sequences are packed to their full length",
     "compute kernels of a GPU run one after another; the host launches them in advance unless it is too slow",
-    "rings follow the physical order of the network unless the fabric says otherwise; groups of the same kind "
-    "communicate at the same time",
+    "rings follow the physical order of the network unless the cluster sets topology_aware to false; groups of the "
+    "same kind communicate at the same time",
     "time for checkpoints, evaluation and failures is not included",
 )
 
@@ -57,23 +57,27 @@ def _about(job: Job) -> tuple[str, ...]:
         notes.append(
             Note(
                 "recompute-saves-nothing",
-                f"recomputing attention saves no memory with {job.profile.attention} attention, which keeps no scores, "
-                f"and costs time: use {argument('recompute')} none, ops, blocks or full",
+                f"recomputing attention saves no memory with {job.profile.attention} attention, which stores "
+                "no scores, "
+                f"but costs time; use {argument('recompute')} none, ops, blocks or full",
             )
         )
     if job.microbatches > 1 and job.plan.sharding in ("fsdp_no_reshard", "zero1", "ddp") and job.plan.dp > 1:
         kept = "gathered parameters are kept and " if job.plan.sharding == "fsdp_no_reshard" else ""
-        notes.append(f"{kept}gradients are reduced once a step, after the last of {job.microbatches} microbatches")
+        notes.append(f"{kept}gradients are reduced once per step, after the last of {job.microbatches} microbatches")
     if job.model.tied_embeddings and job.plan.pp > 1:
-        notes.append("the exchange of a tied embedding's gradient between the first and the last stage is left out")
+        notes.append("the gradient exchange of the tied embedding between the first and the last stage is not included")
     if job.plan.sync_every > 1:
         notes.append(
-            f"replicas exchange every {job.plan.sync_every:,} steps, and this is the mean of those steps; that a token "
-            "is then worth less or more to the model is not modelled"
+            f"replicas synchronize every {job.plan.sync_every:,} steps, and all values are means over these steps; the "
+            "effect on the loss is not modelled"
         )
-        notes.append("a slow GPU is slow in every step: replicas wait at their exchange for what they did not before")
+        notes.append("the same GPUs are slow in every step, so replicas wait for each other when they synchronize")
     if job.profile.pat == "any":
-        notes.append("gathers and reductions between nodes are logarithmic, as no NCCL up to 2.30 has them: a what-if")
+        notes.append(
+            "gathers and reductions between nodes are assumed to be logarithmic, which no NCCL version up to "
+            "2.30 offers"
+        )
     return tuple(notes)
 
 

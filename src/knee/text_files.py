@@ -29,10 +29,10 @@ class TooLarge(InputError, ValueError):
     """A file has more bytes than knee reads of its kind. Also a ValueError, as a document that cannot be parsed is."""
 
     def __init__(self, path: Path, most: int, has: int | None = None) -> None:
-        size = f"has {_size(has)}" if has is not None else f"goes on after {_size(most)}"
+        size = f"has {_size(has)}" if has is not None else f"is larger than {_size(most)}"
         super().__init__(
-            f"{path} {size}, and at most {_size(most)} of such a file are read",
-            hint="is it the file that was meant? Otherwise give it in parts",
+            f"{path} {size}, but knee reads at most {_size(most)} of such a file",
+            hint="check that this is the right file; if so, split it",
             code="too-large",
         )
         self.path, self.most, self.has = path, most, has
@@ -136,7 +136,7 @@ def read_all(file: BinaryIO, path: Path, most: int) -> bytes:
     found, left = [], most
     while block := file.read(min(BLOCK_BYTES, left + 1)):
         if (at := block.find(0)) >= 0:
-            text = f"{path} is not UTF-8 text: it has a zero byte, at byte {most - left + at:,}"
+            text = f"{path} is not UTF-8 text: it has a zero byte at position {most - left + at:,}"
             raise NotText(text, code="not-utf8")
         found.append(block)
         left -= len(block)
@@ -168,8 +168,8 @@ def _await_writer(handle: int, path: Path) -> None:
         return
     waits.poll(WRITER_S * 1000)
     if _is_left(handle, path):
-        hint = "start what writes to it first"
-        raise InputError(f"{path} is a pipe that nobody writes to", hint=hint, code="unreadable")
+        hint = "start the program that writes to it first"
+        raise InputError(f"{path} is a pipe without a writer", hint=hint, code="unreadable")
 
 
 def _is_left(handle: int, path: Path) -> bool:

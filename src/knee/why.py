@@ -66,7 +66,7 @@ def explain(job: Job, sources: Mapping[str, Source], *, convention: str = DEFAUL
     _timeline(chain, job, w)
     _memory(chain, job, w)
     _power(chain, job, w)
-    chain.add(0, "constants", f"{len(constant_rows())} that belong to no GPU, fabric or stack")
+    chain.add(0, "constants", f"{len(constant_rows())} that do not belong to a GPU, fabric or software stack")
     for name, value, kind, source in constant_rows():
         chain.add(1, name, value, source=f"{kind}: {source}")
     return chain.lines
@@ -108,11 +108,16 @@ def _compute(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         + " forward, "
         + show(float(w.compute.layer_backward_input.time_s[0] + w.compute.layer_backward_weight.time_s[0]), "s")
         + " backward",
-        "sum of its kernels, one microbatch, nothing beside it",
+        "sum of its kernels for one microbatch, without overlapping communication",
     )
     clock = float(w.compute.clock_frac[0])
-    limit = f"what the board's limit of {show(gpu.tdp_w, 'w')} leaves to products and attention while they compute"
-    c.add(1, "clock", f"{clock:.1%}", limit if clock < 1 else "the highest, or that at which gemm_frac was measured")
+    limit = f"clock of matrix products and attention under the power limit of {show(gpu.tdp_w, 'w')}"
+    c.add(
+        1,
+        "clock",
+        f"{clock:.1%}",
+        limit if clock < 1 else "the highest clock, or the clock at which gemm_frac was measured",
+    )
     for o in op.layer_forward(job.model, s, kernels):
         seconds = float(operation_s(gpu, job.profile, types, o, clock)[0])
         c.add(1, o.name, show(seconds, "s"), _formula(o, seconds))
@@ -150,11 +155,11 @@ def _communication(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     total = f"{show(float(w.results.comm_s[0]), 's')} of the step, {exposed} exposed"
     c.add(0, "communication", total, "ring: base + hops + S (N-1)/N / B")
     ranks = f"{shard.ranks[0]:.0f} ranks on {shard.nodes[0]:.0f} nodes"
-    c.add(1, "shard group", ranks, f"dp_shard({plan.dp_shard}) * cp({plan.cp}), {shard.per_node[0]:g} a node")
+    c.add(1, "shard group", ranks, f"dp_shard({plan.dp_shard}) * cp({plan.cp}), {shard.per_node[0]:g} per node")
     turn = show(float(ring_turn_s(links, shard)[0]), "s")
     c.add(1, "ring turn", turn, "hop_scale * ((N - n) node.hop_s + (n - 1) fabric.hop_s + tiers)")
     bandwidth = show(float(ring_bandwidth(links, shard)[0]), "bytes_per_s")
-    c.add(1, "ring bandwidth", bandwidth, "min(link, ranks a node * NIC) * bandwidth_scale")
+    c.add(1, "ring bandwidth", bandwidth, "min(link, ranks per node * NIC) * bandwidth_scale")
     if job.profile.pat != "off":
         _logarithmic(c, job, w, links)
     _messages(c, job, w)
@@ -178,7 +183,7 @@ def _logarithmic(c: _Chain, job: Job, w: EvaluatedStep, links: Links) -> None:
     message = PARAMETER_BYTES * w.traffic.layer.moved
     ring = gather_s(replace(links, pat="off"), w.groups.shard, message)[0]
     chosen = "PAT" if w.comm.gather_layer[0] < ring else "ring"
-    formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks a node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
+    formula = "8 us + log2(n) hop / 3.5 + 2.8 us n + (ranks per node - 1) node.hop_s + S (N-1)/N / (0.75 B), if faster"
     c.add(1, "algorithm", chosen, f"{formula}; the ring takes {show(float(ring), 's')}")
     c.constant(1, "pat", job.profile.pat)
 
@@ -195,18 +200,20 @@ def _messages(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     message("gather of a layer", comm.gather_layer, PARAMETER_BYTES * layer, "with FSDP2's padding")
     message("reduction of a layer", comm.reduce_layer + comm.replicate_layer, reduced, f"in {plan.reduce_dtype}")
     if plan.tp > 1:
-        often = f"{SPELLED[LAYER_FORWARD.all_reduces]} all-reduces a layer and direction"
+        often = f"{SPELLED[LAYER_FORWARD.all_reduces]} all-reduces per layer and direction"
         if sp:
             there, back = LAYER_FORWARD.collectives, layer_backward(job.profile).collectives
-            often = f"{SPELLED[there]} a layer" + (" and direction" if back == there else f", {SPELLED[back]} backward")
+            often = f"{SPELLED[there]} per layer" + (
+                " and direction" if back == there else f", {SPELLED[back]} backward"
+            )
         note = f"over tp {plan.tp}; {often}"
-        message("tp exchange", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
+        message("tp communication", comm.tp_gather if sp else comm.tp_all_reduce, float(t.tp_bytes[0]), note)
     if plan.cp > 1:
         note = f"of keys and values, {plan.cp_method} over cp {plan.cp}"
         message("cp transfer", comm.cp_send if ring else comm.cp_gather, float(t.cp_bytes[0]), note)
     if plan.sync_every > 1:
         note = f"in {plan.reduce_dtype}, parameters' difference over {plan.dp_replicate:,} replicas, blocking"
-        message("exchange of replicas", w.outer_sync.all_reduce_s, float(w.outer_sync.message_bytes[0]), note)
+        message("outer sync of replicas", w.outer_sync.all_reduce_s, float(w.outer_sync.message_bytes[0]), note)
     if plan.pp > 1:
         message("pp transfer", comm.pp_send, float(t.pp_bytes[0]), "to the next stage")
 
@@ -231,7 +238,8 @@ def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         0,
         "overlap",
         show(float(w.results.overlapped_comm_s[0]), "s"),
-        "compute c beside a backlog q: o = min(c (1 + kappa), q gamma), elapsed o + c - o / (1 + kappa)",
+        "compute c while a communication backlog q runs: o = min(c (1 + kappa), q gamma), elapsed o + c - o / "
+        "(1 + kappa)",
     )
     c.constant(1, "compute_slowdown_frac", f"{job.profile.compute_slowdown_frac:g}")
     c.constant(1, "comm_slowdown", f"{job.profile.comm_slowdown:g}")
@@ -241,15 +249,15 @@ def _timeline(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     c.constant(1, "straggler_frac", f"{job.profile.straggler_frac:g}")
     if job.plan.sync_every > 1:
         e, often = w.outer_sync, f"1 / sync_every({job.plan.sync_every:,})"
-        c.add(1, "exchange, a step's share", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
-        c.add(1, "outer optimizer, a step's share", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
+        c.add(1, "outer sync, share per step", show(float(e.comm_s[0]), "s"), f"all-reduce over the replicas * {often}")
+        c.add(1, "outer optimizer, share per step", show(float(e.compute_s[0]), "s"), f"Nesterov's momentum * {often}")
     if job.plan.pp > 1:
         c.add(
             1,
             "pipeline",
             show(float(w.step.pipeline_s[0]), "s"),
             f"{job.plan.schedule}, {job.plan.pp} stages x {job.plan.virtual_stages}, {job.microbatches} microbatches; "
-            "an action starts when its rank is free and its input is there",
+            "an action starts when its rank is free and its input has arrived",
         )
 
 
@@ -257,10 +265,12 @@ def _memory(c: _Chain, job: Job, w: EvaluatedStep) -> None:
     verdict = "fits" if w.results.fits[0] else "does not fit"
     limit = show(job.cluster.gpu.hbm_bytes, "bytes")
     needs = show(float(w.results.memory_bytes[0]), "bytes")
-    c.add(0, "memory_bytes", needs, f"of {limit} on the fullest GPU: {verdict}")
+    c.add(0, "memory_bytes", needs, f"of {limit} on the GPU that needs the most: {verdict}")
     notes = {"gradients": "at the memory peak: allocated as activations are freed, unless they are kept"}
     if job.plan.sync_every > 1:
-        notes["optimizer"] = "with the outer one's momentum and the parameters of the last exchange, fp32 each"
+        notes["optimizer"] = (
+            "includes the outer optimizer's momentum and the parameters of the last outer sync, both in fp32"
+        )
     for part in ("weights", "gradients", "optimizer", "activations", "logits", "comm_buffers", "context"):
         c.add(1, part, show(float(getattr(w.memory, part + "_bytes")[0]), "bytes"), notes.get(part, ""))
     _constants(c, job, "context_bytes allocator_frac reduces_in_flight")
@@ -272,10 +282,10 @@ def _power(c: _Chain, job: Job, w: EvaluatedStep) -> None:
         0,
         "power_w_per_gpu",
         show(float(w.results.power_w_per_gpu[0]), "w"),
-        "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, rounded off at the board's limit",
+        "idle + (flop J/FLOP + bytes J/B + comm_s W) / step_s, smoothly limited by the power limit",
     )
-    c.add(1, "tensor-core work", f"{w.flop[0] / 1e12:,.1f} TFLOP a GPU and step")
-    c.add(1, "HBM traffic", show(float(w.moved_bytes[0]), "bytes") + " a GPU and step")
+    c.add(1, "tensor-core work", f"{w.flop[0] / 1e12:,.1f} TFLOP per GPU and step")
+    c.add(1, "HBM traffic", show(float(w.moved_bytes[0]), "bytes") + " per GPU and step")
     for key, value in (
         ("gpu.idle_w", show(gpu.idle_w, "w")),
         ("gpu.gemm_j_per_flop", show(gpu.gemm_j_per_flop, "j_per_flop")),

@@ -75,7 +75,7 @@ def test_a_listener_hears_how_a_probe_goes(tmp_path: Path) -> None:
     [
         (lambda: knee.probe_kernels("mine.json"), "not-a-toml-path", "out"),
         (lambda: knee.probe_kernels(quick=True, replay="a.jsonl"), "contradiction", "quick"),
-        (lambda: knee.probe_kernels(base="mine.toml"), "unknown-name", "base"),
+        (lambda: knee.probe_kernels(base="mine.toml"), "would-overwrite", "base"),
         (lambda: knee.probe_steps(device="tpu"), "unknown-choice", "device"),  # type: ignore[arg-type]
         (lambda: knee.probe_collectives(backend="mpi"), "unknown-choice", "backend"),  # type: ignore[arg-type]
         (lambda: knee.probe_collectives(collectives=["all_redcue"]), "unknown-choice", "collectives"),

@@ -140,7 +140,7 @@ def test_what_fits_nowhere() -> None:
 def test_progress_is_reported_and_may_end_the_work() -> None:
     reported: list[tuple[str, int, int]] = []
     knee.plan("llama2-7b", **ASKED, global_batch=32, max_pp=1, progress=lambda *done: reported.append(done))
-    assert {("listing plans", 0, 0), ("bounding plans", 0, 0)} <= set(reported)
+    assert {("listing plans", 0, 0), ("simulating plans", 0, 0)} <= set(reported)
 
     class Enough(Exception):
         pass

@@ -60,19 +60,19 @@ def test_on_the_screen_it_says_the_same() -> None:
     result = knee(*ASK, "--params", "1B")
     assert result.exit_code == 0
     for words in (
-        "with communication",
-        "counting FLOP (40% MFU)",
-        "what that really reaches",
-        "one more unit",
+        "best run",
+        "FLOP-only estimate (40% MFU)",
+        "size on this cluster",
+        "per additional unit",
         "uncertainty of the loss",
-        "critical batch at this loss",
+        "critical batch size at this loss",
         "assumptions:",
         "Train ",
     ):
         assert words in result.stdout
     # the answer comes first
     assert result.stdout.startswith("Train ")
-    assert result.stdout.splitlines()[1].startswith("Counting FLOP at 40% MFU")
+    assert result.stdout.splitlines()[1].startswith("A FLOP-only estimate at 40% MFU")
 
 
 @pytest.mark.slow
@@ -88,9 +88,9 @@ def test_sizes_and_ratios_can_be_fixed() -> None:
 
 def test_beyond_its_runs_the_law_says_so() -> None:
     result = knee(*ASK, "--law", "kaplan-2020", "--params", "7B")
-    assert "The law is extrapolated" in result.stdout
+    assert "The scaling law is extrapolated" in result.stdout
     assert "no standard errors were published" in result.stdout
-    assert "by the simulator alone; no errors were published for the scaling law" in result.stdout
+    assert "from the simulator alone; no errors were published for the scaling law" in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -97,19 +97,19 @@ def test_scipy_comes_with_fit() -> None:
 def test_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ask(monkeypatch, NODE)
     assert "unknown" not in text
-    facts = "80.0 GiB, up to 700 W, PCIe 5, 16 lanes, 18 NVLinks (478 GB/s each way), MIG off, ECC on"
+    facts = "80.0 GiB, up to 700 W, PCIe 5, 16 lanes, 18 NVLinks (478 GB/s per direction), MIG off, ECC on"
     assert line_of(text, "0-1,3").split("  ")[-1] == f"{facts}, 0 other processes"
     assert line_of(text, "2 ").endswith(f"{facts}, 3 other processes")
     assert "Xeon, 112 CPUs, 2 NUMA nodes" in text
-    assert "NVIDIA 580.1, runs CUDA up to 13.0" in text
+    assert "NVIDIA 580.1, supports CUDA up to 13.0" in text
     assert "2.27.5 (nvidia-nccl-cu13)" in text
     assert "2.11.0+cu130 (CUDA 13.0)" in text
-    assert line_of(text, "mlx5_0:1").endswith("InfiniBand, RDMA, active, 50.0 GB/s each way, NUMA node 0")
+    assert line_of(text, "mlx5_0:1").endswith("InfiniBand, RDMA, active, 50.0 GB/s per direction, NUMA node 0")
 
 
 def test_what_is_unknown_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     text = ask(monkeypatch, NOTHING)
-    assert text.count("none seen") == 2
+    assert text.count("none found") == 2
     assert "unknown: model, number, NUMA nodes" in line_of(text, "CPU")
     gpus = (LocalGpu(index=0), LocalGpu(index=1, name="B200", nvlinks=18), LocalGpu(index=2, trouble="closed"))
     text = ask(monkeypatch, replace(NOTHING, gpus=gpus))

@@ -209,7 +209,7 @@ def test_tables_of_many_sources_are_short(monkeypatch: pytest.MonkeyPatch) -> No
     rows = "".join(f"s{n},{ROW}" for n in range(5))
     Path("runs.csv").write_text(f"source,{RUNS}{rows}")
     said = knee("validate", "runs.csv").stdout
-    assert ("s1 " in said, "s2 " in said, "and 3 more; --json has all" in said, "all rows" in said) == (
+    assert ("s1 " in said, "s2 " in said, "and 3 more; --json lists all" in said, "all rows" in said) == (
         True,
         False,
         True,

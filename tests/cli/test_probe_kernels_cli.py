@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,8 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch, 
         (("kernels", "--out", "mine.json"), ("not-a-toml-path", "out")),
         (("kernels", "--out", ".toml"), ("not-a-toml-path", "out")),
         (("kernels", "--quick", "--replay", DATA / "kernels.jsonl"), ("contradiction", "quick")),
-        (("kernels", "--base", "mine.toml"), ("unknown-name", "base")),
+        (("kernels", "--base", "mine.toml"), ("would-overwrite", "base")),
+        (("kernels", "--base", "nowhere.toml"), ("no-file", "cluster")),
         (("kernels", "--replay", DATA / "nowhere.jsonl"), ("no-file", None)),
         (("kernels", "--replay", DATA / "steps.jsonl"), ("another-probe", "replay")),
         (("kernels", "--replay", DATA / "kernels.jsonl", "--base", "dgx-h201"), ("unknown-name", "cluster")),
@@ -182,3 +184,13 @@ def test_a_recording_that_no_probe_wrote(where: dict[str, object], change: dict[
     path = tmp_path / "odd.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert refused("probe", "kernels", "--replay", path, "--out", tmp_path / "m.toml").code == "not-a-reading"
+
+
+def test_a_base_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text('base = "dgx-h200"\nusd_per_gpu_h = "1.25 USD/h"\n')
+    Path("out").mkdir()
+    result = knee("kernels", "--replay", DATA / "kernels.jsonl", "--out", "out/mine.toml", "--base", "base.toml")
+    assert result.exit_code == 0
+    assert tomllib.loads(Path("out/mine.toml").read_text())["base"] == "../base.toml"
+    assert load_cluster("out/mine.toml").spec.usd_per_gpu_h == pytest.approx(1.25)

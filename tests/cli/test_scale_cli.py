@@ -244,7 +244,7 @@ def test_only_counts_that_are_extrapolated_are_called_so() -> None:
     assert "at 8 GPUs" in said("extrapolated", "near", "near")
     assert "at 8 and 32 GPUs" in said("extrapolated", "near", "extrapolated")
     assert "from 16 GPUs on" in said("near", "extrapolated", "extrapolated")
-    assert "at all counts" in said("extrapolated", "extrapolated", "extrapolated")
+    assert "at all GPU counts" in said("extrapolated", "extrapolated", "extrapolated")
     few, many = (replace(curve.usable[0][1], tokens_per_j=value) for value in (16.0, 1.0))
     assert "takes 16 times the energy" in against(one, 8, 16, {8: few, 16: many})
 

@@ -171,9 +171,9 @@ def test_every_option_of_the_plan_reaches_it() -> None:
 
 def test_why_explains_and_the_assumptions_stay_last() -> None:
     text = knee(*ASK, "--why").stdout
-    assert "\nwhy\n" in text
-    assert "step_s" in text.partition("\nwhy\n")[2]
-    assert text.index("\nwhy\n") < text.index("\nassumptions:\n")
+    assert "\nwhy (" in text
+    assert "step_s" in text.partition("\nwhy (")[2]
+    assert text.index("\nwhy (") < text.index("\nassumptions:\n")
     assert {"name", "value", "formula", "source", "depth"} == answer(*ASK, "--why")["why"][0].keys()
 
 

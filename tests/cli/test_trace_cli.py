@@ -36,8 +36,8 @@ def test_what_cannot_be_seen_is_written_out() -> None:
 @pytest.mark.parametrize(
     ("pattern", "said"),
     [
-        ("", "every name"),
-        (".*", "every name"),
+        ("", "every kernel name"),
+        (".*", "every kernel name"),
         ("(", "not a regular expression"),
         ("(a)\\1+", "not a regular expression"),
         ("a{1000}{1000}", "not a regular expression"),

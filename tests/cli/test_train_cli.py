@@ -155,7 +155,7 @@ def test_a_rank_that_is_killed_ends_the_run(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == ExitCode.FAILED
     assert err.count("error:") == 1
-    assert "rank 1 was ended by SIGKILL" in err
+    assert "rank 1 was killed by SIGKILL" in err
     record = record_of(out)
     assert (record["status"], record["failed_rank"]) == ("failed", 1)
     assert record["steps_done"] >= 2
@@ -171,7 +171,7 @@ def test_a_launcher_that_is_killed_leaves_a_record(tmp_path: Path) -> None:
         process.communicate(timeout=LIMIT_S)
     until(lambda: all(map(has_ended, pids)))
     record = record_of(out)
-    assert (record["status"], record["error"]) == ("terminated", "the process that started it is gone")
+    assert (record["status"], record["error"]) == ("terminated", "the process that started it has ended")
     assert record["steps_done"] >= 2
 
 
@@ -225,27 +225,27 @@ def test_a_record_is_not_replaced_unasked(tmp_path: Path) -> None:
 @needs_torch
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert "cannot be a folder" in refused(*SMALL, "--out", str(tmp_path / "file"))
+    assert "cannot be created" in refused(*SMALL, "--out", str(tmp_path / "file"))
 
 
 @needs_torch
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--steps", "5", "--warmup", "5"), "leaves none of 5 steps"),
+        (("--steps", "5", "--warmup", "5"), "has only 5 steps"),
         (("--nproc", "0"), "--nproc is 0"),
         (("--dtype", "bf16", "--precision", "fp16"), "contradict"),
         (("--sharding", "zero1"), "simulated but not trained"),
         (
             ("--nproc", "2", "--sharding", "ddp", "--dp-replicate", "2", "--sync-every", "5"),
-            "every 5 steps are simulated",
+            "every 5 steps can be simulated",
         ),
         (("--dtype", "fp32", "--precision", "fp16"), "contradict"),
         (("--dtype", "int4"), "is not one of"),
         (("--lr", "nan"), "lr is nan"),
         (("--seed", "9999999999"), "seed is 9999999999"),
         (("--timeout", "inf"), "timeout_s is inf"),
-        (("--attention", "cudnn"), "a GPU's kernel"),
+        (("--attention", "cudnn"), "a kernel for GPUs"),
         (("--flop-convention", "mine"), "no FLOP convention"),
         (("--profile", "nobody"), "nobody"),
     ],

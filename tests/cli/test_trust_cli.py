@@ -79,7 +79,7 @@ def test_the_line_below_the_question_says_the_same() -> None:
 
 def test_reasons_stand_below_the_line() -> None:
     lines = knee(*ASK, "--cp", "2").stdout.splitlines()
-    assert lines[3].split()[:2] == ["trust", "extrapolated:"]
+    assert lines[3].split()[:2] == ["trust", "extrapolated"]
     found = asked(cp=2)
     assert code_of(found.reasons[0]) == "no-run-of-kind"
     assert lines[4].strip() == found.reasons[0]

@@ -50,14 +50,14 @@ def test_tables(runs: Path) -> None:
     assert result.stderr == ""
     for words in (
         "median error of tokens/s per GPU: ",
-        "median over 2 sources",
+        "median over the medians of 2 sources",
         "error of memory",
         "regret",
         "all rows",
-        "C: no GPU 'tpu-v9' is known",
+        "C: the GPU 'tpu-v9' is unknown",
         "sharding defaulted to fsdp",
         "stacks: PyTorch 5 rows",
-        "columns that the file does not have: pp 1, cp 1",
+        "defaults for missing columns: pp 1, cp 1",
     ):
         assert words in result.stdout
 
@@ -106,7 +106,7 @@ def test_only_status(tmp_path: Path) -> None:
     path.write_text("layers,hidden,heads,gpu,n_gpus,seq_len,global_batch,status\n16,2048,32,h100-80gb,8,4096,64,ok\n")
     result = knee(path)
     assert result.exit_code == 0, result.stderr
-    assert "does knee expect the runs to fit in memory" in result.stdout
+    assert "whether knee predicts that they fit in memory" in result.stdout
     assert "error of" not in result.stdout
     assert json.loads(knee(path, "--json").stdout)["median_of_sources_frac"] is None
 
@@ -140,8 +140,8 @@ def test_no_file_is_knee_s_own_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for words in (
         "for unseen sources",
         "rows (repeated measurements count as one run)",
-        "does knee expect the runs to fit in memory",
-        "regret: how much slower",
+        "whether knee predicts that they fit in memory",
+        "regret: measured slowdown",
         "rank correlation",
         "error of memory",
         "stacks: ",
@@ -214,7 +214,7 @@ def test_many_different_reasons_are_cut(tmp_path: Path) -> None:
     bad = [ROWS[0].replace("h100-80gb", f"chip{i}") for i in range(40)]
     path.write_text("\n".join((HEADER, *ROWS, *bad)))
     result = knee(path)
-    assert "40 rows: A: no GPU 'chip0' is known; known are" in result.stdout
+    assert "40 rows: A: the GPU 'chip0' is unknown; known:" in result.stdout
     assert "(and 39 more of this kind)" in result.stdout
     assert len(json.loads(knee(path, "--json").stdout)["all"]["skipped"]) == 41
 
@@ -245,14 +245,14 @@ def test_bandwidths(bandwidths: Path) -> None:
     assert result.stderr == ""
     for words in (
         "error of bus bandwidth, messages of 16 MiB and more: ",
-        "none off by more than ",
+        "largest error a factor of ",
         "all_gather on 4 nodes",
         "all_reduce on 1 node ",
         "all_reduce, 1 to 16 MiB",
         "all rows",
         "A: alltoall is not modelled",
-        "B: the source calls its system misconfigured",
-        "B: no GPU 'tpu-v9' is known",
+        "B: the source says that its system is misconfigured",
+        "B: the GPU 'tpu-v9' is unknown",
     ):
         assert words in result.stdout
 

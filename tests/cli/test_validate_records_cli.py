@@ -61,4 +61,4 @@ def test_a_folder_of_records_is_validated_row_by_row(folder: Path, tmp_path: Pat
 def test_a_folder_without_records_is_said(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["validate", str(tmp_path)])
     assert result.exit_code == 2
-    assert "has no record.json in it" in result.output
+    assert "contains no record.json" in result.output

@@ -137,8 +137,10 @@ def test_the_trace_is_of_the_mean_step(way: dict[str, object]) -> None:
 
 
 def test_what_a_token_is_worth_is_not_modelled_and_that_is_said() -> None:
-    assert any("worth less or more" in sentence for sentence in answer(**HSDP, sync_every=500).assumptions)
-    assert not any("worth less or more" in sentence for sentence in answer(**HSDP).assumptions)
+    assert any(
+        "effect on the loss is not modelled" in sentence for sentence in answer(**HSDP, sync_every=500).assumptions
+    )
+    assert not any("effect on the loss is not modelled" in sentence for sentence in answer(**HSDP).assumptions)
 
 
 def test_no_published_run_did_it() -> None:

@@ -151,7 +151,7 @@ def test_bad_lines_are_named_with_their_place(tmp_path: Path) -> None:
         "line 5: it has no field 'text', but 'other', 'x'",
         "line 6: 'text' is null, not text",
         "line 7: it is not UTF-8 text",
-        "line 8: 'text' has half of a surrogate pair, which is no text",
+        "line 8: 'text' contains half of a surrogate pair, which is not valid text",
     ]
 
 

@@ -59,7 +59,7 @@ def test_the_gathered_file() -> None:
     assert set(found.all.skipped) == {
         "alltoall is not modelled",
         "busbw_GBps is 0.0; it must be positive",
-        "the source calls its system misconfigured",
+        "the source says that its system is misconfigured",
     }
     for name in ("all_reduce", "all_gather"):
         assert median(found.headline[name]) < 0.06

@@ -104,7 +104,7 @@ def test_it_finds_the_truth(readings: Readings) -> None:
 
 
 def test_too_few_products_are_refused(readings: Readings) -> None:
-    with pytest.raises(InputError, match="3 products were measured"):
+    with pytest.raises(InputError, match="3 matrix products were measured"):
         fit_kernels(Readings(MACHINE, readings.records[:3]), BASE, EAGER)
 
 

@@ -189,7 +189,7 @@ def test_launches_of_a_step_that_is_not_launch_bound_end_within_its_annotation(t
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no folder") as error:
+    with pytest.raises(InputError, match="does not exist") as error:
         write_kineto([a_step()], tmp_path / "none" / "step.json")
     assert error.value.hint == f"mkdir -p {tmp_path / 'none'}"
 

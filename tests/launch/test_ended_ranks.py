@@ -54,17 +54,17 @@ def test_a_signal_that_only_torchrun_has_seen_is_named(code: int, name: str, tmp
             (1,),
         )
         assert (found.state, found.cause, found.rank, found.node) == ("failed", "error", 1, "node7")
-        assert found.words.startswith(f"rank 1 on node7 was ended by {name}")
-        assert found.words.endswith("; last heard of at step 4")
+        assert found.words.startswith(f"rank 1 on node7 was killed by {name}")
+        assert found.words.endswith("; its last report was at step 4")
         assert ("/dev/shm" in found.words) == (name == "SIGBUS")
     alone = left(
         tmp_path / "c",
         logs={"start0.log": f"  traceback : Signal {-code} ({name}) received by PID 901"},
         nodes={1: "node7"},
     )
-    assert f"rank 1 on node7 was ended by {name}" in diagnose(alone, (1,)).words
-    assert f"it was ended by {name}" in diagnose(left(tmp_path / "d"), (code,)).words
-    assert f"it was ended by {name}" in diagnose(left(tmp_path / "e"), (128 - code,)).words
+    assert f"rank 1 on node7 was killed by {name}" in diagnose(alone, (1,)).words
+    assert f"it was killed by {name}" in diagnose(left(tmp_path / "d"), (code,)).words
+    assert f"it was killed by {name}" in diagnose(left(tmp_path / "e"), (128 - code,)).words
 
 
 def test_a_rank_that_torchrun_killed_itself_was_not_the_first(tmp_path: Path) -> None:
@@ -79,21 +79,21 @@ def test_a_rank_that_torchrun_killed_itself_was_not_the_first(tmp_path: Path) ->
             "start1.log": torchrun_said((1, -9)),
         },
     )
-    assert "rank 1 on n1 was ended by SIGKILL" in diagnose(run, (1, 1)).words
+    assert "rank 1 on n1 was killed by SIGKILL" in diagnose(run, (1, 1)).words
     crashed = left(
         tmp_path / "c",
         logs={"start1.log": torchrun_said((1, -11))},
         stalled_s={0: 27},
         beats={0: (9, 0), 1: (7, 20)},
     )
-    assert "rank 1 on n1 was ended by SIGSEGV" in diagnose(crashed, (1, 1)).words
+    assert "rank 1 on n1 was killed by SIGSEGV" in diagnose(crashed, (1, 1)).words
     silent = left(tmp_path / "d", logs={"start0.log": torchrun_said((1, 1), (0, -15))})
-    assert diagnose(silent, (1,)).words == "rank 1 ended with code 1 and said nothing"
+    assert diagnose(silent, (1,)).words == "rank 1 ended with code 1 and no error message"
 
 
 def test_srun_names_the_node_of_a_killed_task(tmp_path: Path) -> None:
     run = left(tmp_path / "a", logs={"start0.log": "srun: error: n3: task 0: Segmentation fault (core dumped)"})
-    assert diagnose(run, (139,)).words == "a process on n3 was ended by SIGSEGV"
+    assert diagnose(run, (139,)).words == "a process on n3 was killed by SIGSEGV"
     # srun kills the rest of a step of which one task has failed
     words = "0: ValueError: wrong\nsrun: error: n2: task 0: Exited with exit code 1\nsrun: error: n3: task 1: Killed"
     assert diagnose(left(tmp_path / "b", logs={"start0.log": words}), (1,)).words == "ValueError: wrong"

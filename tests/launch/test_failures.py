@@ -262,7 +262,7 @@ def test_the_rank_that_failed_first_wins_over_those_that_lost_it(tmp_path: Path)
     assert (found.cause, found.node) == ("bad_node", "n1")
     record = {
         "status": "failed",
-        "error": "rank 1 exited; last heard of at step 4",
+        "error": "rank 1 exited; its last report was at step 4",
         "failed_rank": 1,
         "failed_silently": True,
     }
@@ -336,7 +336,7 @@ def test_who_stopped_first_hangs_and_its_node_is_named(tmp_path: Path) -> None:
         run = left(tmp_path / name, stalled_s={0: 27}, nodes={0: "n0", 1: "n1"}, beats={0: (9, 0), 1: (7, ago_s)})
         found = diagnose(run, (1,))
         assert (found.state, found.cause, found.rank, found.node) == ("timeout", "hang", 1, "n1")
-        assert "since step 7; the rest waited for 27 s" in found.words
+        assert "since step 7; the other ranks waited for 27 s" in found.words
 
 
 def test_nodes_that_all_wait_do_not_hear_each_other(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_signal_between_runs_is_heard(grid: Path, tmp_path: Path, stub: str, m
     monkeypatch.setattr(sweep_tables, "run_line", interrupted)
     out = tmp_path / "out"
     _, err = sweep(grid, "--out", out, "--program", stub, codes=(130,))
-    assert "interrupted: the same command goes on" in err
+    assert "interrupted: the same command continues" in err
     assert list(states(out).values()) == ["done", "pending", "pending"]
 
 

@@ -219,11 +219,11 @@ def test_what_slurm_refuses_is_said_in_its_words(tmp_path: Path, stub: str) -> N
     grid, out = grid_of(tmp_path, "[[grid]]\ngpus = 1\n"), tmp_path / "out"
     words = (grid, "--launcher", "slurm", "--out", out, "--program", stub)
     _, err = sweep(*words, "--partition", "mian", codes=(2,))
-    assert "error: sbatch refuses: " in err
+    assert "error: sbatch refused the job: " in err
     assert "partition" in err
     sweep(*words, "--wait")
     _, err = sweep(*words, "--set", "gpus=4", "--out", tmp_path / "b", "--gpus-per-node", "1", codes=(3,))
-    assert "it needs 4 nodes, and Slurm has 2" in err
+    assert "it needs 4 nodes, but Slurm has 2" in err
 
 
 def test_a_series_ends_at_its_knee_on_slurm_too(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_what_runs_is_not_lost_while_slurm_does_not_answer(commands: Commands, s
     submitted(sweep)
     commands(squeue=AWAY, sbatch="echo 8")
     found = current_statuses(sweep)["0001-a"]
-    assert (found.state, found.words) == ("running", "Slurm does not answer; this is what was last written down")
+    assert (found.state, found.words) == ("running", "Slurm does not respond; this is the last known state")
     with pytest.raises(NoAnswer):
         submit_missing(sweep, Site(), wait=False, say=print)
     assert read_status(sweep.run("0001-a")).state == "running"
@@ -104,7 +104,7 @@ def test_a_job_that_ends_before_its_run_begins_is_read_from_its_own_log(commands
     submit_missing(sweep, Site(), wait=False, say=print)
     found = read_status(sweep.run("0001-a"))
     assert (found.state, found.cause) == ("failed", "software")
-    assert found.words == "its job 7_0 ended before the run began: ModuleNotFoundError: No module named 'numpy'"
+    assert found.words == "its job 7_0 ended before the run started: ModuleNotFoundError: No module named 'numpy'"
     # it is put back by hand, and the old job does not end it again
     assert requeue(sweep, ["failed"]) == 1
     assert current_statuses(sweep)["0001-a"].state == "pending"
@@ -144,7 +144,7 @@ def test_a_head_node_that_is_lost_is_named(commands: Commands, sweep: Sweep) -> 
     commands(squeue="echo '7_0|PENDING|BeginTime|'", sinfo="echo 'n0 down*'; echo 'n1 idle'")
     found = current_statuses(sweep)["0001-a"]
     assert (found.state, found.cause, found.node) == ("pending", "lost_node", "n0")
-    assert found.words == "waits in Slurm's queue: BeginTime; put back after: n0 failed"
+    assert found.words == "waits in Slurm's queue: BeginTime; put back into the queue after: n0 failed"
 
 
 def test_final_words_on_many_tasks_are_asked_for_at_once(commands: Commands, tmp_path: Path) -> None:

@@ -34,11 +34,11 @@ def test_a_series_keeps_the_batch_that_its_grid_is_given_by(tmp_path: Path) -> N
     assert all(f"batch {total // gpus} a GPU" in name for gpus, total, name in weak)
     strong = series_of(tmp_path, WEAK + "[[grid]]\ngpus = [1, 2, 4]\nglobal_batch = [8, 16]\n")
     assert len({name for *_, name in strong}) == 2
-    assert all(f"batch {total} in all" in name for _, total, name in strong)
+    assert all(f"batch {total} in total" in name for _, total, name in strong)
     # what the command line says goes before the grid
     changed = series_of(tmp_path, WEAK + "[[grid]]\ngpus = [1, 2]\nlocal_batch = 4\n", "global_batch=8")
     assert {name for *_, name in changed} == {changed[0][2]}
-    assert "batch 8 in all" in changed[0][2]
+    assert "batch 8 in total" in changed[0][2]
 
 
 def test_another_model_is_another_series(tmp_path: Path) -> None:
@@ -123,4 +123,4 @@ def test_a_knee_needs_all_plans_of_a_count(
         {"1": (1, "a", 100.0, "done", ""), "2": (2, "a", 100.0, "done", ""), "2 again": (2, "a", rate, state, cause)},
     )
     assert (words is not None) == stops
-    assert words is None or "from 1 to 2 GPUs a doubling gave 1.00x" in words
+    assert words is None or "from 1 to 2 GPUs, a doubling gave 1.00x" in words

@@ -64,7 +64,7 @@ def test_what_does_not_fit_or_fill_nodes_is_not_started(tmp_path: Path) -> None:
     data = json.loads(ask(path, "--out", tmp_path / "o", "--launcher", "slurm", "--dry-run", "--json").stdout)
     why = [run["refused"] for run in data["runs"]]
     assert "does not fit, by simulation" in why[0]
-    assert "12 GPUs do not fill nodes of 8" in why[1]
+    assert "12 GPUs do not fill whole nodes of 8" in why[1]
     assert not why[2]
     assert data["cost_usd"] > 0
     assert data["runs"][2]["nodes"] == 64
@@ -192,7 +192,7 @@ def test_a_series_ends_at_its_knee(tmp_path: Path) -> None:
     sweep(*words, "--until-knee")
     found = status(out)
     assert [one["state"] for one in found.values()] == ["done"] * 4 + ["cancelled"] * 4
-    assert "from 1 to 2 GPUs a doubling gave 1.00x" in found["0008"]["words"]
+    assert "from 1 to 2 GPUs, a doubling gave 1.00x" in found["0008"]["words"]
     sweep(*words)  # without it, the rest is run as well
     assert set(states(out).values()) == {"done"}
 
@@ -266,7 +266,7 @@ def test_the_same_grid_under_another_name_is_the_same_sweep(grid: Path, tmp_path
 
 def test_points_that_are_the_same_run_are_told(grid: Path, tmp_path: Path) -> None:
     result = ask(grid, "--out", tmp_path / "o", "--dry-run", "--set", "gpus=1,1,1")
-    assert "4 points are the same run as another" in result.stderr
+    assert "4 points repeat another run" in result.stderr
 
 
 FAILS = """#!/bin/bash

@@ -52,9 +52,9 @@ def test_failed_runs_are_said_with_how_to_start_them_again() -> None:
 @pytest.mark.parametrize(
     ("launcher", "advice"),
     [
-        ("slurm", "1 run ended because of n1: look at that node, or leave it out (--exclude)\n"),
-        ("torchrun", "1 run ended because of n1: look at that node, or leave it out of --hosts\n"),
-        ("local", "1 run ended because of n1: look at that node\n"),
+        ("slurm", "1 run failed because of n1: check that node, or exclude it (--exclude)\n"),
+        ("torchrun", "1 run failed because of n1: check that node, or remove it from --hosts\n"),
+        ("local", "1 run failed because of n1: check that node\n"),
     ],
 )
 def test_a_node_is_left_out_as_its_launcher_can(launcher: str, advice: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -110,11 +110,11 @@ def answer_of(
 @pytest.mark.parametrize(
     ("bands", "says"),
     [
-        (BOTH, "(2.19 to 2.41)"),
+        (BOTH, "(expected range 2.19 to 2.41)"),
         (replace(BOTH, law=None, both=None),
-         "(2.28 to 2.33 by the simulator alone; no errors were published for the scaling law)"),
+         "(expected range 2.28 to 2.33 from the simulator alone; no errors were published for the scaling law)"),
         (replace(BOTH, engine=None, both=None),
-         "(2.20 to 2.40 by the scaling law alone; the simulator's error is unknown here)"),
+         "(expected range 2.20 to 2.40 from the scaling law alone; the simulator's error is unknown here)"),
         (Bands(law=None, engine=None, both=None, low_affords=None), "(uncertainty unknown)"),
     ],
 )  # fmt: skip
@@ -133,14 +133,14 @@ def test_levels_of_bands_that_are_joined_are_said() -> None:
 
 def test_mfu_of_all_columns_is_of_6nd() -> None:
     answer = answer_of()
-    row = next(row for row in side_rows(answer) if row[0] == "MFU by 6 N D")
+    row = next(row for row in side_rows(answer) if row[0] == "MFU (6ND convention)")
     best = 6.0 * answer.best.params * 1e5 / answer.problem.rates.cluster.gpu.peak_flop_per_s("bf16")
     assert row[1:] == [f"{best:.1%}", "40.0%", f"{best:.1%}"]
     assert as_data(answer)["best"]["mfu_6nd_frac"] == pytest.approx(best)
     model = answer.best.model
     attention = 6.0 * model.layers * model.hidden * 4096
     share = attention / (6.0 * answer.best.params + attention)
-    assert any("6 N D" in line and f"{share:.1%}" in line for line in assumptions(answer))
+    assert any("6 x N x D" in line and f"{share:.1%}" in line for line in assumptions(answer))
 
 
 def test_sizes_of_all_columns_have_all_parameters() -> None:
@@ -150,15 +150,15 @@ def test_sizes_of_all_columns_have_all_parameters() -> None:
     assert embeddings > 0
     assert answer.counted_params == 3.4e8 + embeddings
     assert side_rows(answer)[1][2] == short(3.4e8 + embeddings)
-    assert f"chooses {short(3.4e8 + embeddings)} on" in sentences(answer)[1]
+    assert f"choose {short(3.4e8 + embeddings)} parameters" in sentences(answer)[1]
     assert answer_of().counted_params == 3.4e8
 
 
 def test_what_a_critical_batch_costs_is_said() -> None:
     answer = answer_of()
-    assert f"up to {1 + 768 * 4096 / 4e6:.2f} times the tokens of small batches (not included)" in batch_words(answer)
+    assert f"up to {1 + 768 * 4096 / 4e6:.2f} times the tokens that small batches need" in batch_words(answer)
     assert any(
-        "twice the tokens" in line and "lower the batch with --batch-max" in line for line in assumptions(answer)
+        "twice the tokens" in line and "--batch-max sets a smaller batch" in line for line in assumptions(answer)
     )
     other = answer_of(batch="merrill-2025")
     assert "Kaplan" not in batch_words(other)
@@ -178,7 +178,7 @@ def test_prices_pue_and_grid_have_sources() -> None:
 
 def test_small_runs_are_not_zero() -> None:
     rows = {row[0]: row[1] for row in side_rows(answer_of(days=0.001))}
-    assert all(float(rows[name]) > 0 for name in ("days", "GPU hours", "USD", "MWh", "kg CO2e"))
+    assert all(float(rows[name]) > 0 for name in ("days", "GPU-hours", "USD", "MWh", "kg CO2e"))
     assert "0.04%" in sentences(answer_of(days=0.001))[1]
     assert [amount(x) for x in (1152.4, 55.21, 3.0, 0.00314)] == ["1,152", "55.2", "3", "0.00314"]
 
@@ -187,33 +187,36 @@ def test_one_is_no_plural() -> None:
     assert counted(1, "GPU") == "1 GPU"
     assert counted(2048, "GPU") == "2,048 GPUs"
     assert limits_words(BudgetLimits(gpus=1, days=1.0)) == "up to 1 GPU, 1 day"
-    assert "with 1 GPU: " in sentences(answer_of())[0]
-    assert sentences(answer_of())[0].endswith("after 1 day.")
+    assert "with 1 GPU. " in sentences(answer_of())[0]
+    assert "After 1 day," in sentences(answer_of())[0]
 
 
 def test_sizes_that_lose_the_same_are_said() -> None:
-    assert "Sizes from 300M to 450M parameters lose at most 0.001 more." in sentences(answer_of())
+    assert "Models with 300M to 450M parameters have at most 0.001 more loss." in sentences(answer_of())
     alone = replace(answer_of(), even=(1, 1))
-    assert not any("lose at most" in line for line in sentences(alone))
+    assert not any("more loss" in line for line in sentences(alone))
 
 
 def test_steps_of_the_ladder_are_as_they_are() -> None:
     sizes = [parameter_count(model) for model in family_of("llama").ladder()]
     steps = [b / a - 1 for a, b in pairwise(sizes)]
-    assert any(f"each {min(steps):.0%} to {max(steps):.0%} above the last" in line for line in assumptions(answer_of()))
+    assert any(
+        f"each {min(steps):.0%} to {max(steps):.0%} larger than the one before" in line
+        for line in assumptions(answer_of())
+    )
 
 
 def test_a_size_below_the_ladder_is_said() -> None:
     said = sentences(answer_of(counted_params=4e6))[1]
-    assert "that size is below the smallest shape that is tried" in said
-    assert "of that work" not in said
-    assert "of that work" in sentences(answer_of())[1]
+    assert "This is smaller than the smallest model that was tried" in said
+    assert "of the estimated FLOP" not in said
+    assert "of the estimated FLOP" in sentences(answer_of())[1]
 
 
 def test_extrapolations_stand_by_themselves() -> None:
     answer = answer_of()
     assert not answer.extrapolated
-    assert any(line.startswith("The critical batch is extrapolated: ") for line in sentences(answer))
+    assert any(line.startswith("The law of the critical batch size is extrapolated: ") for line in sentences(answer))
 
 
 def test_a_frontier_says_which_other_limit_is_used_up() -> None:
@@ -224,16 +227,14 @@ def test_a_frontier_says_which_other_limit_is_used_up() -> None:
         axis="days", values=(0.5, 1.0, 2.0), runs=(cheap, run, run), worth=(None, 1.0, 0.0), knee=1.0, open=False
     )
     said = frontier_words(BudgetLimits(gpus=1, days=1.0, usd=run.cost_usd), frontier)
-    assert said[1].startswith(
-        "from 1 days on, a run also uses all of the dollars: the knee is where that limit takes over"
-    )
+    assert said[1].startswith("from 1 days on, a run also uses up the dollars: the knee is caused by that limit")
     assert "factor of two" in said[0]
     data = frontier_words(BudgetLimits(gpus=1, days=1.0, tokens_max=run.tokens), replace(frontier, open=True))
-    assert data[1] == "from 0.5 days on, a run also uses all of the data: more days only allow larger models"
+    assert data[1] == "from 0.5 days on, a run also uses up the data: more days only allow larger models"
     assert len(frontier_words(BudgetLimits(gpus=1, days=1.0), frontier)) == 1
 
 
 def test_dollars_are_written_as_tokens_are() -> None:
     assert [amount_of("--usd", text) for text in ("2M", "1,000,000", "2e6", "0.5", None)] == [2e6, 1e6, 2e6, 0.5, None]
-    with pytest.raises(InputError, match="--usd '1,5' is no number"):
+    with pytest.raises(InputError, match="--usd '1,5' is not a number"):
         amount_of("--usd", "1,5")

@@ -57,7 +57,7 @@ def test_numbers(given: dict[str, Any], number: float) -> None:
 def test_what_is_not_there_is_said() -> None:
     assert why(at={"series": ("TP", "PP"), "gpus": 4}) == "no run has series TP or PP, gpus 4"
     assert why(at={"study": "nobody"}) == "no run has study nobody"
-    assert why(at={"series": "FSDP"}) == "2 runs are meant where one is"
+    assert why(at={"series": "FSDP"}) == "2 runs match, but exactly one is expected"
     assert why(metric="nothing", at=ONE) == "nothing is not known of FSDP on 8 GPUs"
     assert why(metric="none", at={"study": "theirs"}) == "none is not known of FSDP on 8 GPUs"
     assert why(metric="model", at=ONE) == "model is not known of FSDP on 8 GPUs"

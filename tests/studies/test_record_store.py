@@ -156,13 +156,13 @@ seq_len = 64
 
 
 @pytest.mark.parametrize(("harm", "words"), [
-    (lambda text: text[: len(text) // 2], "cut off"),
-    (lambda text: text[:0], "cut off"),
-    (lambda text: "[" * 100 * len(text), "cut off"),
-    (lambda text: text[:0] + "[]", "no seal"),
-    (lambda text: text[:0] + '{"step_s": 1}', "no seal"),
-    (lambda text: text.replace('"gpus": 2', '"gpus": 3'), "does not match its seal"),
-    (lambda text: text.replace('"seal": "', '"seal": "0'), "does not match its seal"),
+    (lambda text: text[: len(text) // 2], "incomplete"),
+    (lambda text: text[:0], "incomplete"),
+    (lambda text: "[" * 100 * len(text), "incomplete"),
+    (lambda text: text[:0] + "[]", "no checksum"),
+    (lambda text: text[:0] + '{"step_s": 1}', "no checksum"),
+    (lambda text: text.replace('"gpus": 2', '"gpus": 3'), "does not match its checksum"),
+    (lambda text: text.replace('"seal": "', '"seal": "0'), "does not match its checksum"),
 ])  # fmt: skip
 def test_a_damaged_record_is_named_and_made_again(tmp_path: Path, said: list[str], harm: Any, words: str) -> None:
     good = kept(tmp_path, said).record(SMALL)
@@ -174,7 +174,7 @@ def test_a_damaged_record_is_named_and_made_again(tmp_path: Path, said: list[str
     assert len(said) == 1
     assert str(path) in said[0]
     assert words in said[0]
-    assert said[0].endswith(": computed again")
+    assert said[0].endswith("; it is computed again")
     assert counts(kept(tmp_path, said)) == (0, 1)  # and is whole now
 
 
@@ -185,7 +185,7 @@ def test_a_record_of_another_question_is_not_taken(tmp_path: Path, said: list[st
     mine.write_bytes(theirs.read_bytes())
     again = kept(tmp_path, said)
     assert again.record(SMALL)["gpus"] == 2
-    assert "the record of another question" in said[0]
+    assert "the record of another run" in said[0]
 
 
 def test_what_is_not_text_or_not_a_file(tmp_path: Path, said: list[str]) -> None:
@@ -218,7 +218,7 @@ def test_without_a_folder_nothing_is_written(tmp_path: Path, monkeypatch: pytest
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(InputError, match="a file of that name is in the way"):
+    with pytest.raises(InputError, match="a file with that name exists"):
         Store(tmp_path / "file")
 
 

@@ -166,8 +166,8 @@ def test_a_changed_grid_is_not_held_against_the_claims(mine: str) -> None:
     [ran] = run(mine, changes={"gpus": (2,)})
     assert [row["gpus"] for row in ran.rows] == [2]
     verdict = of(ran.verdicts, "X1")
-    assert (verdict.verdict, verdict.found) == ("not testable", "the grid is not the study's own: gpus changed")
-    assert (ran.finding, ran.values) == ("Not said of these runs: no run has gpus 4.", {})
+    assert (verdict.verdict, verdict.found) == ("not testable", "the grid was changed: gpus")
+    assert (ran.finding, ran.values) == ("No finding for these runs: no run has gpus 4.", {})
     assert run(mine, changes={"gpus": (4,), "seq_len": (32,)})[0].finding.startswith("It is ")
 
 
@@ -231,5 +231,5 @@ def test_claims_about_another_study_s_runs(tmp_path: Path) -> None:
 def test_two_studies_of_one_name_are_refused(tmp_path: Path) -> None:
     name = write(tmp_path, MINE, "fig9.toml")
     assert run(name)[0].study.title == "Mine"
-    with pytest.raises(InputError, match="two studies are called fig9"):
+    with pytest.raises(InputError, match="two studies have the name fig9"):
         run("fig9", name)

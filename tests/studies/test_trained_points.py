@@ -31,20 +31,21 @@ def point(question: Question = SMALL, **given: Any) -> StudyPoint:
 @pytest.mark.parametrize(("machine", "asked", "why"), [
     (LocalDevices(gpus=(), cores=2), point(), None),
     (LocalDevices(gpus=(), cores=2), point(gpus=8), None),
-    (LocalDevices(gpus=(), cores=2), point(gpus=9), "9 processes on 2 cores"),
-    (LocalDevices(gpus=(), cores=2), point(LARGE), "h100-sxm is asked for, and no GPU can be used here"),
+    (LocalDevices(gpus=(), cores=2), point(gpus=9), "9 processes are too many for 2 cores"),
+    (LocalDevices(gpus=(), cores=2), point(LARGE), "h100-sxm is required, but no GPU can be used here"),
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE), None),
-    (LocalDevices(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are asked for, and 4 are here"),
+    (LocalDevices(gpus=(H100,) * 4, cores=2), point(LARGE), "8 GPUs are required, but this machine has 4"),
     (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE),
-     "h100-sxm is asked for, and NVIDIA A100-SXM4-80GB is here"),
-    (LocalDevices(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE), "h100-sxm is asked for, and NVIDIA H200 is here"),
+     "h100-sxm is required, but this machine has NVIDIA A100-SXM4-80GB"),
+    (LocalDevices(gpus=("NVIDIA H200",) * 8, cores=2), point(LARGE),
+     "h100-sxm is required, but this machine has NVIDIA H200"),
     (LocalDevices(gpus=("NVIDIA A100-SXM4-80GB",) * 8, cores=2), point(LARGE, cluster="dgx-a100"), None),
     (LocalDevices(gpus=("",) * 8, cores=2), point(LARGE), None),  # a driver that does not tell
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(), None),  # processes on the processor, beside the GPUs
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("fabric.nic_bytes_per_s", "1 GB/s"),)),
-     "fabric.nic_bytes_per_s can be changed in a simulation only"),
+     "fabric.nic_bytes_per_s can be changed only in a simulation"),
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("profile.stream_scale", "1"),)),
-     "stream_scale can be changed in a simulation only"),
+     "stream_scale can be changed only in a simulation"),
     (LocalDevices(gpus=(H100,) * 8, cores=2), point(LARGE, sets=(("model.layers", "2"),)), None),
 ])  # fmt: skip
 def test_what_a_machine_can_train(machine: LocalDevices, asked: StudyPoint, why: str | None) -> None:
@@ -148,8 +149,8 @@ def test_another_length_is_another_run(tmp_path: Path, monkeypatch: pytest.Monke
     (Stub({"status": "failed", "error": "rank 1 was ended"}), "the run failed: rank 1 was ended"),
     (Stub({"status": "interrupted"}), "the run interrupted"),
     (Stub(None, "ring attention is not trained\n  and more"),
-     "the run left no record: ring attention is not trained"),
-    (Stub(None), "the run left no record"),
+     "the run wrote no record: ring attention is not trained"),
+    (Stub(None), "the run wrote no record"),
 ])  # fmt: skip
 def test_a_run_that_did_not_end_well_is_said_and_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str], stub: Stub, words: str

@@ -95,7 +95,7 @@ def test_scatter_is_not_taken_for_a_change(tmp_path: Path) -> None:
     b = analyse(scattered("b.json", [121_000, 101_000, 91_000, 111_000]), cache=False)
     c = analyse(scattered("c.json", [200_000, 220_000, 190_000, 210_000]), cache=False)
     assert diff(a, b).within_scatter
-    assert "differ among themselves" in diff(a, b).finding
+    assert "within the variation between steps" in diff(a, b).finding
     assert diff(a, c).within_scatter is False
     assert "compute +100" in diff(a, c).finding
 
@@ -104,7 +104,7 @@ def test_no_steps_are_said_and_all_of_it_is_json(tmp_path: Path) -> None:
     a = analyse(write(tmp_path / "a.json", [(GEMM, 7, 0, 5000)]), cache=False)
     b = analyse(job(tmp_path / "b.json"), cache=False)
     found = diff(a, b)
-    assert found.notes == ("A has no profiler steps: all of it counts as one step",)
+    assert found.notes == ("A has no profiler steps, so the whole trace counts as one step",)
     record = json.loads(json.dumps(found.as_json()))
     assert record["finding"] == found.finding
     assert record["times"]["exposed_comm_s"]["relative_frac"] is None

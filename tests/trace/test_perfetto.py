@@ -59,7 +59,7 @@ def test_steps_and_exposed_time_are_those_of_the_whole(tmp_path: Path, name: str
     assert written.bytes == (tmp_path / name).stat().st_size
     assert written.exposed_comm_s == pytest.approx(whole.ranks[0].times.exposed_comm_s)
     said = analyse(tmp_path / name, cache=False).ranks[0].audit.sentences()
-    assert "a reduced one of knee's own, with 7 of 75 kernels" in said[-1]
+    assert "reduced by knee to 7 of 75 kernels" in said[-1]
 
 
 def test_a_chosen_window_comes_back_cut(tmp_path: Path) -> None:

@@ -85,8 +85,8 @@ def test_a_chosen_window_has_its_kernels_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("sql", "said"), [
     ("select durr from kernels", "durr"),
     ("selec 1", "selec"),
-    ("", "no query"),
-    ("-- nothing", "no query"),
+    ("", "query is empty"),
+    ("-- nothing", "query is empty"),
     ("select 1 / 'x' from kernels", "convert"),
 ])  # fmt: skip
 def test_errors_are_one_sentence_with_the_tables(two: Analysis, sql: str, said: str) -> None:

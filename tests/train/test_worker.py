@@ -181,7 +181,7 @@ def test_a_run_that_stops_moving_ends_itself_and_needs_torch_and_numpy_alone(tmp
     assert done.returncode == ExitCode.FAILED, done.stderr
     record = record_of(tmp_path)
     assert record["status"] == "failed"
-    assert "another rank is gone or stuck" in record["error"]
+    assert "another rank has stopped or is stuck" in record["error"]
     assert record["steps_done"] == 3
 
 

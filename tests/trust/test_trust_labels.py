@@ -89,7 +89,7 @@ def test_too_few_alike_say_in_what(tmp_path: Path) -> None:
     rows = some(20, seq_len=512) + some(2, seq_len=65536)
     found = trust_of(job(profile="llm-foundry"), errors=table(tmp_path, *rows))
     assert (found.label, found.runs) == ("near", 0)
-    assert found.reasons == ("none of 22 similar published runs is close to it in tokens per sequence",)
+    assert found.reasons == ("none of 22 similar published runs is close to this job in tokens per sequence",)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_fsdp_on_h100_is_validated() -> None:
         (job(gpus=102_400), "no all-gather over more than 1,024 GPUs"),
         (job(gpus=512), "GPUs: 512 here"),
         (sized(hidden=64, heads=2, kv_heads=2, ffn=128), "hidden size: 64 here"),
-        (job("dgx-h200"), "no published run used h200-sxm"),
+        (job("dgx-h200"), "no published run used the GPU h200-sxm"),
         (job(pp=2, sharding="zero1", schedule="zero_bubble"), "no published run used the zero_bubble schedule"),
         (job(cp=2), "no published run used this kind of parallelism: FSDP + CP"),
         (job(gpus=1), "no published run used this kind of parallelism: one GPU alone"),
@@ -181,7 +181,7 @@ NEAR = [
     ),
     (
         job(),
-        "profile eager is generic, not one software stack; published runs of several stacks with eager kernels",
+        "profile eager does not describe a single software stack; published runs of several stacks with eager kernels",
     ),
     (job("h100-4-slingshot"), "no similar published run used slingshot"),
     (job(gpus=256), "GPUs: 256 here, 8 to 96 in similar published runs"),
@@ -231,7 +231,7 @@ def test_values_are_compared_not_who_wrote_them() -> None:
     written = ("cluster.fabric.nic_bytes_per_s", "cluster.gpu.bf16_flop_per_s", "profile.hop_scale")
     assert trust_of(job(profile="llm-foundry"), written) == trust_of(job(profile="llm-foundry"))
     other = trust_of(changed(job(profile="llm-foundry"), nic_bytes_per_s=40e9), written)
-    assert (other.label, other.reasons) == ("near", ("your own values: fabric.nic_bytes_per_s",))
+    assert (other.label, other.reasons) == ("near", ("these values are your own: fabric.nic_bytes_per_s",))
 
 
 def test_a_renamed_cluster_or_profile_is_its_base() -> None:
@@ -252,7 +252,7 @@ def test_a_cluster_or_profile_of_ones_own_is_not_validated() -> None:
     ):
         found = trust_of(mine)
         assert found.label == "near"
-        assert found.reasons == (f"your own values in {kind} mine: {path}",)
+        assert found.reasons == (f"these values in {kind} mine are your own: {path}",)
 
 
 def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
@@ -260,7 +260,7 @@ def test_a_gpu_of_ones_own_is_extrapolated_and_named_once() -> None:
     gpu = replace(asked.cluster.gpu, bf16_flop_per_s=9e14)
     found = trust_of(replace(asked, cluster=replace(asked.cluster, gpu=gpu)), ("cluster.gpu.bf16_flop_per_s",))
     assert found.label == "extrapolated"
-    assert found.reasons == ("the GPU has your own values: gpu.bf16_flop_per_s",)
+    assert found.reasons == ("these values of the GPU are your own: gpu.bf16_flop_per_s",)
 
 
 def test_prices_and_watts_do_not_matter() -> None:

@@ -117,8 +117,8 @@ def test_what_a_note_says_of_the_network(tmp_path: Path, note: str, gbit: float 
 def test_what_is_assumed_is_said(tmp_path: Path) -> None:
     found = validate_bandwidths(read(tmp_path, ROW | {"algorithm": "PAT"}))
     first, second = found.assumptions
-    assert first.startswith("columns that the file does not have: as many gpus_per_node")
-    assert second == "algorithm pat is not modelled: the fastest that is"
+    assert first.startswith("defaults for missing columns: gpus_per_node")
+    assert second == "algorithm pat is not modelled; the fastest modelled algorithm is used"
     assert one(tmp_path, fabric="NDR InfiniBand").fabric is None
 
 
@@ -144,12 +144,12 @@ def test_algorithms(tmp_path: Path, text: str, algorithm: str | None) -> None:
         ({"gpu": ""}, "gpu is empty"),
         ({"n_gpus": "eight"}, "not a number"),
         ({"n_gpus": 8.5}, "whole number"),
-        ({"n_gpus": 1}, "one GPU alone"),
+        ({"n_gpus": 1}, "a single GPU"),
         ({"nodes": 16}, "more nodes than GPUs"),
         ({"nodes": -1}, "at least 1"),
         ({"bytes": 0}, "positive"),
         ({"bytes": "nan"}, "finite"),
-        ({"bytes": 1e300}, "far from any real one"),
+        ({"bytes": 1e300}, "which is not realistic"),
         ({"busbw_GBps": 0.0}, "positive"),
         ({"busbw_GBps": "inf"}, "finite"),
         ({"busbw_GBps": ""}, "nothing was measured"),
@@ -157,9 +157,9 @@ def test_algorithms(tmp_path: Path, text: str, algorithm: str | None) -> None:
         ({"node_gbit_per_s": -4}, "positive"),
         ({"bytes": 1024.5}, "whole number of bytes"),
         ({"bytes": "1_024"}, "not a number"),
-        ({"fabric": "slingshto"}, "fabric is 'slingshto'; is it slingshot?"),
-        ({"fabric": "pigeons"}, "known are infiniband, tcpxo"),
-        ({"algorithm": "rign"}, "algorithm is 'rign'; is it ring?"),
+        ({"fabric": "slingshto"}, "fabric is 'slingshto'; did you mean slingshot?"),
+        ({"fabric": "pigeons"}, "known: infiniband, tcpxo"),
+        ({"algorithm": "rign"}, "algorithm is 'rign'; did you mean ring?"),
     ],
 )
 def test_rows_that_cannot_be_used_say_why(tmp_path: Path, values: dict[str, Any], words: str) -> None:
@@ -179,7 +179,7 @@ def test_missing_columns(tmp_path: Path, column: str) -> None:
 
 
 def test_nothing_measured_and_no_rows(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nothing to compare with"):
+    with pytest.raises(InputError, match="has no measured value"):
         read(tmp_path, {name: value for name, value in ROW.items() if name not in MEASURED})
     path = tmp_path / "none.csv"
     path.write_text(",".join(ROW) + "\n")
@@ -242,8 +242,8 @@ def test_nodes_that_are_not_given_are_as_few_as_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gpu": "tpu-v9"}, "no GPU"),
-        ({"n_gpus": 9}, "do not fit 1 nodes of 8"),
+        ({"gpu": "tpu-v9"}, "is unknown"),
+        ({"n_gpus": 9}, "do not fit into 1 nodes of 8"),
         ({"gpus_per_node": 16}, "gpus_per_node is 16"),
     ],
 )

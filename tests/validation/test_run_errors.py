@@ -94,7 +94,7 @@ def test_memory_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert score.throughput.bias_frac == pytest.approx(0.1)
     assert score.memory.bias_frac == pytest.approx(-0.25)
     first, *rest = found.notes.items()
-    assert first[0].startswith("columns that the file does not have: tp 1")
+    assert first[0].startswith("defaults for missing columns: tp 1")
     assert rest == [("assumed", 3)]
     assert found.stacks == {"any": 3}
     assert {2, 3, 4} == set(found.predictions)
@@ -145,12 +145,12 @@ def test_skips_are_counted_by_source(tmp_path: Path) -> None:
 
 def test_more_memory_than_the_gpu_has_is_a_reason(tmp_path: Path) -> None:
     found = validate(read(tmp_path, ROW | {"memory_gib": 80}, ROW | {"memory_gib": 90, "tp": 2}))
-    assert found.reasons == {3: "memory_gib is 90, and h100-sxm has 79.65"}
+    assert found.reasons == {3: "memory_gib is 90, but h100-sxm has 79.65"}
 
 
 def test_odd_rows_are_counted(tmp_path: Path) -> None:
     found = validate(read(tmp_path, ROW | {"status": "oom", "memory_gib": 70}))
-    assert found.notes["status is oom beside a throughput or memory, which is not compared"] == 1
+    assert found.notes["status is oom but throughput or memory is given; these values are not compared"] == 1
 
 
 def test_reasons_of_one_code_and_field_are_one() -> None:

@@ -108,7 +108,7 @@ def test_rows_that_say_nothing_keep_their_reason(tmp_path: Path, change: dict[st
 
 def test_numbers_beside_a_failure_are_remarked(tmp_path: Path) -> None:
     (row,) = read(tmp_path, ROW | {"status": "oom", "tokens_per_s_per_gpu": 1000}).rows
-    assert row.remarks == ("status is oom beside a throughput or memory, which is not compared",)
+    assert row.remarks == ("status is oom but throughput or memory is given; these values are not compared",)
     (row,) = read(tmp_path, ROW | {"step_time_s": 2.0, "tokens_per_s_per_gpu": 64 * 4096 / 2.0 / 16 * 1.03}).rows
     assert row.reason is None
 
@@ -221,7 +221,7 @@ def test_stacks(values: dict[str, Any], profile: str, attention: str) -> None:
 
 
 def test_a_replaced_attention_kernel_is_said() -> None:
-    assert any("taken as cutlass" in note for note in asked(gpu="v100-32gb", precision="fp16").notes)
+    assert any("treated as cutlass" in note for note in asked(gpu="v100-32gb", precision="fp16").notes)
 
 
 def test_every_stack_is_known_by_its_names() -> None:
@@ -328,12 +328,12 @@ def test_gpus_as_drivers_and_clouds_write_them(name: str, key: str | None) -> No
 def test_others_words_for_sharding(word: str, sharding: str, said: bool) -> None:
     found = asked(sharding=word.lower())
     assert found.job.plan.sharding == sharding
-    assert (f"sharding {word.lower()} taken as {sharding}" in found.notes) is said
+    assert (f"sharding {word.lower()} is treated as {sharding}" in found.notes) is said
 
 
 def test_what_is_assumed_of_a_row_is_said() -> None:
     assert "shard_group defaulted to one node (hsdp)" in asked(sharding="hsdp").notes
-    assert "gpu a100 taken as the 80 GB board" in asked(gpu="a100").notes
+    assert "gpu a100 is treated as the 80 GB board" in asked(gpu="a100").notes
     v100 = asked(gpu="v100-32gb")
     assert v100.job.plan.precision == "fp16"
     assert any("has no bf16 tensor cores" in note for note in v100.notes)
@@ -349,8 +349,8 @@ def test_columns_that_are_missing_are_said_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"gpu": "h100-80g"}, "no GPU 'h100-80g' is known; is it h100-80gb?"),
-        ({"gpu": "abacus"}, "known are h100-80gb"),
+        ({"gpu": "h100-80g"}, "the GPU 'h100-80g' is unknown; did you mean h100-80gb?"),
+        ({"gpu": "abacus"}, "known: h100-80gb"),
         ({"dp": 3}, "the plan fills 3 GPUs, not 16"),
         ({"tp": 3}, "tp"),
         ({"pp": 16, "layers": 8}, "16 stages"),
@@ -364,9 +364,9 @@ def test_columns_that_are_missing_are_said_once(tmp_path: Path) -> None:
         ({"precision": "fp8", "gpu": "a100-80gb"}, "no fp8 tensor cores"),
         ({"mlp": "kan"}, "mlp is 'kan'"),
         ({"attention": "none"}, "must be one of flash, flash1, flash2, flash3, cudnn, cutlass, unfused"),
-        ({"sharding": "ddp", "shard_group": 8}, "ddp, which shards nothing, and shard_group is 8"),
-        ({"gpus_per_node": 16}, "gpus_per_node is 16, and a server with h100-sxm has 8"),
-        ({"gpu": "NVIDIA H100 PCIe"}, "no GPU 'NVIDIA H100 PCIe' is known"),
+        ({"sharding": "ddp", "shard_group": 8}, "ddp, which shards nothing, but shard_group is 8"),
+        ({"gpus_per_node": 16}, "gpus_per_node is 16, but a server with h100-sxm has 8"),
+        ({"gpu": "NVIDIA H100 PCIe"}, "the GPU 'NVIDIA H100 PCIe' is unknown"),
         ({"hidden": 2050}, "not divisible"),
     ],
 )

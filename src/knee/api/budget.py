@@ -79,10 +79,10 @@ def budget(
     """Find the model with the lowest loss that a budget can train, communication included.
 
     ``gpus``, ``days``, ``usd``, ``mwh`` and ``tokens_max`` are limits; amounts may be text such as ``"2M"`` or
-    ``"15T"``. ``model`` or ``params`` fix the size; a job file as ``model`` also says where and with what software it
-    is trained. ``frontier`` adds, in about a minute, loss against each limit with its knee.
+    ``"15T"``. ``model`` or ``params`` fixes the size; if ``model`` is a job file, it also sets the cluster and the
+    profile. ``frontier`` adds the loss against each limit with its knee, which takes about a minute.
 
-    ``DoesNotFit`` is raised where nothing can be trained, with what would help.
+    If nothing can be trained, ``DoesNotFit`` is raised with a hint on what would help.
 
     >>> import knee
     >>> b = knee.budget(cluster="dgx-h100", gpus=8, days=7, params="350M")
@@ -107,7 +107,7 @@ def budget(
     assumed = mfu if mfu is not None else assumed_mfu()[0]
     if not 0 < assumed <= 1:
         raise InputError(
-            f"{argument('mfu')} is {assumed:g}; it is a share above 0, at most 1",
+            f"{argument('mfu')} is {assumed:g}; it must be above 0 and at most 1",
             hint="for example 0.4",
             code="out-of-range",
             field="mfu",
@@ -190,7 +190,7 @@ def _specs(
         if for_model or for_plan:
             fixing = f"{argument('model')} and {argument('params')} fix the size"
             raise InputError(
-                f"{argument('overrides')} {pair[0]}: shapes and plans are what is searched",
+                f"{argument('overrides')} {pair[0]}: the search chooses model shapes and plans itself",
                 hint=f"set values of the cluster or the profile; {fixing}",
                 code="not-an-override",
                 field=pair[0],
@@ -220,7 +220,7 @@ def _problem(
     if tokens_per_param is not None and not 0 < tokens_per_param < 1e9:
         raise InputError(
             f"{argument('tokens_per_param')} is {tokens_per_param:g}; it must be above 0 and below 1e9",
-            hint="20 is Chinchilla's",
+            hint="Chinchilla used 20",
             code="out-of-range",
             field="tokens_per_param",
         )
@@ -242,7 +242,7 @@ def _problem(
 
 def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Model | None:
     if model is not None and params is not None:
-        raise both_given("model", "params", hint="each fixes the size: give one")
+        raise both_given("model", "params", hint="give only one of them: each fixes the model size")
     if model is not None:
         return named_model(model).spec
     count = count_of("params", params)
@@ -250,7 +250,8 @@ def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Mo
         return None
     if not LEAST_PARAMS <= count <= MOST_PARAMS:
         raise InputError(
-            f"{argument('params')} is {params}; the family has {short(LEAST_PARAMS)} to {short(MOST_PARAMS)}",
+            f"{argument('params')} is {params}; the sizes of the family are {short(LEAST_PARAMS)} to "
+            f"{short(MOST_PARAMS)}",
             hint=f"for example {argument('params')} 8B",
             code="out-of-range",
             field="params",
@@ -259,11 +260,11 @@ def _model(model: ModelLike | None, params: Amount | None, family: Family) -> Mo
 
 
 def _batch_max(given: Amount | None, seq_len: int) -> float | None:
-    """Tokens a step, at least a sequence of them."""
+    """Tokens per step, at least one sequence."""
     most = count_of("batch_max", given)
     if most is not None and most < seq_len:
         raise DoesNotFit(
-            f"{argument('batch_max')} is {given}, and a sequence has {seq_len:,} tokens: there is no run",
+            f"{argument('batch_max')} is {given}, less than one sequence of {seq_len:,} tokens",
             hint=f"raise {argument('batch_max')}, or give a shorter {argument('seq_len')}",
             field="batch_max",
         )
@@ -294,7 +295,7 @@ def pue_source(given: float | None) -> Source:
 
 @checked_arguments
 def budget_check() -> BudgetCheck:
-    """Predict every training run whose cost was published, and say how far off knee is.
+    """Predict every training run whose cost was published, and show the errors.
 
     >>> import knee
     >>> all(abs(run.error_frac) < 0.25 for run in knee.budget_check().runs)

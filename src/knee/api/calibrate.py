@@ -58,18 +58,18 @@ def calibrate(
     out: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Calibration:
-    """Fit a software profile on measured runs, and say what they can and cannot tell.
+    """Fit a software profile to measured runs, and report which parameters the runs determine.
 
     ``files`` are CSV files as for ``knee.validate``, JSON of knee's own records, readings of ``knee probe steps``, or
-    folders of ``knee sweep`` or ``knee train``, in any mix; all of one software stack. ``profile`` (a name or a TOML
-    file) is what the fit starts from, and ``cluster`` is where all runs were; both are what the runs tell if left out.
-    Runs with other kernels (compiled, another attention) keep them, and share the values that are fitted.
-    ``only`` fits these parameters alone, such as ``["launch_s", "gemm_scale"]``; ``fix`` leaves some as they are.
-    ``hold_out`` is the share of runs that a first fit does not see and is tried on, up to 0.5; ``anyway`` takes fitted
-    values even where those runs are predicted no better with them. ``suggest`` also finds the next three runs that
-    would tell most. ``out`` is a TOML file to write the profile to.
+    folders of ``knee sweep`` or ``knee train``, in any combination; all runs should use one software stack.
+    ``profile`` (a name or a TOML file) is the start of the fit, and ``cluster`` is the cluster of all runs; by default,
+    each run states its own. Each run keeps its own kernels, and all runs share the fitted values.
+    ``only`` lists the parameters to fit, such as ``["launch_s", "gemm_scale"]``; ``fix`` lists parameters not to fit.
+    ``hold_out`` is the share of runs, up to 0.5, that are held out of a first fit to test it. ``anyway`` keeps the
+    fitted values even if they do not improve the predictions of held-out runs. ``suggest`` also suggests the three runs
+    that would reduce the uncertainty most. ``out`` is a TOML file to write the profile to.
 
-    ``progress`` is called with a sentence about what is being done, and 0 of 0. It needs SciPy:
+    ``progress`` is called with a sentence about the current activity and two zeros. A fit needs SciPy:
     ``pip install 'knee[fit]'``.
 
     >>> import knee
@@ -82,10 +82,10 @@ def calibrate(
     paths = tuple(dict.fromkeys(Path(file) for file in _listed(files)))
     if not paths:
         raise InputError(
-            "a file of runs is needed",
+            "no file of measured runs is given",
             hint=either(
                 'knee.calibrate("runs.csv", out="mine.toml")',
-                "knee calibrate runs.csv -o mine.toml; --help says of what form",
+                "knee calibrate runs.csv -o mine.toml; `knee calibrate --help` describes the file formats",
             ),
             code="missing-argument",
             field="files",
@@ -155,7 +155,7 @@ def _check_out(out: Path, inputs: list[Path]) -> None:
     """Refuse before minutes of fitting what could not be written."""
     check_toml_name(out, "out")
     if any(real_path(out) == real_path(path) for path in inputs):
-        text, hint = f"{argument('out')} would overwrite {out}, which is read", "name another file"
+        text, hint = f"{argument('out')} would overwrite {out}, which is an input", "name another file"
         raise InputError(text, hint=hint, code="would-overwrite", field="out")
     check_writable(out, "out")
 

@@ -13,7 +13,7 @@ from knee.specs.catalog import KINDS, entry_names
 
 @checked_arguments
 def catalog_entries() -> CatalogEntries:
-    """List what knee knows: models, GPUs, clusters, software profiles, and what ``knee.budget`` rests on.
+    """List what knee knows: models, GPUs, clusters, software profiles, and the data of ``knee.budget``.
 
     >>> import knee
     >>> "llama2-7b" in knee.catalog_entries().to_dict()["models"]
@@ -28,7 +28,7 @@ def catalog_entries() -> CatalogEntries:
 
 @checked_arguments
 def catalog_schema(kind: str) -> dict[str, Any]:
-    """The JSON Schema of a kind of file: cluster, gpu, model, profile, study or site.
+    """Return the JSON Schema of a kind of file: cluster, gpu, model, profile, study or site.
 
     >>> import knee
     >>> knee.catalog_schema("gpu")["properties"]["tdp_w"]["x-unit"]
@@ -43,9 +43,9 @@ def catalog_schema(kind: str) -> dict[str, Any]:
 
 @checked_arguments
 def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
-    """Every value of one entry, or of a file by its path, with the kind of its source and the source itself.
+    """Show every value of one entry or file, with its source and the kind of source.
 
-    ``kind`` tells entries of the same name apart; ``to_toml()`` is a complete file that loads again.
+    ``kind`` selects between entries of the same name. ``to_toml()`` returns a complete file that knee can load.
 
     >>> import knee
     >>> {value.field: value.shown for value in knee.catalog_entry("h100-sxm").values}["hbm_bytes_per_s"]
@@ -55,6 +55,9 @@ def catalog_entry(name: str, *, kind: str | None = None) -> CatalogEntry:
     if len(found) != 1:
         kinds = ", ".join(entry.kind for entry in catalog_entries().named(name))
         raise InputError(
-            f"{name} is the name of: {kinds}", hint="give one of them as kind", code="unknown-choice", field="kind"
+            f"{name} is the name of several entries: {kinds}",
+            hint="give one of these kinds as `kind`",
+            code="unknown-choice",
+            field="kind",
         )
     return found[0]

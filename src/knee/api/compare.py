@@ -20,11 +20,11 @@ RecordLike = str | Path | Mapping[str, Any] | Result
 
 @checked_arguments
 def compare(*records: RecordLike) -> Comparison:
-    """Put records side by side, with each one's difference to the first.
+    """Compare records side by side, with the difference of each from the first.
 
     A record is a file of ``knee simulate --json`` or ``knee trace --json``, the folder of a ``knee train`` run (or its
     ``record.json``), a dictionary with the same keys, or a result of ``knee.simulate`` or ``knee.read_traces``. At
-    least two are given. MFU under different FLOP conventions is refused.
+    least two records are needed. MFU values with different FLOP conventions are refused.
 
     >>> import knee
     >>> one, two = (knee.simulate("llama2-7b", cluster="dgx-h100", gpus=n, local_batch=2) for n in (8, 16))
@@ -36,7 +36,7 @@ def compare(*records: RecordLike) -> Comparison:
     """
     if len(records) < 2:
         raise InputError(
-            "two or more records are compared",
+            "a comparison needs at least two records",
             hint=either('knee.compare("run", "simulated.json")', "`knee compare run simulated.json`"),
             code="missing-argument",
             field="records",

@@ -11,10 +11,10 @@ from knee.results.doctor_result import MachineCheck
 
 
 def doctor() -> MachineCheck:
-    """Say what this machine has, what works on it, and how to get what is missing.
+    """Show what this machine has, which commands work on it, and how to install what is missing.
 
-    Reads GPUs, driver, network and versions where they can be read, and imports neither torch nor any other large
-    package. It never fails.
+    It reads GPUs, driver, network and versions if possible, without importing torch or other large packages. It never
+    fails.
 
     >>> import knee
     >>> knee.doctor().missing["simulate"]

@@ -24,7 +24,7 @@ PLACEHOLDER = "dgx-h100"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun(Result):
-    """What one rank of every pipeline stage does in a step, as the trainer issues it and as the simulator has it."""
+    """One step of one rank of every pipeline stage, as the trainer runs it and as the simulator models it."""
 
     job: Job
     program: tuple[StageWork, ...]
@@ -54,7 +54,7 @@ class DryRun(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a pipeline stage and collective: its calls by the trainer, and by the simulator."""
+        """One row per pipeline stage and collective, with the calls of the trainer and of the simulator."""
         return [
             {
                 "stage": program.stage,
@@ -68,7 +68,7 @@ class DryRun(Result):
         ]
 
     def equal_stages(self) -> list[list[int]]:
-        """Pipeline stages that do the same, together."""
+        """Groups of pipeline stages that do the same work."""
         groups: dict[Any, list[int]] = {}
         for work in self.program:
             key = (work.product_flop, work.attention_flop, frozenset(work.collectives.items()))
@@ -76,10 +76,10 @@ class DryRun(Result):
         return list(groups.values())
 
     def check_equal(self) -> None:
-        """``RunFailed`` where the trainer and the simulator differ and no rule says why."""
+        """Raise ``RunFailed`` if the trainer and the simulator differ for no known reason."""
         if self.differences:
             raise RunFailed(
-                f"the trainer and the simulator disagree in {len(self.differences)} lines, and no rule says why",
+                f"the trainer and the simulator disagree in {len(self.differences)} lines for no known reason",
                 code="unexplained-differences",
             )
 
@@ -98,13 +98,13 @@ def dryrun(
     progress: Callable[[int, int], None] | None = None,
     **plan: Any,
 ) -> DryRun:
-    """Trace one step of the trainer on fake ranks, without any GPU, and hold the simulator's messages against it.
+    """Trace one step of the trainer on fake ranks, without any GPU, and compare it with the simulator.
 
-    ``model`` and ``plan`` are what ``knee.simulate`` takes. ``gpus`` are the ranks in all, as many as the plan's
-    degrees ask for if left out; the batch is 2 sequences a rank if left out. ``profile`` is of the simulation.
+    ``model`` and ``plan`` are the same as for ``knee.simulate``. ``gpus`` is the total number of ranks; by default, as
+    many as the plan needs. The default batch is 2 sequences per rank. ``profile`` is the profile of the simulation.
 
-    ``say`` is called with sentences about what was assumed, ``progress`` with how many kinds of pipeline stages are
-    traced, and of how many. It needs torch: ``pip install 'knee[train]'``.
+    ``say`` is called with each assumption as a sentence, ``progress`` with the number of pipeline stages that are
+    traced and their total. Tracing needs torch: ``pip install 'knee[train]'``.
 
     >>> import knee
     >>> step = knee.dryrun("llama2-7b", gpus=2048, tp=2)  # doctest: +SKIP

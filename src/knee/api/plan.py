@@ -73,16 +73,16 @@ def plan(
     pue: float | None = None,
     progress: Progress | None = None,
 ) -> PlanSearch:
-    """Find the best parallel plan: every valid one is considered.
+    """Find the best parallel plan among all valid plans.
 
-    ``model`` is what ``knee.simulate`` takes; of a job file the plan's types are kept and the rest of it is searched.
-    ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` keep only the values they list; ``only`` is a
-    condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with what is being done and the share that is
-    done; an exception that it raises ends the search.
+    ``model`` is the same as for ``knee.simulate``. If it is a job file, the search keeps the data types of its plan and
+    replaces the rest. ``sharding``, ``schedule``, ``recompute`` and ``micro_batch`` list the values to consider;
+    ``only`` is a condition such as ``"pp == 1 and tp <= 8"``. ``progress`` is called with the current activity and the
+    share that is done; an exception that it raises ends the search.
 
-    With ``tokens``, ``grid`` and ``pue`` the answer's ``training`` says what the whole run takes, as ``knee.simulate``.
+    If ``tokens`` is given, ``training`` has the cost of the whole run, as in ``knee.simulate``.
 
-    ``DoesNotFit`` is raised where no plan fits, with what is closest.
+    If no plan fits, ``DoesNotFit`` is raised; it names the plan that comes closest.
 
     >>> import knee
     >>> found = knee.plan("llama2-7b", cluster="dgx-h100", gpus=8, global_batch=16, max_pp=1, max_cp=1)
@@ -154,8 +154,8 @@ def _parts(
     for_model, for_cluster, for_profile, for_plan = split_overrides(overrides)
     if for_plan:
         raise InputError(
-            f"{argument('overrides')} {for_plan[0][0]}: plans are what is searched",
-            hint=f"limit them with {argument('only')}",
+            f"{argument('overrides')} {for_plan[0][0]}: the search chooses the plan itself",
+            hint=f"limit the search with {argument('only')}",
             code="not-an-override",
             field=for_plan[0][0],
         )
@@ -198,7 +198,7 @@ def _none_fits(found: SearchResult, space: Space, only: str | None) -> DoesNotFi
     table = whole_table(whole)
     if len(table):
         return DoesNotFit(
-            f"the limits leave none of {len(table):,} plans", hint=_values(table, only), code="limits-leave-no-plan"
+            f"the limits exclude all {len(table):,} plans", hint=_values(table, only), code="limits-leave-no-plan"
         )
     words, hint = no_plan(whole)
     return DoesNotFit(words, hint=hint, code="no-valid-plan")
@@ -212,7 +212,7 @@ def _values(table: PlanTable, only: str | None) -> str:
     for name in named or ["tp", "pp", "cp", "sharding"]:
         values = np.unique(getattr(table, name)).tolist()
         words = [WORDS[name][v] if name in WORDS else f"{int(v):,}" for v in values]
-        lines.append(f"{name} is one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
+        lines.append(f"{name} must be one of {', '.join(words[:16])}{', ...' if len(words) > 16 else ''}")
     return "; ".join(lines)
 
 

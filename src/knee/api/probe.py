@@ -38,12 +38,13 @@ def probe_kernels(
     anyway: bool = False,
     listener: ProbeListener = SILENT,
 ) -> KernelsProbe:
-    """Measure products, attention and memory-bound kernels of one device, and fit its compute model.
+    """Measure matrix products, attention and memory-bound kernels of one device, and fit its compute model.
 
-    ``out`` is the cluster file that is written. Readings go beside it, one line each as they are taken, and a call that
-    was interrupted (``ProbeStopped``) goes on where it stopped unless ``fresh``. ``base`` is the catalogue cluster that
-    says what was not measured; ``quick`` measures a fraction of the points; ``replay`` takes readings from a file
-    instead of this machine; ``anyway`` measures although someone else uses the GPU. ``listener`` hears how it goes.
+    ``out`` is the cluster file to write. Readings are saved next to it while they are taken. After an interruption
+    (``ProbeStopped``), the same call continues where it stopped, unless ``fresh``. ``base`` (a name or a TOML file) is
+    the cluster that provides the values that are not measured. ``quick`` measures only a fraction of the points.
+    ``replay`` reads the readings from a file instead of measuring. ``anyway`` measures even if another process uses the
+    GPU. The methods of ``listener`` are called with the progress.
 
     >>> import knee
     >>> mine = knee.probe_kernels("mine.toml", quick=True)  # doctest: +SKIP
@@ -79,7 +80,7 @@ def probe_power(
     anyway: bool = False,
     listener: ProbeListener = SILENT,
 ) -> PowerProbe:
-    """Measure what one NVIDIA GPU draws at rest, under products, copies and attention, and fit its power model.
+    """Measure the power of one NVIDIA GPU when idle and during matrix products, copies and attention, and fit a model.
 
     Arguments are those of ``knee.probe_kernels``.
     """
@@ -112,10 +113,11 @@ def probe_steps(
     anyway: bool = False,
     listener: ProbeListener = SILENT,
 ) -> StepsProbe:
-    """Measure plain training steps of Llama 1B and 7B on one device, and simulate the same.
+    """Measure training steps of Llama 1B and 7B on one device, and simulate the same steps.
 
-    The simulation takes the cluster file ``out`` where a probe has written one, and ``base`` or the catalogue's entry
-    otherwise. The other arguments are those of ``knee.probe_kernels``.
+    The simulation uses ``base`` if it is given, else the cluster file ``out`` if a probe has written one, else the
+    catalogue's entry.
+    The other arguments are those of ``knee.probe_kernels``.
     """
     session = _session("steps", out, base, quick, fresh, replay)
     if session.replay is not None:
@@ -151,11 +153,12 @@ def probe_collectives(
     max_size: str = "8 GiB",
     listener: ProbeListener = SILENT,
 ) -> CollectivesProbe | None:
-    """Measure collectives over the ranks of this job, and fit latency per hop and bandwidth.
+    """Measure collectives between the ranks of this job, and fit latency per hop and bandwidth.
 
-    Every rank calls it, as torchrun starts them; rank 0 writes the files and gets the result, the others get None.
-    ``backend`` is NCCL where there is a GPU, else gloo on the CPU. ``max_size`` is the largest message; memory and time
-    may end a series earlier. The other arguments are those of ``knee.probe_kernels``; ``replay`` needs no ranks.
+    Call it on every rank of a torchrun job; rank 0 writes the files and returns the result, the others return None.
+    ``backend`` defaults to NCCL if there is a GPU, else to gloo on the CPU. ``max_size`` is the largest message size; a
+    series stops earlier if memory or time runs out. The other arguments are those of ``knee.probe_kernels``;
+    ``replay`` needs no ranks.
     """
     check_collectives(collectives)
     most_bytes = message_bytes(max_size)

@@ -17,11 +17,11 @@ def read_records(
 ) -> RecordsReport:
     """Read the records of runs: measured, simulated or published.
 
-    ``records`` are files or folders: what ``knee simulate --json`` printed, the folder of a ``knee train`` run or its
-    record.json, the records of a study; several in one file as a list or one after another. What is no record is named
-    in ``notes`` and passed over; ``check_whole()`` raises ``Incomplete`` where a file is damaged. ``by`` is the column
-    that names the curves, by default what differs between records. ``simulate`` adds knee's prediction of every
-    measured record that has none beside it.
+    ``records`` are files or folders: the output of ``knee simulate --json``, the folder of a ``knee train`` run or its
+    record.json, or the records of a study. A file may contain several records, as a list or one after another. Files
+    that are not records are named in ``notes`` and skipped; ``check_whole()`` raises ``Incomplete`` if a file is
+    damaged. ``by`` is the column that distinguishes the curves; by default, the column that differs. ``simulate`` adds
+    a prediction for every measured record that has no simulated counterpart.
 
     >>> import knee
     >>> runs = knee.read_records("runs/", simulate=True)  # doctest: +SKIP
@@ -31,7 +31,7 @@ def read_records(
     if not paths:
         raise InputError(
             "no records are given",
-            hint="`knee report runs/` takes all records of a folder",
+            hint="`knee report runs/` reads all records of a folder",
             code="missing-argument",
             field="records",
         )

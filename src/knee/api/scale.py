@@ -49,13 +49,13 @@ def scale(
     progress: Progress | None = None,
     **plan: Any,
 ) -> Scaling:
-    """Say what more GPUs buy, and where adding them stops paying off.
+    """Show what more GPUs bring, and where adding GPUs stops paying off.
 
     ``gpus`` is a list of counts, or text such as ``"8..2048"`` (doublings). With ``local_batch`` the batch grows with
-    the GPUs (weak scaling), with ``global_batch`` it stays (strong scaling). One plan is asked about at every count,
-    its data-parallel ranks filling the GPUs; ``best`` takes the best of all plans at every count instead, within what
-    is given of the plan. Several models or clusters give several curves. Counts that are of no use say why in
-    ``curves[i].curve.points``; ``check_usable`` raises where none is of use.
+    the GPUs (weak scaling), with ``global_batch`` it stays the same (strong scaling). All counts use the same plan, and
+    data parallelism fills the GPUs. With ``best``, each count uses its own best plan; plan fields that are given stay
+    fixed. Several models or clusters give several curves. If a count cannot be used, its entry in
+    ``curves[i].curve.points`` has the reason; ``check_usable`` raises if no count can be used.
 
     >>> import knee
     >>> s = knee.scale("llama2-7b", cluster="dgx-h100", gpus=[8, 64, 512], local_batch=2)
@@ -66,14 +66,14 @@ def scale(
     plan = checked_plan({name: value for name, value in plan.items() if value is not None})
     if not best and objective != OBJECTIVES[0]:
         raise InputError(
-            f"{argument('objective')} is for the best plan",
+            f"{argument('objective')} is used only in a search for the best plan",
             hint=f"add {argument('best')}",
             code="contradiction",
             field="objective",
         )
     if best and "recompute_frac" in plan:
         raise InputError(
-            f"{argument('recompute_frac')} is no part of the searched space",
+            f"{argument('recompute_frac')} is not part of the search",
             hint=f"leave it out, or leave {argument('best')} out",
             code="contradiction",
             field="recompute_frac",
@@ -119,14 +119,14 @@ def _checked(
     assert gpus is not None
     if not 1 < threshold <= 2:
         raise InputError(
-            f"{argument('threshold')} is {threshold:g}; a doubling buys more than 1 and at most 2",
-            hint="1.5 asks each added GPU for half of a first one's work, 1.9 for nine tenths",
+            f"{argument('threshold')} is {threshold:g}; it must be above 1 and at most 2",
+            hint="with 1.5, each added GPU must do at least 50% of the work of the first ones; with 1.9, 90%",
             code="out-of-range",
             field="threshold",
         )
     if not 0 < keep <= 1:
         raise InputError(
-            f"{argument('keep')} is {keep:g}; it is a share above 0, at most 1",
+            f"{argument('keep')} is {keep:g}; it must be above 0 and at most 1",
             hint="for example 0.9",
             code="out-of-range",
             field="keep",

@@ -37,7 +37,7 @@ TRACED_PASSES = 2**16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation(Result, Measurement):
-    """One simulated step: every field of ``Measurement``, what was asked, and how far it can be trusted."""
+    """One simulated step: every field of ``Measurement``, the job, and how far the prediction can be trusted."""
 
     job: Job
     trust: Trust
@@ -47,7 +47,7 @@ class Simulation(Result, Measurement):
     """What training on ``tokens`` takes: days, GPU-hours, dollars, MWh and CO2e; None where no tokens were given."""
 
     def to_dict(self, *, why: bool = False) -> dict[str, Any]:
-        """Plain data, as ``knee simulate --json`` prints it; with ``why`` also the lines of ``why()``, as ``--why``."""
+        """Plain data, as ``knee simulate --json`` prints it; with ``why``, it includes the lines of ``why()``."""
         data = record_of(self.job, self.measurement, self.trust)
         if self.training is not None:
             data["training"] = self.training
@@ -60,41 +60,41 @@ class Simulation(Result, Measurement):
 
     @property
     def measurement(self) -> Measurement:
-        """The step alone."""
+        """Only the step, without job and trust."""
         return Measurement(**{field.name: getattr(self, field.name) for field in fields(Measurement)})
 
     @np.errstate(all="ignore")
     def why(self) -> list[WhyLine]:
-        """The formulas, constants and sources behind the answer, one line each; ``depth`` says what belongs to what."""
+        """The formulas, constants and sources behind the answer, one line each; ``depth`` is the indentation."""
         from knee.why import explain
 
         return explain(self.job, self.request.sources, convention=self.flop_convention)
 
     @checked_arguments
     def write_trace(self, path: str | Path) -> list[Path]:
-        """Write the step as Kineto traces (.json or .json.gz), one a pipeline stage; the files."""
+        """Write the step as Kineto traces (.json or .json.gz), one per pipeline stage, and return the files."""
         from knee.kineto.kineto_writer import write_kineto
 
         job = self.job
         if job.microbatches * job.model.layers > TRACED_PASSES:
             raise InputError(
                 f"{argument('trace')}: {job.microbatches:,} microbatches of {job.model.layers} layers make a trace "
-                "that no viewer opens",
-                hint="trace a smaller batch: the microbatches in the middle repeat each other",
+                "that is too large for any viewer",
+                hint="trace a smaller batch; microbatches in the middle of a step are all alike",
                 code="too-large",
                 field="trace",
             )
         if self.step_s * 1e9 >= LONGEST_TRACE_NS:
             raise InputError(
-                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace",
-                hint="an event of a trace lasts at most 52 days",
+                f"{argument('trace')}: a step of {self.step_s / 86_400:,.0f} days is too long for a trace file",
+                hint="events in a trace file can last at most 52 days",
                 code="too-large",
                 field="trace",
             )
         return [Path(written) for written in write_kineto(events_of(job), str(path), device=job.cluster.gpu.name)]
 
     def check_fits(self) -> None:
-        """``DoesNotFit`` where the plan needs more memory than a GPU has: how much, and the fastest plan that fits."""
+        """Raise ``DoesNotFit`` if the plan needs more memory than a GPU has; the hint names a plan that fits."""
         if self.fits:
             return
         gpu = self.job.cluster.gpu
@@ -103,7 +103,7 @@ class Simulation(Result, Measurement):
         raise DoesNotFit(
             f"the plan does not fit: it needs {show(self.memory_bytes, 'bytes')} per GPU, and {gpu.name} has "
             f"{show(gpu.hbm_bytes, 'bytes')}",
-            hint=f"it would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
+            hint=f"the job would fit with {words}" if words else "use more GPUs, a smaller model, or shorter sequences",
         )
 
 
@@ -128,12 +128,12 @@ def simulate(
 
     ``model`` is a name of the catalogue, a model's TOML file, a Hugging Face ``config.json`` or its folder, a job file,
     a ``Model`` or a complete ``Job``. ``plan`` takes the fields of ``knee.Plan``: ``tp``, ``pp``, ``cp``,
-    ``sharding``, ``micro_batch``, ...; what is left out is filled in, and said in ``assumptions``.
+    ``sharding``, ``micro_batch``, ... Missing fields get defaults, which ``assumptions`` lists.
 
-    With ``tokens`` (``2e12`` or ``"2T"``) ``training`` says what the whole run takes: days, GPU-hours, dollars, MWh and
-    CO2e, at a site with this ``pue`` on this ``grid``.
+    If ``tokens`` is given (``2e12`` or ``"2T"``), ``training`` has the days, GPU-hours, dollars, MWh and CO2e of the
+    whole run, at a site with this ``pue`` on this ``grid``.
 
-    A plan that does not fit is answered in full, with ``fits`` false.
+    If the plan does not fit in memory, the result is complete, and ``fits`` is False.
 
     >>> import knee
     >>> step = knee.simulate("llama2-7b", cluster="dgx-h100", gpus=64, local_batch=2, tp=2)
@@ -161,8 +161,8 @@ def _finite(asked: Request, convention: str) -> Measurement:
         finite = False
     if not finite:
         raise InputError(
-            "a size or rate is so far from any real one that the step has no finite answer",
-            hint=f"look at the values given by {argument('overrides')}, in files and as sizes",
+            "a size or rate is so unrealistic that the step time is not finite",
+            hint=f"check the values in {argument('overrides')}, in your files and in the options",
             code="not-finite",
         )
     return found

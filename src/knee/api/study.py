@@ -38,7 +38,7 @@ KEPT = ".kept"
 
 @dataclass(frozen=True, kw_only=True)
 class Studies(Result):
-    """Studies that were run: their rows, findings, and what became of every claim."""
+    """Studies that were run: their rows, findings and verdicts on the claims."""
 
     ran: tuple[Ran, ...]
     points: int
@@ -58,22 +58,22 @@ class Studies(Result):
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """What became of every claim."""
+        """The verdict on every claim."""
         return tuple(verdict for one in self.ran for verdict in one.verdicts)
 
     @property
     def tally(self) -> Tally:
-        """How many claims are reproduced, whatever their role."""
+        """The number of reproduced claims, over all roles."""
         return Tally.of(self.verdicts)
 
     @property
     def independent(self) -> Tally:
-        """The same of the claims that are evidence: neither implied by others, nor an input, nor fitted on."""
+        """The same for independent claims only: not implied by others, not an input, and not used in a fit."""
         return Tally.by_role(self.verdicts)["independent"]
 
     @property
     def impossible(self) -> int:
-        """Points that cannot be."""
+        """Points that are not possible."""
         return sum(len(one.impossible) for one in self.ran)
 
     @cached_property
@@ -110,15 +110,15 @@ class Studies(Result):
 
     @checked_arguments
     def write_page(self, out: str | Path | None = None, *, command: str = "") -> Path:
-        """Write figures and one page that needs no network into a folder, ``out`` of the studies if left out.
+        """Write figures and one page that needs no network into a folder; default: ``out`` of the studies.
 
-        ``command`` is shown on the page as what made it.
+        ``command`` is shown on the page as the command that created it.
         """
         from knee.report.study_page import write_page
 
         folder = self.out if out is None else make_folder(Path(out))
         if folder is None:
-            raise InputError("the page needs a folder", hint="give out", code="missing-argument", field="out")
+            raise InputError("a page needs an output folder", hint="give out", code="missing-argument", field="out")
         return write_page(self.ran, self.fidelity, folder, command=command)
 
     def write_tables(self, out: str | Path) -> Path:
@@ -153,17 +153,17 @@ def study(
     progress: Progress | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Studies:
-    """Run studies: the paper's experiments held against its claims, and questions beyond it.
+    """Run studies: reproduce the paper's experiments, check its claims, and answer further questions.
 
-    ``names`` are names of ``knee study list``, or TOML files; all studies if left out. ``out`` is a folder for records,
-    which are used again while nothing they depend on changes, and for tables; without it nothing is written.
-    ``records`` are measured records (a run's folder, its ``record.json``, or a folder of such), which stand in for the
-    simulated points they are of. ``launcher="local"`` trains the points that this machine can run, into ``out``, each
-    with so many ``steps``. ``overrides`` change every grid: model, cluster, profile, gpus, local_batch, global_batch
+    ``names`` are names from ``knee study list`` or TOML files; default: all studies. ``out`` is a folder for tables and
+    records, which are reused while their inputs stay the same; without ``out``, nothing is written. ``records`` are
+    measured records (a run's folder, its ``record.json``, or a folder of runs); they replace the simulated points of
+    the same jobs. ``launcher="local"`` trains the points that this machine can run, with ``steps`` steps each, and
+    writes them to ``out``. ``overrides`` change every grid: model, cluster, profile, gpus, local_batch, global_batch
     or seq_len, with one or several values; claims are then not tested.
 
-    ``progress`` is called with the study, how many of its points are done and of how many; ``say`` hears warnings and
-    what cannot be trained, as sentences.
+    ``progress`` is called with the study, the number of its points that are done and their total. ``say`` is called
+    with warnings, and with the reasons why points cannot be trained, as sentences.
 
     >>> import knee
     >>> found = knee.study("table1")
@@ -190,7 +190,9 @@ def study(
     if launcher == "local" and folder is not None:
         measured += _trained(points, folder / "runs", steps, progress, tell, warn)
     for record in strangers(found, [record for point, record in measured if point is None]):
-        warn(f"a measured record of {record['model']} on {record['gpus']:,} GPUs is of none of the points")
+        warn(
+            f"a measured record of {record['model']} on {record['gpus']:,} GPUs does not match any point of the studies"
+        )
     ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
     answer = Studies(
         ran=tuple(ran),
@@ -209,14 +211,14 @@ def study(
 def _check_launcher(launcher: str, steps: int | None, out: str | Path | None) -> None:
     if launcher not in STUDY_LAUNCHERS:
         raise InputError(
-            f"{argument('launcher')} is {launcher!r}; it is {' or '.join(STUDY_LAUNCHERS)}",
+            f"{argument('launcher')} is {launcher!r}; it must be {' or '.join(STUDY_LAUNCHERS)}",
             code="unknown-choice",
             field="launcher",
         )
     if steps is not None and (launcher != "local" or steps < 1):
         raise InputError(
-            f"{argument('steps')} {steps}: real runs have at least one step",
-            hint=f"it goes with {argument('launcher')} local",
+            f"{argument('steps')} {steps}: a real run needs at least one step",
+            hint=f"use it with {argument('launcher')} local",
             code="out-of-range",
             field="steps",
         )
@@ -254,7 +256,7 @@ def _trained(
     refused = {point: refused_by(machine, point) for point in points}
     able = [point for point in points if refused[point] is None]
     for why, count in Counter(why for why in refused.values() if why).items():
-        tell(f"{count:,} points are simulated only: {why}")
+        tell(f"{count:,} points cannot be trained here and are simulated: {why}")
     if not able:
         smaller = {"cluster": "cpu", "model": "llama-tiny", "profile": "eager", "gpus": 4, "seq_len": 64}
         words = " ".join(f"--set {key}={value}" for key, value in smaller.items())
@@ -275,7 +277,7 @@ def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
         if record.get("kind", "measured") != "measured":
             raise InputError(
                 f"{file} is a {record['kind']} record, not a measured one",
-                hint="simulated points need not be given",
+                hint="knee simulates points itself; give only measured records",
                 code="not-measured",
                 field="records",
             )
@@ -283,8 +285,8 @@ def _measured(path: Path) -> Iterator[Mapping[str, Any]]:
             step_row(record, study="", series="")
         except (KeyError, TypeError, ValueError, ArithmeticError):
             raise InputError(
-                f"{file} does not say which model, plan and sizes it was measured with",
-                hint="`knee train` leaves records that do",
+                f"{file} does not state the model, plan and sizes of the measured run",
+                hint="records of `knee train` state them",
                 code="not-a-record",
                 field="records",
             ) from None

@@ -11,7 +11,7 @@ from knee.studies.study_file import load_study, study_names
 
 
 def list_studies() -> tuple[StudySummary, ...]:
-    """List all studies, in the paper's order, then those beyond it.
+    """List all studies: first those of the paper, in its order, then the others.
 
     >>> import knee
     >>> [one.place for one in knee.list_studies() if one.name == "fig6"]
@@ -32,7 +32,7 @@ def list_studies() -> tuple[StudySummary, ...]:
 
 @checked_arguments
 def describe_study(name: str | Path) -> StudyDescription:
-    """Say what a study, by its name or TOML file, asks, runs, assumes and is judged by.
+    """Describe a study, given by name or TOML file: its question, runs, assumptions and claims.
 
     >>> import knee
     >>> fig6 = knee.describe_study("fig6")

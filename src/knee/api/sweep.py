@@ -62,13 +62,14 @@ def prepare_sweep(
     command: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> SweepPlan:
-    """Expand a grid into runs, check each, and estimate what they take; nothing is written or started.
+    """Expand a grid into runs, check and estimate each; nothing is written or started.
 
     ``grid`` is a study's name or a TOML file of grids, ``out`` the folder of the sweep. ``site`` has the options of
     the launcher. ``program`` is started for each run instead of the trainer, with the run's folder as its last
-    argument. ``until_knee`` ends a series once more GPUs are measured not to pay off; ``anyway`` starts also what
-    does not fit by simulation; ``pack`` runs share a Slurm job. Without ``check_launcher``, a sweep can be estimated
-    where its launcher is missing. ``command`` is written into the sweep's files, without the values of variables.
+    argument. ``until_knee`` stops a series once measurements show that more GPUs do not pay off. ``anyway`` also starts
+    runs that do not fit according to the simulator. ``pack`` is the number of runs per Slurm job. Without
+    ``check_launcher``, a sweep can be estimated on a machine without its launcher. ``command`` is written into the
+    sweep's files, without the values of variables.
 
     >>> from knee.api.sweep import prepare_sweep
     >>> plan = prepare_sweep("fig6", out="sweep", launcher="slurm", check_launcher=False)
@@ -79,18 +80,18 @@ def prepare_sweep(
     _check_numbers(steps, warmup, trace_steps, pack, timeout_s, max_gpu_hours)
     if any(ord(letter) < 32 for letter in str(folder)):
         raise InputError(
-            f"{argument('out')} {str(out)!r} has a line break in it",
+            f"{argument('out')} {str(out)!r} contains a line break",
             hint="name another folder",
             code="not-a-folder-name",
             field="out",
         )
     if Path(out).exists() and not Path(out).is_dir():
-        text = f"{out} cannot be a folder: a file of that name is in the way"
+        text = f"{out} cannot be created: a file with that name exists"
         raise InputError(text, hint="name another folder", code="not-a-folder", field="out")
     if site.container_runtime == "pyxis" and launcher != "slurm":
         raise InputError(
-            f"pyxis is a part of Slurm: {argument('launcher')} {launcher} starts no containers with it",
-            hint=f"{argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
+            f"pyxis needs Slurm, but {argument('launcher')} is {launcher}",
+            hint=f"use {argument('container_runtime')} apptainer, or {argument('launcher')} slurm",
             code="contradiction",
             field="container_runtime",
         )
@@ -144,11 +145,11 @@ def run_sweep(
     say: Say | None = None,
     progress: Progress | None = None,
 ) -> SweepStatus:
-    """Write the sweep's folder and start what is missing of its runs; in Slurm they are submitted.
+    """Write the sweep's folder and start the missing runs; with Slurm, submit them.
 
-    ``wait`` stays until all runs that were submitted to Slurm have ended. A folder that has this sweep already goes
-    on with it: runs that were cancelled, preempted or lost their node are started again, and those that failed by
-    themselves are not (``retry_sweep``).
+    ``wait`` waits until all runs that were submitted to Slurm have ended. If the folder already contains this sweep,
+    runs that were cancelled, preempted or lost their node are restarted. Runs that failed are not restarted (use
+    ``retry_sweep``).
     """
     plan.check()
     plan.check_startable()
@@ -159,14 +160,14 @@ def run_sweep(
 
 @checked_arguments
 def sweep_status(folder: str | Path) -> SweepStatus:
-    """How the runs of a sweep stand; Slurm is asked where they are in its queue."""
+    """Return the state of the runs of a sweep; for runs in Slurm's queue, Slurm is asked."""
     sweep = read_sweep(real_path(folder))
     return SweepStatus(sweep=sweep, statuses=current_statuses(sweep))
 
 
 @checked_arguments
 def cancel_sweep(folder: str | Path) -> tuple[int, int]:
-    """End the runs of a sweep; how many of them ran, and how many waited."""
+    """Stop the runs of a sweep, and return how many were running and how many were waiting."""
     return cancel_runs(read_sweep(real_path(folder)))
 
 
@@ -181,10 +182,10 @@ def retry_sweep(
     on_run: OnRun | None = None,
     say: Say | None = None,
 ) -> SweepStatus:
-    """Start runs again that have ended in one of these states, with the options of the sweep.
+    """Restart runs that have ended in one of these states, with the options of the sweep.
 
-    ``runs`` are the ids of those to start again, where not all are meant. ``on_requeued`` is called with their count
-    before they are started.
+    ``runs`` are the ids of the runs to restart; default: all. ``on_requeued`` is called with their number before they
+    are started.
     """
     sweep = read_sweep(real_path(folder))
     _check_states(states)
@@ -225,8 +226,8 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
     points = list(all_points(study, changes))
     if not points:
         raise InputError(
-            f"{grid} has no grid of training steps",
-            hint="`knee study list` has studies with runs",
+            f"{grid} contains no grid of training runs",
+            hint="`knee study list` shows which studies have runs",
             code="no-grid",
             field="grid",
         )
@@ -239,7 +240,7 @@ def requested_runs(grid: str, overrides: GridChanges, progress: Progress | None 
 def _requested_run(point: StudyPoint, *, weak: bool) -> RequestedRun:
     """``weak``: the series of the point keeps the batch of each GPU."""
     question = point.question
-    batch = f"{question.global_batch / question.gpus:.12g} a GPU" if weak else f"{question.global_batch} in all"
+    batch = f"{question.global_batch / question.gpus:.12g} per GPU" if weak else f"{question.global_batch} in total"
     series = (
         f"{point.series} ({question.model}, {question.cluster}, {question.profile}, {question.seq_len}, "
         f"batch {batch}{''.join(f', {key} {value}' for key, value in question.sets)})"
@@ -285,8 +286,8 @@ def _check_states(states: Sequence[str]) -> None:
     for state in states:
         if state in STATES and state not in ENDED:
             raise InputError(
-                f"{argument('states')} {state}: such runs have not ended, and are not to be tried again",
-                hint="`knee sweep GRID --out DIR` goes on with what is pending; `knee sweep cancel` ends what runs",
+                f"{argument('states')} {state}: runs in this state have not ended, so they cannot be restarted",
+                hint="`knee sweep GRID --out DIR` starts pending runs; `knee sweep cancel` stops running ones",
                 code="not-ended",
                 field="states",
             )

@@ -59,20 +59,20 @@ class TraceAnalysis(Result, Analysis):
         return as_json(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row a rank: its times over the whole window."""
+        """One row per rank: its times over the analysed time."""
         return [{"rank": rank.rank, "step_s": rank.step_s, **asdict(rank.times)} for rank in self.ranks]
 
     def record(self) -> dict[str, Any]:
-        """One step, mean over steps and ranks, with the keys of every other record: what ``knee.compare`` takes."""
+        """One step, as mean over steps and ranks, in the format of a record for ``knee.compare``."""
         return record(self)
 
     def diff(self, other: TraceAnalysis) -> TraceDiff:
-        """What changed in a step from this job to another, and what explains most of it."""
+        """What changed per step from this job to another, and what explains most of the change."""
         found = diff(self, other)
         return TraceDiff(**{field.name: getattr(found, field.name) for field in fields(Diff)}, a=self, b=other)
 
     def sql(self, query: str) -> QueryResult:
-        """Ask the events in SQL (DuckDB). Tables are ``kernels``, ``steps``, ``collectives`` and ``ranks``."""
+        """Run an SQL query (with DuckDB) on the tables ``kernels``, ``steps``, ``collectives`` and ``ranks``."""
         from knee.trace.sql import query as ask
 
         names, rows = ask(self, query)
@@ -80,9 +80,9 @@ class TraceAnalysis(Result, Analysis):
 
     @checked_arguments
     def write_html(self, path: PathLike, *, command: str = "") -> Path:
-        """Write a page: breakdown by rank and step, collectives, stragglers, a timeline of what was exposed.
+        """Write a page: breakdown by rank and step, collectives, stragglers, and a timeline of exposed communication.
 
-        ``command`` is shown on the page as what made it.
+        ``command`` is shown on the page as the command that created it.
         """
         from knee.files import write_text
         from knee.report.trace_page import trace_page
@@ -100,7 +100,7 @@ class TraceAnalysis(Result, Analysis):
         return write_small(self, Path(path))
 
     def check_whole(self) -> None:
-        """``Incomplete`` where a trace was cut off or could not be read, and the answer is about the rest."""
+        """Raise ``Incomplete`` if a trace is incomplete or unreadable; the answer covers the rest."""
         _check_whole([self])
 
     def _chart_svg(self) -> str:
@@ -116,7 +116,7 @@ class TraceAnalysis(Result, Analysis):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceDiff(Result, Diff):
-    """What changed in a step from one job to another: every field of ``knee.trace.diff.Diff``, and both jobs."""
+    """What changed per step from one job to another: every field of ``knee.trace.diff.Diff``, and both jobs."""
 
     a: TraceAnalysis
     b: TraceAnalysis
@@ -129,11 +129,11 @@ class TraceDiff(Result, Diff):
         return self.as_json()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Times of a step in both, one a row."""
+        """The times of a step in both jobs, one per row."""
         return [{"name": name, **change.as_json()} for name, change in self.times.items()]
 
     def check_whole(self) -> None:
-        """``Incomplete`` where a trace of either was cut off or could not be read."""
+        """Raise ``Incomplete`` if a trace of either job is incomplete or unreadable."""
         _check_whole([self.a, self.b])
 
 
@@ -149,18 +149,18 @@ def read_traces(
     cache: bool = True,
     progress: Progress | None = None,
 ) -> TraceAnalysis:
-    """Say where the time of a PyTorch job went: compute, communication, what of it was exposed, and where.
+    """Show where the time of a PyTorch job went: compute, communication, and how much communication was exposed.
 
-    ``paths`` is a trace of ``torch.profiler`` (.json or .json.gz), a folder of them, or ``"-"`` for the standard input;
-    several are the ranks of one job. ``skip`` leaves out so many profiler steps at the beginning and ``steps`` takes so
-    many after those; without either all of the trace counts. Kernels whose name has ``comm_pattern`` in it (a regular
-    expression, or several) are communication too, and so are those of the classes ``comm``, such as
-    ``"elementwise"``, on every stream. ``classes`` is a TOML file with classes of kernels, asked before knee's
-    own. ``cache=False`` reads the files even where nothing has changed.
+    ``paths`` is a trace of ``torch.profiler`` (.json or .json.gz), a folder of traces, or ``"-"`` for standard input.
+    Several traces are taken as the ranks of one job. ``skip`` is the number of profiler steps to skip at the beginning,
+    ``steps`` the number to analyse after those; without both, the whole trace is analysed. Kernels whose name matches
+    ``comm_pattern`` (one or several regular expressions) also count as communication, and so do kernels of the classes
+    ``comm``, such as ``"elementwise"``, on every stream. ``classes`` is a TOML file with your own kernel classes, which
+    are tried before knee's. ``cache=False`` reads the files again even if they have not changed.
 
-    ``progress`` is called with "traces read", how many and of how many, and with "bytes read", how many and 0.
-    The result says what was read, what was left out and what looks odd; ``check_whole()`` raises ``Incomplete`` where a
-    trace is not whole.
+    ``progress`` is called with "traces read", their number and the total, and with "bytes read", their number and 0.
+    The result lists what was read, what was left out and what looks unusual; ``check_whole()`` raises ``Incomplete`` if
+    a trace is incomplete.
 
     >>> import knee
     >>> job = knee.read_traces("traces/", skip=1)  # doctest: +SKIP
@@ -189,7 +189,7 @@ def check_targets(paths: Iterable[PathLike], classes: PathLike | None, targets: 
     _refuse_replacing(targets, inputs)
     if len(targets) > 1 and _is_same(*targets.values()):
         raise InputError(
-            f"{' and '.join(map(argument, targets))} name one file",
+            f"{' and '.join(map(argument, targets))} must be different files",
             hint="name two",
             code="contradiction",
             field=next(iter(targets)),
@@ -200,8 +200,8 @@ def two_jobs(paths: Sequence[str]) -> tuple[str, str]:
     """The two jobs that are held against each other."""
     if len(paths) != 2:
         raise InputError(
-            f"two are held against each other, and {len(paths)} were given",
-            hint=either("a file or a folder each", "`knee trace diff A B`: a file or a folder each"),
+            f"a comparison needs exactly two traces, but {len(paths)} were given",
+            hint=either("give two files or folders", "`knee trace diff A B`, where A and B are files or folders"),
             code="missing-argument",
             field="paths",
         )
@@ -216,7 +216,7 @@ def _refuse_replacing(targets: Mapping[str, Path], inputs: Sequence[Path]) -> No
     for name, target in targets.items():
         if any(_is_same(target, one) for one in inputs):
             raise InputError(
-                f"{argument(name)} {target} would replace a file that is read",
+                f"{argument(name)} {target} would overwrite an input file",
                 hint="name another file",
                 code="contradiction",
                 field=name,
@@ -235,14 +235,14 @@ def _check_whole(analyses: Sequence[Analysis]) -> None:
     if failed:
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         raise Incomplete(
-            f"not every trace could be read: {failed[0].why}{more}",
-            hint="the answer is about the others; was the job ended while it wrote the trace?",
+            f"some traces could not be read: {failed[0].why}{more}",
+            hint="the answer covers the other traces; the job may have been killed while it wrote the trace",
             code="unreadable",
         )
     cut = [rank for analysis in analyses for rank in analysis.ranks if rank.audit.cut]
     if cut:
         raise Incomplete(
-            f"{cut[0].path} is not whole: {cut[0].audit.cut}",
-            hint="the answer is about what could be read; was the job ended while it wrote the trace?",
+            f"{cut[0].path} is incomplete: {cut[0].audit.cut}",
+            hint="the answer covers the part that could be read; the job may have been killed while it wrote the trace",
             code="cut-off",
         )

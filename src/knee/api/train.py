@@ -49,7 +49,7 @@ class TrainedRun(Result):
         if not (self.out / RECORD).exists():
             raise NotWritten(
                 f"{self.out / RECORD} could not be written",
-                hint=f"{either('to_dict() has', '--json prints')} the record all the same",
+                hint=f"{either('to_dict() has', '--json prints')} the record anyway",
             )
 
     def check_done(self) -> None:
@@ -63,7 +63,7 @@ class TrainedRun(Result):
         if record["status"] != "done":
             raise RunFailed(
                 f"the run {record['status']} at step {record['steps_done']}: {record['error']}",
-                hint=f"{self.out}/logs has what the ranks said",
+                hint=f"{self.out}/logs contains the output of the ranks",
             )
 
 
@@ -120,7 +120,7 @@ def train(
     job = trainer_job(model, say=say, **settings)
     if out is None and under_torchrun():
         raise InputError(
-            f"{argument('out')} is missing: torchrun's ranks need to agree on a folder",
+            f"{argument('out')} is missing: under torchrun, all ranks must use the same folder",
             hint=f"give {argument('out')}",
             code="missing-argument",
             field="out",

@@ -37,19 +37,19 @@ def validate(
     unseen: bool = False,
     progress: Progress | None = None,
 ) -> Validation:
-    """Predict what was measured, and say how far off knee is.
+    """Predict measured runs or bandwidths, and show the errors of the predictions.
 
-    ``file`` is a CSV file (``"-"`` is the standard input) of training runs, one a row, or of bandwidths as nccl-tests
+    ``file`` is a CSV file (``"-"`` is the standard input) of training runs, one per row, or of bandwidths as nccl-tests
     prints them; a folder of ``knee sweep`` or ``knee train``; or JSON of knee's own records. ``knee validate --help``
-    lists the columns. Without a file it is what knee carries: several hundred published runs and bandwidths, and the
-    claims of the paper. ``profile`` and ``cluster`` stand in place of what the rows of training runs tell; nodes and
-    rates that a row states stay its own.
+    lists the columns. Without a file, knee predicts the published runs and bandwidths that it ships, and checks the
+    claims of the paper. ``profile`` and ``cluster`` replace those that the rows of training runs state; a row's own
+    node size and network rate still apply.
 
-    With ``unseen`` every published source is predicted as if it had never been seen: by a profile that nothing of it
-    was fitted to, and without the facts that were learned from it. A new stack's runs would meet that error.
+    With ``unseen``, each published source is predicted with constants that were fitted without it. Expect this error
+    for runs of a new software stack.
 
-    ``progress`` is called with what is being done, how many are done and of how many. The result has a row for each of
-    the file; ``used`` is false where none could be predicted, and ``check_used()`` raises with the reasons.
+    ``progress`` is called with the current activity, the number of rows done and their total. The result has one row
+    per row of the file. If no row could be predicted, ``used`` is False and ``check_used()`` raises with the reasons.
 
     >>> import knee
     >>> carried = knee.validate()  # doctest: +SKIP
@@ -63,7 +63,7 @@ def validate(
     if file is None:
         if profile is not None or cluster is not None:
             raise InputError(
-                f"{argument('profile')} and {argument('cluster')} need a file of runs",
+                f"{argument('profile')} and {argument('cluster')} need a file of training runs",
                 hint=either(
                     'knee.validate("runs.csv", profile=...)',
                     "knee validate runs.csv --profile ...",
@@ -74,8 +74,8 @@ def validate(
         return _unseen(progress) if unseen else _carried(progress)
     if unseen and (profile is not None or cluster is not None):
         raise InputError(
-            f"{argument('unseen')} chooses the profile of each run, and {argument('profile')} or {argument('cluster')} "
-            "is given too",
+            f"{argument('unseen')} chooses the profile of each run itself, so it cannot be combined with "
+            f"{argument('profile')} or {argument('cluster')}",
             hint="leave one of them out",
             code="contradiction",
             field="unseen",
@@ -87,8 +87,8 @@ def validate(
         if is_bandwidths(header):
             if profile is not None or cluster is not None:
                 raise InputError(
-                    f"{path} has bandwidths of collectives; {argument('profile')} and {argument('cluster')} are for "
-                    "training runs",
+                    f"{path} contains bandwidths of collectives; {argument('profile')} and {argument('cluster')} apply "
+                    "only to training runs",
                     hint="leave them out",
                     code="contradiction",
                     field="cluster" if profile is None else "profile",

@@ -17,8 +17,8 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
         # also false for nan
         if value is not None and not 0 < value < 1e30:
             raise InputError(
-                f"{argument(name)} is {value:g}; it must be above 0, and finite",
-                hint="leave it out where there is no limit",
+                f"{argument(name)} is {value:g}; it must be a finite number above 0",
+                hint="leave it out if there is no limit",
                 code="out-of-range",
                 field=name,
             )
@@ -31,22 +31,22 @@ def check_limits(limits: BudgetLimits, *, priced: bool, max_gpus: int, cluster: 
         )
     if limits.gpus > max_gpus:
         raise InputError(
-            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described up to {max_gpus:,}",
+            f"{argument('gpus')} is {limits.gpus:,}; {cluster} is described only up to {max_gpus:,}",
             hint="use fewer",
             code="out-of-range",
             field="gpus",
         )
     if limits.days is None and limits.usd is None and limits.mwh is None:
-        only = f" ({argument('tokens_max')} limits the data, not the work)" if limits.tokens_max is not None else ""
+        only = f" ({argument('tokens_max')} limits the data, not the compute)" if limits.tokens_max is not None else ""
         raise InputError(
-            f"nothing limits the work: any model could be trained for ever{only}",
+            f"no compute limit is given, so any model could be trained forever{only}",
             hint=f"give {argument('days')}, {argument('usd')} or {argument('mwh')}, or several",
             code="missing-argument",
             field="days",
         )
     if limits.usd is not None and not priced:
         raise InputError(
-            f"{argument('usd')} is given, and the price of {cluster} is not known",
+            f"{argument('usd')} is given, but the price of {cluster} is unknown",
             hint=f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'",
             code="no-rate",
             field="usd",
@@ -63,28 +63,28 @@ def refuse_nothing(problem: Problem, limits: BudgetLimits, counts: Sequence[int]
     priced = [rate for (model, _), rate in problem.rates.known.items() if model == least]
     if problem.tokens_per_param is not None and (affordable == 0.0 or any(priced)):
         raise DoesNotFit(
-            f"{what} on {problem.tokens_per_param:g} tokens a parameter is more than these limits afford",
+            f"{what} on {problem.tokens_per_param:g} tokens per parameter needs more than these limits allow",
             hint=f"raise a limit, or lower {argument('tokens_per_param')}",
             field="tokens_per_param",
         )
     if priced and all(rate is None for rate in priced):
         gib = problem.rates.cluster.gpu.hbm_bytes / 2**30
         raise DoesNotFit(
-            f"{what} fits no plan on up to {limits.gpus:,} GPUs of {gib:.0f} GiB",
+            f"{what} does not fit under any plan on up to {limits.gpus:,} GPUs with {gib:.0f} GiB",
             hint=f"give more {argument('gpus')}, or a smaller {argument('params')}",
             code="no-plan-fits",
             field="gpus",
         )
     seq_len = problem.rates.seq_len
-    afford = f"these limits afford {what} at most {short(affordable)} tokens"
+    afford = f"these limits allow {what} at most {short(affordable)} tokens"
     if affordable < seq_len:
         raise DoesNotFit(
-            f"{afford}, less than one sequence of {seq_len:,}: there is no run",
+            f"{afford}, which is less than one sequence of {seq_len:,} tokens",
             hint=f"raise a limit, or give a shorter {argument('seq_len')}",
             field="seq_len",
         )
     allowed = problem.allowed_batch_tokens(problem.least_loss(limits, least, max(counts)))
     raise DoesNotFit(
-        f"{afford}, and a step may have {short(allowed)} of them, where a sequence has {seq_len:,}: there is no run",
+        f"{afford}, and a step may have at most {short(allowed)} tokens, less than one sequence of {seq_len:,} tokens",
         hint=f"raise a limit, give {argument('batch_max')}, or a shorter {argument('seq_len')}",
     )

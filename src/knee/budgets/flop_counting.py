@@ -100,7 +100,7 @@ def _why_not(problem: Problem, limits: BudgetLimits, model: Model) -> str:
     rates = [rate for (one, _), rate in problem.rates.known.items() if one == model]
     afford = max(problem.most_tokens(limits, model, gpus) for gpus in problem.counts(limits))
     if problem.tokens_per_param is not None and (afford == 0.0 or any(rate is not None for rate in rates)):
-        return f"which these limits do not afford on {problem.tokens_per_param:g} tokens a parameter"
+        return f"which these limits do not allow at {problem.tokens_per_param:g} tokens per parameter"
     if all(rate is None for rate in rates):
         return "for which no plan fits"
     return "for which no batch is allowed"

@@ -238,11 +238,11 @@ def marginals(problem: Problem, limits: BudgetLimits, best: BudgetRun, max_gpus:
         if now is None:
             free = best.binding not in ("tokens_max", "tokens_per_param")
             gained = float(law.loss(best.counted, best.tokens + tokens)) - best.loss if free else 0.0
-            return Marginal(what=what, loss=gained, binds=False, how="for the same run")
+            return Marginal(what=what, loss=gained, binds=False, how="same model and plan, trained on more tokens")
         # of all that was priced: next to an answer that is the best run, and to look at others takes many times longer
         run = problem.reachable(_within(limits, name, now + unit))
         gained = min(0.0, run.loss - best.loss) if run is not None else 0.0
-        return Marginal(what=what, loss=gained, binds=gained < 0, how="for the best run")
+        return Marginal(what=what, loss=gained, binds=gained < 0, how="best run within the raised limit")
 
     found = [of("day", "days", 1.0, rate.tokens_per_s * DAY_S)]
     if price:

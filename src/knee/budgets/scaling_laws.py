@@ -154,8 +154,8 @@ def _beyond(what: str, value: float, ends: Range) -> str:
     if ends[0] <= value <= ends[1]:
         return ""
     times, end = (value / ends[1], ends[1]) if value > ends[1] else (ends[0] / value, ends[0])
-    way = "above the largest" if value > ends[1] else "below the smallest"
-    return f"{short(value)} {what} are a factor of {times:.3g} {way} value it was fitted to ({short(end)})"
+    way = "times the largest" if value > ends[1] else "times smaller than the smallest"
+    return f"{short(value)} {what} are {times:.3g} {way} value that it was fitted to ({short(end)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

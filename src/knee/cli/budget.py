@@ -22,7 +22,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
     section="Limits",
     type=int,
     metavar="N",
-    help="Maximum number of GPUs; knee uses fewer where that is better. Default: 16,384.",
+    help="Maximum number of GPUs; knee uses fewer if that is better. Default: 16,384.",
 )
 @option("--days", section="Limits", type=float, metavar="D", help="Maximum number of days.")
 @option(
@@ -46,24 +46,29 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
 )
 @option(
     "--family",
-    section="What",
+    section="Job",
     metavar="NAME",
     default=DEFAULT_FAMILY,
     show_default=True,
     help="Model family whose shapes are tried, about four sizes per doubling of the parameters.",
 )
-@option("--model", section="What", metavar="NAME", help="Consider only this model.")
-@option("--params", section="What", metavar="N", help="Consider only this size of the family, for example 8B or 350M.")
+@option(
+    "--model",
+    section="Job",
+    metavar="NAME",
+    help="Consider only this model: a name from `knee catalog`, or the path of a TOML file.",
+)
+@option("--params", section="Job", metavar="N", help="Consider only this size of the family, for example 8B or 350M.")
 @option(
     "--tokens-per-param",
-    section="What",
+    section="Job",
     type=float,
     metavar="R",
     help="Train every size on this many tokens per parameter (Chinchilla: 20; Llama 3 8B: 1,875).",
 )
 @option(
     "--law",
-    section="What",
+    section="Job",
     metavar="NAME",
     default=DEFAULT_LAW,
     show_default=True,
@@ -71,7 +76,7 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
 )
 @option(
     "--batch-law",
-    section="What",
+    section="Job",
     metavar="NAME",
     default=DEFAULT_BATCH_LAW,
     show_default=True,
@@ -79,14 +84,14 @@ from knee.specs.defaults import DEFAULT_BATCH_LAW, DEFAULT_FAMILY, DEFAULT_GRID,
 )
 @option(
     "--mfu",
-    section="What",
+    section="Job",
     type=float,
     metavar="FRAC",
     help="MFU that the FLOP-only estimate assumes; default: 0.4, as reported for Llama 3.",
 )
 @option(
     "--seq-len",
-    section="What",
+    section="Job",
     type=int,
     metavar="S",
     default=DEFAULT_SEQ_LEN,
@@ -143,11 +148,11 @@ def command(
 ) -> None:
     """Find the model with the lowest loss that a budget can train. Communication time is included.
 
-    knee tries model shapes of one family on 2^k and 3 x 2^k GPUs, on the maximum number of GPUs, and on the number
-    that spends the dollars within the days. For each it finds the best plan and its tokens/s, the tokens that all
-    limits allow, and the loss that a published scaling law predicts. The table compares the best run with a FLOP-only
-    estimate (GPUs x peak x an assumed MFU x time, divided between parameters and tokens by the scaling law) and with
-    what that choice would reach on this cluster.
+    knee tries model shapes of one family on 2^k and 3 x 2^k GPUs, on the maximum number of GPUs, and on the number of
+    GPUs that costs exactly the given dollars in the given days. For each, it finds the best plan and its tokens/s, the
+    tokens that all limits allow, and the loss that a published scaling law predicts. The table compares the best run
+    with a FLOP-only estimate, which takes GPUs x peak x an assumed MFU x time as the FLOP of the run, and with the loss
+    that the model size of this estimate reaches on this cluster.
 
     \b
         knee budget --cluster dgx-h100 --gpus 2048 --days 30

@@ -71,7 +71,7 @@ def command(
     RUNS are files or folders, in any combination: CSV files as for `knee validate`, one training run per row; JSON
     records of knee, in the format of `knee simulate --json`, with the measured step_s, tokens_per_s or memory_bytes;
     readings of `knee probe steps`; folders of `knee sweep` or `knee train`. Runs that ended out of memory also count:
-    a profile under which such a run fits has an error as large as the memory that it leaves free.
+    if a profile predicts that such a run fits, the predicted free memory counts as its error.
 
     All runs should use one software stack. Models, GPUs, plans and kernels may differ: each run keeps its own kernels,
     and all runs share the fitted values. Each parameter starts at the profile's value and moves only as far as the

@@ -23,7 +23,7 @@ FILE_KINDS = ("cluster", "gpu", "model", "profile", "study", "site")
 def command(name: str | None, as_json: bool, as_toml: bool, schema: str | None) -> None:
     """List what knee knows, with the source of every value.
 
-    Without NAME, the list contains every model, GPU, cluster and software profile, and the basis of `knee budget`:
+    Without NAME, the list contains every model, GPU, cluster and software profile, and the data of `knee budget`:
     scaling laws, critical-batch laws, model families and training runs. With NAME, or with `constants`, it shows every
     value with its source and the kind of source (vendor, measured, published, fitted, assumed). NAME may also be the
     path of your own file; knee then also shows the values that the file leaves out and where they come from.

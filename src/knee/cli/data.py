@@ -102,7 +102,7 @@ def prepare(files: tuple[str, ...], tokenizer: Path, max_bad: float, as_json: bo
 @click.option("--verify", is_flag=True, help="Read all shards and verify their checksums.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def show(folder: Path, verify: bool, as_json: bool) -> None:
-    """Show the contents of a folder of shards: tokens, documents, tokenizer, and the first text.
+    """Show a folder of shards: tokens, documents, tokenizer and the first text.
 
     knee refuses a folder in which a shard is missing or truncated; --verify also detects changed bytes.
     """

@@ -66,7 +66,9 @@ class Delivery:
         if failure.errno == errno.EPIPE:
             return ExitCode.READER_LEFT
         why = "standard output is closed" if failure.errno == errno.EBADF else failure.strerror or str(failure)
-        raise NotWritten(f"the answer could not be written: {why}", hint="send it to a file with space left")
+        raise NotWritten(
+            f"the answer could not be written: {why}", hint="redirect the output to a file on a disk with free space"
+        )
 
     def _failure(self) -> OSError | None:
         sys.stdout.flush()

@@ -12,7 +12,7 @@ import click
 def command(as_json: bool) -> None:
     """Show what this machine has, which commands work on it, and how to install what is missing.
 
-    knee reads the GPUs, driver, network and versions where it can, without importing torch or other large packages.
+    knee reads the GPUs, driver, network and versions if possible, without importing torch or other large packages.
     The exit code is always 0.
     """
     from knee.api.doctor import doctor

@@ -65,8 +65,8 @@ def in_words(error: BaseException) -> KneeError:
     if isinstance(error, click.ClickException):
         return _of_click(error)
     if isinstance(error, MemoryError):
-        hint = "ask for less, or use a larger machine"
-        return RunFailed("this machine has not enough memory for it", hint=hint, code="out-of-memory")
+        hint = "reduce the job, or use a machine with more memory"
+        return RunFailed("this machine does not have enough memory for this command", hint=hint, code="out-of-memory")
     if isinstance(error, OSError) and error.errno in DISK:
         from knee.files import cannot_write
 
@@ -130,6 +130,6 @@ def _bug(error: BaseException) -> KneeError:
     where = f" ({Path(ours[-1].filename).relative_to(home)}, line {ours[-1].lineno})" if ours else ""
     return KneeError(
         f"this is a bug in knee: {said}{where}",
-        hint=f"please report it, with what {TRACEBACK}=1 and the same command print",
+        hint=f"please report it; add the output of the same command with {TRACEBACK}=1",
         code="bug",
     )

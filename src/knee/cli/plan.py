@@ -29,25 +29,25 @@ from knee.specs.plan import PRECISIONS, RECOMPUTES, REDUCE_DTYPES, SCHEDULES, SH
 @job_options.sets("Override one value of the model, cluster or profile. May be repeated.")
 @option(
     "--precision",
-    section="What",
+    section="Job",
     type=Word(PRECISIONS),
     help="Data type of the matrix products; default: the job file's value, or bf16.",
 )
 @option(
     "--reduce-dtype",
-    section="What",
+    section="Job",
     type=Word(REDUCE_DTYPES),
     help="Data type of the gradient reduction; default: the job file's value, or fp32.",
 )
 @option(
     "--state-dtype",
-    section="What",
+    section="Job",
     type=Word(STATE_DTYPES),
     help="Data type of the parameters and moments in the optimizer; default: the job file's value, or fp32.",
 )
 @option(
     "--sync-every",
-    section="What",
+    section="Job",
     type=int,
     default=1,
     show_default=True,
@@ -123,7 +123,7 @@ def command(model: str, as_json: bool, top: int, export_to: str | None, html: st
 
     The search covers every combination of dp_replicate x dp_shard x tp x pp x cp with every sharding, schedule,
     microbatch size, sequence parallelism and recomputation policy that the model and the batch allow. Virtual stages
-    are tried where they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
+    are tried if they divide the model evenly. Plans that do not fit in memory are counted by what fills the memory.
     Plans that are certain to be more than 12.5% below the best are pruned. All other plans are simulated.
 
     \b

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 @option(
     "--cluster",
     "clusters",
-    section="What",
+    section="Job",
     metavar="NAME",
     multiple=True,
     help="Cluster: a name from `knee catalog`, or the path of a TOML file. May be repeated, or be a list such as "
     "dgx-a100,dgx-h100.",
 )
 @option(
-    "--gpus", section="What", metavar="COUNTS", help="Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
+    "--gpus", section="Job", metavar="COUNTS", help="Numbers of GPUs: 8..2048 (doublings), 8,16,24 (a list), or both."
 )
 @job_options.local_batch("Weak scaling: sequences per step divided by the number of GPUs; may be a fraction.")
 @job_options.global_batch("Strong scaling: sequences per step over all GPUs, the same at every GPU count.")
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 @job_options.sets("Override one value of the model, cluster, profile or plan. May be repeated.")
 @option(
     "--best",
-    section="What",
+    section="Job",
     is_flag=True,
     help="Search for the best plan at every GPU count. Plan options that you give stay fixed.",
 )
 @option(
     "--objective",
-    section="What",
+    section="Job",
     type=Word(OBJECTIVES),
     default=OBJECTIVES[0],
     show_default=True,

@@ -214,7 +214,7 @@ def run(grid: str, out: Path, **options: Any) -> None:
         )
     if plan.duplicates:
         click.echo(
-            f"{plan.duplicates:,} point{'s are' if plan.duplicates > 1 else ' is'} the same run as another", err=True
+            f"{plan.duplicates:,} point{'s repeat' if plan.duplicates > 1 else ' repeats'} another run", err=True
         )
     if not as_json:
         print_plan(plan, whole=dry_run)
@@ -238,7 +238,7 @@ def show_status(folder: Path, watch: bool, as_json: bool) -> None:
     from knee.cli.render.sweep import watch_status
 
     if watch and as_json:
-        text = "--watch shows a table again and again, and --json is printed once"
+        text = "--watch and --json cannot be combined: --json prints once"
         raise InputError(text, hint="leave one out", code="contradiction", field="watch")
     if watch:
         watch_status(lambda: sweep_status(folder))
@@ -253,7 +253,7 @@ def cancel(folder: Path) -> None:
     from knee.api.sweep import cancel_sweep
 
     running, waiting = cancel_sweep(folder)
-    click.echo(f"{running} running and {waiting} waiting runs are cancelled", err=True)
+    click.echo(f"{running} running and {waiting} waiting runs were cancelled", err=True)
 
 
 @command.command("retry")
@@ -278,7 +278,7 @@ def retry(folder: Path, states: str, ids: tuple[str, ...], wait: bool, as_json: 
         states=[name.strip() for name in states.split(",") if name.strip()],
         runs=ids,
         wait=wait,
-        on_requeued=lambda count: _say(f"{count} run{'s' if count != 1 else ''} to start again"),
+        on_requeued=lambda count: _say(f"{count} run{'s' if count != 1 else ''} to restart"),
         on_run=_print_run,
         say=_say,
     )
@@ -304,8 +304,8 @@ def _words(program: str | None) -> list[str]:
         words = shlex.split(program)
     except ValueError as error:
         text, hint = (
-            f"--program {program!r} cannot be taken apart: {str(error).lower()}",
-            "quote it as a shell wants it",
+            f"--program {program!r} is not a valid shell command: {str(error).lower()}",
+            "quote the command as in a shell",
         )
         raise InputError(text, hint=hint, code="invalid-value", field="program") from None
     if not words:
@@ -338,6 +338,6 @@ def _finish(answer: SweepStatus, *, as_json: bool) -> None:
     """Print how the sweep stands, and end with the code for it."""
     _print_answer(answer, as_json=as_json)
     if answer.signal is not None:
-        _say("interrupted: the same command goes on")
+        _say("interrupted: the same command continues the sweep")
         sys.exit(BY_SIGNAL + answer.signal)
     answer.check_done()

@@ -28,7 +28,7 @@ LARGE_BYTES = 100_000_000
 @click.argument("paths", nargs=-1, required=True, metavar="PATH... | diff A B")
 @option(
     "--skip",
-    section="Which steps",
+    section="Steps",
     type=int,
     default=0,
     show_default=True,
@@ -37,28 +37,28 @@ LARGE_BYTES = 100_000_000
 )
 @option(
     "--steps",
-    section="Which steps",
+    section="Steps",
     type=int,
     metavar="N",
     help="Number of profiler steps to analyse after the skipped ones; default: all.",
 )
 @option(
     "--comm-pattern",
-    section="What communicates",
+    section="Communication kernels",
     multiple=True,
     metavar="REGEX",
     help="Also count kernels whose name matches this pattern as communication. May be repeated.",
 )
 @option(
     "--comm",
-    section="What communicates",
+    section="Communication kernels",
     multiple=True,
     metavar="CLASS",
     help="Also count kernels of this class as communication, for example elementwise.",
 )
 @option(
     "--classes",
-    section="What communicates",
+    section="Communication kernels",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     help="TOML file with your own kernel classes, which are tried before knee's. The format is that of "

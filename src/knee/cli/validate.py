@@ -70,8 +70,9 @@ def command(
     node_gbit_per_s, fabric (efa, roce, slingshot, tcpxo; default: InfiniBand), algorithm (ring, tree, nvls; default:
     the fastest), source and note. The links are assumed to be otherwise idle.
 
-    Repeated measurements of one setting count once, with their median. Regret compares runs that differ only in the
-    plan: it is how much slower the plan that knee ranks first ran than the fastest plan.
+    Repeated measurements of one setting count once, with their median. Regret is the
+    measured slowdown of the plan that knee ranks first, relative to the fastest plan, among runs that differ only in
+    the plan.
     """
     from knee.api.validate import validate
     from knee.cli.render.progress import Bars

@@ -77,12 +77,12 @@ def find_files(given: Sequence[str | Path]) -> list[Path]:
         else:
             matches = [Path(match) for match in sorted(glob.glob(str(name), recursive=True))]
             if not matches:
-                text = f"{name}: there is no such file, and no file of such a name"
+                text = f"{name}: no file has this name or matches this pattern"
                 raise InputError(text, code="no-file", field="files")
             found |= dict.fromkeys(match for match in matches if match.is_file())
     for path in found:
         if kind_of(path) is None:
-            text = f"{path} is not a file that can be read as text"
+            text = f"{path} is not a text file that knee can read"
             raise InputError(text, hint=ENDS, code="not-a-text-path", field="files")
     if not found:
         hint = "name text files, folders of them or globs"
@@ -121,7 +121,7 @@ def blocks(path: Path, *, field: str = "text", split: Split = "file") -> Iterato
             else:
                 yield from _line_blocks(path, file, file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        text, hint = f"{path} is corrupt: {str(error).rstrip('.')}", "fetch or compress it again"
+        text, hint = f"{path} is corrupt: {str(error).rstrip('.')}", "download or compress the file again"
         raise InputError(text, hint=hint, code="damaged", field="files") from None
     except OSError as error:
         raise cannot_read(path, error, field="files") from None
@@ -177,8 +177,8 @@ def _plain_documents(block: TextBlock, split: Split) -> Documents:
         place = block.offset + error.start
         line = block.first + block.content.count(b"\n", 0, error.start)
         raise InputError(
-            f"{block.path}, line {line} (byte {place:,}): it is not UTF-8 text",
-            hint="convert it (`iconv -f latin1 -t utf-8`, say), or leave the file out",
+            f"{block.path}, line {line} (byte {place:,}) is not UTF-8 text",
+            hint="convert the file (for example with `iconv -f latin1 -t utf-8`), or leave it out",
             code="not-utf8",
             field="files",
         ) from None
@@ -248,7 +248,7 @@ def _usable(text: Any, field: str) -> tuple[str, str | None]:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return "", f"{field!r} has half of a surrogate pair, which is no text"
+        return "", f"{field!r} contains half of a surrogate pair, which is not valid text"
     return text, None
 
 
@@ -265,7 +265,7 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
             if field not in names:
                 raise InputError(
                     f"{path} has no column {field!r}, but {', '.join(map(repr, names[:5]))}",
-                    hint=f"{argument('field')} names the column of the text",
+                    hint=f"{argument('field')} selects the column that contains the text",
                     code="unknown-field",
                     field="field",
                 )
@@ -285,7 +285,7 @@ def _parquet_blocks(path: Path, field: str) -> Iterator[TextBlock]:
     except UnicodeDecodeError:
         raise InputError(f"{path}: column {field!r} is not UTF-8 text", code="not-utf8", field="files") from None
     except ArrowException as error:
-        text = f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}"
+        text = f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}"
         raise InputError(text, code="not-parquet", field="files") from None
 
 

@@ -23,7 +23,7 @@ VERSION = 1
 WIDTH = {"uint16": 2, "uint32": 4}
 END_BYTES = 8
 """A document's end is a little-endian uint64: tokens of the shard up to and with its end-of-text token."""
-ANEW = "`knee data prepare ... --fresh` makes the shards anew"
+ANEW = "`knee data prepare ... --fresh` creates the shards again"
 
 Dtype = Literal["uint16", "uint32"]
 
@@ -161,7 +161,7 @@ class Index:
         for shard in self.shards:
             for name, digest in ((shard.file, shard.sha256), (shard.ends_file, shard.ends_sha256)):
                 if sha256_of(folder / name) != digest:
-                    text = f"{folder / name} is corrupt: its checksum is not the one it was written with"
+                    text = f"{folder / name} is corrupt: its checksum has changed since it was written"
                     raise InputError(text, hint=ANEW, code="damaged", field="folder")
 
 
@@ -174,8 +174,8 @@ def read_index(folder: Path) -> Index:
             raise RecursionError
     except FileNotFoundError:
         raise InputError(
-            f"{folder} has no shards: {INDEX} is not there",
-            hint="`knee data prepare` makes them; an interrupted one has to be finished first",
+            f"{folder} has no shards: {INDEX} is missing",
+            hint="`knee data prepare` creates them; if it was interrupted, run it again first",
             code="no-file",
             field="folder",
         ) from None
@@ -184,12 +184,12 @@ def read_index(folder: Path) -> Index:
     except (ValueError, RecursionError):
         raise InputError(f"{path} is not JSON", hint=ANEW, code="not-json", field="folder") from None
     if isinstance(data, dict) and data.get("version") != VERSION and isinstance(data.get("version"), int):
-        text = f"{path} is of version {data['version']}, and this knee reads version {VERSION}"
+        text = f"{path} has version {data['version']}, but this knee reads version {VERSION}"
         raise InputError(text, hint=ANEW, code="other-version", field="folder")
     try:
         return _index_of(data)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        text = f"{path} is not an index of shards: {_in_words(error)}"
+        text = f"{path} is not a valid index of shards: {_in_words(error)}"
         raise InputError(text, hint=ANEW, code="other-document", field="folder") from None
 
 
@@ -218,7 +218,7 @@ def asked_of(data: dict[str, Any]) -> ShardRequest:
     if not _is_count(found.shard_tokens) or not all(
         isinstance(text, str) for text in (found.field, found.split, found.tokenizers)
     ):
-        raise ValueError("what was asked for is not as it was written")
+        raise ValueError("its settings are invalid")
     return found
 
 
@@ -226,7 +226,7 @@ def left_out_of(data: dict[str, Any]) -> SkippedFile:
     """Read from JSON what was left out; raise KeyError, TypeError or ValueError where it is not that."""
     found = SkippedFile(**data | {"first": tuple(data["first"])})
     if not all(_is_count(count) for count in (found.records, found.empty)):
-        raise ValueError("left_out does not hold counts")
+        raise ValueError("left_out contains something other than counts")
     if not all(isinstance(place, str) for place in found.first):
         raise ValueError(f"left_out.first is {found.first!r}")
     return found
@@ -240,7 +240,7 @@ def check_size(path: Path, size: int) -> None:
         raise cannot_read(path, error, hint=ANEW, field="folder") from None
     if found != size:
         what, code = ("cut off", "cut-off") if found < size else ("too long", "damaged")
-        text = f"{path} is {what}: it has {found:,} bytes, and was written with {size:,}"
+        text = f"{path} is {what}: it has {found:,} bytes, but {size:,} bytes were written"
         raise InputError(text, hint=ANEW, code=code, field="folder")
 
 

@@ -41,7 +41,7 @@ class Share:
     def __post_init__(self) -> None:
         if self.seq_len < 1 or self.global_batch < 1:
             field = "seq_len" if self.seq_len < 1 else "global_batch"
-            text = f"a batch of {self.global_batch} sequences of {self.seq_len} tokens has nothing to read"
+            text = f"a batch of {self.global_batch} sequences of {self.seq_len} tokens is empty"
             raise InputError(text, code="out-of-range", field=field)
         if not 0 <= self.dp_rank < self.dp_size:
             text = f"dp_rank is {self.dp_rank}; it should be from 0 to dp_size - 1 = {self.dp_size - 1}"
@@ -116,16 +116,16 @@ class Shards:
         used = self.index.asked.tokenizer.vocab_size
         if used > vocab_size:
             raise InputError(
-                f"{folder} has tokens of a vocabulary of {used:,}, and the model's has {vocab_size:,}",
-                hint="prepare the text with the model's own tokenizer, or give the model more embeddings",
+                f"{folder} uses a vocabulary of {used:,} tokens, but the model has {vocab_size:,}",
+                hint="prepare the text with the model's own tokenizer, or use a model with a larger vocabulary",
                 code="out-of-range",
                 field="vocab_size",
             )
         self.sequences = max(0, self.index.tokens - 1) // share.seq_len
         if not self.sequences:
             raise InputError(
-                f"{folder} has {self.index.tokens:,} tokens, and one sequence needs {share.seq_len + 1:,}",
-                hint="prepare more text, or train on shorter sequences",
+                f"{folder} has {self.index.tokens:,} tokens, but one sequence needs {share.seq_len + 1:,}",
+                hint="prepare more text, or use a smaller seq_len",
                 code="out-of-range",
                 field="seq_len",
             )
@@ -191,7 +191,7 @@ class Shards:
         if piece.size and int(piece.max()) >= self.index.asked.tokenizer.vocab_size:
             raise InputError(
                 f"{self.folder / self.index.shards[number].file} is corrupt: token {int(piece.max()):,} "
-                f"is beyond its vocabulary of {self.index.asked.tokenizer.vocab_size:,}",
+                f"is outside its vocabulary of {self.index.asked.tokenizer.vocab_size:,}",
                 hint=ANEW,
                 code="damaged",
                 field="folder",

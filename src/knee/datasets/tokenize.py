@@ -63,8 +63,8 @@ def load_tokenizer(path: Path) -> Any:
     try:
         from tokenizers import Tokenizer as Library
     except ImportError:
-        raise MissingExtra("making tokens of text needs tokenizers", hint=DATA) from None
-    hint = "a model's tokenizer.json comes with its weights, for example on Hugging Face"
+        raise MissingExtra("tokenizing text needs the package tokenizers", hint=DATA) from None
+    hint = "download the model's tokenizer.json, for example from Hugging Face"
     check_readable(path, "tokenizer", hint=hint)
     try:
         found = Library.from_file(str(path))
@@ -89,10 +89,10 @@ def describe_tokenizer(path: Path, eos: str | None = None) -> Tokenizer:
     name = eos or next((known for known in EOS_NAMES if known in vocab), None)
     if name is None or name not in vocab:
         special = [t.content for t in library.get_added_tokens_decoder().values() if t.special]
-        missing = f"has no token {name!r}" if name else "does not say which token ends a text"
+        missing = f"has no token {name!r}" if name else "does not state which token ends a text"
         raise InputError(
             f"{path} {missing}",
-            hint=f"{argument('eos')} names it; its special tokens are {', '.join(special[:12]) or 'none'}",
+            hint=f"{argument('eos')} selects it; the special tokens are {', '.join(special[:12]) or 'none'}",
             code="unknown-choice" if name else "missing-argument",
             field="eos",
         )
@@ -134,8 +134,8 @@ class Encoder:
             encoded: list[Any] = self.library.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # what the library throws has no type of its own
             raise InputError(
-                f"{self.encoding.tokenizer.path} cannot make tokens of the text: {error}",
-                hint="is it the model's own tokenizer.json?",
+                f"{self.encoding.tokenizer.path} cannot tokenize the text: {error}",
+                hint="check that this is the model's own tokenizer.json",
                 code="not-a-tokenizer",
                 field="tokenizer",
             ) from None
@@ -163,8 +163,8 @@ def encode_all(encoding: Encoding, blocks: Iterable[TextBlock], jobs: int) -> It
             yield first, future.result()
     except BrokenProcessPool:
         raise RunFailed(
-            "a process that made tokens was killed, perhaps because memory ran out",
-            hint=f"the same command goes on with what is finished; fewer {argument('jobs')} need less memory",
+            "a tokenizing process was killed, perhaps because it ran out of memory",
+            hint=f"the same command continues from the finished shards; use fewer {argument('jobs')} to save memory",
         ) from None
     finally:
         pool.shutdown(cancel_futures=True)

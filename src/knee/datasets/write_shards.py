@@ -34,7 +34,7 @@ LOCK = ".lock"
 PART = ".part"
 EARLY_RECORDS = 10_000
 """A file this far into which too much is bad is not read to its end first."""
-GOES_ON = "what is finished is kept, and the same command goes on with it"
+GOES_ON = "finished shards are kept, and the same command continues from them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ def _journal(out: Path, asked: ShardRequest) -> list[_State]:
     except OSError as error:
         raise cannot_read(path, error, field="out") from None
     except (KeyError, TypeError, ValueError, AttributeError):
-        text, hint = f"{path} is not the journal of a preparation", f"{argument('fresh')} begins anew"
+        text, hint = f"{path} is not a journal of `knee data prepare`", f"{argument('fresh')} starts again"
         raise InputError(text, hint=hint, code="other-document", field="out") from None
     _refuse_other(out, before, asked)
     return list(takewhile(lambda step: step.shard is not None and _is_whole(out, step.shard), steps))
@@ -180,8 +180,8 @@ def _is_whole(out: Path, shard: Shard) -> bool:
 def _refuse_other(out: Path, before: ShardRequest, asked: ShardRequest) -> None:
     if what := asked.differs_from(before):
         raise InputError(
-            f"{out} has shards of something else: {what} differs",
-            hint=f"give another {argument('out')}, or {argument('fresh')} to make them anew",
+            f"{out} already has shards with other settings: {what} differs",
+            hint=f"give another {argument('out')}, or {argument('fresh')} to create them again",
             code="already-there",
             field="out",
         )
@@ -211,7 +211,7 @@ def _locked(out: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             hint = f"wait for it, or give another {argument('out')}"
-            text = f"{out} is being prepared by another process"
+            text = f"{out} is in use by another `knee data prepare`"
             raise InputError(text, hint=hint, code="folder-in-use", field="out") from None
         except OSError as error:
             if error.errno not in NO_LOCKS:
@@ -264,7 +264,7 @@ class _Preparation:
         if not self.shards:
             paths = [source.path for source in self.asked.sources]
             more = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
-            raise InputError(f"there is no text in {', '.join(paths[:3])}{more}", code="nothing-usable", field="files")
+            raise InputError(f"no text was found in {', '.join(paths[:3])}{more}", code="nothing-usable", field="files")
         return self._finish()
 
     def _blocks(self) -> Iterator[TextBlock]:
@@ -276,8 +276,8 @@ class _Preparation:
             yield from islice(every, skip if number == begin else 0, None)
             if _source(path) != source:
                 raise InputError(
-                    f"{path} changed while it was read",
-                    hint=f"begin anew with {argument('fresh')} once it stays as it is",
+                    f"{path} changed while knee read it",
+                    hint=f"start again with {argument('fresh')} once the file no longer changes",
                     code="changed",
                     field="files",
                 )
@@ -304,10 +304,11 @@ class _Preparation:
             return
         path = self.asked.sources[state.source].path
         raise InputError(
-            f"{state.bad:,} of {state.records:,} records of {path} cannot be used, more than {self.max_bad_frac:.3g} "
+            f"{state.bad:,} of {state.records:,} records of {path} are invalid, which is more than "
+            f"{self.max_bad_frac:.3g} "
             f"of them; {'; '.join(state.first_bad[:3])}",
-            hint=f"{argument('field')} names the field of the text; "
-            f"{argument('max_bad_frac')} is the share that may be left out",
+            hint=f"{argument('field')} selects the field that contains the text; "
+            f"{argument('max_bad_frac')} sets the share of records that may be skipped",
             code="too-many-bad",
             field="max_bad_frac",
         )
@@ -317,8 +318,8 @@ class _Preparation:
         path = Path(self.asked.tokenizer.path)
         write_text(self.out / TOKENIZER, path.read_bytes().decode())
         if shard_index.sha256_of(self.out / TOKENIZER) != self.asked.tokenizer.sha256:
-            hint = f"begin anew with {argument('fresh')}"
-            raise InputError(f"{path} changed while it was used", hint=hint, code="changed", field="tokenizer")
+            hint = f"start again with {argument('fresh')}"
+            raise InputError(f"{path} changed while knee used it", hint=hint, code="changed", field="tokenizer")
         index = Index(
             asked=self.asked,
             dtype=self.encoding.dtype,
@@ -337,7 +338,7 @@ def _write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise cannot_write(path, error, hint=f"{GOES_ON} once it can be") from None
+        raise cannot_write(path, error, hint=f"{GOES_ON} once the folder is writable") from None
 
 
 class _Writer:

@@ -64,5 +64,5 @@ def _kg_per_j(text: str) -> float:
     value = float(match[1]) if match else math.nan
     if not value <= MOST_G_PER_KWH:
         hint = "give grams of CO2e per kWh, such as 250"
-        raise InputError(f"a grid of {text} is beyond any fuel", hint=hint, code="out-of-range", field="grid")
+        raise InputError(f"a grid of {text} is higher than for any fuel", hint=hint, code="out-of-range", field="grid")
     return value / 1e3 / J_PER_KWH

@@ -73,7 +73,7 @@ def about(job: Job) -> str:
     """One line about a job."""
     return (
         f"{job.model.name} on {job.gpus:,} GPUs of {job.cluster.name}, {job.global_batch:,} sequences of "
-        f"{job.seq_len:,} tokens a step"
+        f"{job.seq_len:,} tokens per step"
     )
 
 
@@ -82,14 +82,14 @@ def add_torchrun(launch: LaunchCommand, job: Job) -> None:
     per_host = job.cluster.node.gpus
     if per_host > LARGEST_HOST:
         per_host = RACK_HOST
-        launch.notes.append(f"a rack of {job.cluster.name} is taken to be hosts of {RACK_HOST} GPUs")
+        launch.notes.append(f"a rack of {job.cluster.name} is assumed to consist of hosts with {RACK_HOST} GPUs")
     per_host = min(per_host, job.gpus)
     if job.gpus % per_host:
         raise cannot(
             launch.tool,
             "gpus",
-            f"torchrun starts as many processes on every host, and {job.gpus} GPUs are no whole "
-            f"number of hosts of {per_host}",
+            f"torchrun starts the same number of processes on every host, but {job.gpus} GPUs do not fill "
+            f"whole hosts of {per_host} GPUs",
             f"use a multiple of {per_host} GPUs",
         )
     hosts = job.gpus // per_host
@@ -99,7 +99,7 @@ def add_torchrun(launch: LaunchCommand, job: Job) -> None:
     if hosts == 1:
         launch.option("--standalone", of="torchrun")
         return
-    launch.notes.append(f"run this on each of the {hosts:,} hosts, HEAD_NODE being the address of one of them")
+    launch.notes.append(f"run this on each of the {hosts:,} hosts; set HEAD_NODE to the address of one of them")
     launch.option("--rdzv-backend", "c10d", of="torchrun")
     launch.shell_option("--rdzv-endpoint", "$HEAD_NODE:29500", of="torchrun")
 
@@ -107,7 +107,7 @@ def add_torchrun(launch: LaunchCommand, job: Job) -> None:
 def refuse_processors(launch: LaunchCommand, job: Job) -> None:
     """Runs on a CPU are knee's own."""
     if job.cluster.gpu.arch == "cpu":
-        hint = "export to knee, whose trainer runs on processors"
+        hint = "export to knee, whose trainer also runs on CPUs"
         raise cannot(launch.tool, "cluster.gpu", f"{job.cluster.name} has no GPUs", hint)
 
 
@@ -117,8 +117,8 @@ def refuse_prefetch(launch: LaunchCommand, plan: Plan) -> None:
         raise cannot(
             launch.tool,
             "plan.prefetch",
-            f"it has no option that gathers {plan.prefetch} layers ahead",
-            "the nearest plan it can run has --prefetch 1",
+            f"it has no option to prefetch {plan.prefetch} layers",
+            "the nearest plan that it can run has --prefetch 1",
         )
 
 
@@ -128,8 +128,8 @@ def refuse_rare_exchange(launch: LaunchCommand, plan: Plan) -> None:
         raise cannot(
             launch.tool,
             "plan.sync_every",
-            f"no option known here lets replicas exchange every {plan.sync_every:,} steps",
-            "the nearest plan it can run has no --sync-every; or export to knee, to simulate it",
+            f"it has no known option to synchronize replicas only every {plan.sync_every:,} steps",
+            "the nearest plan that it can run has no --sync-every; an export to knee can be simulated",
         )
 
 

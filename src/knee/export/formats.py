@@ -18,5 +18,5 @@ def export(job: Job, to: str) -> str:
     writers = {"knee": job_file, "torchtitan": torchtitan_command, "megatron": megatron_command}
     if to not in writers:
         hint = f"use one of {', '.join(TARGETS)}"
-        raise InputError(f"plans are not exported to {to!r}", hint=hint, code="unknown-choice", field="to")
+        raise InputError(f"knee cannot export plans to {to!r}", hint=hint, code="unknown-choice", field="to")
     return writers[to](job)

@@ -20,8 +20,8 @@ LOADERS: tuple[tuple[Kind, Any], ...] = (("model", load_model), ("cluster", load
 def job_file(job: Job) -> str:
     """The file's text. What the catalogue has is named; what differs from it is written beside its name."""
     head = (
-        f"# knee {knee.__version__}: {' '.join(about(job).split())}; for knee simulate, and for knee train\n"
-        f"# knee train runs as many processes as it is told: --nproc {job.gpus} on one host, or torchrun\n"
+        f"# knee {knee.__version__}: {' '.join(about(job).split())}; for `knee simulate` and `knee train`\n"
+        f"# start `knee train` with --nproc {job.gpus} on one host, or with torchrun on several\n"
     )
     document: dict[str, Any] = {}
     for kind, load in LOADERS:

@@ -41,7 +41,7 @@ def megatron_command(job: Job) -> str:
     _add_recompute(launch, job)
     launch.lines.append('"$@"')
     launch.notes.append(
-        "run it in a checkout of Megatron-LM, with tokenizer, data, --train-iters and --lr after the script's name"
+        "run this script in a checkout of Megatron-LM, and add the options for tokenizer, data, --train-iters and --lr"
     )
     return launch.text(job, before=_environment(launch, job))
 
@@ -56,8 +56,8 @@ def _environment(launch: LaunchCommand, job: Job) -> str:
     if _is_fsdp(job):
         if plan.tp > 1 or plan.cp > 1:
             launch.notes.append(
-                "Megatron advises against FSDP beside tensor or context parallelism: TP and CP want "
-                "CUDA_DEVICE_MAX_CONNECTIONS=1, and FSDP more"
+                "Megatron advises against FSDP with tensor or context parallelism: TP and CP need "
+                "CUDA_DEVICE_MAX_CONNECTIONS=1, but FSDP needs more connections"
             )
         return "unset CUDA_DEVICE_MAX_CONNECTIONS\n"
     needs_one = (plan.tp > 1 or plan.cp > 1) and job.cluster.gpu.arch in ("sm70", "sm80", "sm90")
@@ -72,32 +72,32 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.sharding",
-            "its distributed optimizer keeps gradients whole until the last microbatch",
-            "the nearest plan it can run has --sharding zero1",
+            "its distributed optimizer does not shard gradients before the last microbatch",
+            "the nearest plan that it can run has --sharding zero1",
         )
     if plan.pp > 1 and plan.schedule in ("gpipe", "zero_bubble"):
         raise cannot(
             TOOL,
             "plan.schedule",
-            f"its schedules are 1f1b and interleaved, and the plan's is {plan.schedule}",
-            "the nearest plan it can run has --schedule 1f1b",
+            f"its schedules are 1f1b and interleaved, but the plan uses {plan.schedule}",
+            "the nearest plan that it can run has --schedule 1f1b",
         )
     if plan.state_dtype != "fp32":
         raise cannot(
             TOOL,
             "plan.state_dtype",
-            f"its optimizer updates parameters in fp32, and the plan's in {plan.state_dtype}",
-            "the nearest plan it can run has --state-dtype fp32",
+            f"its optimizer updates parameters in fp32, but the plan uses {plan.state_dtype}",
+            "the nearest plan that it can run has --state-dtype fp32",
         )
     if model.positions == "alibi":
         raise cannot(
-            TOOL, "model.positions", f"{model.name} has alibi positions, which it does not know", "export to knee"
+            TOOL, "model.positions", f"{model.name} uses ALiBi positions, which it does not support", "export to knee"
         )
     if model.positions == "rope" and model.rope_base != int(model.rope_base):
         raise cannot(
             TOOL,
             "model.rope_base",
-            f"--rotary-base is a whole number, and {model.name}'s is {model.rope_base:g}",
+            f"--rotary-base must be a whole number, but {model.name} has {model.rope_base:g}",
             f"the nearest model has --set model.rope_base={model.rope_base:.0f}",
         )
     if not placed(plan, AXES) and not placed(plan, PP_BEFORE_DP):
@@ -105,8 +105,8 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.placement",
-            f"it places axes {orders} from the innermost, and the plan {'-'.join(plan.placement)}",
-            f"the nearest plan it can run has --placement {'-'.join(AXES)}",
+            f"it supports the axis orders {orders} (innermost first), but the plan has {'-'.join(plan.placement)}",
+            f"the nearest plan that it can run has --placement {'-'.join(AXES)}",
         )
     if _is_fsdp(job):
         _refuse_fsdp(launch, job)
@@ -118,9 +118,9 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.pp",
-            "neither of its FSDPs is documented to work with a pipeline, and the plan has "
+            "neither of its FSDP modes is documented to work with a pipeline, but the plan has "
             f"{plan.sharding} with pp {plan.pp}",
-            "the nearest plan it can run has --sharding zero1",
+            "the nearest plan that it can run has --sharding zero1",
         )
     refuse_prefetch(launch, plan)
     if plan.sharding != "fsdp_no_reshard":
@@ -130,23 +130,23 @@ def _refuse_fsdp(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.dp_replicate",
-            "fsdp_no_reshard has no replicas there",
-            "the nearest plan it can run has --sharding hsdp",
+            "its fsdp_no_reshard does not support replicas",
+            "the nearest plan that it can run has --sharding hsdp",
         )
     if plan.reduce_dtype != "bf16" or plan.precision == "fp16":
         raise cannot(
             TOOL,
             "plan.reduce_dtype",
-            "its fsdp_no_reshard reduces gradients in bf16, and the plan in "
-            f"{plan.reduce_dtype} with {plan.precision} products",
-            "the nearest plans it can run have --reduce-dtype bf16, or --sharding zero1",
+            "its fsdp_no_reshard reduces gradients in bf16, but the plan reduces them in "
+            f"{plan.reduce_dtype} and multiplies matrices in {plan.precision}",
+            "the nearest plans that it can run have --reduce-dtype bf16, or --sharding zero1",
         )
     if job.model.tied_embeddings:
         raise cannot(
             TOOL,
             "model.tied_embeddings",
-            f"its fsdp_no_reshard needs an untied output projection, and {job.model.name}'s is tied",
-            "the nearest plan it can run has --sharding zero1",
+            f"its fsdp_no_reshard needs an untied output projection, but that of {job.model.name} is tied",
+            "the nearest plan that it can run has --sharding zero1",
         )
 
 
@@ -178,7 +178,7 @@ def _add_model(launch: LaunchCommand, job: Job) -> None:
     multiple = VOCAB_MULTIPLE * job.plan.tp
     padded = -(-model.vocab // multiple) * multiple
     words = f", padded to {padded:,}" if padded != model.vocab else ""
-    launch.notes.append(f"the vocabulary is the tokenizer's: {model.vocab:,} tokens in knee's answer{words}")
+    launch.notes.append(f"Megatron takes the vocabulary from the tokenizer; knee assumed {model.vocab:,} tokens{words}")
 
 
 def _add_batch(launch: LaunchCommand, job: Job) -> None:
@@ -200,12 +200,14 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--bf16")
     if plan.precision == "fp8":
         launch.option("--fp8-format", "hybrid")
-        launch.notes.append("fp8 is Transformer Engine's, with Megatron's default recipe; knee's fp8 names none")
+        launch.notes.append(
+            "fp8 uses Transformer Engine with Megatron's default recipe; knee's plan does not state a recipe"
+        )
     if plan.precision == "fp4":
         _add_fp4(launch, job)
     if plan.reduce_dtype == "bf16":
         launch.option("--grad-reduce-in-bf16")
-        launch.notes.append("gradients reduced in bf16 are summed over microbatches in bf16 too; knee keeps fp32 sums")
+        launch.notes.append("Megatron also sums gradients over microbatches in bf16, while knee assumes fp32 sums")
     elif not _is_fsdp(job):
         launch.option("--accumulate-allreduce-grads-in-fp32")
 
@@ -219,7 +221,9 @@ def _add_fp4(launch: LaunchCommand, job: Job) -> None:
         launch.option("--first-last-layers-bf16")
         launch.option("--num-layers-at-start-in-bf16", kept // 5)
         launch.option("--num-layers-at-end-in-bf16", kept - kept // 5)
-    launch.notes.append("fp4 is Transformer Engine's NVFP4, which needs Blackwell; parameters are gathered in bf16")
+    launch.notes.append(
+        "fp4 uses Transformer Engine's NVFP4, which needs a Blackwell GPU; parameters are gathered in bf16"
+    )
 
 
 def _add_degrees(launch: LaunchCommand, job: Job) -> None:
@@ -231,14 +235,16 @@ def _add_degrees(launch: LaunchCommand, job: Job) -> None:
         if plan.sequence_parallel:
             launch.option("--tp-comm-overlap")
         else:
-            launch.notes.append("knee hides a part of TP's communication; Megatron only with sequence parallelism")
+            launch.notes.append(
+                "knee overlaps part of the TP communication; Megatron does so only with sequence parallelism"
+            )
     launch.option("--context-parallel-size", plan.cp)
     if plan.cp > 1:
         launch.option("--cp-comm-type", CP_TYPES[plan.cp_method])
     launch.option("--pipeline-model-parallel-size", plan.pp)
     if not placed(plan, AXES):
         launch.option("--use-tp-pp-dp-mapping")
-    launch.notes.append(f"data parallelism is what is left of the GPUs: {plan.dp}")
+    launch.notes.append(f"data parallelism uses the remaining GPUs: {plan.dp} ranks")
 
 
 def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
@@ -302,8 +308,8 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.recompute",
-            "it has no policy that keeps every second product",
-            "the nearest plans it can run have --recompute attention, blocks or full",
+            "it cannot recompute every second matrix product",
+            "the nearest plans that it can run have --recompute attention, blocks or full",
         )
     if plan.recompute == "attention":
         launch.option("--recompute-granularity", "selective")
@@ -319,9 +325,9 @@ def _add_recompute(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.recompute_frac",
-            "it recomputes the same whole number of layers on every stage, and the plan "
-            f"{plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))}",
-            "the nearest plan it can run has --recompute full",
+            "it recomputes the same whole number of layers on every stage, but the plan recomputes "
+            f"a share of {plan.recompute_frac:g} of {'-'.join(map(str, sorted(set(layers))))} layers",
+            "the nearest plan that it can run has --recompute full",
         )
     launch.option("--recompute-method", "block")
     launch.option("--recompute-num-layers", round(again))

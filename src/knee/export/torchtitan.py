@@ -55,7 +55,7 @@ def torchtitan_command(job: Job) -> str:
     _add_pipeline(launch, job)
     _add_precision(launch, job)
     _add_compile(launch, job)
-    launch.notes.append("more options of torchtitan may follow the script's name: steps, data, checkpoints")
+    launch.notes.append("you can add more torchtitan options to this script: steps, data, checkpoints")
     # a choice among kinds of configurations comes after all options
     launch.lines.append('"$@"')
     _add_recompute(launch, job)
@@ -71,60 +71,61 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.sharding",
-            "it has no mode that shards optimizer states, or gradients too, and keeps parameters whole",
-            "the nearest plan it can run has --sharding fsdp_no_reshard, which shards gradients too",
+            "it has no mode that shards optimizer states or gradients but not parameters",
+            "the nearest plan that it can run has --sharding fsdp_no_reshard, which shards gradients too",
         )
     if plan.sharding == "ddp" and plan.cp > 1:
         raise cannot(
             TOOL,
             "plan.sharding",
-            "it shards parameters over the ranks of context parallelism, and ddp shards none",
-            "the nearest plan it can run has --sharding fsdp_no_reshard",
+            "it shards parameters over the context-parallel ranks, but ddp shards nothing",
+            "the nearest plan that it can run has --sharding fsdp_no_reshard",
         )
     if plan.pp > 1 and plan.schedule not in SCHEDULES:
         raise cannot(
             TOOL,
             "plan.schedule",
-            f"its {plan.schedule} schedules need two chunks on every rank, and this one has one",
-            "the nearest plan it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
+            f"its {plan.schedule} schedules need two chunks per rank, but this plan has one",
+            "the nearest plan that it can run has --schedule 1f1b, or interleaved with --virtual-stages 2",
         )
     if plan.cp > 1 and plan.cp_method != "allgather":
         raise cannot(
             TOOL,
             "plan.cp_method",
-            f"its context parallelism gathers keys and values, and the plan's is {plan.cp_method}",
-            "the nearest plan it can run has --cp-method allgather",
+            f"its context parallelism gathers keys and values, but the plan uses {plan.cp_method}",
+            "the nearest plan that it can run has --cp-method allgather",
         )
     if plan.precision in ("fp16", "fp4"):
         nearest = "bf16" if plan.precision == "fp16" else "fp8"
         raise cannot(
             TOOL,
             "plan.precision",
-            f"it does not train in {plan.precision}",
-            f"the nearest plan it can run has --precision {nearest}",
+            f"it cannot train in {plan.precision}",
+            f"the nearest plan that it can run has --precision {nearest}",
         )
     if plan.reduce_dtype != "fp32":
         raise cannot(
             TOOL,
             "plan.reduce_dtype",
-            f"it reduces gradients in fp32, and the plan in {plan.reduce_dtype}",
-            "the nearest plan it can run has --reduce-dtype fp32",
+            f"it reduces gradients in fp32, but the plan uses {plan.reduce_dtype}",
+            "the nearest plan that it can run has --reduce-dtype fp32",
         )
     if plan.recompute in ("attention", "blocks"):
-        part = "attention alone" if plan.recompute == "attention" else f"{plan.recompute_frac:g} of the blocks"
+        part = "only attention" if plan.recompute == "attention" else f"{plan.recompute_frac:g} of the blocks"
         raise cannot(
             TOOL,
             "plan.recompute",
-            f"it recomputes all blocks, every second product in each, or nothing, and the plan {part}",
-            "the nearest plans it can run have --recompute full or ops",
+            f"it recomputes all blocks, every second matrix product in each, or nothing, but the plan "
+            f"recomputes {part}",
+            "the nearest plans that it can run have --recompute full or ops",
         )
     if not placed(plan, AXES):
         mine, its = "-".join(plan.placement), "-".join(AXES)
         raise cannot(
             TOOL,
             "plan.placement",
-            f"its mesh is {its} from the innermost, and the plan's {mine}",
-            f"the nearest plan it can run has --placement {its}",
+            f"its mesh is {its} (innermost first), but the plan has {mine}",
+            f"the nearest plan that it can run has --placement {its}",
         )
     if model.kv_heads % plan.tp:
         raise cannot(
@@ -137,8 +138,8 @@ def _refuse(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.pp",
-            f"{model.name} ties its output projection to its embedding, which a pipeline separates",
-            "the nearest plan it can run has --pp 1",
+            f"{model.name} ties its output projection to its embedding, but a pipeline puts them on different ranks",
+            "the nearest plan that it can run has --pp 1",
         )
     refuse_prefetch(launch, plan)
 
@@ -147,10 +148,12 @@ def _add_model(launch: LaunchCommand, job: Job) -> str:
     """The model among the registered ones; a module of our own where none is trained in the plan's precision."""
     flavor, entry = _registered(job)
     launch.notes.append(
-        "the model is Llama 3.1's, with its scaled rotary angles; tokenizer, optimizer and data are "
-        "those of torchtitan's configuration"
+        "the model is Llama 3.1 with its scaled rotary angles; torchtitan's configuration sets the tokenizer, "
+        "the optimizer and the data"
     )
-    launch.notes.append("torchtitan takes the loss in chunks of the sequence: logits need less memory than knee counts")
+    launch.notes.append(
+        "torchtitan computes the loss in chunks of the sequence, so logits need less memory than knee predicts"
+    )
     if entry.get("precision") == job.plan.precision:
         launch.option("--module", "llama3")
         launch.option("--config", entry["config"])
@@ -160,8 +163,8 @@ def _add_model(launch: LaunchCommand, job: Job) -> str:
     # 405B's own configuration needs torchao even where its products stay in bf16
     base = entry["config"] if entry.get("precision") == "bf16" else "llama3_70b"
     launch.notes.append(
-        f"torchtitan has no {job.plan.precision} configuration of this model: knee_plan.py makes it "
-        f"of {base}; the learning rate is that one's"
+        f"torchtitan has no {job.plan.precision} configuration of this model: knee_plan.py derives it "
+        f"from {base} and keeps its learning rate"
     )
     fp8 = job.plan.precision == "fp8"
     converters = CONVERTERS.format(compiled=_compiles(job)) if fp8 else ""
@@ -180,8 +183,8 @@ def _registered(job: Job) -> tuple[str, dict[str, Any]]:
     raise cannot(
         TOOL,
         "model",
-        f"it registers Llama 3 {', '.join(known)}, and {model.name} has the shape of none",
-        "export to megatron, whose options say the shape, or to knee",
+        f"it registers Llama 3 {', '.join(known)}, but {model.name} has another shape",
+        "export to megatron or knee, which support any shape",
     )
 
 
@@ -195,7 +198,7 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
     if in_pipeline:
         launch.option("--parallelism.pipeline_parallel_microbatch_size", plan.micro_batch)
         launch.notes.append(
-            f"local_batch_size is a data-parallel rank's whole step, {job.microbatches} microbatches "
+            f"local_batch_size is the batch of a data-parallel rank per step: {job.microbatches} microbatches "
             f"of {plan.micro_batch}; {LOCAL_BATCH}"
         )
         return
@@ -205,8 +208,8 @@ def _add_batch(launch: LaunchCommand, job: Job) -> None:
             plan.sharding, "gathers parameters and reduces gradients"
         )
         launch.notes.append(
-            f"torchtitan {what} in each of the {job.microbatches} accumulation steps, and knee once a "
-            "step: a step will take longer than knee says"
+            f"torchtitan {what} in each of the {job.microbatches} accumulation steps, but knee assumes "
+            "once per step, so a real step takes longer than knee predicts"
         )
 
 
@@ -221,8 +224,8 @@ def _add_degrees(launch: LaunchCommand, job: Job) -> None:
     launch.option("--parallelism.fsdp_reshard_after_forward", "always" if reshards else "never")
     if plan.pp > 1 and plan.sharding != "ddp":
         launch.notes.append(
-            "torchtitan's default under a pipeline is not to reshard after forward; "
-            f"{plan.sharding} {'does' if reshards else 'does not either'}"
+            "by default, torchtitan does not reshard after the forward pass in a pipeline; "
+            f"{plan.sharding} {'does' if reshards else 'does not reshard either'}"
         )
     if plan.tp > 1:
         switch = "enable_sequence_parallel" if plan.sequence_parallel else "no-enable_sequence_parallel"
@@ -238,8 +241,8 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
         raise cannot(
             TOOL,
             "plan.pp",
-            f"{chunks} stages of {layers} layers leave some without one",
-            f"use at most {layers} stages in all",
+            f"{chunks} stages of {layers} layers leave some stages without a layer",
+            f"use at most {layers} stages in total",
         )
     launch.option("--parallelism.pipeline_parallel_schedule", SCHEDULES[plan.schedule])
     # torchtitan deals the layers with the embedding and the head each counted as so many layers
@@ -252,8 +255,8 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
             raise cannot(
                 TOOL,
                 "plan.virtual_stages",
-                f"no number of layers a stage makes {chunks} stages of {layers} layers",
-                f"the nearest plan it can run has --virtual-stages {ITS_CHUNKS}",
+                f"{layers} layers cannot be split into {chunks} stages with the same number of layers per stage",
+                f"the nearest plan that it can run has --virtual-stages {ITS_CHUNKS}",
             )
         launch.option("--parallelism.pipeline_parallel_layers_per_stage", per_stage)
     mine = layers_per_chunk(job)
@@ -262,7 +265,7 @@ def _add_pipeline(launch: LaunchCommand, job: Job) -> None:
     )
     if not even:
         counts = ", ".join(map(str, mine))
-        launch.notes.append(f"knee has {counts} layers on the stages; torchtitan may deal them otherwise")
+        launch.notes.append(f"knee has {counts} layers on the stages; torchtitan may distribute them differently")
 
 
 def _add_precision(launch: LaunchCommand, job: Job) -> None:
@@ -270,7 +273,7 @@ def _add_precision(launch: LaunchCommand, job: Job) -> None:
     launch.option("--training.mixed_precision_param", "bfloat16")
     launch.option("--training.mixed_precision_reduce", "float32")
     if job.plan.precision == "fp8":
-        launch.notes.append("fp8 is torchao's float8 (lm_head stays in bf16), and gathers parameters in bf16")
+        launch.notes.append("fp8 uses torchao's float8 (lm_head stays in bf16) and gathers parameters in bf16")
 
 
 def _compiles(job: Job) -> bool:
@@ -288,10 +291,13 @@ def _add_compile(launch: LaunchCommand, job: Job) -> None:
     launch.option("--training.disable_cuda_graphs")
     if _compiles(job) and job.profile.kernels != "compiled":
         launch.notes.append(
-            f"knee's profile {job.profile.name} has {job.profile.kernels} kernels; compiled ones are "
-            "the nearest that torchtitan has for this plan"
+            f"knee's profile {job.profile.name} has {job.profile.kernels} kernels; the nearest "
+            "that torchtitan has for this plan are compiled kernels"
         )
-    launch.notes.append("knee models no CUDA graphs, which torchtitan has on by default and never under a pipeline")
+    launch.notes.append(
+        "CUDA graphs are disabled because knee does not model them; torchtitan uses them by default, except "
+        "in a pipeline"
+    )
 
 
 def _add_recompute(launch: LaunchCommand, job: Job) -> None:

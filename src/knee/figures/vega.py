@@ -69,7 +69,7 @@ def check_picture(file: str, *, hint: str = "for example figure.svg") -> None:
     """Refuse, before anything is drawn, a file of no known ending or one that cannot be written."""
     if not file.endswith(ENDINGS):
         raise InputError(
-            f"{argument('plot')} {file!r}: the ending says what is drawn, and is none of {', '.join(ENDINGS)}",
+            f"{argument('plot')} {file!r}: the file name must end in one of {', '.join(ENDINGS)}",
             hint=hint,
             code="unknown-choice",
             field="plot",

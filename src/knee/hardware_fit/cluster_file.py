@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from knee.hardware_fit.link_constants import link_values
 from knee.hardware_fit.measured_steps import PLAIN_LAUNCH_S
 from knee.hardware_fit.power_constants import power_values
 from knee.record.readings import Machine, Probe, Readings, read_readings
+from knee.specs.catalog import is_path
 from knee.specs.hardware import Cluster
 from knee.specs.load import load_cluster, load_profile
 from knee.specs.write import Value, cluster_toml, four_digits
@@ -79,9 +81,9 @@ def others_beside(out: Path, probe: Probe) -> list[tuple[Path, Machine]]:
 
 
 def base_of(machine: Machine, wanted: str | None) -> str:
-    """The catalogue cluster that says what was not measured: the one that was asked for, or one with this very GPU."""
+    """The cluster that says what was not measured: a name or path that was given, or the catalogue's with this GPU."""
     if wanted is not None:
-        load_cluster(wanted)  # refuses a name that is not there
+        load_cluster(wanted)  # refuses a name or file that does not exist
         return wanted
     if machine.kind == "cpu":
         return "cpu"
@@ -94,7 +96,7 @@ def base_of(machine: Machine, wanted: str | None) -> str:
     memory = show(machine.memory_bytes, "bytes")
     raise InputError(
         f"the catalogue has no cluster with a {machine.device} of {machine.sms} SMs and {memory}",
-        hint=f"give {argument('base')} with the nearest one; `knee catalog` lists them",
+        hint=f"give {argument('base')} with the most similar cluster; `knee catalog` lists them",
         code="unknown-gpu",
         field="base",
     )
@@ -119,19 +121,33 @@ def write_machine_file(out: Path, base: str | None, known: Mapping[Probe, Values
             used.append(probe)
         except KneeError as error:  # one probe's beginning does not hold up another's result
             left_out[probe] = error.message
-    text = cluster_toml(
-        name,
-        values,
-        comments=(
-            f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
-            f"What is not here is {name} of knee's catalogue. Made from the readings beside it; do not edit.",
-        ),
-    )
+
+    def text(ref: str) -> str:
+        return cluster_toml(
+            ref,
+            values,
+            comments=(
+                f"{first.device}, measured by knee probe {', '.join(used)} on {first.date} with {first.software}.",
+                f"Values that are missing here come from {_described(ref)}. This file is generated from the readings "
+                "next to it; do not edit it.",
+            ),
+        )
+
     with scratch_folder() as folder:
-        (folder / "new.toml").write_text(text, encoding="utf-8")
-        load_cluster(str(folder / "new.toml"))  # what is written can be read
-    write_text(out, text)
+        checked = folder / "new.toml"
+        checked.write_text(text(_ref_from(folder, name)), encoding="utf-8")
+        load_cluster(str(checked))  # what is written can be read
+    write_text(out, text(_ref_from(out.parent, name)))
     return MachineFile(path=out, base=name, values=values, probes=tuple(used), left_out=left_out)
+
+
+def _ref_from(folder: Path, base: str) -> str:
+    """The base as a file in ``folder`` names it: paths in a cluster file are relative to the file."""
+    return os.path.relpath(base, folder) if is_path(base) else base
+
+
+def _described(ref: str) -> str:
+    return ref if is_path(ref) else f"{ref} of knee's catalogue"
 
 
 def kernel_values(readings: Readings, cluster: Cluster) -> Values:
@@ -158,22 +174,24 @@ def values_of_fit(machine: Machine, fit: KernelFit, cluster: Cluster) -> Values:
         f"gpu.gemm.{kind}.peak_frac": fitted(four_digits(gemm.peak_frac), main),
         f"gpu.gemm.{kind}.half_k": fitted(four_digits(gemm.half_k), main),
         f"gpu.gemm.{kind}.half_intensity": fitted(four_digits(gemm.half_intensity), main),
-        f"gpu.gemm.{kind}.library": read(machine.software, "the software that was measured"),
+        f"gpu.gemm.{kind}.library": read(machine.software, "the software of the measurement"),
         "gpu.kernel_s": fitted(f"{four_digits(gpu.kernel_s * 1e6)} us", main),
-        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median of kernels whose traffic is exactly known"),
+        "gpu.hbm_frac": read(four_digits(gpu.hbm_frac), "the median over kernels with exactly known memory traffic"),
     }
     if machine.power_limit_w is not None:
         values["gpu.gemm_cap_w"] = read(f"{machine.power_limit_w:g} W", "the enforced limit")
         if machine.power_limit_w != gpu.gemm_cap_w:
             # a known clock is that of another limit
-            values["gpu.gemm_clock_frac"] = read(1.0, "its clock under this limit is taken as the highest")
+            values["gpu.gemm_clock_frac"] = read(1.0, "the clock under this limit is assumed to be the highest clock")
     if gpu.hbm_bytes_per_s != cluster.gpu.hbm_bytes_per_s:
         streamed = f"{four_digits(gpu.hbm_bytes_per_s / 1e9)} GB/s"
-        values["gpu.hbm_bytes_per_s"] = read(streamed, "what streaming kernels reach; no rate is published")
+        values["gpu.hbm_bytes_per_s"] = read(
+            streamed, "the rate that streaming kernels reach, because no rate is published"
+        )
     if machine.kind == "cpu":
         best = f"{four_digits((gpu.bf16_flop_per_s or gpu.fp16_flop_per_s) / 1e9)} GFLOP/s"
         for field in ("gpu.bf16_flop_per_s", "gpu.fp16_flop_per_s"):
-            values[field] = read(best, "the best fp32 product, in place of a peak")
+            values[field] = read(best, "the fastest fp32 matrix product, used instead of a peak")
     fp8 = FitPart("products", "fp8")
     eight = fit.residuals.get(fp8)
     if gpu.fp8_flop_per_s is not None and eight is not None and eight.points >= FEWEST:

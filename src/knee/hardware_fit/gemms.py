@@ -50,8 +50,8 @@ def main_type(readings: Readings) -> str:
     types: list[str] = [p.dtype for p, _ in readings.good("gemm")]
     if len(types) < FEWEST:
         raise InputError(
-            f"{len(types)} products were measured; a fit needs at least {FEWEST}",
-            hint="let `knee probe kernels` run on; it goes on where it stopped",
+            f"{len(types)} matrix products were measured; a fit needs at least {FEWEST}",
+            hint="run `knee probe kernels` again; it continues where it stopped",
         )
     return max(set(types), key=types.count)
 

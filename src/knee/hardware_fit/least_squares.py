@@ -24,7 +24,7 @@ def minimum(
     try:
         from scipy.optimize import minimize
     except ImportError:
-        raise MissingExtra("a fit needs scipy; the readings are kept", hint="pip install 'knee[train]'") from None
+        raise MissingExtra("the fit needs scipy; the readings are saved", hint="pip install 'knee[train]'") from None
     bounds: list[Any] = [(float(np.log(a)), float(np.log(b))) for a, b in zip(low, high, strict=True)]
     x0 = np.clip(np.log(start), [b[0] for b in bounds], [b[1] for b in bounds])
     options = {"maxiter": 2000, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}

@@ -65,7 +65,7 @@ def _node(readings: Readings, ring: _Ring, cluster: Cluster) -> dict[str, Value]
     if _stated(readings) and ring.bytes_per_s <= wire:
         return values | {"node.link_frac": _value(four_digits(ring.bytes_per_s / wire), readings, ring)}
     rate = _value(_rate(ring.bytes_per_s), readings, ring)
-    whole = _value(1.0, readings, "the measured rate is what a collective reaches")
+    whole = _value(1.0, readings, "the measured rate is the rate that a collective reaches")
     return values | {"node.link_bytes_per_s": rate, "node.pair_bytes_per_s": rate, "node.link_frac": whole}
 
 
@@ -88,7 +88,7 @@ def _fabric(readings: Readings, ring: _Ring, node_hop_s: float, cluster: Cluster
     else:
         nic = rate
         values["fabric.nic_bytes_per_s"] = _value(_rate(rate), readings, ring)
-        values["fabric.nic_frac"] = _value(1.0, readings, "the measured rate is what a collective reaches")
+        values["fabric.nic_frac"] = _value(1.0, readings, "the measured rate is the rate that a collective reaches")
     pair = _widest(readings, ("send_receive",), lambda p: p.nodes == p.group)  # every rank sends over the network
     if pair is not None:
         values["fabric.p2p_frac"] = _value(four_digits(min(pair.bytes_per_s / nic, 1.0)), readings, pair)

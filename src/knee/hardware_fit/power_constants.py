@@ -115,12 +115,12 @@ def windows_of(readings: Readings) -> Windows:
         }
         arrays = {name: np.array(values, dtype=np.float64) for name, values in columns.items()}
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"a reading of power lacks something or is no number: {error}") from None
+        raise InputError(f"a power reading is incomplete or not a number: {error}") from None
     ways = {r.get("by", "energy counter") for _, r in found}
     windows = Windows(load=tuple(point.load for point, _ in found), by=" and ".join(sorted(ways)), **arrays)
     for name in ("window_s", "busy_s", "power_w"):
         if not np.all(arrays[name] > 0):
-            raise InputError(f"a reading of power has a {name} that is not positive")
+            raise InputError(f"a power reading has a {name} that is not positive")
     return windows
 
 
@@ -168,8 +168,8 @@ def fit_power(w: Windows, start: Gpu, *, limit_w: float | None) -> PowerFit:
     """Fit the energies and the bend at the cap; ``start`` has all other values, and the limit where none is known."""
     if missing := _missing(w):
         raise InputError(
-            f"the power model needs windows of {', '.join(NEEDED)}; there is none of {' and '.join(missing)}",
-            hint="`knee probe power` goes on where it stopped, and tries again what failed",
+            f"the power model needs readings of {', '.join(NEEDED)}; those of {' and '.join(missing)} are missing",
+            hint="run `knee probe power` again; it continues where it stopped and repeats failed readings",
             code="no-readings",
         )
     before = Residuals.of(modelled_w(start, w), w.power_w)

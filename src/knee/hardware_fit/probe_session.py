@@ -9,7 +9,8 @@ from knee.errors import InputError, argument
 from knee.files import check_toml_name
 from knee.hardware_fit.cluster_file import base_of, others_beside, readings_path
 from knee.record.readings import Machine, Probe, Readings, ReadingsFile, read_readings, write_readings
-from knee.specs.load import catalog_entries, load_cluster
+from knee.specs.catalog import is_path
+from knee.specs.load import load_cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +30,17 @@ class ProbeSession:
         check_toml_name(self.out, "out")
         if self.quick and self.replay is not None:
             raise InputError(
-                f"{argument('quick')} measures less, and {argument('replay')} measures nothing",
+                f"{argument('quick')} and {argument('replay')} contradict each other: a replay measures nothing",
                 hint="leave one of them out",
                 code="contradiction",
                 field="quick",
             )
         if self.base is not None:  # before minutes of measuring
-            if self.base not in catalog_entries("cluster") and self.base.endswith(".toml"):
+            if is_path(self.base) and Path(self.base).resolve() == self.out.resolve():
                 raise InputError(
-                    f"{argument('base')} is {self.base!r}; it should be the name of a catalogue cluster",
-                    hint="`knee catalog` lists them",
-                    code="unknown-name",
+                    f"{argument('base')} and {argument('out')} are the same file, {self.out}",
+                    hint=f"give another {argument('out')}",
+                    code="would-overwrite",
                     field="base",
                 )
             load_cluster(self.base)
@@ -62,7 +63,7 @@ class ProbeSession:
             here, played = read_readings(self.path), read_readings(self.replay)
             if here.machine != played.machine or any(record not in played.records for record in here.records):
                 raise InputError(
-                    f"{self.path} has other readings, which a replay would write over",
+                    f"{self.path} has other readings, which the replay would overwrite",
                     hint=f"give another {argument('out')}, or {argument('fresh')}",
                     code="would-overwrite",
                     field="out",
@@ -75,8 +76,8 @@ class ProbeSession:
                 here, there = getattr(machine, name), getattr(other, name)
                 if here != there:
                     raise InputError(
-                        f"{path} has readings with {name} {there}, and here it is {here}",
-                        hint=f"give another {argument('out')}: a file is of one machine",
+                        f"{path} has readings with {name} {there}, but this machine has {here}",
+                        hint=f"give another {argument('out')}; a cluster file describes one machine",
                         code="other-machine",
                         field="out",
                     )
@@ -86,7 +87,7 @@ class ProbeSession:
         recorded = self._recorded()
         found = {record["key"]: record for record in recorded.records}
         if not found:
-            raise InputError(f"{self.replay} has no readings yet", code="no-readings", field="replay")
+            raise InputError(f"{self.replay} contains no readings", code="no-readings", field="replay")
         self.check_place(recorded.machine)
         readings = Readings(recorded.machine, tuple(found.values()))
         write_readings(self.path, readings)
@@ -97,7 +98,7 @@ class ProbeSession:
         recorded = read_readings(self.replay)
         if self.path.exists() and self.path.samefile(self.replay):
             raise InputError(
-                f"{argument('replay')} is {self.replay}, which is the file that {argument('out')} {self.out} writes",
+                f"{argument('replay')} is {self.replay}, but {argument('out')} {self.out} would overwrite that file",
                 hint=f"give another {argument('out')}",
                 code="would-overwrite",
                 field="out",

@@ -19,7 +19,7 @@ def count_of(name: str, given: Amount | None) -> float | None:
         return parse_tokens(str(given))
     except InputError:
         raise InputError(
-            f"{argument(name)} {given!r} is no number from 1 to 1e18",
+            f"{argument(name)} {given!r} is not a number from 1 to 1e18",
             hint="for example 8B, 350M, 1.5T or 1.4e12",
             code="not-an-amount",
             field=name,
@@ -42,8 +42,8 @@ def amount_of(name: str, given: Amount | None) -> float | None:
         return parse_tokens(str(given))
     except InputError:
         raise InputError(
-            f"{argument(name)} {given!r} is no number",
-            hint="for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T are thousands to trillions",
+            f"{argument(name)} {given!r} is not a number",
+            hint="for example 500k, 2M, 2e6 or 1,000,000; k, M, B and T stand for 1e3, 1e6, 1e9 and 1e12",
             code="not-an-amount",
             field=name,
         ) from None

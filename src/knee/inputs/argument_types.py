@@ -206,11 +206,11 @@ def _refused(name: str, value: object, kind: Any) -> InputError:
         )
     expected = " or ".join(dict.fromkeys(_kind_words(one) for one in options))
     if value is None:
-        hint = f"give {expected} as {argument(name)}, or leave it out where it has a default"
+        hint = f"give {expected} as {argument(name)}, or leave it out if it has a default"
         return InputError(f"{argument(name)} is None", hint=hint, code="wrong-type", field=name)
     return InputError(
         f"{argument(name)} is {shown}; it should be {expected}",
-        hint="`help` of the function describes its arguments",
+        hint="call help() on the function to see its arguments",
         code="wrong-type",
         field=name,
     )

@@ -24,7 +24,7 @@ def require(given: Mapping[str, Any], needed: Sequence[str], hint: str) -> None:
         raise InputError(f"missing: {', '.join(words)}", hint=hint, code="missing-argument", field=missing[0])
     if len(batches) == 2:
         raise both_given(
-            *BATCHES, hint="give one of them: the global batch is the local batch times the number of GPUs"
+            *BATCHES, hint="give only one of them; the global batch is the local batch times the number of GPUs"
         )
 
 
@@ -43,7 +43,7 @@ def checked_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
             # Python's overrides are the command line's --set
             close = "overrides" if name == "set" else did_you_mean(name, [*known, *SIZES, "profile", "cluster"])
             raise InputError(
-                f"{name} is neither an argument nor a field of a plan",
+                f"{name} is neither an argument of this function nor a field of a plan",
                 hint=f"did you mean {close}?" if close else f"a plan has {', '.join(known)}",
                 code="unknown-argument",
                 field=name,

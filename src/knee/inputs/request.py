@@ -128,8 +128,8 @@ def pairs_of(overrides: Overrides) -> list[tuple[str, str]]:
 def _from_job(job: Job, others: Sequence[object]) -> Request:
     if any(other is not None for other in others):
         raise InputError(
-            "a Job is complete, and no other argument can be combined with it",
-            hint="change it with dataclasses.replace, or give names instead",
+            "a Job is complete, so it cannot be combined with other arguments",
+            hint="change the Job with dataclasses.replace, or give names instead of a Job",
             code="contradiction",
             field="model",
         )
@@ -141,16 +141,19 @@ def _refuse_sizes_in_overrides(overrides: Pairs) -> None:
     for key, _ in overrides:
         what = f"{argument('overrides')} {key}"
         if key in SIZES or key in ("cluster", "profile"):
-            other = f"; the size of a node is {argument('overrides')} node.gpus=..." if key == "gpus" else ""
+            other = f"; the number of GPUs per node is {argument('overrides')} node.gpus=..." if key == "gpus" else ""
             raise InputError(
-                f"{what}: the job's {key} is an option of its own",
+                f"{what}: {key} has its own option",
                 hint=f"use {argument(key)}{other}",
                 code="not-an-override",
                 field=key,
             )
         if key == "model":
             raise InputError(
-                f"{what}: the model is the first argument", hint=_shown(), code="not-an-override", field=key
+                f"{what}: give the model as the first argument instead",
+                hint=_shown(),
+                code="not-an-override",
+                field=key,
             )
 
 
@@ -200,7 +203,7 @@ def _as_is(kind: str, spec: Spec, overrides: Pairs) -> Loaded[Spec]:
 def _model_name(ref: str) -> str:
     """A folder with a config.json needs no slash, unless the catalogue has that name."""
     if not ref.strip():
-        raise InputError("no model was named", hint=_shown(), code="missing-argument", field="model")
+        raise InputError("no model is given", hint=_shown(), code="missing-argument", field="model")
     if "/" not in ref and ref not in catalog_entries("model") and Path(ref).is_dir():
         return f"./{ref}"
     return ref
@@ -250,7 +253,7 @@ def _from_file(
     for name, spec in names.items():
         if isinstance(spec, (Cluster, Profile)):
             raise InputError(
-                f"{path} is a job file, and its {name} can be replaced by a name or a file, not by an object",
+                f"{path} is a job file, so its {name} can be replaced only by a name or a file, not by an object",
                 hint="give the model's name instead of the job file",
                 code="contradiction",
                 field=name,

@@ -155,7 +155,7 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
         return nproc or max(1, ranks_of(plan))
     if nproc is not None:
         raise InputError(
-            f"{argument('nproc')} starts processes, and torchrun has started them",
+            f"{argument('nproc')} cannot be used under torchrun, which has already started the processes",
             hint=f"leave {argument('nproc')} out",
             code="contradiction",
             field="nproc",
@@ -169,7 +169,7 @@ def _world(nproc: int | None, plan: Mapping[str, Any], *, torchrun: bool) -> int
 def _check_device(device: str | None) -> None:
     if device not in (None, *get_args(Device)):
         raise InputError(
-            f"{argument('device')} is {device!r}; it is {' or '.join(get_args(Device))}",
+            f"{argument('device')} is {device!r}; it must be {' or '.join(get_args(Device))}",
             code="unknown-choice",
             field="device",
         )
@@ -182,18 +182,18 @@ def _device_here(wanted: Device | None, world: int) -> Device:
     count = len(found.gpus) if hidden is None else len([name for name in hidden.split(",") if name.strip()])
     usable = bool(count and found.gpus) and found.software.torch_uses_gpus
     if wanted == "cuda" and not usable:
-        why = found.software.driver.trouble or f"torch {found.software.torch} was built for the CPU alone"
+        why = found.software.driver.trouble or f"torch {found.software.torch} was built without GPU support"
         raise InputError(
             f"{argument('device')} cuda: {why}",
-            hint=f"`knee doctor` says what is there; {argument('device')} cpu trains on the processor",
+            hint=f"`knee doctor` shows the devices of this machine; {argument('device')} cpu trains on the CPU",
             code="no-gpu",
             field="device",
         )
     device = wanted or ("cuda" if usable else "cpu")
     if device == "cuda" and "RANK" not in os.environ and world > count:
         raise InputError(
-            f"{world} processes need {world} GPUs, and {count} can be seen here",
-            hint=f"start several machines with torchrun, or use {argument('device')} cpu",
+            f"{world} processes need {world} GPUs, but {count} are visible here",
+            hint=f"use several machines with torchrun, or use {argument('device')} cpu",
             code="too-few-gpus",
             field="nproc",
         )
@@ -212,4 +212,4 @@ def _check_data(folder: Path, job: Job, say: Say) -> None:
         error.field = "data" if error.field == "folder" else error.field  # whose argument the folder is here
         raise
     if not whole:
-        say(f"the shards' content is not checked; `knee data show {folder} --verify` does")
+        say(f"the contents of the shards are not checked; `knee data show {folder} --verify` checks them")

@@ -33,7 +33,7 @@ class CutOff(Exception):
 def too_large(path: Path) -> InputError:
     """What is said of a trace, or a folder of them, that would take hours."""
     return InputError(
-        f"{path} has more than {MOST_TRACE_BYTES // GIB:,} GiB of trace, unpacked, which is as much as is read",
+        f"{path} has more than {MOST_TRACE_BYTES // GIB:,} GiB of unpacked trace, which is the most that knee reads",
         hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
         code="too-large",
     )

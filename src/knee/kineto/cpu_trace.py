@@ -34,7 +34,10 @@ def host_columns(trace: RankTrace) -> RankTrace:
     ids = [names.setdefault(span.name, len(names)) for span, _ in rows]
     issued = {i: call for i, (_, call) in enumerate(rows) if call is not None}
     unknown = sum(call.operator is None for call in issued.values())
-    notes = [f"{unknown} of {len(issued)} gloo calls: the operator that issued them is not in the trace"]
+    notes = [
+        f"{unknown} of {len(issued)} gloo calls could not be identified: the operator that issued them is "
+        "missing from the trace"
+    ]
     return replace(
         trace,
         first_ns=first,

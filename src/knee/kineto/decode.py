@@ -203,7 +203,7 @@ def decode(text: bytes, *, all_args: bool = False) -> list[Any]:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 _exact = json.JSONDecoder(parse_float=str, parse_constant=_no_constant)

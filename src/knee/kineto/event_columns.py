@@ -145,7 +145,8 @@ def check_kernels(count: int) -> None:
     """Refuse more rows than memory is meant for."""
     if count > MOST_KERNELS:
         raise InputError(
-            f"there are more than {MOST_KERNELS:,} kernels, copies and launches, and no more are kept in memory",
+            f"the trace has more than {MOST_KERNELS:,} kernels, copies and launches, which is the most that "
+            "knee keeps in memory",
             hint="give fewer ranks, or trace fewer steps (torch.profiler.schedule)",
             code="too-large",
         )

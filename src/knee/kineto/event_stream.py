@@ -86,7 +86,8 @@ class EventStream:
             buffer.text, self.is_list = start[1:], True
             return
         if not start.startswith(b"{"):
-            raise InputError(f"{self.path} is not JSON: it begins with {start[:20]!r}", hint=HINT, code="not-json")
+            begins = start[:20].decode("utf-8", "replace")
+            raise InputError(f"{self.path} is not JSON: it begins with {begins!r}", hint=HINT, code="not-json")
         if self._find_events(buffer):
             return
         if self.cut:
@@ -94,7 +95,7 @@ class EventStream:
         try:
             decode_object(buffer.text)
         except NotJson:
-            text = f"{self.path} is not whole JSON, and has no traceEvents"
+            text = f"{self.path} is incomplete JSON and has no traceEvents"
             raise InputError(text, hint=HINT, code="not-json") from None
         raise InputError(f"{self.path} is not a Kineto trace: it has no traceEvents", hint=HINT, code="not-a-trace")
 
@@ -140,7 +141,7 @@ class EventStream:
             return []
         events = self._one_by_one(buffer, last=False)
         if not events and len(buffer.text) > LONGEST_EVENT_BYTES:
-            text = f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of it hold no event"
+            text = f"{self.path}: {LONGEST_EVENT_BYTES >> 20} MiB of the file contain no event"
             raise InputError(text, hint=HINT, code="not-a-trace")
         return events
 
@@ -209,19 +210,19 @@ class EventStream:
         try:
             after = decode_object(b"{" + repaired(rest).lstrip(SPACE + b","))
         except NotJson:
-            self.cut = "what follows the events is incomplete"
+            self.cut = "the part after the events is incomplete"
             return
         self.head |= {name: value for name, value in after.items() if name != "traceEvents"}
 
     def _end(self, rest: str) -> None:
         """The text ended inside the list of events."""
         if rest.strip():
-            self.cut = self.cut or "the file ends in the middle of an event, or what follows is no JSON"
+            self.cut = self.cut or "the file ends in the middle of an event, or is not valid JSON from there on"
         else:
             self.cut = self.cut or "the list of events is not closed"
 
 
-HINT = "a trace is what torch.profiler's export_chrome_trace writes, as .json or .json.gz"
+HINT = "give a trace from torch.profiler's export_chrome_trace, as .json or .json.gz"
 
 
 class _Buffer:

@@ -79,11 +79,11 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
     beside it. A path that ends in ``.json.gz`` is compressed. Each file appears whole or not at all.
     """
     if not events_per_stage:
-        raise InputError("there are no events to write a trace of", code="empty")
+        raise InputError("there are no events to write to a trace", code="empty")
     path = Path(path)
     suffix = next((s for s in SUFFIXES if path.name.endswith(s)), None)
     if suffix is None:
-        text = f"{path}: a trace is a .json or .json.gz file"
+        text = f"{path}: the name of a trace file must end in .json or .json.gz"
         raise InputError(text, hint=f"write to {path}.json", code="unknown-choice", field="trace")
     if len(events_per_stage) == 1:
         paths = [path]
@@ -91,10 +91,10 @@ def write_kineto(events_per_stage: Sequence[Events], path: str | Path, *, device
         stem = path.name.removesuffix(suffix)
         paths = [path.with_name(f"{stem}_rank{events.rank}{suffix}") for events in events_per_stage]
         if len(set(paths)) < len(paths):
-            raise ValueError("two stages have the same rank, and a rank has one trace")
+            raise ValueError("two stages have the same rank, but each rank has only one trace")
     for target, events in zip(paths, events_per_stage, strict=True):
         if not target.parent.is_dir():
-            text = f"{target}: there is no folder {target.parent}"
+            text = f"{target}: the folder {target.parent} does not exist"
             raise InputError(text, hint=f"mkdir -p {target.parent}", code="not-writable", field="trace")
         write_bytes(target, packed("".join(_lines(events, target.name, device)), target))
     return paths

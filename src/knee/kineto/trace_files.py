@@ -53,7 +53,7 @@ def find_files(paths: Iterable[str | Path]) -> TraceFiles:
     left_out: list[SkippedTrace] = []
     names = [str(path) for path in paths]
     if "" in names:
-        hint = "a shell variable may be unset"
+        hint = "check whether a shell variable is unset"
         raise InputError("a trace path is empty", hint=hint, code="missing-argument", field="paths")
     for path in (Path("/dev/stdin") if name == STDIN else Path(name) for name in names):
         try:
@@ -70,8 +70,8 @@ def find_files(paths: Iterable[str | Path]) -> TraceFiles:
     files = tuple(given)
     _check_count(len(files), "what was given")
     if not files:
-        hint = "give files, or folders that have traces in them"
-        raise InputError("no trace was given", hint=hint, code="missing-argument", field="paths")
+        hint = "give trace files or folders that contain traces"
+        raise InputError("no trace is given", hint=hint, code="missing-argument", field="paths")
     return TraceFiles(files=files, left_out=tuple(one for one in dict.fromkeys(left_out) if one.path not in given))
 
 
@@ -79,8 +79,8 @@ def _check_count(count: int, where: str) -> None:
     """Before the first is opened."""
     if count > MOST_TRACES:
         raise InputError(
-            f"{where} has {count:,} files that may be traces, and at most {MOST_TRACES:,} ranks are read together",
-            hint="give some of the ranks",
+            f"{where} has {count:,} files that may be traces, but knee reads at most {MOST_TRACES:,} ranks together",
+            hint="give the traces of some of the ranks",
             code="too-many",
             field="paths",
         )
@@ -91,7 +91,7 @@ def _in_folder(folder: Path) -> TraceFiles:
 
     inside = sorted({p for pattern in IN_FOLDERS for p in folder.glob(pattern) if p.is_file()})
     if not inside:
-        text = f"{folder} has no .json and no .json.gz in it, nor has a folder right below it"
+        text = f"{folder} and the folders directly below it contain no .json or .json.gz file"
         raise InputError(text, hint=HINT, code="nothing-usable", field="paths")
     own = {p for p in inside if p.parent == folder / OWN_FOLDER}
     _check_count(len(own or inside), str(folder))
@@ -107,7 +107,7 @@ def _in_folder(folder: Path) -> TraceFiles:
     if not files:
         first = left_out[0]
         raise InputError(
-            f"{folder} has no trace in it, nor has a folder right below it: {len(inside):,} files end in "
+            f"{folder} and the folders directly below it contain no trace: {len(inside):,} files end in "
             f".json or .json.gz, the first is {first.path} ({first.why})",
             hint=HINT,
             code="nothing-usable",
@@ -121,7 +121,7 @@ def _no_trace(path: Path) -> str | None:
     from knee.specs.notes import Note
 
     if path.name.startswith("."):
-        return Note("hidden", "it is hidden, or not yet written")
+        return Note("hidden", "it is hidden or still being written")
     try:
         start = _start(path).lstrip(SPACE + b"\xef\xbb\xbf")
     except (OSError, zlib.error) as error:

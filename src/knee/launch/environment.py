@@ -33,7 +33,7 @@ HIDDEN = "..."
 def write_env(folder: Path, env: Mapping[str, str]) -> None:
     """The variables of all ranks, for shells to source; a job that waits in a queue finds the newest."""
     lines = [
-        "# Variables of this sweep's runs. They may be secret: this file is for its owner alone.",
+        "# Variables of this sweep's runs. They may be secret: only the owner may read this file.",
         *(f"export {key}={shlex.quote(value)}" for key, value in env.items()),
     ]
     make_folder(folder)
@@ -45,7 +45,7 @@ def write_env(folder: Path, env: Mapping[str, str]) -> None:
     except (OSError, UnicodeError) as error:
         raise InputError(
             f"{folder / ENV} cannot be written: {getattr(error, 'strerror', None) or error}",
-            hint="name a folder that can be written to, with space left",
+            hint="name a writable folder with free space",
             code="not-writable",
             field="out",
         ) from None
@@ -55,11 +55,11 @@ def stored_site(folder: Path, plain: Mapping[str, Any]) -> Site:
     """The site of a sweep that is there: ``sweep.json`` has the names of variables, the file beside it their values."""
     names = plain.get("env") or []
     if not isinstance(names, (list, dict)) or not all(isinstance(name, str) for name in names):
-        hint = "give the whole `knee sweep` command again"
-        raise InputError("sweep.json: env is no list of names", hint=hint, code="wrong-type", field="env")
+        hint = "repeat the complete `knee sweep` command"
+        raise InputError("sweep.json: env is not a list of names", hint=hint, code="wrong-type", field="env")
     site = replace(site_of({**plain, "env": {}}, "sweep.json"), env=dict.fromkeys(names, HIDDEN))
     if names:
-        hint = f"it has the values of {', '.join(names)}: give the whole `knee sweep` command again, with --env"
+        hint = f"it has the values of {', '.join(names)}: repeat the complete `knee sweep` command, with --env"
         check_readable(folder / ENV, "env", hint=hint)
     elif not os.access(folder / ENV, os.R_OK):
         write_env(folder, {})

@@ -67,13 +67,13 @@ def diagnose(
     if stop_reason == "cancel":
         return Diagnosis(state="cancelled", cause="cancelled", words=CANCELLED)
     if stop_reason == "time":
-        return Diagnosis(state="timeout", cause="time_limit", words="its time was over")
+        return Diagnosis(state="timeout", cause="time_limit", words="it reached its time limit")
     gone = sorted(set(unreachable))
     by_slurm = _by_slurm(found, gone, stopped=stop_reason == "signal")
     if by_slurm is not None:
         return by_slurm
     if stop_reason == "signal":
-        return Diagnosis(state="pending", cause="interrupted", words="what had started it was told to end")
+        return Diagnosis(state="pending", cause="interrupted", words="the process that started it was told to stop")
     if gone:
         # a host that lets nobody in does not answer either
         return _by_patterns(found, (DENIED,), found.logs) or Diagnosis(
@@ -81,7 +81,7 @@ def diagnose(
             cause="lost_node",
             node=gone[0],
             words=f"{' and '.join(gone)} "
-            f"{'does' if len(gone) == 1 else 'do'} not answer any more{_last_step(found, gone)}",
+            f"{'does' if len(gone) == 1 else 'do'} not respond any more{_last_step(found, gone)}",
         )
     failures = failures_of(found.logs, codes, found.pids)
     by_fault = _memory(found, failures, killed_for_memory) or _fault(found) or _crash(found, failures)
@@ -164,7 +164,7 @@ def _memory(found: Evidence, failures: Sequence[Failure], killed: bool) -> Diagn
         return Diagnosis(
             state="oom",
             cause="memory",
-            words="the kernel killed it for want of memory",
+            words="the kernel killed it because the host ran out of memory",
             memory="host",
             rank=dead.rank,
             node=_node(found, dead.rank) or dead.node,
@@ -211,7 +211,7 @@ def _killed(found: Evidence, failure: Failure) -> Diagnosis:
     """Of a rank that a signal ended."""
     rank, node = failure.rank, _node(found, failure.rank) or failure.node
     who = f"rank {rank}" if rank is not None else "a process" if node else "it"
-    step = f"; last heard of at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
+    step = f"; its last report was at step {found.beats[rank][0]}" if rank is not None and rank in found.beats else ""
     return Diagnosis(
         state="failed",
         cause="error",
@@ -237,8 +237,8 @@ def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
             cause="hang",
             node=node,
             rank=first,
-            words=f"rank {first}{where} has not moved since step {found.beats[first][0]}{others}; the rest "
-            f"waited for {waited_s} s",
+            words=f"rank {first}{where} has made no progress since step {found.beats[first][0]}{others}; the other "
+            f"ranks waited for {waited_s} s",
         )
     if len(nodes) > 1:
         steps = sorted({step for step, _ in found.beats.values()})
@@ -247,11 +247,11 @@ def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
             cause="comm_timeout",
             words=f"ranks on {' and '.join(nodes[:4])}"
             f"{' and others' if len(nodes) > 4 else ''} waited for each other for {waited_s} s at step "
-            f"{steps[0] if steps else 0}: the network between them does not carry any more, or collectives "
+            f"{steps[0] if steps else 0}: the network between them may be down, or their collectives "
             "do not match",
         )
     if not found.beats:
-        return Diagnosis(state="timeout", cause="hang", words=f"nothing moved for {waited_s} s: no rank ever reported")
+        return Diagnosis(state="timeout", cause="hang", words=f"no progress for {waited_s} s: no rank ever reported")
     steps = sorted({step for step, _ in found.beats.values()})
     alone = len(found.beats) == 1
     who = f"rank {next(iter(found.beats))}" if alone else f"none of {len(found.beats)} ranks"
@@ -260,7 +260,7 @@ def _stalled(found: Evidence, waited_s: int) -> Diagnosis:
         cause="hang",
         node=nodes[0] if alone and nodes else "",
         rank=next(iter(found.beats)) if alone else None,
-        words=f"{who} has {'not ' if alone else ''}moved for {waited_s} s, since step {steps[0]}",
+        words=f"{who} has made {'no ' if alone else ''}progress for {waited_s} s, since step {steps[0]}",
     )
 
 
@@ -296,7 +296,7 @@ def _by_logs(found: Evidence, failures: Sequence[Failure]) -> Diagnosis | None:
             state="failed",
             cause="preempted",
             rank=rank,
-            words=f"rank {rank}{f' on {where}' if where else ''} was told to end from outside: {error}",
+            words=f"rank {rank}{f' on {where}' if where else ''} was stopped from outside: {error}",
         )
     return broken
 
@@ -312,7 +312,9 @@ def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[
             rank = rank_of(name)
             return Diagnosis(state="failed", cause="error", words=line, rank=rank, node=_node(found, rank))
     if all(code == 0 for code in codes) and codes:
-        return Diagnosis(state="failed", cause="error", words="it ended well and left no record of a finished run")
+        return Diagnosis(
+            state="failed", cause="error", words="it exited with code 0 but left no record of a finished run"
+        )
     first = next((failure for failure in failures if failure.rank is not None), None)
     if first is not None:
         return Diagnosis(
@@ -320,15 +322,15 @@ def _by_last_line(found: Evidence, failures: Sequence[Failure], codes: Sequence[
             cause="error",
             rank=first.rank,
             node=_node(found, first.rank) or first.node,
-            words=f"rank {first.rank} ended with code {first.code} and said nothing",
+            words=f"rank {first.rank} ended with code {first.code} and no error message",
         )
     listed = ", ".join("?" if code is None else str(code) for code in codes)
-    return Diagnosis(state="failed", cause="error", words=f"it ended with code {listed or '?'} and said nothing")
+    return Diagnosis(state="failed", cause="error", words=f"it ended with code {listed or '?'} and no error message")
 
 
 def _last_step(found: Evidence, gone: Sequence[str]) -> str:
     steps = [found.beats[rank][0] for rank, node in found.nodes.items() if node in gone and rank in found.beats]
-    return f"; last heard of at step {max(steps)}" if steps else ""
+    return f"; its last report was at step {max(steps)}" if steps else ""
 
 
 def _node(found: Evidence, rank: int | None) -> str:

@@ -147,23 +147,28 @@ PEER = re.compile(r"(?:remote peer|from peer|by peer|Connect to) \[?([^\s<>\[\],
 ADDRESS = re.compile(r"[\d.]++|[^:\n]*+:.*")
 STATE_OF: dict[Cause, State] = {"memory": "oom", "comm_timeout": "timeout", "hang": "timeout"}
 SLURM: tuple[tuple[str, State, Cause, str], ...] = (
-    (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "{node} failed, says Slurm"),
+    (r"CANCELLED AT \S+ DUE TO NODE FAIL|[Nn]ode failure", "failed", "lost_node", "{node} failed, according to Slurm"),
     (
         r"Task launch for \S+ failed on node \S+: (?:Communication|Socket|Connection|Zero Bytes|Unable to contact)",
         "failed",
         "lost_node",
-        "{node} cannot be reached, says Slurm",
+        "{node} cannot be reached, according to Slurm",
     ),
     (
         r"Task launch for \S+ failed on node \S+: Job(?: credential revoked|/step already completing)",
         "pending",
         "interrupted",
-        "Slurm ended its job while it was started",
+        "Slurm ended its job while the job was starting",
     ),
-    (r"Task launch for \S+ failed on node \S+:", "failed", "bad_node", "{node} starts nothing, says Slurm"),
+    (
+        r"Task launch for \S+ failed on node \S+:",
+        "failed",
+        "bad_node",
+        "{node} cannot start processes, according to Slurm",
+    ),
     (r"CANCELLED AT \S+ DUE TO PREEMPTION", "pending", "preempted", "preempted by Slurm"),
-    (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm has put it back into the queue"),
-    (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "timeout", "time_limit", "Slurm's time limit was over"),
+    (r"CANCELLED AT \S+ DUE TO JOB REQUEUE", "pending", "preempted", "Slurm put it back into the queue"),
+    (r"CANCELLED AT \S+ DUE TO TIME LIMIT", "timeout", "time_limit", "it reached Slurm's time limit"),
 )
 """What Slurm says of a job that it ended or could not start -> state, cause, and a sentence with the node's name."""
 SLURM_NODE = re.compile(r"[Nn]ode failure on (\S+)|Task launch for \S+ failed on node ([^\s:]+)")
@@ -261,10 +266,10 @@ def _short(host: str) -> str:
 def signal_words(number: int) -> str:
     """What ended a rank, and what that often means."""
     often = {
-        signal.SIGKILL: " (killed by hand, or for want of the host's memory)",
-        signal.SIGBUS: " (often because /dev/shm, the memory that processes share, is full)",
+        signal.SIGKILL: " (killed by a person, or because the host ran out of memory)",
+        signal.SIGBUS: " (often because the shared memory /dev/shm is full)",
     }
-    return f"was ended by {signal.Signals(number).name}{often.get(signal.Signals(number), '')}"
+    return f"was killed by {signal.Signals(number).name}{often.get(signal.Signals(number), '')}"
 
 
 def peer_of(line: str, known: Iterable[str]) -> str:

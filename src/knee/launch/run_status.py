@@ -114,7 +114,7 @@ def _by_record(folder: Path) -> Status:
     if state is None:
         return Status(words=words, attempts=attempts)
     cause: Cause = {"oom": "memory", "failed": "error"}.get(state, "")  # type: ignore[assignment]
-    return Status(state=state, cause=cause, attempts=max(1, attempts), words=f"{words}; by its record it is {state}")
+    return Status(state=state, cause=cause, attempts=max(1, attempts), words=f"{words}; its record says {state}")
 
 
 def cancelled(status: Status) -> Status:

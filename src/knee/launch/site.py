@@ -88,29 +88,31 @@ class Site:
         for name in ("partition", "account", "qos", "time", "exclude"):
             value = getattr(self, name)
             if value and not PLAIN.fullmatch(value):
-                text = f"{name} is {value!r}; Slurm's names have no blanks and no quotes"
+                text = f"{name} is {value!r}; Slurm names contain no spaces and no quotes"
                 raise InputError(text, code="invalid-value", field=name)
         for option in self.sbatch:
             if not PLAIN.fullmatch(option) or not option.startswith("-"):
-                text = f"sbatch has {option!r}; it should be an option such as --reservation=weekend"
+                text = f"sbatch has {option!r}; it must be an option such as --reservation=weekend"
                 raise InputError(text, code="invalid-value", field="sbatch")
         if self.time and not TIME.fullmatch(self.time):
-            hint = "give it as Slurm takes it: 30 (minutes), 1:30:00 or 2-12"
+            hint = "use Slurm's format: 30 (minutes), 1:30:00 or 2-12 (2 days, 12 hours)"
             raise InputError(f"time is {self.time!r}", hint=hint, code="invalid-value", field="time")
         if self.seconds == 0:
-            text, hint = f"time is {self.time!r}, which is no limit to Slurm", "leave it out for no limit"
+            text, hint = f"time is {self.time!r}, which Slurm reads as no limit", "leave it out for no limit"
             raise InputError(text, hint=hint, code="out-of-range", field="time")
         for key, value in self.env.items():
             if not NAME.fullmatch(key) or "\0" in value:
                 hint = "--env NAME=VALUE"
-                raise InputError(f"env {key!r} is no name of a variable", hint=hint, code="not-a-name", field="env")
+                raise InputError(
+                    f"env {key!r} is not a valid name of a variable", hint=hint, code="not-a-name", field="env"
+                )
         for name in ("cpus_per_node", "gpus_per_node", "max_queued", "max_running"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1", code="out-of-range", field=name)
         for host in self.hosts:
             if not HOST.fullmatch(host) and not _is_address(host):
-                text = f"hosts has {host!r}; it should be a name or an address, with user@ before it at most"
+                text = f"hosts has {host!r}; it must be a host name or an address, optionally with user@ in front"
                 raise InputError(text, code="not-a-name", field="hosts")
         self._check_via()
 
@@ -122,7 +124,7 @@ class Site:
             text = f"via is {self.via!r}: {str(error).lower()}"
             raise InputError(text, hint=hint, code="not-a-format", field="via") from None
         if "{host}" not in self.via or any(set(word.replace("{host}", "")) & set("{}") for word in words):
-            text = f"via is {self.via!r}; the host stands in it as {{host}}, and there are no other braces"
+            text = f"via is {self.via!r}; it must contain {{host}} for the host, and no other braces"
             raise InputError(text, hint=hint, code="not-a-format", field="via")
 
     @property
@@ -192,7 +194,7 @@ def site_of(raw: Mapping[str, Any], where: str) -> Site:
         code = "unknown-field" if names[0].partition(".")[0] not in known else "wrong-type"
         raise InputError(
             f"{where}: {'; '.join(words)}",
-            hint=f"a site has {', '.join(known)}",
+            hint=f"a site file has the keys {', '.join(known)}",
             code=code if len(names) == 1 else "several-mistakes",
             field=names[0] if len(names) == 1 else None,
         ) from None
@@ -202,7 +204,7 @@ def _mistake(mistake: Any, known: list[str]) -> str:
     name = ".".join(map(str, mistake["loc"]))
     if mistake["loc"] and mistake["loc"][0] not in known:
         close = did_you_mean(name, known)
-        return f"{name} is not known" + (f" (did you mean {close}?)" if close else "")
+        return f"{name} is not a known key" + (f" (did you mean {close}?)" if close else "")
     rule = TYPES.get(mistake["type"])
     return f"{name} {rule}" if rule else f"{name}: {mistake['msg'][:1].lower()}{mistake['msg'][1:]}"
 

@@ -22,7 +22,7 @@ def supervised_run(run: Path, command: Sequence[str]) -> SupervisedRun | None:
     sweep = read_sweep(run.parents[1])
     entry = next((entry for entry in sweep.entries if entry.id == run.name), None)
     if entry is None:
-        raise InputError(f"the sweep of {run.parents[1]} has no run {run.name}", code="unknown-run", field="run")
+        raise InputError(f"the sweep in {run.parents[1]} has no run {run.name}", code="unknown-run", field="run")
     status, job = read_status(run), job_id()
     cancel = is_cancel_requested(run)
     if cancel and not status.over:

@@ -87,7 +87,10 @@ def read_sweep(folder: Path) -> Sweep:
     try:
         plain = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError):
-        text, hint = f"{folder} has no {SWEEP}: it is no sweep's folder", "`knee sweep STUDY --out DIR` makes one"
+        text, hint = (
+            f"{folder} has no {SWEEP}: it is not the folder of a sweep",
+            "`knee sweep STUDY --out DIR` creates one",
+        )
         raise InputError(text, hint=hint, code="no-file", field="folder") from None
     except (OSError, UnicodeDecodeError) as error:
         raise cannot_read(path, error, field="folder") from None
@@ -98,8 +101,8 @@ def read_sweep(folder: Path) -> Sweep:
     version = plain.get("schema_version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > SCHEMA:
         raise InputError(
-            f"{path} is of version {version}, and this knee reads up to {SCHEMA}",
-            hint="use the knee that wrote it, or a newer one",
+            f"{path} has version {version}, but this knee reads versions up to {SCHEMA}",
+            hint="use the version of knee that wrote it, or a newer one",
             code="other-version",
             field="folder",
         )
@@ -107,7 +110,9 @@ def read_sweep(folder: Path) -> Sweep:
         return _sweep(folder, plain)
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
         hint = "another version of knee may have written it"
-        raise InputError(f"{path} is not a sweep's", hint=hint, code="other-document", field="folder") from None
+        raise InputError(
+            f"{path} is not a valid file of a sweep", hint=hint, code="other-document", field="folder"
+        ) from None
 
 
 def _sweep(folder: Path, plain: Any) -> Sweep:
@@ -156,7 +161,7 @@ def locked(folder: Path) -> Iterator[None]:
             other = os.read(handle, 200).decode(errors="replace").strip()
             raise InputError(
                 f"another `knee sweep` is working on {folder}" + (f": {other}" if other else ""),
-                hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` ends it",
+                hint=f"`knee sweep status {folder}` shows it; `knee sweep cancel {folder}` stops it",
                 code="folder-in-use",
                 field="folder",
             ) from None

@@ -127,7 +127,7 @@ def _seen_inside(run: Path) -> tuple[Path, Path]:
     found = run.parents[1], PACKAGE
     odd = next((path for path in found if set(str(path)) & set(",:")), None)
     if odd is not None:
-        text = f"{odd} has a comma or a colon in it, which containers take apart"
+        text = f"{odd} contains a comma or a colon, which container runtimes cannot mount"
         raise InputError(text, hint="name another --out", code="not-a-folder-name", field="out")
     return found
 

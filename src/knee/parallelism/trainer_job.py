@@ -125,14 +125,14 @@ class TrainJob:
             raise out_of_range("timeout_s", f"{self.timeout_s:g}", rule)
         if self.warmup >= self.steps:
             raise SpecError(
-                f"warmup {self.warmup} leaves none of {self.steps} steps to report",
+                f"warmup {self.warmup} leaves no step to measure, because the run has only {self.steps} steps",
                 hint=f"give {argument('steps')} more than {argument('warmup')}",
                 code="contradiction",
                 field="warmup",
             )
         for name, known in (("device", Device), ("dtype", Dtype), ("attention", AttentionChoice)):
             if getattr(self, name) not in get_args(known):
-                text = f"{name} is {getattr(self, name)!r}; it is one of {', '.join(get_args(known))}"
+                text = f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(get_args(known))}"
                 raise SpecError(text, code="unknown-choice", field=name)
 
     def _check_trainable(self) -> None:
@@ -148,17 +148,17 @@ class TrainJob:
             )
         if self.device == "cpu" and self.attention in ("flash", "cudnn"):
             text, hint = (
-                f"attention {self.attention} is a GPU's kernel",
-                f"use {argument('attention')} auto on a processor",
+                f"attention {self.attention} is a kernel for GPUs",
+                f"use {argument('attention')} auto on a CPU",
             )
             raise _not_trained("attention", text, hint)
         if plan.precision in ("fp8", "fp4"):
-            text = f"{plan.precision} products are simulated but not trained"
+            text = f"{plan.precision} matrix products can be simulated but not trained"
             raise _not_trained("plan.precision", text, f"use {argument('precision')} bf16")
         if plan.sharding in ("zero1", "zero2"):
             raise _not_trained(
                 "plan.sharding",
-                f"{plan.sharding} is simulated but not trained: FSDP2 has no mode with whole 16-bit parameters",
+                f"{plan.sharding} can be simulated but not trained: FSDP2 has no mode with unsharded 16-bit parameters",
                 f"use {argument('sharding')} fsdp_no_reshard, which shards gradients too, or ddp",
             )
         if plan.sharding == "fsdp_no_reshard" and plan.dp_replicate > 1 and plan.dp_shard * plan.cp == 1:
@@ -166,28 +166,29 @@ class TrainJob:
                 "plan.sharding", "nothing is sharded: dp_shard and cp are 1", f"use {argument('sharding')} ddp"
             )
         if plan.recompute == "ops":
-            text, hint = "recompute ops is simulated but not trained", f"use {argument('recompute')} blocks or full"
+            text, hint = "recompute ops can be simulated but not trained", f"use {argument('recompute')} blocks or full"
             raise _not_trained("plan.recompute", text, hint)
         if plan.schedule == "zero_bubble" and plan.pp > 1 and plan.recompute in ("blocks", "full"):
             raise _not_trained(
                 "plan.schedule",
-                f"zero_bubble with {argument('recompute')} {plan.recompute} is simulated but not trained: torch's "
+                f"zero_bubble with {argument('recompute')} {plan.recompute} can be simulated but not trained: torch's "
                 "split backward would recompute a block once for every weight",
                 f"use {argument('schedule')} 1f1b, or {argument('recompute')} attention or none",
             )
         if plan.sync_every > 1:
             raise _not_trained(
                 "plan.sync_every",
-                f"replicas that exchange every {plan.sync_every:,} steps are simulated but not trained",
-                f"leave {argument('sync_every')} out: they then reduce gradients in every step",
+                f"replicas that synchronize every {plan.sync_every:,} steps can be simulated but not trained",
+                f"leave {argument('sync_every')} out; the replicas then reduce gradients in every step",
             )
         if plan.cp > 1 and plan.cp_method == "ring":
-            text, hint = "ring attention is simulated but not trained", f"use {argument('cp_method')} allgather"
+            text, hint = "ring attention can be simulated but not trained", f"use {argument('cp_method')} allgather"
             raise _not_trained("plan.cp_method", text, hint)
         if model.tied_embeddings and plan.pp > 1:
             raise _not_trained(
                 "plan.pp",
-                f"{model.name} ties its output projection to its embedding, which a pipeline puts on different ranks",
+                f"{model.name} ties its output projection to its embedding, but a pipeline puts them on "
+                "different ranks",
                 "use pp 1, or an untied model",
             )
         check_reduce_dtype(plan, self.dtype)
@@ -219,7 +220,7 @@ class TrainJob:
         plan = self.plan
         if self.global_batch % (plan.dp * plan.micro_batch):
             raise SpecError(
-                f"global_batch {self.global_batch} is no multiple of dp_replicate({plan.dp_replicate}) * "
+                f"global_batch {self.global_batch} is not a multiple of dp_replicate({plan.dp_replicate}) * "
                 f"dp_shard({plan.dp_shard}) * micro_batch({plan.micro_batch})",
                 hint=f"change {argument('micro_batch')} or the batch, or raise tp, pp or cp",
                 code="does-not-divide",
@@ -240,4 +241,4 @@ def _made(cls: Any, where: str, plain: Mapping[str, Any]) -> Any:
     try:
         return cls(**plain)
     except TypeError as e:
-        raise SpecError(f"{where} is not whole: {e}", code="missing-field", field=where) from None
+        raise SpecError(f"{where} is incomplete: {e}", code="missing-field", field=where) from None

@@ -153,19 +153,19 @@ def plan_series(
 
 def check_collectives(names: Sequence[str]) -> None:
     """Refuse a collective that is not measured."""
-    there = f"there are {', '.join(COLLECTIVES)}"
+    there = f"use {', '.join(COLLECTIVES)}"
     for name in names:
         if name not in COLLECTIVES:
             close = did_you_mean(name, COLLECTIVES)
             raise InputError(
-                f"{argument('collectives')}: there is no {name!r}",
+                f"{argument('collectives')}: there is no collective {name!r}",
                 hint=f"did you mean {close}?" if close else there,
                 code="unknown-choice",
                 field="collectives",
             )
     if not names:
         raise InputError(
-            f"{argument('collectives')} names none", hint=there, code="missing-argument", field="collectives"
+            f"{argument('collectives')} is empty", hint=there, code="missing-argument", field="collectives"
         )
 
 

@@ -28,7 +28,7 @@ def ready_rank(backend: str | None) -> tuple[TorchrunLaunch, str]:
     if backend == "nccl" and not gpus:
         raise InputError(
             f"{argument('backend')} nccl: torch {torch.__version__} finds no GPU",
-            hint=f"`knee doctor` says what is there; {argument('backend')} gloo measures the processor",
+            hint=f"`knee doctor` shows the devices of this machine; {argument('backend')} gloo measures the CPU",
             code="no-gpu",
             field="backend",
         )

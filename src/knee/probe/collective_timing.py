@@ -191,7 +191,7 @@ def _too_large(ranks: Ranks, point: CollectivePoint) -> Record | None:
     needs, free = 4 / 3 * _buffer_bytes(point), ranks.free_bytes()
     if needs <= free:
         return None
-    return {"error": f"not enough memory: needs {show(needs, 'bytes')}, {show(free, 'bytes')} can be used"}
+    return {"error": f"not enough memory: needs {show(needs, 'bytes')}, but {show(free, 'bytes')} are free"}
 
 
 def _pilot_s(ranks: Ranks, run: Callable[[], None]) -> float:

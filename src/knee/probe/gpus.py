@@ -16,13 +16,13 @@ from knee.units import MB
 
 NVML_LIBRARY = "libnvidia-ml.so.1"
 NO_DRIVER = f"no NVIDIA driver: {NVML_LIBRARY} is not found"
-NO_PACKAGE = "the NVIDIA driver is there, but the package that reads it, nvidia-ml-py, is not installed"
-NO_GPU = "the NVIDIA driver answers, but shows no GPU"
+NO_PACKAGE = "the NVIDIA driver is installed, but the package nvidia-ml-py, which reads it, is not"
+NO_GPU = "the NVIDIA driver responds, but shows no GPU"
 NVML_ERRORS = {
     4: "this user has no permission to open the NVIDIA devices",
     9: "the NVIDIA driver is installed, but not loaded",
     12: NO_DRIVER,
-    18: f"the loaded NVIDIA driver and {NVML_LIBRARY} are of different versions: reboot or reload the driver",
+    18: f"the loaded NVIDIA driver and {NVML_LIBRARY} have different versions: reboot or reload the driver",
 }
 """NVML's return code -> what it means here."""
 NVLINK_MAX = 18
@@ -115,7 +115,7 @@ def _without_nvml(root: Path, trouble: str) -> tuple[tuple[LocalGpu, ...], Nvidi
 
 def nvml_in_words(error: Any) -> str:
     """Why NVML does not answer."""
-    return NVML_ERRORS.get(getattr(error, "value", None) or 0, f"NVML does not answer: {error}")
+    return NVML_ERRORS.get(getattr(error, "value", None) or 0, f"NVML does not respond: {error}")
 
 
 def _ask(nvml: Any, call: str, *arguments: Any) -> Any:

@@ -43,7 +43,7 @@ class ProbeStopped(KeyboardInterrupt):
     """A probe was interrupted; the readings that it has are kept, and the same call goes on with them."""
 
     def __init__(self, path: Path | None, *, kept: int = 0, left: int | None = None, signal: int | None = None) -> None:
-        super().__init__("the probe was stopped; what was measured is kept, and the same call goes on")
+        super().__init__("the probe was stopped; its readings are saved, and the same call continues from them")
         self.path = path
         """The file of readings; None on a rank that does not write it."""
         self.kept = kept

@@ -44,7 +44,7 @@ def choose_device(wanted: str | None) -> str:
     if wanted == "cuda" and not there:
         built = torch.version.cuda or torch.version.hip
         why = "torch finds no GPU" if built else f"torch {torch.__version__} was built without CUDA"
-        hint = f"`knee doctor` says what is there; {argument('device')} cpu measures the processor"
+        hint = f"`knee doctor` shows the devices of this machine; {argument('device')} cpu measures the CPU"
         raise InputError(f"{argument('device')} cuda: {why}", hint=hint, code="no-gpu", field="device")
     return wanted or ("cuda" if there else "cpu")
 

@@ -60,8 +60,8 @@ def refuse_if_broken(point: Point, why: str) -> None:
         torch.cuda.synchronize()
     except RuntimeError:
         raise RunFailed(
-            f"the GPU cannot be used any more after {key_of(point)}: {why}",
-            hint="what was measured is kept; the same command goes on, and tries this point last",
+            f"the GPU can no longer be used after {key_of(point)}: {why}",
+            hint="the readings are saved; the same command continues from them and measures this point last",
             code="device-broken",
         ) from None
 

@@ -25,7 +25,7 @@ STILL_S = 1.0
 COUNTER_FRAC, SAMPLES_FRAC = 0.01, 0.05
 """What a mean draw is worth. The counter's windows begin and end with its refreshes, give or take half a call of the
 load. Samples see a part of the time: on an H200 the mean of 25 was off the counter by up to 4.4% (data/h200)."""
-DOCTOR = "`knee doctor` says what is there"
+DOCTOR = "`knee doctor` shows the devices of this machine"
 NAN = float("nan")
 
 Work = Callable[[], object]
@@ -62,7 +62,7 @@ class Nvml:
         except ImportError:
             if nvml_library() is None:
                 raise MissingExtra(
-                    NO_DRIVER, hint="power is read from NVIDIA GPUs only; " + DOCTOR, code="no-driver"
+                    NO_DRIVER, hint="power can be read only from NVIDIA GPUs; " + DOCTOR, code="no-driver"
                 ) from None
             raise MissingExtra(NO_PACKAGE, hint="pip install nvidia-ml-py") from None
         except Exception as error:  # whatever a broken package does
@@ -71,7 +71,7 @@ class Nvml:
         try:
             pynvml.nvmlInit()
             if not pynvml.nvmlDeviceGetCount():
-                raise MissingExtra(NO_GPU, hint="is one given to this container or job?", code="no-gpu")
+                raise MissingExtra(NO_GPU, hint="check that the container or job has a GPU", code="no-gpu")
             self.handle = self._handle(uuid or _first_visible())
         except pynvml.NVMLError as error:
             raise MissingExtra(nvml_in_words(error), hint=DOCTOR, code="no-driver") from None
@@ -86,7 +86,7 @@ class Nvml:
         if wanted is None or wanted.isdecimal():
             number, count = int(wanted or 0), n.nvmlDeviceGetCount()
             if number >= count:
-                text = f"{VISIBLE} names GPU {number}, and there are {count}, counted from 0"
+                text = f"{VISIBLE} names GPU {number}, but this machine has {count}, counted from 0"
                 raise InputError(text, code="out-of-range", field=VISIBLE)
             return n.nvmlDeviceGetHandleByIndex(number)
         if wanted.startswith("MIG-"):
@@ -114,9 +114,9 @@ class Nvml:
         except self.nvml.NVMLError as error:
             code = getattr(error, "value", None)
             why = {
-                NOT_SUPPORTED: f"{self.called} does not tell its {what}",
+                NOT_SUPPORTED: f"{self.called} does not report its {what}",
                 NO_PERMISSION: f"this user has no permission to read the {what} of {self.called}",
-                LOST: f"{self.called} no longer answers: it has fallen off the bus",
+                LOST: f"{self.called} no longer responds: it has fallen off the bus",
             }
             text = why.get(code or 0, f"the {what} of {self.called}: {error}")
             if code == LOST:
@@ -187,7 +187,7 @@ class Nvml:
         """
         running = self._ask("nvmlDeviceGetComputeRunningProcesses")
         if running is None:
-            words = f"{self.called} does not tell who computes on it: that nobody else does is taken on trust"
+            words = f"{self.called} does not report which processes use it; knee assumes that no other process does"
             print(words, file=sys.stderr)
             return []
         return [
@@ -217,7 +217,7 @@ def _first_visible() -> str | None:
     if first.isdecimal() or first.startswith(("GPU-", "MIG-")):
         return first
     hint = f"unset it, or name one, as in {VISIBLE}=0"
-    raise InputError(f"{VISIBLE} is {visible!r}: it hides every GPU", hint=hint, code="no-gpu", field=VISIBLE)
+    raise InputError(f"{VISIBLE} is {visible!r}, which hides every GPU", hint=hint, code="no-gpu", field=VISIBLE)
 
 
 def refuse_if_shared(nvml: Nvml) -> None:
@@ -228,8 +228,8 @@ def refuse_if_shared(nvml: Nvml) -> None:
         )
         many = f"{len(others)} other process" + ("es" if len(others) > 1 else "")
         raise InputError(
-            f"{nvml.called} is in use by {many} ({who}): readings would be theirs too",
-            hint=f"wait, choose another GPU with {VISIBLE}, or measure all the same with {argument('anyway')}",
+            f"{nvml.called} is in use by {many} ({who}), so the readings would include their work",
+            hint=f"wait, choose another GPU with {VISIBLE}, or measure anyway with {argument('anyway')}",
             code="gpu-in-use",
             field="anyway",
         )
@@ -251,7 +251,7 @@ class EnergyMeter:
         deadline = time.perf_counter() + STILL_S
         while (now := self.nvml.energy_j()) == before:
             if time.perf_counter() > deadline:
-                raise RuntimeError("the energy counter stands still")
+                raise RuntimeError("the energy counter does not advance")
             if work is None:
                 time.sleep(0.001)
             else:

@@ -60,7 +60,7 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
     if nvml.mig:
         raise InputError(
             f"{nvml.called} is split into MIG instances, which have no power readings of their own",
-            hint=f"choose a GPU that is whole, with {VISIBLE}",
+            hint=f"choose a GPU without MIG instances with {VISIBLE}",
             code="split-gpu",
             field=VISIBLE,
         )
@@ -69,8 +69,8 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
 
     if not torch.cuda.is_available():
         why = "finds no GPU" if torch.version.cuda else "was built without CUDA"
-        text = f"{nvml.called} is there, but torch {torch.__version__} {why}"
-        raise InputError(text, hint="`knee doctor` says what is there", code="no-gpu")
+        text = f"{nvml.called} is installed, but torch {torch.__version__} {why}"
+        raise InputError(text, hint="`knee doctor` shows the devices of this machine", code="no-gpu")
     nvml = same_gpu(nvml)
     return describe("power", "cuda", nvml=nvml), nvml
 
@@ -78,9 +78,9 @@ def ready_gpu(*, anyway: bool) -> tuple[Machine, Nvml]:
 def _need_memory(nvml: Nvml) -> None:
     if (free := nvml.free_bytes()) < NEEDED_BYTES:
         raise InputError(
-            f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, and {show(free, 'bytes')} of "
+            f"the loads need {show(NEEDED_BYTES, 'bytes')} of GPU memory, but only {show(free, 'bytes')} of "
             f"{show(nvml.limits().memory_bytes, 'bytes')} are free on {nvml.called}",
-            hint=f"end what holds the rest, or choose another GPU with {VISIBLE}",
+            hint=f"stop the processes that use the rest, or choose another GPU with {VISIBLE}",
             code="out-of-memory",
             field=VISIBLE,
         )

@@ -50,12 +50,12 @@ NEEDS = (
     Need(name="altair", module="altair", why="figures", get=REPORT),
     Need(name="vl-convert-python", module="vl_convert", why="figures", get=REPORT),
     Need(name="jinja2", module="jinja2", why="pages", get=REPORT),
-    Need(name="torch", module="torch", why="measuring this machine; no simulation needs it", get=TRAIN),
-    Need(name="scipy", module="scipy", why="fitting what was measured; no simulation needs it", get=FIT),
-    Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; no simulation needs it", get=TRAIN),
-    Need(name="tokenizers", module="tokenizers", why="making tokens of text; synthetic tokens need none", get=DATA),
+    Need(name="torch", module="torch", why="measuring this machine; not needed for simulation", get=TRAIN),
+    Need(name="scipy", module="scipy", why="fitting measurements; not needed for simulation", get=FIT),
+    Need(name="nvidia-ml-py", module="pynvml", why="reading NVIDIA GPUs; not needed for simulation", get=TRAIN),
+    Need(name="tokenizers", module="tokenizers", why="tokenizing text; not needed for synthetic tokens", get=DATA),
     Need(name="pyarrow", module="pyarrow", why="reading text from Parquet files", get=DATA),
-    Need(name="NVML", why="power of NVIDIA GPUs; no simulation needs it", get="install the NVIDIA driver"),
+    Need(name="NVML", why="power of NVIDIA GPUs; not needed for simulation", get="install the NVIDIA driver"),
     Need(name="chromium", why="tests of web pages", get="apt install chromium"),
 )
 EVERY = ("numpy", "pydantic", "click", "rich")

@@ -38,8 +38,8 @@ def read_launch() -> TorchrunLaunch:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     if missing := [name for name in names if name not in os.environ]:
         raise InputError(
-            f"collectives are measured between processes, and {missing[0]} is not set: this is not "
-            "running under torchrun",
+            f"collectives are measured between processes, but {missing[0]} is not set; start "
+            "this command with torchrun",
             hint=f"`{HOW}`",
             code="missing-argument",
             field=missing[0],
@@ -49,7 +49,7 @@ def read_launch() -> TorchrunLaunch:
     except ValueError:
         raise InputError(f"{', '.join(names)} should be whole numbers", hint=f"`{HOW}`", code="not-a-number") from None
     if world < 2:
-        text = "there is nothing to measure with one process: a collective needs two or more"
+        text = "a collective needs at least two processes, but only one was started"
         raise InputError(text, hint=f"`{HOW}`", code="too-few-gpus", field="WORLD_SIZE")
     if world % per_node:
         raise InputError(
@@ -99,8 +99,8 @@ class Ranks:
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0][:160]
             raise RunFailed(
-                f"rank {self.launch.rank} lost the others: {first}",
-                hint="what was measured is kept; see what ended the other rank, then run the same command again",
+                f"rank {self.launch.rank} lost contact with the other ranks: {first}",
+                hint="the readings are saved; find out why the other rank stopped, then run the same command again",
             ) from None
 
     def slowest(self, values: Sequence[float]) -> list[float]:

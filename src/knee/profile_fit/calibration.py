@@ -54,8 +54,8 @@ def chosen(only: Sequence[str], fixed: Sequence[str]) -> list[Parameter]:
             if name.removeprefix("profile.") not in known:
                 close = did_you_mean(name, known)
                 raise InputError(
-                    f"{argument(option)} {name}: no such parameter can be fitted",
-                    hint=f"did you mean {close}?" if close else f"known are {', '.join(known)}",
+                    f"{argument(option)} {name}: there is no such parameter to fit",
+                    hint=f"did you mean {close}?" if close else f"use one of {', '.join(known)}",
                     code="unknown-choice",
                     field=option,
                 )
@@ -84,14 +84,17 @@ def fit_profile(
     values stay, unless they are wanted ``anyway``. ``own`` are the runs under the profiles that they would be predicted
     by without a fit, where those are several."""
     asked = {p.path for p in parameters}
-    left = {p.path: "not asked for" for p in PARAMETERS if p.path not in asked}
+    left = {p.path: "not selected" for p in PARAMETERS if p.path not in asked}
     if runs.probed:
-        left |= dict.fromkeys(NOT_IN_STEPS, "a probe's steps load no data, log nothing and wait for nobody")
+        left |= dict.fromkeys(
+            NOT_IN_STEPS, "the steps of a probe load no data, write no logs and wait for no other rank"
+        )
     free = [p for p in parameters if p.path not in left]
     if not free:
         raise InputError(
-            f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be told by the steps of a probe",
-            hint="name other parameters, or give runs of training",
+            f"nothing is left to fit: {', '.join(p.path for p in parameters)} cannot be determined from the "
+            "steps of a probe",
+            hint="name other parameters, or give training runs",
             code="nothing-to-fit",
         )
     say(f"fitting on all {len(runs.pairs):,} runs" if len(runs.pairs) > 1 else "fitting on the one run")
@@ -104,7 +107,9 @@ def fit_profile(
     values = {path: value for path, value in fit.values.items() if path not in kept_base}
     said += _of_memory(runs, values)
     said += [
-        f"{why}; {argument('anyway')} took the fitted values" for why in dict.fromkeys(no_better.values()) if anyway
+        f"{why}; the fitted values are used because of {argument('anyway')}"
+        for why in dict.fromkeys(no_better.values())
+        if anyway
     ]
     return OwnProfile(fit=fit, left=left | kept_base, held_out=held_out, kept_base=kept_base, warnings=tuple(said))
 
@@ -147,9 +152,11 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
             "the values that knee used to simulate them"
         )
     if runs.differ > DIFFER:
-        said.append(f"repeats of one setting differ by up to {runs.differ - 1:.0%}; each counts once, by its median")
+        said.append(
+            f"repeats of one setting differ by up to {runs.differ - 1:.0%}; each setting counts once, with its median"
+        )
     if not fit.values:
-        said.append("the runs determine none of the parameters: the profile is its base")
+        said.append("the runs determine none of the parameters, so the profile is the same as its base")
     for e in fit.estimates:
         low, high = (e.parameter.scaled(bound) for bound in (e.parameter.low, e.parameter.high))
         was, at = (e.parameter.scaled(e.parameter.inside(value)) for value in (e.before, e.after))
@@ -157,7 +164,9 @@ def _warnings(runs: UserRuns, fit: StackFit, held_out: HeldOutRuns | None, held_
             said.append(f"{_field(e)} is at the limit of its range; the cause may be something that is not fitted")
     said += _of_confounded(fit)
     if fit.throughput_after is not None and fit.throughput_after.median_frac > LARGE_FRAC:
-        said.append(f"the error stays at {fit.throughput_after.median_frac:.0%}: {_why_off(fit.throughput_after)}")
+        said.append(
+            f"the error after the fit is still {fit.throughput_after.median_frac:.0%}: {_why_off(fit.throughput_after)}"
+        )
     said += _of_held_out(len(runs.pairs), held_out, held_frac)
     return said
 
@@ -171,8 +180,9 @@ def _of_memory(runs: UserRuns, values: Values) -> list[str]:
     count = len(runs.oom)
     return (
         [
-            f"{count} run{'s were' if count > 1 else ' was'} out of memory: knee expected {before} to fit, and expects "
-            f"{after} to after the fit"
+            f"{count} run{'s' if count > 1 else ''} ended out of memory: the base profile predicts that "
+            f"{before} of them fit, "
+            f"and the fitted profile that {after} fit"
         ]
         if before or after
         else []
@@ -188,13 +198,13 @@ def _of_confounded(fit: StackFit) -> list[str]:
         pairs.add(pair)
         other = _name(e.confounded_with)
         assumed = (
-            "both are fitted, and one can stand for the other"
+            "both are fitted, and either can replace the other"
             if e.confounded_with in fit.values
-            else f"{_field(e)} is fitted as if {other} were right as it is"
+            else f"{_field(e)} is fitted on the assumption that {other} is correct"
         )
         said.append(
-            f"{_field(e)} and {other} cannot be told apart by these runs: {assumed}; with both free "
-            f"{e.marginal:.0%} of the uncertainty of {_field(e)} is left, not {e.uncertainty:.0%}"
+            f"{_field(e)} and {other} cannot be distinguished by these runs: {assumed}; if both are "
+            f"fitted, {e.marginal:.0%} of the uncertainty of {_field(e)} remains instead of {e.uncertainty:.0%}"
         )
     return said
 
@@ -202,16 +212,13 @@ def _of_confounded(fit: StackFit) -> list[str]:
 def _why_off(after: Residuals) -> str:
     """One run, or several that are off alike, contradict nothing."""
     if after.points == 1:
-        return (
-            "the parameters that may be fitted do not explain it; look whether the run was run as its row says, "
-            "and what else knee was told of it"
-        )
+        return "the fitted parameters do not explain it; check that the row describes the run correctly"
     if abs(after.bias_frac) >= ALIKE * after.median_frac:
         return (
-            "the runs are off alike, and the parameters that may be fitted do not explain it; look at what else "
-            "knee was told of them (GPU, attention, recompute, precision)"
+            "all runs have a similar error, which the fitted parameters do not explain; check the other columns of "
+            "the rows (GPU, attention, recompute, precision)"
         )
-    return "the runs contradict each other, or were not run as their rows say; `knee validate --rows` shows which"
+    return "the runs contradict each other, or their rows describe them wrongly; `knee validate --rows` shows which"
 
 
 ALIKE = 0.9
@@ -226,11 +233,9 @@ def _of_held_out(runs: int, held_out: HeldOutRuns | None, held_frac: float) -> l
     if held_out is not None:
         return []
     if held_frac == 0:
-        return ["not checked: no runs were held back, so the error on other runs is not known"]
+        return ["not tested: no runs were held out, so the error on other runs is unknown"]
     few = "1 run is" if runs == 1 else f"{runs} runs are"
-    return [
-        f"not checked: {few} too few to hold some back ({FEWEST} are needed), so the error on other runs is not known"
-    ]
+    return [f"not tested: {few} too few to hold some out ({FEWEST} are needed), so the error on other runs is unknown"]
 
 
 def _field(estimate: Estimate) -> str:

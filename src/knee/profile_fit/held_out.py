@@ -135,7 +135,7 @@ def _in_a_group(
     tried = [pair for pair, out in zip(pairs, away, strict=True) if out]
     if not tried:
         return None
-    say(f"fitting on {len(kept):,} runs, to be tried on the other {len(tried):,}")
+    say(f"fitting on {len(kept):,} runs, to test the fit on the other {len(tried):,}")
     values = calibrate(grouped(kept), parameters, undetermined=UNTOLD).values
     return _judged(_before(tried, own), _measured_errors(tried, values), len(kept), one_by_one=False)
 

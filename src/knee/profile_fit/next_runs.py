@@ -54,7 +54,7 @@ class SuggestedRun:
         return (
             f"this run would reduce the remaining uncertainty of {self.tells} from "
             f"{self.uncertainty_before_frac:.0%} to "
-            f"{self.uncertainty_after_frac:.0%}, and the spread of predictions of such runs from "
+            f"{self.uncertainty_after_frac:.0%}, and the spread of predictions for similar runs from "
             f"{self.spread_before_frac:.1%} to {self.spread_after_frac:.1%}"
         )
 

@@ -28,10 +28,12 @@ def profile_text(
         name,
         values,
         comments=(
-            f"Made by knee calibrate on {date} from {_counted(runs)} of {_names(files)}.",
+            f"Written by knee calibrate on {date} from {_counted(runs)} in {_names(files)}.",
             *(f"Kept as in {ref}: {why}." for why in dict.fromkeys(found.kept_base.values())),
-            *(("Not checked: no runs were held back from the fit.",) if found.held_out is None else ()),
-            f"What is not here is {ref} as it was." if values else f"Nothing is taken from the runs: this is {ref}.",
+            *(("Not tested: no runs were held out of the fit.",) if found.held_out is None else ()),
+            f"Values that are missing here come from {ref}."
+            if values
+            else f"No value was fitted: this profile is the same as {ref}.",
         ),
     )
 
@@ -53,7 +55,7 @@ def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str)
     tried = (
         ""
         if held is None or held.throughput_before is None
-        else ("; " + _change("tokens/s held back from the fit", held.throughput_before, held.throughput_after))
+        else ("; " + _change("tokens/s of held-out runs", held.throughput_before, held.throughput_after))
     )
     values = {}
     for path, value in found.values.items():
@@ -62,7 +64,7 @@ def _fitted(found: OwnProfile, runs: UserRuns, files: Sequence[Path], date: str)
         source = f"knee calibrate, {date}, {_counted(runs)} of {_names(files)}: {said}"
         values[field] = Value(value=written(field, value), kind="fitted", source=source)
     if found.checked_error_frac:
-        said = f"four of five of {_counted(runs)}, each predicted by a fit that did not see it"
+        said = f"error of 80% of {_counted(runs)}, each predicted by a fit without that run"
         values["checked_error_frac"] = Value(value=round(found.checked_error_frac, 4), kind="measured", source=said)
     return values
 

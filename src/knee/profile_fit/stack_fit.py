@@ -141,7 +141,7 @@ def calibrate(
     those are fitted. What turns out undetermined after all goes back to its value and the others are fitted again.
     """
     if not cases:
-        raise InputError("there is no run to fit on", hint="give runs with a measured throughput or memory")
+        raise InputError("there is no run to fit on", hint="give runs with measured throughput or memory")
     problem = problem_of(cases, parameters, oom, undetermined)
     measured, start = problem.measured, problem.prior
     values: dict[str, float] = {}

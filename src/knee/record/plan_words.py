@@ -15,8 +15,8 @@ def plan_words(plan: Plan) -> str:
     ]
     if plan.pp > 1:
         words.append(plan.schedule + (f" x {plan.virtual_stages}" if plan.virtual_stages > 1 else ""))
-    words += [f"exchange every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
-    words += ["no sp"] if plan.tp > 1 and not plan.sequence_parallel else []
+    words += [f"synchronize replicas every {plan.sync_every:,} steps"] if plan.sync_every > 1 else []
+    words += ["no sequence_parallel"] if plan.tp > 1 and not plan.sequence_parallel else []
     words += [plan.cp_method] if plan.cp > 1 and plan.cp_method != "allgather" else []
     words.append(f"micro-batch {plan.micro_batch:,}")
     share = "" if plan.recompute_frac == 1 else f" ({plan.recompute_frac:.0%})"

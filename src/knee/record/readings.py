@@ -84,12 +84,14 @@ def read_readings(path: Path) -> Readings:
         raise cannot_read(path, error) from None
     parsed = list(_parsed(path, lines))
     if not parsed or "probe" not in parsed[0]:
-        hint = "its first line should say what was measured, and where"
+        hint = "its first line must describe the measurement and the machine"
         raise InputError(f"{path} has no readings", hint=hint, code="empty")
     try:
         machine = Machine(**parsed[0])
     except TypeError:
-        raise _not_a_reading(path, 1, "it does not describe a machine as `knee probe` does", hint=None) from None
+        raise _not_a_reading(
+            path, 1, "it does not describe a machine in the format of `knee probe`", hint=None
+        ) from None
     if trouble := _odd_field(Machine, parsed[0]):
         raise _not_a_reading(path, 1, f"{trouble} of the machine is {parsed[0].get(trouble)!r}")
     for name in ("memory_bytes", "power_limit_w"):
@@ -101,7 +103,7 @@ def read_readings(path: Path) -> Readings:
     return Readings(machine, tuple(parsed[1:]))
 
 
-WRITTEN = "files of readings are written by `knee probe`, and are not meant to be edited"
+WRITTEN = "files of readings are written by `knee probe` and must not be edited"
 
 
 def _not_a_reading(path: Path, line: int, why: str, hint: str | None = WRITTEN) -> InputError:
@@ -132,7 +134,7 @@ def _wrong(record: Record) -> str | None:
     """What is wrong with a line; None where it is a reading."""
     kind = record.get("kind")
     if not isinstance(kind, str) or kind not in KINDS or not isinstance(record.get("key"), str):
-        return "it is not a reading that `knee probe` writes"
+        return "it is not a reading of `knee probe`"
     if trouble := _odd_field(KINDS[kind], record):
         return f"{trouble} is {record.get(trouble)!r}"
     if "error" in record:
@@ -233,9 +235,9 @@ class ReadingsFile:
             if differ := before.machine.differs_from(machine):
                 name = differ[0]
                 raise InputError(
-                    f"{path} has readings with {name} {getattr(before.machine, name)}, and here it is "
+                    f"{path} has readings with {name} {getattr(before.machine, name)}, but this machine has "
                     f"{getattr(machine, name)}",
-                    hint=f"give another {argument('out')}, or {argument('fresh')} to measure anew",
+                    hint=f"give another {argument('out')}, or {argument('fresh')} to measure again",
                     code="other-machine",
                     field=name,
                 )
@@ -253,5 +255,5 @@ class ReadingsFile:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"key": key} | record) + "\n")
         except OSError as error:
-            raise cannot_write(self.path, error, hint="what is in it is kept") from None
+            raise cannot_write(self.path, error, hint="its contents are kept") from None
         self.done.add(key)

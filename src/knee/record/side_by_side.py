@@ -14,7 +14,7 @@ from knee.specs.notes import Note
 from knee.text_files import cannot_read, read_text
 from knee.units import precise, show
 
-FORM = "a record is what `knee simulate --json`, `knee trace --json` and `knee train` write, or a run's folder"
+FORM = "give a record of `knee simulate --json`, `knee trace --json` or `knee train`, or the folder of a run"
 JOB = ("model", "gpus", "global_batch", "seq_len", "plan")
 """What two records should agree in before their numbers are held against each other."""
 
@@ -82,7 +82,7 @@ def checked_record(record: object, name: str) -> dict[str, Any]:
     if not isinstance(record, dict) or record.get("kind", "measured") not in get_args(Kind):
         raise InputError(f"{name} is not a record", hint=FORM, code="not-a-record")
     if all(row.value(record) is None for row in ROWS) and record.get("status") in (None, "done"):
-        raise InputError(f"{name} has nothing that could be compared", hint=FORM, code="not-a-record")
+        raise InputError(f"{name} has no value that can be compared", hint=FORM, code="not-a-record")
     if not isinstance(record.get("flop_convention"), (str, type(None))):  # of a trace it is not known
         raise InputError(
             f"{name}: flop_convention is not a name", hint=FORM, code="not-a-record", field="flop_convention"
@@ -100,9 +100,9 @@ def refuse_mixed(names: Sequence[str], records: Sequence[Record]) -> None:
     other = next(((name, how) for name, how in known if how != known[0][1]), None)
     if other is not None:
         raise InputError(
-            f"{known[0][0]} counts FLOP by the {known[0][1]} convention and {other[0]} by {other[1]}: their MFU cannot "
-            "be compared",
-            hint=f"make both with the same {argument('flop_convention')}",
+            f"{known[0][0]} uses the {known[0][1]} FLOP convention and {other[0]} uses {other[1]}, so their MFU "
+            "cannot be compared",
+            hint=f"create both records with the same {argument('flop_convention')}",
             code="mixed-flop-conventions",
             field="flop_convention",
         )
@@ -137,7 +137,9 @@ def differences(records: Sequence[Record]) -> list[str]:
             notes.append(Note("differs", f"{key} differs: {', '.join(str(value) for value in values)}"))
     types = [record.get("dtype") or _of_plan(record, "precision") for record in records]
     if len({str(name) for name in types if name}) > 1:
-        notes.append(Note("differs", f"the products' type differs: {', '.join(str(name) for name in types)}"))
+        notes.append(
+            Note("differs", f"the data type of the matrix products differs: {', '.join(str(name) for name in types)}")
+        )
     for number, record in enumerate(records, start=1):
         if record.get("status") not in (None, "done"):
             notes.append(Note("not-done", f"record {number} {record['status']}: {record.get('error')}"))

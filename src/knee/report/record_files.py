@@ -71,7 +71,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
         some = "; ".join(skipped[:3])
         more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
         code = skipped[0].code if len(skipped) == 1 else "nothing-usable"
-        text = f"there is no record in what was given{': ' if some else ''}{some}{more}"
+        text = f"the files contain no record{': ' if some else ''}{some}{more}"
         raise InputError(text, hint=FORM, code=code, field="records")
     return Gathered(found=tuple(found), skipped=tuple(skipped), unread=tuple(unread))
 
@@ -124,14 +124,14 @@ def refused(value: Any) -> str | None:
     if isinstance(value, dict) and value.get("kind") == "trace":  # of `knee trace --json`, which has one step's in it
         value = value.get("record")
     if not isinstance(value, dict):
-        return "it is no table of keys and values"
+        return "it is not a JSON object"
     if IMPOSSIBLE in value:
-        return f"it is a point that cannot be: {value[IMPOSSIBLE]}"
+        return f"it is a point that is not possible: {value[IMPOSSIBLE]}"
     if value.get("kind", "measured") not in get_args(Kind):
         return f"its kind is {str(value.get('kind'))[:40]!r}, not one of {', '.join(get_args(Kind))}"
     if not any(_number(value.get(name)) is not None for name in METRICS if name not in WORDS):
         ended = f" (the run {value['status']}: {value.get('error')})" if value.get("status") else ""
-        return f"nothing in it was measured or simulated{ended}"
+        return f"it contains no measured or simulated value{ended}"
     gpus = value.get("gpus")
     if isinstance(gpus, bool) or not isinstance(gpus, int) or gpus < 1:
         return f"gpus is {str(gpus)[:40]!r}; it must be a whole number of at least 1"

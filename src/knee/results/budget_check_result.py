@@ -28,20 +28,20 @@ FIELDS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetCheck(Result):
-    """Published costs beside predicted ones, each under the best plan that knee finds."""
+    """Published and predicted costs, each with the best plan that knee finds."""
 
     runs: tuple[PublishedTraining, ...]
 
     @property
     def sentence(self) -> str:
-        """The worst, and how many are within what is asked."""
+        """One sentence: the number of runs within the target error, and the largest error."""
         worst = worst_of(list(self.runs))
         within = sum(run.error_frac is not None and abs(run.error_frac) <= WITHIN_FRAC for run in self.runs)
         error = 0.0 if worst.error_frac is None else worst.error_frac
         hours = sum(run.gpu_hours is not None for run in self.runs)
         return (
-            f"{within} of {len(self.runs)} runs are within {WITHIN_FRAC:.0%} ({hours} by GPU hours); the worst, "
-            f"{worst.name}, is off by {error:+.1%}."
+            f"{within} of {len(self.runs)} runs are within {WITHIN_FRAC:.0%}; {hours} runs are compared in GPU-hours, "
+            f"the others in FLOP. The largest error, of {worst.name}, is {error:+.1%}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -49,7 +49,7 @@ class BudgetCheck(Result):
         return {"kind": "budget_check", "runs": self.rows(), "within_frac": WITHIN_FRAC, "sentence": self.sentence}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a run."""
+        """One row per run."""
         return [
             {name: plan_of(run) or None if name == "plan" else getattr(run, name) for name in FIELDS}
             for run in self.runs

@@ -35,7 +35,7 @@ OFF_RATIO = 2.0 ** (0.5 / STEPS_PER_DOUBLING)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # its frontiers are arrays
 class Budget(ByValue, Result):
-    """The best run within the limits, those around it, and what counting FLOP would have chosen."""
+    """The best run within the limits, other runs around it, and the choice of a FLOP-only estimate."""
 
     mfu_given: bool
     """Whether the share of the peak that counting FLOP assumes was given."""
@@ -64,18 +64,18 @@ class Budget(ByValue, Result):
 
     @property
     def extrapolated(self) -> list[str]:
-        """What of the best run lies beyond the law's runs."""
+        """The quantities of the best run that are outside the runs of the scaling law, as sentences."""
         return self.problem.law.outside(self.best.counted, self.best.tokens)
 
     @property
     def batch_extrapolated(self) -> str:
-        """Whether its batch lies beyond those that the law of the critical batch was measured at."""
+        """A sentence if the batch is outside the range of the law of the critical batch size; else empty."""
         problem = self.problem
         return problem.batch_law.outside(self.best.batch_tokens) if problem.batch_max_tokens is None else ""
 
     @property
     def batch_factor(self) -> float | None:
-        """Tokens of the best run over those of one with small batches; None where the law of the batch has no rule.
+        """Tokens that the best run needs, relative to a run with small batches; None if the batch law has no such rule.
 
         Formula: 1 + B / B_crit
         Source:  Kaplan et al. 2020, arXiv 2001.08361, section 5.1
@@ -86,20 +86,22 @@ class Budget(ByValue, Result):
 
     @property
     def counted_near(self) -> Model:
-        """The shape nearest to the size that counting FLOP chooses."""
+        """The model shape nearest to the size that the FLOP-only estimate chooses."""
         counted, wanted = self.problem.law.counted, self.flop.params
         return min(self.problem.ladder(), key=lambda model: abs(np.log(counted(model) / wanted)))
 
     @property
     def counted_params(self) -> float:
-        """The size that counting FLOP chooses with all parameters: where the law leaves out embeddings, with those of
-        the nearest shape."""
+        """The size that the FLOP-only estimate chooses, with all parameters.
+
+        If the law does not count embeddings, those of the nearest shape are added.
+        """
         near = self.counted_near
         return self.flop.params + parameter_count(near) - self.problem.law.counted(near)
 
     @property
     def off_ladder(self) -> str:
-        """Whether the size that counting FLOP chooses is none that is tried; else empty."""
+        """``smallest`` or ``largest`` if the FLOP-only size is outside the sizes that were tried; else empty."""
         ladder, law = self.problem.ladder(), self.problem.law
         if self.problem.model is not None:
             return ""
@@ -109,13 +111,13 @@ class Budget(ByValue, Result):
 
     @property
     def attention_frac(self) -> float:
-        """Share of the best shape's FLOP that attention has beside 6 N, the mask respected."""
+        """Share of attention in the FLOP of the best shape, with the causal mask; 6 N does not count it."""
         seq_len = np.array([self.problem.rates.seq_len])
         plain, whole = (float(model_flop_per_token(self.best.model, seq_len, name)[0]) for name in ("6n", "causal"))
         return 1.0 - plain / whole
 
     def mfu_6nd_frac(self, run: BudgetRun) -> float:
-        """MFU as counting FLOP has it.
+        """MFU with 6 N FLOP per token.
 
         Formula: 6 N tokens/s / (GPUs * peak)
         Where:   N parameters as the law counts them
@@ -128,13 +130,13 @@ class Budget(ByValue, Result):
         return as_data(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The best run at every count of GPUs."""
+        """The best run at every GPU count."""
         return [flat(run_data(self, run)) for run in self.by_count.values()]
 
     @checked_arguments
     def plot(self, path: str | Path) -> None:
-        """Draw it into a file .svg, .png, .html or .json (Vega-Lite); loss against each limit where ``frontier`` was
-        asked for."""
+        """Draw a chart into a .svg, .png, .html or .json (Vega-Lite) file; with ``frontier``, it shows the loss against
+        each limit."""
         from knee.figures.budget_charts import budget_figures
         from knee.figures.vega import check_picture
         from knee.report.plot_file import write_budget_plot
@@ -143,8 +145,8 @@ class Budget(ByValue, Result):
         data = self.to_dict()
         if not any(figure.spec for figure in budget_figures(data)):
             raise InputError(
-                "there is nothing to draw of one size on one count of GPUs",
-                hint=f"ask with {argument('frontier')}",
+                "one model size on one GPU count gives no chart",
+                hint=f"add {argument('frontier')}",
                 code="missing-argument",
                 field="frontier",
             )
@@ -152,8 +154,8 @@ class Budget(ByValue, Result):
 
     @checked_arguments
     def write_page(self, out: str | Path, *, command: str = "") -> None:
-        """Write one HTML file that needs no network, with every chart and its values; ``command`` is shown on it as
-        what makes it again."""
+        """Write one HTML file that needs no network, with every chart and its values; the page shows ``command`` as the
+        command that created it."""
         from knee.report.budget_page import budget_page
 
         write_text(Path(out), budget_page(self.to_dict(), command=command))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from knee.results.budget_result import Budget
 
 LIMIT_WORDS = {
-    "days": "the days",
+    "days": "the number of days",
     "usd": "the dollars",
     "mwh": "the energy",
     "tokens_max": "the data",
@@ -26,8 +26,8 @@ LIMIT_WORDS = {
 }
 AXIS_WORDS = {"days": "days", "usd": "USD", "mwh": "MWh", "co2e_kg": "kg CO2e"}
 FRONTIER_SIZES = (
-    f"for a frontier, only every {COARSE}th size of the family is tried (about a factor of two apart), and the sizes "
-    "that were already tried"
+    f"for these tables, only every {COARSE}th size of the family is tried (about a factor of two apart), "
+    "in addition to the sizes of the tables above"
 )
 USED_UP_FRAC = 0.999
 """Of a limit: what two limits allow exactly differs by rounding."""
@@ -42,20 +42,20 @@ def sentences(answer: Budget) -> list[str]:
     most = answer.limits.gpus
     with_ = counted(best.gpus, "GPU") if best.gpus == most else f"{best.gpus:,} of {counted(most, 'GPU')}"
     found = [
-        f"Train {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}: "
-        f"loss {best.loss:.3f} ({_band_words(answer)}) after {counted(best.days, 'day')}."
+        f"Train a model with {short(best.params)} parameters on {short(best.tokens)} tokens with {with_}. "
+        f"After {counted(best.days, 'day')}, the predicted loss is {best.loss:.3f} ({_band_words(answer)})."
     ]
     found.append(_counting(answer))
     if low < high:
-        found.append(f"Sizes from {short(low)} to {short(high)} parameters lose at most {EVEN_LOSS:g} more.")
+        found.append(f"Models with {short(low)} to {short(high)} parameters have at most {EVEN_LOSS:g} more loss.")
     ladder = answer.problem.ladder()
     if len(ladder) > 1 and best.model in (ladder[0], ladder[-1]):
         end, other = ("smallest", "smaller") if best.model == ladder[0] else ("largest", "larger")
-        found.append(f"This is the {end} model that was tried: a {other} one might reach a lower loss.")
+        found.append(f"This is the {end} model that was tried; a {other} one might reach a lower loss.")
     if answer.extrapolated:
-        found.append(f"The law is extrapolated: {'; '.join(answer.extrapolated)}.")
+        found.append(f"The scaling law is extrapolated: {'; '.join(answer.extrapolated)}.")
     if answer.batch_extrapolated:
-        found.append(f"The critical batch is extrapolated: {answer.batch_extrapolated}.")
+        found.append(f"The law of the critical batch size is extrapolated: {answer.batch_extrapolated}.")
     return found
 
 
@@ -63,51 +63,44 @@ def _band_words(answer: Budget) -> str:
     """The band of the loss, and of what it is where it is not of everything."""
     bands = answer.bands
     if bands.both is not None:
-        return _short_ends(bands.both)
+        return f"expected range {_ends(bands.both, 2)}"
     if bands.law is not None:
-        return f"{_short_ends(bands.law)} by the scaling law alone; the simulator's error is unknown here"
+        return f"expected range {_ends(bands.law, 2)} from the scaling law alone; the simulator's error is unknown here"
     if bands.engine is not None:
-        return f"{_short_ends(bands.engine)} by the simulator alone; no errors were published for the scaling law"
+        ends = _ends(bands.engine, 2)
+        return f"expected range {ends} from the simulator alone; no errors were published for the scaling law"
     return "uncertainty unknown"
 
 
-def _short_ends(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.2f} to {ends[1]:.2f}"
-
-
 def _counting(answer: Budget) -> str:
-    """What counting FLOP chooses, and what becomes of it."""
-    flop, run, lost = answer.flop, answer.flop.run, answer.lost
+    """What a FLOP-only estimate chooses, and what becomes of it."""
+    flop, run = answer.flop, answer.flop.run
     chose = (
-        f"Counting FLOP at {100 * flop.mfu_frac:.3g}% MFU chooses {short(answer.counted_params)} on "
-        f"{short(flop.tokens)} tokens"
+        f"A FLOP-only estimate at {100 * flop.mfu_frac:.3g}% MFU would choose {short(answer.counted_params)} "
+        f"parameters and {short(flop.tokens)} tokens"
     )
-    if run is None or lost is None:
+    if run is None or answer.lost is None:
         return f"{chose}, {flop.why_not}."
-    frac = lost.budget_frac
-    less = f", which reaches that with {_budget(answer, frac)} less" if frac > 0 else ""
-    of_best = f"{lost.loss:.2g} above the best{less}" if lost.loss > 0 else "that is the best run too"
     if answer.off_ladder:
-        way = "below" if answer.off_ladder == "smallest" else "above"
-        return (
-            f"{chose} and promises {flop.loss:.3f}; that size is {way} the {answer.off_ladder} shape that is "
-            f"tried, {short(run.params)}, which reaches {run.loss:.3f}: {of_best}."
-        )
-    return (
-        f"{chose} and promises {flop.loss:.3f}; this cluster gets through {flop.reached_frac:.0%} of that "
-        f"work, to {run.loss:.3f}: {of_best}."
-    )
+        way = "smaller" if answer.off_ladder == "smallest" else "larger"
+        what = f"This is {way} than the {answer.off_ladder} model that was tried, {short(run.params)}, which"
+    else:
+        what = f"On this cluster, a run of that size completes {flop.reached_frac:.0%} of the estimated FLOP and"
+    return f"{chose}, and predict a loss of {flop.loss:.3f}. {what} reaches {run.loss:.3f}{_against_best(answer, run)}."
 
 
-def _budget(answer: Budget, frac: float) -> str:
-    """A share of what that run spends, in the limits' own units."""
-    run, limits = answer.flop.run or answer.best, answer.limits
-    parts = [f"{100 * frac:.3g}%"]
-    if limits.days is not None and run.binding == "days":
-        parts.append(counted(frac * run.days, "day"))
-    if run.cost_usd is not None:
-        parts.append(f"{amount(frac * run.cost_usd)} USD")
-    return " or ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+def _against_best(answer: Budget, run: BudgetRun) -> str:
+    """What the FLOP-only run costs against the best: in loss, and in the limits' own units."""
+    lost, limits = answer.lost, answer.limits
+    if lost is None or lost.loss <= 0:
+        return ", the same as the best run"
+    words, frac = f", {lost.loss:.2g} above the best run", lost.budget_frac
+    if frac <= 0:
+        return words
+    amounts = [counted(frac * run.days, "day")] if limits.days is not None and run.binding == "days" else []
+    amounts += [f"{amount(frac * run.cost_usd)} USD"] if run.cost_usd is not None else []
+    less = f"{100 * frac:.3g}% less of the budget" + (f" ({' or '.join(amounts)})" if amounts else "")
+    return f"{words}. Another model size reaches that loss with {less}"
 
 
 def limits_words(limits: BudgetLimits) -> str:
@@ -129,14 +122,13 @@ def sure_rows(answer: Budget) -> list[list[str]]:
     speed, both = "unknown: no published run used a GPU of this vendor", "unknown"
     if bands.engine is not None and trust.low_frac is not None and trust.high_frac is not None:
         speed = (
-            f"{_ends(bands.engine)}: measured throughput {trust.low_frac:+.1%} to {trust.high_frac:+.1%} from "
-            "the prediction "
-            f"with {trust.covered_frac:.0%} probability ({trust.label})"
+            f"{_ends(bands.engine)}: measured throughput differs from the prediction by {trust.low_frac:+.1%} "
+            f"to {trust.high_frac:+.1%} with {trust.covered_frac:.0%} probability (trust: {trust.label})"
         )
     law = (
         answer.problem.law.spread
         if bands.law is None
-        else (f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} random draws of its coefficients")
+        else f"{_ends(bands.law)}: {BAND_FRAC:.0%} of {DRAWS} random draws of the law's coefficients"
     )
     if bands.both is not None:
         both = (
@@ -148,21 +140,23 @@ def sure_rows(answer: Budget) -> list[list[str]]:
     return [["from the scaling law", law], ["from the simulator", speed], ["from both", both]]
 
 
-def _ends(ends: tuple[float, float]) -> str:
-    return f"{ends[0]:.4f} to {ends[1]:.4f}"
+def _ends(ends: tuple[float, float], digits: int = 4) -> str:
+    return f"{ends[0]:.{digits}f} to {ends[1]:.{digits}f}"
 
 
 def batch_words(answer: Budget) -> str:
     """The batch of the best run, against the critical one."""
     best, factor = answer.best, answer.batch_factor
     words = (
-        f"{short(best.batch_tokens)} tokens per step ({counted(best.rate.global_batch, 'sequence')}); critical "
-        "batch at "
-        f"this loss: {short(best.critical_batch_tokens)} tokens"
+        f"{short(best.batch_tokens)} tokens per step ({counted(best.rate.global_batch, 'sequence')}); the "
+        f"critical batch size at this loss is {short(best.critical_batch_tokens)} tokens"
     )
     if factor is None:
         return words
-    return f"{words}; by Kaplan's rule it needs up to {factor:.2f} times the tokens of small batches (not included)"
+    return (
+        f"{words}; by Kaplan's rule, this batch needs up to {factor:.2f} times the tokens that small batches need, "
+        "which the loss does not include"
+    )
 
 
 def frontier_words(limits: BudgetLimits, one: Frontier) -> list[str]:
@@ -181,13 +175,13 @@ def frontier_words(limits: BudgetLimits, one: Frontier) -> list[str]:
     # a limit that ends what a doubling buys shows at its last paying value, or at the one after
     at_knee = one.knee in one.values[max(first - 1, 0) : first + 1] and not one.open
     means = (
-        f"the knee is where that limit takes over, and does not describe {unit} alone"
+        f"the knee is caused by that limit, not by {unit} alone"
         if at_knee
         else f"more {unit} only allow larger models"
         if others[first] == ["tokens_max"]
-        else f"more {unit} only spend it in another way"
+        else f"with more {unit}, a run only spends that limit differently"
     )
-    return [*said, f"from {amount(one.values[first])} {unit} on, a run also uses all of {names}: {means}"]
+    return [*said, f"from {amount(one.values[first])} {unit} on, a run also uses up {names}: {means}"]
 
 
 def _used_up(limits: BudgetLimits, run: BudgetRun | None, axis: str) -> list[str]:
@@ -216,7 +210,7 @@ def assumptions(answer: Budget) -> list[str]:
     count = "all parameters" if all_counted else "parameters without embeddings, while sizes are shown with embeddings"
     lines = [
         *answer.notes,
-        f"loss is {law.loss_of}; N counts {count} ({law.source})",
+        f"loss is {law.loss_of}; the law's N counts {count} ({law.source})",
         f"errors of the scaling law: {law.spread}",
         *_batch_lines(answer),
         _flop_line(answer),
@@ -225,9 +219,9 @@ def assumptions(answer: Budget) -> list[str]:
             if all_counted
             else ["the FLOP-only size is shown with the embeddings of the nearest model that was tried"]
         ),
-        f"models of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
-        f"{problem.rates.plans:,} plans were tried, a reduced set; `knee plan` searches all plans of one model "
-        "and GPU count",
+        f"the models are of the family {problem.family.name}{_ladder_words(answer)}: {problem.family.source}",
+        f"the search tried a reduced set of {problem.rates.plans:,} plans; `knee plan` searches all plans of one "
+        "model and GPU count",
         "no token is repeated, learning rates are tuned, and no time is lost to failures and restarts",
         *_site_lines(answer),
         *ASSUMPTIONS,
@@ -243,11 +237,11 @@ def _batch_lines(answer: Budget) -> list[str]:
         if most is not None
         else f"a step has at most the critical batch size of {batch.name}, {batch.formula} ({batch.source})"
     )
-    charge = "a large batch does not increase the predicted loss, and the loss is that of the scaling law's data"
+    charge = "the predicted loss does not depend on the batch size, and applies to the data of the scaling law"
     if batch.form == "loss":
         charge += (
             "; by Kaplan's definition, a run at the critical batch size needs up to twice the tokens of a run with "
-            "small batches, so the predicted loss is optimistic there; lower the batch with --batch-max"
+            "small batches, so the predicted loss is too low for large batches; --batch-max sets a smaller batch"
         )
     return [rule, charge]
 
@@ -255,15 +249,14 @@ def _batch_lines(answer: Budget) -> list[str]:
 def _flop_line(answer: Budget) -> str:
     """Which FLOP are counted."""
     flop, seq_len = answer.flop, answer.problem.rates.seq_len
-    also = "" if answer.problem.law.counts == "all" else ", nor are those of the output layer"
+    also = "" if answer.problem.law.counts == "all" else ", and those of the output layer"
     source = argument("mfu") if answer.mfu_given else assumed_mfu()[1]
     return (
-        f"the FLOP-only estimate takes {100 * flop.mfu_frac:.3g}% of the peak ({source}) as work of 6 N D FLOP; "
-        "attention's "
-        f"own FLOP, {answer.attention_frac:.1%} of those of {answer.best.model.name} at {seq_len:,} tokens per "
-        f"sequence, are not part of 6 N D{also}, so they lower the share of that work which a cluster "
-        "completes; the MFU "
-        "of single runs uses the PaLM convention, which counts attention without the causal mask"
+        f"the FLOP-only estimate assumes {100 * flop.mfu_frac:.3g}% of the peak ({source}) and 6 x N x D FLOP; "
+        f"this leaves out the FLOP of attention, {answer.attention_frac:.1%} of all FLOP of "
+        f"{answer.best.model.name} at {seq_len:,} tokens per sequence{also}, so a cluster completes a smaller "
+        "share of the estimated FLOP; the MFU of single runs uses the PaLM convention, which counts attention "
+        "without the causal mask"
     )
 
 
@@ -273,17 +266,17 @@ def _ladder_words(answer: Budget) -> str:
         return ""
     steps = [b / a - 1.0 for a, b in pairwise(sizes)]
     return (
-        f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} above the last "
-        "(published members of the family replace the nearest size)"
+        f", {short(sizes[0])} to {short(sizes[-1])}, each {min(steps):.0%} to {max(steps):.0%} larger than the one "
+        "before (published models of the family replace the nearest size)"
     )
 
 
 def _site_lines(answer: Budget) -> list[str]:
     price, pue, grid = answer.problem.rates.cluster.usd_per_gpu_h, answer.pue, answer.grid
     rent = (
-        "rent of a GPU is unknown"
+        "the rent per GPU is unknown"
         if price is None or answer.price is None
-        else f"rent of a GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
+        else f"the rent per GPU is {price:g} USD/h ({answer.price.kind}): {answer.price.text}"
     )
     return [
         rent,

@@ -45,7 +45,7 @@ class FittedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration(Result):
-    """A profile fitted on measured runs: what they determine, what they do not, and how well it predicts them."""
+    """A profile fitted to measured runs: the fitted parameters, the others, and the errors before and after."""
 
     base: str
     """The profile that the fit started from, by its name or file."""
@@ -93,22 +93,20 @@ class Calibration(Result):
 
     @property
     def values(self) -> dict[str, float]:
-        """The values that are taken, by the name of their parameter."""
+        """The fitted values that are used, by parameter name."""
         return {path.removeprefix("profile."): value for path, value in self.found.values.items()}
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is to be known before the profile is used."""
+        """Warnings to read before you use the profile."""
         if len(self.own_profiles) == 1:
             return self.found.warnings
         counted = ", ".join(f"{name} ({count:,})" for name, count in self.own_profiles.items())
-        mixed = (
-            f"the runs are of several profiles: {counted}; one fit over {self.base}, each with the kernels it states"
-        )
+        mixed = f"the runs use several profiles: {counted}; the fit starts from {self.base}, each run keeps its kernels"
         return (mixed, *self.found.warnings)
 
     def profile_text(self) -> str:
-        """The profile as the text of a TOML file, laid over the one that the fit started from."""
+        """The profile as the text of a TOML file, whose base is the profile that the fit started from."""
         return profile_text(
             self.base,
             self.base_profile,
@@ -120,7 +118,7 @@ class Calibration(Result):
 
     @checked_arguments
     def write(self, path: str | Path) -> Path:
-        """Write the profile as a TOML file, which ``profile=`` of every question takes."""
+        """Write the profile as a TOML file, for ``profile=`` of the other functions."""
         write_text(Path(path), self.profile_text())
         return Path(path)
 
@@ -151,7 +149,7 @@ class Calibration(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The parameters, one a row."""
+        """The parameters, one per row."""
         return [asdict(row) for row in self.parameters]
 
 

@@ -40,7 +40,7 @@ class CatalogValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry(Result):
-    """A model, GPU, cluster or profile, a table that ``knee budget`` rests on, or the constants of the cost model."""
+    """A model, GPU, cluster or profile, a table of ``knee budget``, or the constants of the cost model."""
 
     kind: str
     name: str
@@ -49,7 +49,7 @@ class CatalogEntry(Result):
 
     @property
     def spec(self) -> Any:
-        """The model, GPU, cluster or profile; of any other kind the table as its file has it."""
+        """The model, GPU, cluster or profile; for other kinds, the table of the file."""
         if self.kind == CONSTANTS:
             return {name: constant(*name.split(".", 1)) for name, *_ in constant_rows()}
         if self.kind in budget_tables():
@@ -58,7 +58,7 @@ class CatalogEntry(Result):
 
     @property
     def values(self) -> tuple[CatalogValue, ...]:
-        """Every value of it."""
+        """Every value of the entry."""
         spec = self.spec
         if self.kind in budget_tables():
             return tuple(_budget_value(field, value, spec) for field, value in spec.items() if field not in APART)
@@ -75,9 +75,9 @@ class CatalogEntry(Result):
         )
 
     def to_toml(self) -> str:
-        """A complete file of a model, GPU, cluster or profile, which loads again."""
+        """A complete TOML file of the model, GPU, cluster or profile, which knee can load."""
         if self.kind not in KINDS:
-            text = f"{self.name} is none of {', '.join(KINDS)}, and has no file of its own"
+            text = f"{self.name} is not one of {', '.join(KINDS)}, so it cannot be written as a file"
             raise InputError(text, code="unknown-choice", field="name")
         return entry_toml(self.kind, self._tree())
 
@@ -93,13 +93,13 @@ class CatalogEntry(Result):
         return {"name": self.name, "kind": self.kind, "values": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a value."""
+        """One row per value."""
         return [asdict(value) for value in self.values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntries(Result):
-    """Everything that the catalogue has, by kind."""
+    """All entries of the catalogue, by kind."""
 
     entries: tuple[CatalogEntry, ...]
 
@@ -111,7 +111,7 @@ class CatalogEntries(Result):
         return names | {CONSTANTS: [name for name, *_ in constant_rows()]}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One an entry."""
+        """One row per entry."""
         return [{"kind": entry.kind, "name": entry.name} for entry in self.entries]
 
     def named(self, name: str) -> tuple[CatalogEntry, ...]:

@@ -26,7 +26,7 @@ class ComparedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(Result):
-    """Records beside each other, with what of their jobs differs."""
+    """Records side by side, and the differences between their jobs."""
 
     names: tuple[str, ...]
     """Files and folders as they were given; ``record 2`` for what is in none."""
@@ -43,7 +43,7 @@ class Comparison(Result):
 
     @property
     def flop_conventions(self) -> tuple[str, ...]:
-        """The FLOP convention of the MFU; none where no record has one, and never two."""
+        """The FLOP convention of the MFU; empty if no record has one, and never more than one."""
         return tuple({str(one.get("flop_convention")) for one in self.records if one.get("mfu_frac") is not None})
 
     def to_dict(self) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class Comparison(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """Every quantity of every record: one row each."""
+        """One row per quantity and record."""
         return [
             {
                 "record": name,

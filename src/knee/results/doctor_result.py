@@ -12,7 +12,7 @@ from knee.results.result import Result
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineCheck(Result):
-    """What a machine has, and what of knee works on it."""
+    """What a machine has, and which commands of knee work on it."""
 
     knee: str
     python: str
@@ -38,5 +38,5 @@ class MachineCheck(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """What parts of knee need, one a row."""
+        """The software and tools that knee needs, one per row."""
         return [asdict(need) for need in self.needs]

@@ -20,7 +20,7 @@ def entry_toml(kind: str, tree: Tree) -> str:
     """The file's text. What most values share as their source stands once, at the top."""
     spec = SPECS[kind]
     shared = Counter((leaf.source.kind, leaf.source.text) for _, leaf in walk(tree)).most_common(1)[0][0]
-    head = [f"# A {kind}. Every field is listed; one that is commented out has that default.", ""]
+    head = [f"# A {kind}. Every field is listed; a field that is commented out has the default value shown.", ""]
     head += [f"source = {_word(shared[1])}", f"kind = {_word(shared[0])}", ""]
     return "\n".join([*head, *_table(spec, tree, "", shared)]).rstrip() + "\n"
 

@@ -20,8 +20,8 @@ FileKind = Literal["cluster", "gpu", "model", "profile", "study", "site"]
 FILE_KINDS: tuple[FileKind, ...] = get_args(FileKind)
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 BASES = {
-    "study": "A study of the catalogue, or the path of another study file, which this one is laid over.",
-    "site": "Path of another site file, which this one is laid over.",
+    "study": "A study of the catalogue, or the path of another study file, whose keys this file overrides.",
+    "site": "Path of another site file, whose keys this file overrides.",
 }
 SOURCE = {
     "source": {"type": "string", "description": "Where the values of this table come from, such as a link."},
@@ -105,7 +105,7 @@ def _with_source(of_field: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(kind: str, spec: type, schema: dict[str, Any]) -> dict[str, Any]:
     """The top of an entry's file: its name is the file's, and a base gives what it does not."""
-    words = f"A {kind} of the catalogue, or the path of a file, relative to this one: what is not given here is its."
+    words = f"A {kind} of the catalogue, or a path relative to this file; keys that are missing here come from it."
     schema["properties"]["base"] = {"type": "string", "description": words}
     if kind == "cluster":
         words = "A GPU of the catalogue, the path of its file, or its table."

@@ -46,7 +46,7 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan(Result):
-    """One plan of a search, with its metrics and how it held up in the draws of the fitted parameters."""
+    """One plan of a search, with its metrics and its results in the random draws of the fitted parameters."""
 
     rank: int | None
     """Its place by the objective, from 1; None where it was not simulated within the search."""
@@ -73,13 +73,13 @@ class RankedPlan(Result):
     worst_frac: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; every key carries its unit."""
+        """Plain data; the name of each key ends in its unit."""
         return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSearch(Result):
-    """All plans of a job that were considered, the best of them, and what stands behind the choice."""
+    """All plans that were considered, the best of them, and the reasons for the choice."""
 
     found: SearchResult
     drawn: Robust
@@ -149,7 +149,7 @@ class PlanSearch(Result):
         return self.training_with(self.best)
 
     def training_with(self, plan: RankedPlan) -> dict[str, Any] | None:
-        """What training on the tokens takes with this plan; the band is the recommended plan's."""
+        """The cost of training on the tokens with this plan; the range is that of the recommended plan."""
         if self.whole_run is None:
             return None
         return self.whole_run.answer(plan, self.found.cluster, self.found.space.gpus, self.trust.band)
@@ -213,14 +213,14 @@ class PlanSearch(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The listed plans, one a row."""
+        """The listed plans, one per row."""
         rows = [plan.to_dict() for plan in self.plans]
         whole = [self.training_with(plan) for plan in self.plans]
         return [flat(row | ({} if run is None else {"training": run})) for row, run in zip(rows, whole, strict=True)]
 
     @checked_arguments
     def write_page(self, path: str | Path, *, command: str = "") -> None:
-        """Write one offline HTML page of the answer."""
+        """Write one HTML page of the answer, which needs no network."""
         from knee.files import write_text
         from knee.report.plan_page import plan_page
 
@@ -230,7 +230,7 @@ class PlanSearch(Result):
 
     @checked_arguments
     def export(self, to: str) -> str:
-        """The recommended plan for a tool: a job file of knee's, or launch flags of torchtitan or Megatron."""
+        """The recommended plan in the format of a tool: a knee job file, or launch flags of torchtitan or Megatron."""
         return export(self.job, to)
 
     def export_first(self, to: str) -> tuple[str, int, InputError | None]:

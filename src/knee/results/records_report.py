@@ -31,23 +31,23 @@ class RecordsReport(Result):
         return {"rows": self.rows(), "notes": list(self.notes)}
 
     def rows(self) -> list[dict[str, Any]]:
-        """One a record."""
+        """One row per record."""
         return list(self.records)
 
     def check_whole(self) -> None:
-        """``Incomplete`` where a file is damaged or cannot be read, and the answer is about the others."""
+        """Raise ``Incomplete`` if a file is damaged or unreadable; the answer covers the others."""
         if self.unread:
             more = f", and {len(self.unread) - 1} more" if len(self.unread) > 1 else ""
             raise Incomplete(
-                f"not every file could be read: {self.unread[0]}{more}",
-                hint="the answer is about the others; was the run ended while it wrote its record?",
+                f"some files could not be read: {self.unread[0]}{more}",
+                hint="the answer covers the other files; the run may have been killed while it wrote its record",
                 code=self.unread[0].code,
             )
 
     @checked_arguments
     def write_page(self, out: str | Path, *, title: str = TITLE, command: str = "") -> None:
-        """Write one HTML file that needs no network, with every value behind its chart; ``command`` is shown on it as
-        what makes it again."""
+        """Write one HTML file that needs no network, with every chart and its values; the page shows ``command``
+        as the command that created it."""
         from knee.report.records_page import runs_page
 
         page = runs_page(self.records, title=title, command=command, notes=self.notes)

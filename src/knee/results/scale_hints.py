@@ -23,7 +23,7 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
         if local_batch is not None and all(point.code == NOT_WHOLE for point in points):
             hints.append(_whole_batch(local_batch))
         hint = hints[-1] if hints else "use more GPUs, or shorter sequences"
-        return DoesNotFit("no plan fits at any of these counts", hint=hint, code="no-plan-fits")
+        return DoesNotFit("no plan fits at any of these GPU counts", hint=hint, code="no-plan-fits")
     for one in answer.curves:
         for point in reversed(one.curve.points):
             if one.job is None:
@@ -37,15 +37,15 @@ def nothing_fits(answer: Scaling) -> DoesNotFit:
             found = asked.best_of(one.job, space, only, OBJECTIVES[0])
             if found.usable and found.job is not None:
                 return DoesNotFit(
-                    "the plan is of no use at any of these counts",
-                    hint=f"on {point.gpus:,} GPUs it would be with {_plan_arguments(found.job.plan)}; "
+                    "the plan does not work at any of these GPU counts",
+                    hint=f"on {point.gpus:,} GPUs, a plan that works is {_plan_arguments(found.job.plan)}; "
                     f"{argument('best')} finds the best plan at every count",
                     code="no-count-usable",
                 )
             hints += [found.hint] if found.hint else []
             break
     return DoesNotFit(
-        "the plan is of no use at any of these counts",
+        "the plan does not work at any of these GPU counts",
         hint=hints[-1] if hints else "use more GPUs, or shorter sequences",
         code="no-count-usable",
     )

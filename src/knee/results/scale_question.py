@@ -46,7 +46,7 @@ class ScaleQuestion:
         if twice or (self.best and for_plan):
             key = (twice or [key for key, _ in for_plan])[0]
             raise InputError(
-                f"{argument('overrides')} {key} is an option of the plan",
+                f"{argument('overrides')} {key} is also an option of the plan",
                 hint="give it once, as that option",
                 code="contradiction",
                 field=key,
@@ -83,8 +83,8 @@ class ScaleQuestion:
     def _of_file(self, model: ModelLike, cluster: ClusterLike | None) -> ScalingCurve:
         if self.best:
             raise InputError(
-                f"{argument('best')} searches plans, and {model} is a job with one",
-                hint="name its model and cluster",
+                f"{argument('best')} searches for a plan, but {model} is a job file that already has one",
+                hint="give the names of its model and cluster instead",
                 code="contradiction",
                 field="best",
             )

@@ -57,7 +57,7 @@ class ScalingCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling(Result):
-    """What was asked, and a curve for each model on each cluster."""
+    """One scaling curve for each model on each cluster, and the question."""
 
     curves: tuple[ScalingCurve, ...]
     local_batch: float | None
@@ -72,21 +72,20 @@ class Scaling(Result):
 
     @property
     def knee(self) -> Knee | None:
-        """Where throughput stops paying off, of the only curve; None where no count is usable."""
+        """The throughput knee of the only curve; None if no GPU count is usable."""
         return self.only.knees.get("throughput")
 
     @property
     def knees(self) -> dict[Goal, Knee]:
-        """Of throughput, energy and cost, of the only curve."""
+        """The throughput, energy and cost knees of the only curve."""
         return self.only.knees
 
     @property
     def only(self) -> ScalingCurve:
-        """The curve, where one model was asked about on one cluster."""
+        """The only curve; an error if there are several."""
         if len(self.curves) != 1:
-            raise InputError(
-                f"there are {len(self.curves)} curves", hint="use curves[0].knees, ...", code="several-curves"
-            )
+            text = f"this result has {len(self.curves)} curves, each with its own knees"
+            raise InputError(text, hint="use curves[0].knees, ...", code="several-curves")
         return self.curves[0]
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,7 +108,7 @@ class Scaling(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each count of each curve."""
+        """One row per curve and GPU count."""
         return [
             {"model": curve["model"], "cluster": curve["cluster"]} | flat(_without_lists(point))
             for curve in self.to_dict()["curves"]
@@ -118,7 +117,7 @@ class Scaling(Result):
 
     @checked_arguments
     def plot(self, path: str | Path | None = None) -> Any:
-        """Draw it into a file .svg, .png, .html or .json; without one, the Vega-Lite chart, which a notebook shows."""
+        """Draw a chart into a .svg, .png, .html or .json file; without a file, return the Vega-Lite chart."""
         from knee.figures.scale_chart import chart_of
         from knee.figures.vega import check_picture
         from knee.report.plot_file import write_scale_plot
@@ -152,7 +151,7 @@ class Scaling(Result):
         return found
 
     def check_usable(self) -> None:
-        """``DoesNotFit`` where no count is of use: with what would be, another plan or more GPUs."""
+        """Raise ``DoesNotFit`` if no GPU count is usable; the hint names a plan or a GPU count that would work."""
         if not any(one.curve.usable for one in self.curves):
             from knee.results.scale_hints import nothing_fits
 

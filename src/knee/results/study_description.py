@@ -44,7 +44,7 @@ class StudyDescription(Result):
         return asdict(self.study) | {"points": [{"series": p.series, **asdict(p.question)} for p in self.points]}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The points of the grid, one a row."""
+        """The points of the grid, one per row."""
         names = ("model", "cluster", "profile", "gpus", "global_batch", "seq_len")
         return [
             {"series": point.series}

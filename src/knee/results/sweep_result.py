@@ -35,12 +35,12 @@ class SweepPlan(Result):
         return estimate_of(self.sweep)
 
     def check(self) -> None:
-        """Refuse a sweep that takes more GPU-hours than allowed, or whose folder has another sweep."""
+        """Raise an error if the sweep takes more GPU-hours than allowed, or its folder contains another sweep."""
         most, total = self.max_gpu_hours, gpu_h_to_start(self.sweep)
         if most is not None and total > most:
             limit = argument("max_gpu_hours")
             raise InputError(
-                f"what is to be started is estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}",
+                f"the runs to start are estimated to take {total:,.2f} GPU-hours, and {limit} is {most:g}",
                 hint=f"make the grid or {argument('steps')} smaller, or allow more",
                 code="too-many-gpu-hours",
                 field="max_gpu_hours",
@@ -48,11 +48,11 @@ class SweepPlan(Result):
         check_same_sweep(self.sweep)
 
     def check_startable(self) -> None:
-        """Refuse a sweep of which no run can be started."""
+        """Raise an error if no run of the sweep can be started."""
         if all(entry.refused for entry in self.sweep.entries):
             raise DoesNotFit(
                 "none of the runs can be started: " + self.sweep.entries[0].refused,
-                hint=either("rows() has the reason of each", "--dry-run lists the reason of each"),
+                hint=either("rows() has the reason for each run", "--dry-run lists the reason for each run"),
                 code="no-run-can-start",
             )
 
@@ -61,13 +61,13 @@ class SweepPlan(Result):
         return asdict(self.estimate) | {"runs": self.rows()}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The runs, one a row, with the reason of each that is refused."""
+        """The runs, one per row, with the reason if a run cannot be started."""
         return [asdict(entry) for entry in self.sweep.entries]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepStatus(Result):
-    """How the runs of a sweep stand."""
+    """The state of the runs of a sweep."""
 
     sweep: Sweep
     statuses: Mapping[str, Status]
@@ -94,7 +94,7 @@ class SweepStatus(Result):
 
     @property
     def failures(self) -> tuple[Status, ...]:
-        """Of runs that were started or were to be, and did not finish; not of those left out at the knee."""
+        """States of runs that did not finish although they were started or planned; not of runs skipped at the knee."""
         return tuple(
             status
             for entry in self.sweep.entries
@@ -105,15 +105,16 @@ class SweepStatus(Result):
         )
 
     def check_done(self) -> None:
-        """``Incomplete`` where runs failed: how many, why the first did, and how they are started again."""
+        """Raise ``Incomplete`` if runs failed: their number, the cause of the first, and how to restart them."""
         if not self.failures:
             return
         states, folder = sorted({status.state for status in self.failures}), str(self.sweep.folder)
         raise Incomplete(
-            f"{len(self.failures):,} of {len(self.statuses):,} runs did not end well: {self.failures[0].words}",
+            f"{len(self.failures):,} of {len(self.statuses):,} runs failed: {self.failures[0].words}",
             hint=either(
-                f"rows() has each; knee.retry_sweep({folder!r}, states={states}) starts them again",
-                f"the table has each; `knee sweep retry {shlex.quote(folder)} --status {','.join(states)}` starts them "
+                f"rows() lists all runs; knee.retry_sweep({folder!r}, states={states}) restarts them",
+                f"the table lists all runs; `knee sweep retry {shlex.quote(folder)} --status "
+                f"{','.join(states)}` starts them "
                 "again",
             ),
         )
@@ -134,5 +135,5 @@ class SweepStatus(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The runs, one a row."""
+        """The runs, one per row."""
         return [flat(run) for run in self.to_dict()["runs"]]

@@ -69,7 +69,7 @@ class FileValidation(Result):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsValidation(FileValidation):
-    """Training runs that were measured, beside what knee predicts of them."""
+    """Measured training runs and their predictions."""
 
     path: Path
     file: RunFile
@@ -119,7 +119,7 @@ class RunsValidation(FileValidation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthsValidation(FileValidation):
-    """Bandwidths of collectives that were measured, beside what knee predicts of idle links."""
+    """Measured bandwidths of collectives and their predictions on idle links."""
 
     path: Path
     file: BandwidthFile
@@ -159,7 +159,7 @@ class BandwidthsValidation(FileValidation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarriedValidation(Result):
-    """The validation set that knee carries: published runs, bandwidths, and the claims of the paper."""
+    """The validation set that knee ships: published runs, bandwidths, and the claims of the paper."""
 
     fidelity: CarriedFidelity
     """Errors by source, also of runs that a fit did not see."""
@@ -176,12 +176,12 @@ class CarriedValidation(Result):
 
     @property
     def used(self) -> bool:
-        """Whether any row could be predicted: always, here."""
+        """Whether any row could be predicted; always True here."""
         return True
 
     @property
     def ignored_columns(self) -> tuple[str, ...]:
-        """Columns that mean nothing to knee: none, here."""
+        """Columns that knee does not know; always empty here."""
         return ()
 
     @property
@@ -199,7 +199,7 @@ class CarriedValidation(Result):
         }
 
     def rows(self) -> list[dict[str, Any]]:
-        """The sources of runs, one a row; ``runs.rows()`` and ``bandwidths.rows()`` have every run and every test."""
+        """The sources of runs, one per row; ``runs.rows()`` and ``bandwidths.rows()`` have every run and every test."""
         return [asdict(source) for source in self.fidelity.sources]
 
     @checked_arguments
@@ -210,7 +210,7 @@ class CarriedValidation(Result):
         return [*self.runs.write_rows(path), *self.bandwidths.write_rows(beside)]
 
     def check_used(self) -> None:
-        """Nothing to refuse: what knee carries can be predicted."""
+        """Do nothing: all rows that knee ships can be predicted."""
 
 
 Validation = RunsValidation | BandwidthsValidation | CarriedValidation
@@ -220,7 +220,7 @@ def refuse_overwriting(rows: Path, file: Path) -> None:
     """Rows are not written over the file that they are of."""
     if real_path(rows) == real_path(file):
         raise InputError(
-            f"{argument('rows')} would overwrite {file}, which is read",
+            f"{argument('rows')} would overwrite {file}, which is an input",
             hint="name another file",
             code="would-overwrite",
             field="rows",

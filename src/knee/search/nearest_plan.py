@@ -25,13 +25,13 @@ def no_plan(space: Space) -> tuple[str, str]:
         if n >= 1 and any(True for _ in degrees(replace(space, gpus=n)))
     ]
     batch = -(-space.global_batch // space.gpus) * space.gpus
-    words = f"no plan of {space.model.name} fills {space.gpus:,} GPUs with {space.global_batch:,} sequences a step"
+    words = f"no plan of {space.model.name} fills {space.gpus:,} GPUs with {space.global_batch:,} sequences per step"
     hints = []
     if counts:
         near = sorted({next((n for n in counts if n < space.gpus), 0), next((n for n in counts if n > space.gpus), 0)})
-        hints.append(f"{' or '.join(f'{n:,}' for n in near if n)} GPUs have plans")
+        hints.append(f"{' or '.join(f'{n:,}' for n in near if n)} GPUs would work")
     if batch != space.global_batch:
-        hints.append(f"a batch of {batch:,}, one or more for each GPU, has plans")
+        hints.append(f"a batch of {batch:,}, one or more per GPU, would work")
     return words, "; ".join(hints) or "change the number of GPUs or the batch"
 
 

@@ -49,7 +49,7 @@ BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-HINT = f'for example "pp == 1 and tp <= 8"; columns are {", ".join((*NUMBERS, *WORDS))}'
+HINT = f'for example "pp == 1 and tp <= 8"; the columns are {", ".join((*NUMBERS, *WORDS))}'
 
 
 def matching(table: PlanTable, condition: str) -> Bools:
@@ -57,14 +57,14 @@ def matching(table: PlanTable, condition: str) -> Bools:
     try:
         tree = ast.parse(condition.strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _refused(condition, " is no condition") from None
+        raise _refused(condition, " is not a condition") from None
     try:
         with np.errstate(all="raise"):
             found = np.asarray(_value(tree.body, table, condition))
     except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise _refused(condition, " cannot be calculated") from None
+        raise _refused(condition, " cannot be evaluated") from None
     if found.dtype != np.bool_:
         raise _refused(condition, " is a number, not a condition")
     return np.broadcast_to(found, len(table))
@@ -110,11 +110,11 @@ def _compared(
     a, b = of(before), of(after)
     words = [isinstance(x, str) or (isinstance(x, np.ndarray) and x.dtype.kind == "U") for x in (a, b)]
     if words[0] != words[1] or (words[0] and how not in (operator.eq, operator.ne)):
-        raise _refused(condition, " compares a word with a number, or by size")
+        raise _refused(condition, " compares a word with a number, or orders words by size")
     for one, other in ((before, b), (after, a)):
         if isinstance(one, ast.Name) and one.id in WORDS and isinstance(other, str) and other not in WORDS[one.id]:
             raise InputError(
-                f"--only {condition!r}: {one.id} is never {other!r}",
+                f"--only {condition!r}: {one.id} has no value {other!r}",
                 hint=f"{one.id} is one of {', '.join(WORDS[one.id])}",
                 code="unknown-choice",
                 field="only",
@@ -124,18 +124,18 @@ def _compared(
 
 def _truth(value: Any, condition: str) -> Any:
     if np.asarray(value).dtype != np.bool_:
-        raise _refused(condition, " has a number where a condition should be")
+        raise _refused(condition, " has a number instead of a condition")
     return value
 
 
 def _number(value: Any, condition: str) -> Any:
     if np.asarray(value).dtype.kind not in "biuf":
-        raise _refused(condition, " calculates with a word")
+        raise _refused(condition, " does arithmetic with a word")
     return value
 
 
 def _unread(node: ast.AST, condition: str) -> InputError:
-    return _refused(condition, f": {type(node).__name__} is not read")
+    return _refused(condition, f": {type(node).__name__} is not supported")
 
 
 def _refused(condition: str, why: str, code: str = "not-a-condition") -> InputError:

@@ -111,10 +111,10 @@ def search(
     at once."""
     if objective == "usd_per_mtoken" and cluster.usd_per_gpu_h is None:
         hint = f"give {argument('overrides')} cluster.usd_per_gpu_h='2.5 USD/h'"
-        text = f"the price of {cluster.name} is not known"
+        text = f"the price of {cluster.name} is unknown"
         raise InputError(text, hint=hint, code="no-rate", field="cluster.usd_per_gpu_h")
     if space.gpus > cluster.max_gpus:
-        text = f"gpus is {space.gpus:,}; {cluster.name} is described up to {cluster.max_gpus:,}"
+        text = f"gpus is {space.gpus:,}; {cluster.name} is described only up to {cluster.max_gpus:,}"
         raise InputError(text, code="out-of-range", field="gpus")
     _check_modelled(space, cluster, profile)
     wanted = _wanted(only)

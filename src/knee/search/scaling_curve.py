@@ -116,19 +116,22 @@ def parse_counts(text: str) -> list[int]:
         words = [first, last] if dots else [first]
         if not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
             raise InputError(
-                f"{what}: {part.strip()!r} is no count of GPUs", hint=hint, code="not-a-count", field="gpus"
+                f"{what}: {part.strip()!r} is not a number of GPUs", hint=hint, code="not-a-count", field="gpus"
             )
         low, high = int(first), int(words[-1])
         if low < 1 or high < low:
             raise InputError(
-                f"{what}: {part.strip()!r} must go up, from at least 1", hint=hint, code="not-a-count", field="gpus"
+                f"{what}: {part.strip()!r} must start at 1 or more and increase",
+                hint=hint,
+                code="not-a-count",
+                field="gpus",
             )
         while low <= high:
             counts.add(low)
             low *= 2
     if len(counts) > MOST_COUNTS:
         raise InputError(
-            f"{what} has {len(counts)} counts; {MOST_COUNTS} are the most", hint=hint, code="too-many", field="gpus"
+            f"{what} has {len(counts)} counts; {MOST_COUNTS} are the maximum", hint=hint, code="too-many", field="gpus"
         )
     return sorted(counts)
 
@@ -138,11 +141,11 @@ def checked_counts(counts: Sequence[int]) -> list[int]:
     hint = "for example gpus=[8, 64, 512], or gpus='8..2048' (doublings)"
     wrong = [count for count in counts if not isinstance(count, int) or isinstance(count, bool) or count < 1]
     if wrong or not counts:
-        text = f"{wrong[0]!r} is no count of GPUs" if wrong else "there is no count"
+        text = f"{wrong[0]!r} is not a number of GPUs" if wrong else "no GPU count is given"
         raise InputError(f"{argument('gpus')}: {text}", hint=hint, code="not-a-count", field="gpus")
     if len(set(counts)) > MOST_COUNTS:
         raise InputError(
-            f"{argument('gpus')} has {len(set(counts))} counts; {MOST_COUNTS} are the most",
+            f"{argument('gpus')} has {len(set(counts))} counts; {MOST_COUNTS} are the maximum",
             hint=hint,
             code="too-many",
             field="gpus",
@@ -200,8 +203,8 @@ def point_of(job: Job, convention: str = DEFAULT_CONVENTION) -> ScalePoint:
         measured = simulate(job, convention=convention)
     if not (0 < measured.step_s < math.inf and math.isfinite(measured.memory_bytes)):
         raise InputError(
-            "a size or rate is so far from any real one that the step has no finite answer",
-            hint="look at the values given by --set, in files and as sizes",
+            "a size or rate is so unrealistic that the step time is not finite",
+            hint="check the values in --set, in your files and in the options",
             code="not-finite",
         )
     if measured.fits:
@@ -235,7 +238,7 @@ def best_point(
 def _none_fits(found: SearchResult) -> str:
     space = found.space
     if not found.plans:
-        return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within what is asked"
+        return f"no plan spreads {space.global_batch:,} sequences over {space.gpus:,} GPUs within the given limits"
     has = show(found.cluster.gpu.hbm_bytes, "bytes")
     needs = show(found.least_memory()[1], "bytes")
     return f"none of {found.plans:,} plans fits: the least needs {needs} per GPU, has {has}"
@@ -265,5 +268,5 @@ def _what_would(found: SearchResult, only: str | None, grows: bool) -> str | Non
             # the plan that splits the model least
             plan = table.plan(int(fitting[np.argmin((table.tp * table.pp * table.cp)[fitting])]))
             how = f"{plan.sharding}, tp {plan.tp}, pp {plan.pp}, cp {plan.cp}, recompute {plan.recompute}"
-            return f"it would fit on {gpus:,} GPUs, for example with {how}"
+            return f"the model would fit on {gpus:,} GPUs, for example with {how}"
     return None

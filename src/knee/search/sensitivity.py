@@ -57,7 +57,7 @@ PARTS: dict[str, tuple[str, Callable[[Cluster, float], Cluster]]] = {
         lambda c, f: replace(c, fabric=replace(c.fabric, nic_bytes_per_s=c.fabric.nic_bytes_per_s * f)),
     ),
     "latency": (
-        "latency per hop",
+        "1 / latency per hop",
         lambda c, f: replace(
             c,
             node=replace(c.node, hop_s=c.node.hop_s / f),

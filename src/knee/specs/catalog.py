@@ -151,7 +151,7 @@ def read_toml(path: Path, *, field: str | None = None) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{path} is not valid TOML: {error}", code="not-toml", field=field) from None
     except (ValueError, RecursionError) as error:  # as Python's own parsers end at numbers without end
-        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number in it has too many digits"
+        why = "it is nested too deep" if isinstance(error, RecursionError) else "a number has too many digits"
         raise InputError(f"{path} is not valid TOML: {why}", code="not-toml", field=field) from None
 
 
@@ -160,7 +160,9 @@ def read_text(path: Path, *, most: int = MOST_JSON_BYTES, field: str | None = No
     try:
         return text_files.read_text(path, most=most)
     except (OSError, UnicodeDecodeError) as error:
-        raise text_files.cannot_read(path, error, field=field) from None
+        known = field in KINDS
+        hint = "check the path, or use a name from `knee catalog`" if known else None
+        raise text_files.cannot_read(path, error, field=field, hint=hint) from None
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
@@ -207,7 +209,7 @@ def _parsed(path: Path) -> dict[str, Any]:
 def _raw_entry(kind: Kind, name: str) -> dict[str, Any]:
     if not name.strip():
         hint = "`knee catalog` lists all"
-        raise InputError(f"no {kind} was named", hint=hint, code="missing-argument", field=kind)
+        raise InputError(f"no {kind} is given", hint=hint, code="missing-argument", field=kind)
     path = _index(kind).get(name)
     if path is None:
         raise InputError(f"no {kind} named {name!r}", hint=_name_hint(kind, name), code="unknown-name", field=kind)

@@ -127,7 +127,7 @@ def sources_of(kind: str, tree: Tree) -> dict[str, Source]:
     written = {known[:end] for known in sources for end in (*_dots(known), len(known))}
     for path, field in fields_of(kind).items():
         if path not in written and path.rpartition(".")[2] != "name" and _KERNELS.isdisjoint(path.split(".")):
-            sources[path] = Source(value=field.default, kind="assumed", text="not given: the field's default")
+            sources[path] = Source(value=field.default, kind="assumed", text="default value of the field")
     return sources
 
 
@@ -174,7 +174,7 @@ def _number(value: Any, path: str, bad: dict[str, Mistake]) -> Any:
         bad[path] = Mistake(code="not-an-amount", place=path, text=str(error))
         return value
     if unit != "frac" and isinstance(number, (int, float)) and number and not SMALLEST < abs(number) < LARGEST:
-        text = f"{word} is out of range: 0, or {SMALLEST:g} to {LARGEST:g}"
+        text = f"{word} is out of range: it must be 0, or from {SMALLEST:g} to {LARGEST:g}"
         bad[path] = Mistake(code=OUT_OF_RANGE, place=path, text=text)
         return value
     if isinstance(number, (int, float)) and units.is_bare(value) and _needs_unit(path, unit, number):
@@ -265,7 +265,7 @@ def _in_place(table: str, error: SpecError) -> Mistake:
 
 def _unknown_key(kind: str, table: str, key: str) -> str:
     if key == "kind":
-        return f"is not a field, nor one of the kinds of source: {', '.join(SOURCE_KINDS)}"
+        return f"is neither a field nor a kind of source: {', '.join(SOURCE_KINDS)}"
     known = known_keys(kind, table)
     close = did_you_mean(key, known)
-    return "is not a field; " + (f"did you mean {close}?" if close else f"known are {', '.join(known)}")
+    return "is not a field; " + (f"did you mean {close}?" if close else f"known fields: {', '.join(known)}")

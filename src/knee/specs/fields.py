@@ -143,7 +143,7 @@ class WrongKey(InputError):
 
 
 def _ambiguous(key: str, paths: list[str]) -> WrongKey:
-    hint = "write more of the dotted path"
+    hint = "write the full dotted path"
     return WrongKey(key, f" could mean {', '.join(paths)}", hint=hint, code="ambiguous-field")
 
 
@@ -152,5 +152,5 @@ def _unknown(key: str, paths: list[str]) -> WrongKey:
     # Compare with full paths and with bare names, since either is what people write.
     names = {path: path for path in paths} | {path.rpartition(".")[2]: path for path in paths}
     close = did_you_mean(key, names) or did_you_mean(key.rpartition(".")[2], names)
-    hint = f"did you mean {names[close]}?" if close else "`knee catalog NAME` lists the fields of an entry"
+    hint = f"did you mean {names[close]}?" if close else "`knee catalog NAME` lists all fields"
     return WrongKey(key, ": there is no such field", hint=hint, code="unknown-field")

@@ -164,17 +164,17 @@ class Gpu:
         _positive("gpu", self, positive)
         _fraction("gpu", self, ("hbm_frac", "gemm_clock_frac"))
         if self.gemm_cap_w is not None and self.gemm_cap_w <= self.idle_w:
-            raise out_of_range("gpu.gemm_cap_w", self.gemm_cap_w, "a board's limit is above its idle draw")
+            raise out_of_range("gpu.gemm_cap_w", self.gemm_cap_w, "the power limit must be above the idle power")
         _not_negative("gpu", self, ("gemm_j_per_flop", "hbm_j_per_byte", "comm_w", "kernel_s"))
         if "bf16" not in self.gemm:
-            raise FieldError("gpu.gemm.bf16", "is missing: every chip has 16-bit products", code="missing-field")
+            raise FieldError("gpu.gemm.bf16", "is missing; every GPU needs a 16-bit rate", code="missing-field")
         if self.idle_w >= self.tdp_w:
-            predicate = f"is {self.idle_w} and gpu.tdp_w {self.tdp_w}; a board idles below its limit"
+            predicate = f"is {self.idle_w} and gpu.tdp_w {self.tdp_w}; the idle power must be below the power limit"
             raise FieldError("gpu.idle_w", predicate, code="contradiction")
         for name in ("bf16_flop_per_s", "fp8_flop_per_s", "fp4_flop_per_s"):
             value = getattr(self, name)
             if value is not None and not value >= SLOWEST_FLOP_PER_S:
-                rule = "it must be at least 1 GFLOP/s, or left out where the chip has none"
+                rule = "it must be at least 1 GFLOP/s, or left out if the GPU does not support this type"
                 raise out_of_range(f"gpu.{name}", value, rule)
 
     def peak_flop_per_s(self, precision: Precision) -> float:
@@ -249,7 +249,11 @@ class Tier:
     def __post_init__(self) -> None:
         _positive("tier", self, ("nodes",))
         if self.oversubscription < 1:
-            raise out_of_range("tier.oversubscription", self.oversubscription, "1 is non-blocking, more is slower")
+            raise out_of_range(
+                "tier.oversubscription",
+                self.oversubscription,
+                "it must be at least 1 (1 is non-blocking, larger values are slower)",
+            )
         _not_negative("tier", self, ("hop_s",))
 
 

@@ -64,7 +64,7 @@ class Job:
                 raise out_of_range(name, getattr(self, name), "it must be at least 1")
         if self.seq_len > 2**24 or self.global_batch > 2**24:
             raise SpecError(
-                f"seq_len {self.seq_len:,} or global_batch {self.global_batch:,} is beyond 16,777,216",
+                f"seq_len {self.seq_len:,} or global_batch {self.global_batch:,} is above 16,777,216",
                 code="out-of-range",
                 field="seq_len" if self.seq_len > 2**24 else "global_batch",
             )
@@ -83,8 +83,8 @@ class Job:
         check_stages(model, plan, own_stages=OWN_STAGES)
         if plan.sequence_parallel and not splits_tokens(self.seq_len, plan.cp, plan.tp):
             raise SpecError(
-                f"sequence parallelism splits {self.seq_len // plan.cp} tokens a sequence over tp {plan.tp}, which "
-                "does not divide them",
+                f"sequence parallelism splits {self.seq_len // plan.cp} tokens per sequence over tp {plan.tp}, which "
+                "does not divide evenly",
                 hint=either("use sequence_parallel=False", "use --no-sequence-parallel")
                 + ", or a sequence length that tp x cp divides",
                 code="does-not-divide",
@@ -117,7 +117,7 @@ class Job:
         if self.plan.prefetch > self.model.layers:
             raise SpecError(
                 f"prefetch is {self.plan.prefetch}, but {self.model.name} has {self.model.layers} layers",
-                hint="1 is what FSDP2 does; more only costs memory",
+                hint="FSDP2 uses 1; larger values only cost memory",
                 code="out-of-range",
                 field="plan.prefetch",
             )
@@ -144,4 +144,4 @@ def check_described(gpus: int, cluster: Cluster) -> None:
     if gpus < 1:
         raise out_of_range("gpus", gpus, "it must be at least 1")
     if gpus > cluster.max_gpus:
-        raise out_of_range("gpus", f"{gpus:,}", f"{cluster.name} is described up to {cluster.max_gpus:,}")
+        raise out_of_range("gpus", f"{gpus:,}", f"{cluster.name} is described only up to {cluster.max_gpus:,}")

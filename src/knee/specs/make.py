@@ -88,18 +88,18 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
     if global_batch is not None and local_batch is not None:
         raise SpecError(
             f"global_batch {global_batch} and local_batch {local_batch} are both given",
-            hint="give one of them: global = local * gpus",
+            hint="give only one of them: global_batch = local_batch * gpus",
             code="contradiction",
             field="global_batch",
         )
     if global_batch is not None:
         if global_batch > MOST:
-            raise out_of_range("global_batch", global_batch, f"more than {MOST:,} is not answered")
+            raise out_of_range("global_batch", global_batch, f"more than {MOST:,} is not supported")
         return global_batch
     if local_batch is None:
         raise SpecError(
             "the batch is missing",
-            hint="give global_batch (sequences per step) or local_batch (sequences per step and GPU)",
+            hint="give global_batch (sequences per step) or local_batch (sequences per step and per GPU)",
             code="missing-argument",
             field="global_batch",
         )
@@ -108,7 +108,8 @@ def global_batch_of(gpus: int, *, global_batch: int | None, local_batch: float |
     total = local_batch * gpus
     if total > MOST:
         raise SpecError(
-            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not answered",
+            f"local_batch({local_batch:g}) * gpus({gpus}) = {total:,.0f} sequences; more than {MOST:,} is not "
+            "supported",
             code="out-of-range",
             field="local_batch",
         )
@@ -142,7 +143,8 @@ def _fill_degrees(options: dict[str, Any], gpus: int, notes: list[str]) -> None:
             field="gpus",
         )
     options[open_axis] = gpus // used
-    notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills the {gpus:,} GPUs"))
+    all_gpus = "the only GPU" if gpus == 1 else f"the {gpus:,} GPUs"
+    notes.append(Note("default-degree", f"{open_axis} defaulted to {gpus // used:,}, which fills {all_gpus}"))
 
 
 def _degree(options: Mapping[str, Any], axis: str) -> int:

@@ -61,7 +61,7 @@ class Model:
                 raise out_of_range(f"model.{field}", getattr(self, field), "it must be at least 1")
             most = MOST_LAYERS if field == "layers" else MOST
             if getattr(self, field) > most:
-                raise out_of_range(f"model.{field}", getattr(self, field), f"more than {most:,} is not answered")
+                raise out_of_range(f"model.{field}", getattr(self, field), f"more than {most:,} is not supported")
         if not 1 < self.rope_base < math.inf:
             raise out_of_range("model.rope_base", f"{self.rope_base:g}", "it must be more than 1")
         if not 0 <= self.head_size <= MOST:

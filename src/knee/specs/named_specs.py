@@ -99,7 +99,7 @@ def _inside(node: Any, table: str, path: str) -> Any:
         if int(table) >= len(items):
             raise InputError(
                 f"{SET} {path}: there is no number {table} among {len(items)}, counted from 0",
-                hint="`knee catalog NAME` lists them; more are added in a file",
+                hint="`knee catalog NAME` lists them; use a file to add more",
                 code="out-of-range",
                 field=path,
             )
@@ -141,7 +141,7 @@ def _worded_value(kind: str, path: str, text: str) -> Any:
     if str(field.type).startswith("tuple"):
         if "str" not in str(field.type):
             raise InputError(
-                f"{SET} {path}: a list of tables does not fit an option",
+                f"{SET} {path}: a list of tables cannot be given as an option",
                 hint=f"change one value, such as {path}.0.NAME, or use a file",
                 code="not-an-override",
                 field=path,

@@ -63,7 +63,7 @@ class Plan:
     sequence_parallel: bool = True
     """Norms and residuals are split along the sequence inside the tensor-parallel group."""
     tp_overlap_frac: float | None = None
-    """Overrides the profile's share of TP communication hidden beside GEMMs."""
+    """Overrides the profile's share of TP communication that overlaps with GEMMs."""
     schedule: Schedule = "1f1b"
     virtual_stages: int = 1
     """Model chunks per pipeline rank; more than one needs the interleaved schedule."""
@@ -91,7 +91,7 @@ class Plan:
             if getattr(self, name) < 1:
                 raise out_of_range(f"plan.{name}", getattr(self, name), "it must be at least 1")
             if getattr(self, name) > MOST:
-                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not answered")
+                raise out_of_range(f"plan.{name}", getattr(self, name), f"more than {MOST:,} is not supported")
         if self.prefetch < 0:
             raise out_of_range("plan.prefetch", self.prefetch, "it cannot be negative")
         if self.tp_overlap_frac is not None and not 0 <= self.tp_overlap_frac <= 1:
@@ -100,7 +100,8 @@ class Plan:
             raise out_of_range("plan.recompute_frac", self.recompute_frac, "it must be above 0 and at most 1")
         if self.recompute_frac < 1 and self.recompute != "blocks":
             raise SpecError(
-                f"recompute_frac {self.recompute_frac:g} is a share of the blocks, but recompute is {self.recompute}",
+                f"recompute_frac {self.recompute_frac:g} applies only to recompute blocks, but recompute is "
+                f"{self.recompute}",
                 hint=f"use {argument('recompute')} blocks",
                 code="contradiction",
             )
@@ -131,13 +132,12 @@ class Plan:
         if self.sharding == "ddp" and self.dp_shard > 1:
             raise SpecError(
                 f"ddp shards nothing, but dp_shard is {self.dp_shard}",
-                hint=f"put the data-parallel ranks into dp_replicate, or use {argument('sharding')} zero1",
+                hint=f"use dp_replicate for the data-parallel ranks, or use {argument('sharding')} zero1",
                 code="contradiction",
             )
         if self.sync_every > 1 and self.dp_replicate == 1:
             raise SpecError(
-                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas that could do without "
-                "each other",
+                f"sync_every is {self.sync_every}, but dp_replicate is 1: there are no replicas to synchronize",
                 hint=f"give {argument('dp_replicate')}, for example with {argument('sharding')} hsdp, "
                 f"or leave {argument('sync_every')} out",
                 code="contradiction",

@@ -155,4 +155,4 @@ class Profile:
                 rule = f"between {LEAST_KEPT_BYTES:g} (one 16-bit tensor) and {MOST_KEPT_BYTES:g} (five in fp32)"
                 raise out_of_range(f"profile.{name}", value, f"it must be {rule}")
         if self.comm_slowdown < 1:
-            raise out_of_range("profile.comm_slowdown", self.comm_slowdown, "1 is no slowdown, more is slower")
+            raise out_of_range("profile.comm_slowdown", self.comm_slowdown, "it must be at least 1 (1 is no slowdown)")

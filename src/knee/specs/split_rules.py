@@ -55,11 +55,11 @@ def check_stages(model: Model, plan: Plan, *, own_stages: int) -> None:
     """Refuse a pipeline of more stages than the model has layers, and ``own_stages`` besides."""
     stages = plan.pp * plan.virtual_stages
     if stages > model.layers + own_stages:
-        more = ", or two more for the embedding and the loss" if own_stages else ""
+        more = ", or two more if the embedding and the loss count as layers" if own_stages else ""
         raise SpecError(
             f"pp({plan.pp}) * virtual_stages({plan.virtual_stages}) = {stages} stages, but {model.name} has "
             f"{model.layers} layers",
-            hint=f"use at most {model.layers} stages in all{more}",
+            hint=f"use at most {model.layers} stages in total{more}",
             code="out-of-range",
             field="plan.pp",
         )

@@ -53,7 +53,7 @@ def picked(question: Question, jobs: Sequence[Job], fits: Bools, step_s: Floats)
     if question.pick == "beyond":
         every = [i for i in every if _degree(jobs[i]) > _degree(jobs[least])]
         if not every:
-            raise SpecError("no plan has more model parallelism than the least that fits", code="no-valid-plan")
+            raise SpecError("every plan that fits has the same degree of model parallelism", code="no-valid-plan")
     return min(every, key=order)
 
 
@@ -68,7 +68,7 @@ def specs_of(question_specs: tuple[str, str, str], sets: Options) -> tuple[Loade
     for_model, for_cluster, for_profile, for_plan = split_overrides(sets)
     if for_plan:
         raise SpecError(
-            f"set {for_plan[0][0]} is an option of the plan", hint="give it under plan", code="not-an-override"
+            f"set {for_plan[0][0]} is an option of the plan", hint="give it in the table `plan`", code="not-an-override"
         )
     return (
         load_model(model, for_model),

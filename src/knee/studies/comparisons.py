@@ -94,7 +94,10 @@ class RunComparison:
         for group in dict.fromkeys(tuple(row.get(c) for c in self.each) for row in runs):
             of = [b for b in bases if tuple(b.get(c) for c in self.each) == group]
             if len(of) != 1:
-                text = f"{len(of)} runs to compare with where one is meant ({', '.join(map(str, group))})"
+                text = (
+                    f"{len(of)} runs match, but exactly one is expected for the comparison "
+                    f"({', '.join(map(str, group))})"
+                )
                 raise NotTestable(text, code="several-runs" if of else "no-run")
             yield group, [row for row in runs if tuple(row.get(c) for c in self.each) == group], of[0]
 
@@ -166,7 +169,7 @@ class Agreement:
 
     def __post_init__(self) -> None:
         if not isfinite(self.within):
-            raise SpecError("a bar that is no number", code="not-finite", field="within")
+            raise SpecError("a limit is not a number", code="not-finite", field="within")
 
     @property
     def bar(self) -> str:
@@ -179,7 +182,7 @@ class Agreement:
             if row.get(self.published) and all(metric_of(row, key) >= low for key, low in self.least.items())
         ]
         if not found:
-            raise NotTestable("no published reading stands beside a run", code="no-run", field=self.published)
+            raise NotTestable("no run has a published value", code="no-run", field=self.published)
         pairs = [(metric_of(row, self.metric), metric_of(row, self.published)) for row in found]
         middle = median(abs(value - read) for value, read in pairs)
         errors = [abs(change(value, read)) for value, read in pairs]

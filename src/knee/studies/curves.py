@@ -44,7 +44,7 @@ class Trend:
         if self.goes.startswith("does not"):
             return f"{self.goes}, beyond {share} noise"
         if self.ends:
-            return f"{self.goes} by more than {share} from first to last, never the other way beyond it"
+            return f"{self.goes} by more than {share} from first to last, and never the opposite by more than that"
         return f"{self.goes} at every step" + (f" by more than {share}" if self.noise_frac else "")
 
     def check(self, rows: Rows, study: str) -> Finding:
@@ -76,15 +76,17 @@ class Diminishing:
     @property
     def bar(self) -> str:
         if self.goes == "rises":
-            return "every step buys more, and less than its share; the last less than the first"
-        return "every step falls by less than the one before"
+            return (
+                "every step brings more tokens/s, but less than in proportion; the last step brings less than the first"
+            )
+        return "every step falls by less than the step before"
 
     def check(self, rows: Rows, study: str) -> Finding:
         points = curve(rows, study, self.at, self.metric, self.over)
         if self.goes == "rises":
             growth = [(1.0 + change(v2, v1), 1.0 + change(n2, n1)) for (n1, v1), (n2, v2) in pairwise(points)]
             holds = all(1.0 < got <= ideal * (1 + 1e-9) for got, ideal in growth) and growth[-1][0] < growth[0][0]
-            return Finding(holds=holds, value="each step buys " + ", ".join(f"{got:.2f}x" for got, _ in growth))
+            return Finding(holds=holds, value="each step gives " + ", ".join(f"{got:.2f}x" for got, _ in growth))
         drops = [v1 - v2 for (_, v1), (_, v2) in pairwise(points)]
         holds = all(d > 0 for d in drops) and all(b < a for a, b in pairwise(drops))
         return Finding(holds=holds, value=listed([v for _, v in points], self.metric))
@@ -102,7 +104,7 @@ class Peak:
 
     @property
     def bar(self) -> str:
-        return f"the most is inside, and the last {self.noise_frac:.0%} below it"
+        return f"the maximum is not at an end, and the last value is {self.noise_frac:.0%} below it"
 
     def check(self, rows: Rows, study: str) -> Finding:
         values = [v for _, v in curve(rows, study, self.at, self.metric, self.over)]
@@ -125,7 +127,7 @@ class Steeper:
     @property
     def bar(self) -> str:
         points = f"{100 * self.noise_frac:g} point" + ("" if self.noise_frac == NOISE else "s")
-        return f"every step beyond loses more than any before, by more than {points}"
+        return f"every step after that loses more than any step before, by more than {points}"
 
     def check(self, rows: Rows, study: str) -> Finding:
         points = curve(rows, study, self.at, self.metric, self.over)

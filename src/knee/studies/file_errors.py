@@ -63,7 +63,7 @@ def _walk(loc: Sequence[str | int], raw: Any, kind: str) -> tuple[list[str | int
 def _mistake(error: Mapping[str, Any], at: str, given: Any) -> Mistake:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "unexpected_keyword_argument":
-        return Mistake(code=UNKNOWN_FIELD, place=at, text=f"{at} is not known")
+        return Mistake(code=UNKNOWN_FIELD, place=at, text=f"{at} is not a known key")
     if kind == "missing":
         return Mistake(code=MISSING_FIELD, place=at, text=f"{at} is missing")
     if kind == "union_tag_not_found":

@@ -23,8 +23,8 @@ def changes_of(given: GridChanges) -> dict[str, tuple[Any, ...]]:
         if key not in CHANGES:
             close = did_you_mean(key, CHANGES)
             raise InputError(
-                f"{argument('overrides')} {key}: a grid has {', '.join(CHANGES)}",
-                hint=f"did you mean {close}?" if close else "other values are changed in a study file",
+                f"{argument('overrides')} {key}: the keys of a grid are {', '.join(CHANGES)}",
+                hint=f"did you mean {close}?" if close else "change other values in a study file",
                 code="not-an-override",
                 field=key,
             )
@@ -52,7 +52,7 @@ def _number(key: str, text: str) -> float | int:
     try:
         value = float(text) if key == "local_batch" else int(text)
     except ValueError:
-        raise InputError(f"{option}: it should be a number", code="not-a-number", field=key) from None
+        raise InputError(f"{option}: it must be a number", code="not-a-number", field=key) from None
     if not 0 < value < float("inf"):
-        raise InputError(f"{option}: it should be more than 0, and finite", code="out-of-range", field=key)
+        raise InputError(f"{option}: it must be a finite number above 0", code="out-of-range", field=key)
     return value

@@ -67,7 +67,7 @@ def _listed(value: Value | tuple[Value, ...]) -> str:
 def only(found: Sequence[Row]) -> Row:
     """The one row that is meant."""
     if len(found) != 1:
-        raise NotTestable(f"{len(found)} runs are meant where one is", code=SEVERAL_RUNS)
+        raise NotTestable(f"{len(found)} runs match, but exactly one is expected", code=SEVERAL_RUNS)
     return found[0]
 
 

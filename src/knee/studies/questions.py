@@ -56,7 +56,7 @@ def check_count(studies: Iterable[Study], changes: Mapping[str, Any] | None = No
     count = sum(_count(grid, changes or {}) for study in studies for grid in study.grid)
     if count > most:
         names = ", ".join(f"study {study.name}" for study in studies if study.grid)
-        hint = f"up to {most:,} are run at once: leave some out"
+        hint = f"at most {most:,} can run at once; leave some out"
         raise InputError(f"{names}: {count:,} plans in all", hint=hint, code="too-many")
 
 

@@ -77,11 +77,11 @@ class Store:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
-            self.warn(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}): computed again")
+            self.warn(f"{path} cannot be read ({getattr(error, 'strerror', None) or 'not text'}); it is computed again")
             return None
         why = damage(text, key)
         if why is not None:
-            self.warn(f"{path} is damaged ({why}): computed again")
+            self.warn(f"{path} is damaged ({why}); it is computed again")
             return None
         record: dict[str, Any] = json.loads(text)
         return record
@@ -92,12 +92,12 @@ def damage(text: str, key: str) -> str | None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        return "it was cut off, or is not JSON"
+        return "it is incomplete or not JSON"
     if not isinstance(found, dict) or SEAL not in found:
-        return "it has no seal"
+        return "it has no checksum"
     if found[SEAL] != sealed(found)[SEAL]:
-        return "its content does not match its seal"
-    return None if found.get("key") == key else "it is the record of another question"
+        return "its content does not match its checksum"
+    return None if found.get("key") == key else "it is the record of another run"
 
 
 def sealed(record: dict[str, Any]) -> dict[str, Any]:

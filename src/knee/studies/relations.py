@@ -29,7 +29,7 @@ class Number:
     def __post_init__(self) -> None:
         bounds, rooms = (self.above, self.below), (self.within, self.within_frac)
         if not all(isfinite(value) for value in (self.equals, *bounds, *rooms) if value is not None):
-            raise SpecError("a bar that is no number", code="not-finite")
+            raise SpecError("a limit is not a number", code="not-finite")
         if (self.equals is None) == (bounds == (None, None)):
             code = "missing-field" if self.equals is None else "contradiction"
             text = "equals, or above and below, is needed, and only one of the two"

@@ -50,7 +50,7 @@ def with_needs(names: Iterable[str]) -> list[Study]:
         for study in map(load_study, (name, *load_study(name).needs)):
             if found.setdefault(study.name, study) != study:
                 raise InputError(
-                    f"two studies are called {study.name}",
+                    f"two studies have the name {study.name}",
                     hint="run them one by one, or rename a file",
                     code="contradiction",
                     field="study",
@@ -134,7 +134,7 @@ def _ran(
 ) -> Ran:
     own = rows.get(study.name, ())
     if changes:
-        why = f"the grid is not the study's own: {', '.join(changes)} changed"
+        why = f"the grid was changed: {', '.join(changes)}"
         verdicts = not_testable(study.claim, study.name, why)
     else:
         verdicts = _judged(study, pools)
@@ -185,4 +185,4 @@ def _finding(study: Study, pools: Mapping[str, Rows]) -> tuple[str, dict[str, st
             continue
         measured = " (Measured.)" if kind == "measured" else ""
         return kind, values, study.finding.format(**values) + measured
-    return "", {}, f"Not said of these runs: {why}."
+    return "", {}, f"No finding for these runs: {why}."

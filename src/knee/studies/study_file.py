@@ -254,15 +254,15 @@ class Study:
 
     def __post_init__(self) -> None:
         if not (self.grid or self.bandwidths or self.budget or self.hardware or self.needs):
-            text = "it runs nothing: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing"
+            text = "the study has nothing to run: [[grid]], [[bandwidths]], [[budget]], hardware or needs is missing"
             raise SpecError(text, code="missing-field", field="grid")
         ids = Counter(claim.id for claim in self.claim)
         if twice := sorted(one for one, count in ids.items() if count > 1):
-            raise SpecError(f"claim {twice[0]} is there twice", code="contradiction", field="claim")
+            raise SpecError(f"claim {twice[0]} is given twice", code="contradiction", field="claim")
         try:
             named = {name for _, name, _, _ in Formatter().parse(self.finding) if name is not None}
         except ValueError as error:
-            text = f"finding: {error} (a brace that is no name's is written twice)"
+            text = f"finding: {error} (write a literal brace twice)"
             raise SpecError(text, code="not-a-format", field="finding") from None
         if unknown := sorted(named - self.value.keys()):
             text = f"finding names {{{unknown[0]}}}, and [value.{unknown[0]}] is missing"
@@ -326,7 +326,7 @@ def load_study(name: str) -> Study:
     if name not in study_names():
         close = did_you_mean(name, study_names())
         guess = f"did you mean {close}? " if close else ""
-        hint = f"{guess}`knee study list` has all"
+        hint = f"{guess}`knee study list` shows all"
         raise InputError(f"there is no study {name!r}", hint=hint, code="unknown-name", field="study")
     return _catalog_study(name)
 

@@ -30,7 +30,7 @@ def refused(machine: LocalDevices, point: StudyPoint) -> str | None:
     """Why a point cannot be trained here, if it cannot."""
     _, for_cluster, for_profile, _ = split_overrides(point.question.sets)
     if for_cluster or for_profile:
-        return f"{(*for_cluster, *for_profile)[0][0]} can be changed in a simulation only"
+        return f"{(*for_cluster, *for_profile)[0][0]} can be changed only in a simulation"
     return machine.refuses(loaded(point.question)[1].spec, point.question.gpus)
 
 
@@ -51,7 +51,7 @@ def trained(
         if record.get("status") == "done":
             yield point, record
             continue
-        how, said = record.get("status") or "left no record", record.get("error") or _error_of(own)
+        how, said = record.get("status") or "wrote no record", record.get("error") or _error_of(own)
         warn(f"{point.name}: the run {how}{f': {said}' if said else ''} (its output is in {own / LOG})")
         yield point, None
 

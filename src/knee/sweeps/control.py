@@ -24,14 +24,16 @@ def current_statuses(sweep: Sweep) -> dict[str, Status]:
         try:
             return with_queue(sweep, statuses)
         except NoAnswer as error:
-            words = f"{error.message}; this is what was last written down"
+            words = f"{error.message}; this is the last known state"
             return {name: status if status.over else replace(status, words=words) for name, status in statuses.items()}
     for name, status in statuses.items():
         run = sweep.run(name)
         gone = status.state == "running" and status.host == socket.gethostname() and not living_processes(run, status)
         if gone and (again := read_status(run)).state == "running" and not is_locked(sweep.folder):
             statuses[name] = replace(
-                again, words="what had started it was ended; `knee sweep` goes on", ended_s=last_sign_s(run)
+                again,
+                words="the process that started it has ended; `knee sweep run` continues the sweep",
+                ended_s=last_sign_s(run),
             )
     return statuses
 
@@ -67,7 +69,7 @@ def requeue(sweep: Sweep, states: Sequence[str], ids: Collection[str] = ()) -> i
                     status,
                     state="pending",
                     cause="",
-                    words="to be tried again",
+                    words="waiting to be restarted",
                     node="",
                     job="",
                     put_back_s=time.time(),

@@ -26,19 +26,19 @@ Refusal = Callable[[Job], str | None]
 
 def refuse_unread(launcher: Launcher, given: Collection[str]) -> None:
     """Refuse options that the launcher would not read; a site file may have them, for other launchers."""
-    for owner, name, names in (("slurm", "Slurm", SLURM_OPTIONS), ("torchrun", "torchrun", TORCHRUN_OPTIONS)):
+    for owner, names in (("slurm", SLURM_OPTIONS), ("torchrun", TORCHRUN_OPTIONS)):
         unread = [option for option in names if option in given] if launcher != owner else []
         if unread:
             raise InputError(
-                f"{argument(unread[0])} is {name}'s",
+                f"{argument(unread[0])} applies only to the launcher {owner}",
                 hint=f"add {argument('launcher')} {owner}",
                 code="contradiction",
                 field=unread[0],
             )
     if "gpus_per_node" in given and launcher == "local":
         raise InputError(
-            f"{argument('gpus_per_node')} is for nodes: all processes of {argument('launcher')} local are on this "
-            "machine",
+            f"{argument('gpus_per_node')} cannot be used with {argument('launcher')} local, which starts all "
+            "processes on this machine",
             hint="leave it out",
             code="contradiction",
             field="gpus_per_node",
@@ -60,8 +60,8 @@ def require_launcher(launcher: Launcher, site: Site, program: Sequence[str]) -> 
 def _require_hosts(site: Site) -> None:
     if not site.hosts:
         raise InputError(
-            f"{argument('hosts')} is missing: torchrun needs the names or addresses of the machines",
-            hint=f"{argument('hosts')} node1,node2, or {argument('launcher')} local for this machine",
+            f"{argument('hosts')} is missing: the launcher torchrun needs the names or addresses of the machines",
+            hint=f"use {argument('hosts')} node1,node2, or {argument('launcher')} local for this machine",
             code="missing-argument",
             field="hosts",
         )
@@ -69,7 +69,7 @@ def _require_hosts(site: Site) -> None:
     if shutil.which(command) is None:
         raise InputError(
             f"{argument('via')} {site.via!r}: there is no {command} here",
-            hint=f'give what runs a command on another machine, for example {argument("via")} "ssh {{host}}"',
+            hint=f'give a command that runs commands on another machine, for example {argument("via")} "ssh {{host}}"',
             code="missing-command",
             field="via",
         )
@@ -80,10 +80,10 @@ def _require_commands(site: Site, program: Sequence[str]) -> None:
     name, word = ("program", program[0]) if program else ("python", site.python)
     if not word or site.container or (site.setup and "/" not in word) or shutil.which(word) is not None:
         return
-    problem = "cannot be run" if Path(word).is_file() else "is not here"
+    problem = "is not executable" if Path(word).is_file() else "is not here"
     raise InputError(
         f"{argument(name)} {word!r} {problem}",
-        hint="name a file that can be run, or a command of the PATH",
+        hint="give an executable file, or a command on the PATH",
         code="missing-command",
         field=name,
     )
@@ -96,9 +96,9 @@ def refusal_by(launcher: Launcher, site: Site, *, own_program: bool, ask_slurm: 
         return lambda job: None if machine is None else machine.refuses(job.cluster, job.gpus)
     if launcher == "torchrun":
         hosts = len(site.hosts)
-        return lambda job: _too_many_nodes(job, site, hosts, f"hosts, and {hosts} are given")
+        return lambda job: _too_many_nodes(job, site, hosts, f"hosts, but {hosts} are given")
     nodes = node_count(site) if ask_slurm else None
-    return lambda job: None if nodes is None else _too_many_nodes(job, site, nodes, f"nodes, and Slurm has {nodes}")
+    return lambda job: None if nodes is None else _too_many_nodes(job, site, nodes, f"nodes, but Slurm has {nodes}")
 
 
 def _too_many_nodes(job: Job, site: Site, most: int, words: str) -> str | None:

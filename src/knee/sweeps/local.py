@@ -62,7 +62,7 @@ def _supervised_run(sweep: Sweep, site: Site, entry: SweepRun, stop: StopSignal)
         if len(hosts) < entry.nodes:
             raise InputError(
                 f"run {entry.id} needs {entry.nodes} hosts, but the sweep lists {len(hosts)}",
-                hint="give the whole `knee sweep` command again, with --hosts",
+                hint="repeat the complete `knee sweep` command, with --hosts",
                 code="too-few-hosts",
                 field="hosts",
             )
@@ -96,7 +96,9 @@ def adopt_running(sweep: Sweep, stop: StopSignal) -> None:
         else:
             write_status(
                 run,
-                replace(status, state="pending", cause="interrupted", pids=(), words="what had started it was ended"),
+                replace(
+                    status, state="pending", cause="interrupted", pids=(), words="the process that started it has ended"
+                ),
             )
 
 

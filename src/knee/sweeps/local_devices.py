@@ -32,11 +32,11 @@ class LocalDevices:
         """Why a run of a cluster's GPUs cannot be trained here, if it cannot."""
         if cluster.gpu.vendor == PROCESSOR:
             most = PROCESSES_PER_CORE * self.cores
-            return None if ranks <= most else f"{ranks:,} processes on {self.cores} cores"
+            return None if ranks <= most else f"{ranks:,} processes are too many for {self.cores} cores"
         if not self.gpus:
-            return f"{cluster.gpu.name} is asked for, and no GPU can be used here"
+            return f"{cluster.gpu.name} is required, but no GPU can be used here"
         if ranks > len(self.gpus):
-            return f"{ranks:,} GPUs are asked for, and {len(self.gpus)} are here"
+            return f"{ranks:,} GPUs are required, but this machine has {len(self.gpus)}"
         word = cluster.gpu.name.partition("-")[0]
         others = [name for name in self.gpus if name and word.lower() not in name.lower().replace("-", " ").split()]
-        return f"{cluster.gpu.name} is asked for, and {others[0]} is here" if others else None
+        return f"{cluster.gpu.name} is required, but this machine has {others[0]}" if others else None

@@ -45,8 +45,9 @@ def check_same_sweep(sweep: Sweep) -> Sweep | None:
     if mine != theirs:
         differ = len(set(mine) ^ set(theirs))
         raise InputError(
-            f"{sweep.folder} has another sweep, {before.name} of {len(theirs):,} runs: {differ:,} runs are not in both",
-            hint=f"give another {argument('out')}, or the grid and {argument('steps')} that it was made with",
+            f"{sweep.folder} already contains another sweep, {before.name} with {len(theirs):,} runs; "
+            f"{differ:,} runs are not in both sweeps",
+            hint=f"give another {argument('out')}, or the same grid and {argument('steps')} as for that sweep",
             code="another-sweep",
             field="out",
         )

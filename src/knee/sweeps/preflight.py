@@ -93,7 +93,9 @@ def _checked(
         except SpecError as error:
             why = error.message
         if not why and nodes > 1 and one.gpus % per_node:
-            why = f"{one.gpus:,} GPUs do not fill nodes of {per_node}: {nodes} nodes have {nodes * per_node:,}"
+            why = (
+                f"{one.gpus:,} GPUs do not fill whole nodes of {per_node} GPUs: {nodes} nodes have {nodes * per_node:,}"
+            )
         why = why or refusal(job) or ""
     entry = SweepRun(
         id=_id(number, one, settings),
@@ -131,7 +133,10 @@ def _estimated(planned: Sequence[PlannedRun], *, anyway: bool) -> list[PlannedRu
             why = one.entry.refused
             if not (why or anyway or bool(results.fits[row])):
                 needs, has = show(float(results.memory_bytes[row]), "bytes"), show(job.cluster.gpu.hbm_bytes, "bytes")
-                why = f"it does not fit, by simulation: it needs {needs}, and {job.cluster.gpu.name} has {has}"
+                why = (
+                    f"according to the simulator it does not fit: it needs {needs}, and "
+                    f"{job.cluster.gpu.name} has {has}"
+                )
             entry = replace(
                 one.entry,
                 seconds=seconds,

@@ -47,9 +47,9 @@ def require_slurm() -> None:
     lacking = [name for name in ("sbatch", "squeue", "scancel", "scontrol") if shutil.which(name) is None]
     if lacking:
         raise MissingExtra(
-            f"Slurm's {lacking[0]} is not here",
-            hint="run this on the cluster's login node; --dry-run "
-            "checks and estimates anywhere, --launcher local or torchrun need no Slurm",
+            f"Slurm's command {lacking[0]} was not found",
+            hint="run this on the login node of the cluster; --dry-run, --launcher local and "
+            "--launcher torchrun work without Slurm",
         )
 
 
@@ -72,8 +72,8 @@ def submit_missing(sweep: Sweep, site: Site, *, wait: bool, say: Say, only: Coll
             if not stays:
                 if left:
                     say(
-                        f"{left:,} runs are not in the queue yet: the same command submits more, --wait does so by "
-                        "itself"
+                        f"{left:,} runs are not in the queue yet; the same command submits more, and --wait "
+                        "submits them automatically"
                     )
                 return
             open_ = [
@@ -83,11 +83,11 @@ def submit_missing(sweep: Sweep, site: Site, *, wait: bool, say: Say, only: Coll
             ]
             if not open_:
                 return
-            words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} to end"
+            words = f"{sum(s.state == 'running' for s in open_):,} running, {len(open_):,} not finished"
         except NoAnswer as error:
             if not stays:
                 raise
-            words = f"{error.message}; trying again"
+            words = f"{error.message}; knee will try again"
         if words != said:  # the queue is asked often, and changes seldom
             say(words)
             said = words
@@ -110,7 +110,7 @@ def _submit_more(sweep: Sweep, site: Site, to_start: Iterable[SweepRun], rule: S
     if trouble and not taken and not queued:  # no job of the sweep will leave the queue and make room
         raise _refused(sweep, trouble)
     if trouble:
-        say(f"Slurm takes no more jobs now: {trouble}")
+        say(f"Slurm accepts no more jobs now: {trouble}")
     return len(waiting) - taken
 
 
@@ -138,7 +138,7 @@ def submit(sweep: Sweep, site: Site, entries: Sequence[SweepRun], *, room: int |
 
 def _refused(sweep: Sweep, trouble: str) -> InputError:
     return InputError(
-        f"sbatch refuses: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}", code="refused-by-slurm"
+        f"sbatch refused the job: {trouble}", hint=f"the script is in {sweep.folder / FOLDER}", code="refused-by-slurm"
     )
 
 

@@ -25,12 +25,12 @@ WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT")
 LIVE = (*WAITS, "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STAGE_OUT", "SIGNALING", "STOPPED", "RESIZING")
 ENDS = {
     "CANCELLED": Diagnosis(state="cancelled", cause="cancelled", words="cancelled by scancel"),
-    "NODE_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node failed, says Slurm"),
-    "BOOT_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node did not start, says Slurm"),
+    "NODE_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node failed, according to Slurm"),
+    "BOOT_FAIL": Diagnosis(state="failed", cause="lost_node", words="a node did not start, according to Slurm"),
     "PREEMPTED": Diagnosis(state="cancelled", cause="preempted", words="preempted, and not put back into the queue"),
-    "TIMEOUT": Diagnosis(state="timeout", cause="time_limit", words="Slurm's time limit was over"),
-    "DEADLINE": Diagnosis(state="timeout", cause="time_limit", words="Slurm's deadline was over"),
-    "OUT_OF_MEMORY": Diagnosis(state="oom", cause="memory", words="out of memory, says Slurm"),
+    "TIMEOUT": Diagnosis(state="timeout", cause="time_limit", words="it reached Slurm's time limit"),
+    "DEADLINE": Diagnosis(state="timeout", cause="time_limit", words="it reached Slurm's deadline"),
+    "OUT_OF_MEMORY": Diagnosis(state="oom", cause="memory", words="out of memory, according to Slurm"),
 }
 """Slurm's state of a job whose run did not write its own end -> how it ended."""
 
@@ -40,8 +40,8 @@ class NoAnswer(KneeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "Slurm does not answer",
-            hint="nothing is lost: runs go on by themselves; the same command goes on once it answers again",
+            "Slurm does not respond",
+            hint="nothing is lost: the runs continue, and the same command works once Slurm responds again",
         )
 
 
@@ -156,9 +156,9 @@ def _waiting_status(status: Status, job: str, queued: Queued) -> Status:
             job=job,
             cause="lost_node" if lost else "preempted",
             node=next(iter(lost), ""),
-            words=f"{words}; put back after: {why}",
+            words=f"{words}; put back into the queue after: {why}",
         )
-    words += f"; put back after: {status.words}" if status.attempts and status.words else ""
+    words += f"; put back into the queue after: {status.words}" if status.attempts and status.words else ""
     return replace(status, state="pending", job=job, words=words)
 
 
@@ -168,7 +168,7 @@ def refuse_while_queued(sweep: Sweep) -> None:
     if queued:
         raise InputError(
             f"{len(queued):,} runs of {sweep.folder} are in Slurm's queue",
-            hint=f"`knee sweep cancel {sweep.folder}` takes them out; or go on with --launcher slurm",
+            hint=f"`knee sweep cancel {sweep.folder}` removes them; or continue with --launcher slurm",
             code="folder-in-use",
             field="launcher",
         )
@@ -195,7 +195,7 @@ def _ended(sweep: Sweep, entry: SweepRun, status: Status, job: str, state: str) 
         found = ENDS[state]
     elif status.state == "pending" and status.cause == "preempted" and state == "FAILED":
         # Slurm requeued the job, so that its supervisor waits for nobody: this is how the second start ended
-        words = f"its job {job} was requeued and failed before the run began again"
+        words = f"its job {job} was requeued and failed before the run started again"
         found = Diagnosis(state="failed", cause="lost_node", words=words)
     elif status.state == "pending" and status.attempts:
         return status
@@ -220,11 +220,11 @@ def _never_began(sweep: Sweep, job: str) -> Diagnosis:
             (sweep.folder / FOLDER / f"{job}.log").read_text(encoding="utf-8", errors="replace")
         )
     except OSError:
-        return Diagnosis(state="failed", cause="lost_node", words=f"its job {job} left the queue and no log")
+        return Diagnosis(state="failed", cause="lost_node", words=f"its job {job} left the queue without a log")
     return Diagnosis(
         state="failed",
         cause="software",
-        words=f"its job {job} ended before the run began: {last_line or 'without an error message'}",
+        words=f"its job {job} ended before the run started: {last_line or 'without an error message'}",
     )
 
 

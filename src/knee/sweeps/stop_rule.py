@@ -52,8 +52,8 @@ class MeasuredReturn:
     def words(self) -> str:
         """For people."""
         return (
-            f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs a doubling gave {self.per_doubling:.2f}x "
-            f"(at most {self.most:.2f}x at 95%), less than {THRESHOLD:g}x"
+            f"from {self.from_gpus:,} to {self.to_gpus:,} GPUs, a doubling gave {self.per_doubling:.2f}x the tokens/s "
+            f"(at most {self.most:.2f}x with 95% confidence), less than {THRESHOLD:g}x"
         )
 
 

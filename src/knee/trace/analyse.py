@@ -20,6 +20,7 @@ from knee.trace.kernel_classes import Classes, classes_of
 from knee.trace.loads import CollectiveLoad, KernelLoad, collective_loads, kernel_loads
 from knee.trace.rank_waits import AcrossRanks, across_ranks, check_one_job
 from knee.trace.read_trace import Trace, read_trace
+from knee.units import counted
 
 TRACES_READ = "traces read"
 BYTES_READ = "bytes read"
@@ -105,8 +106,8 @@ def analyse(
     given = find_files([paths] if isinstance(paths, (str, Path)) else paths)
     if skip < 0 or (steps is not None and steps < 1):
         raise InputError(
-            f"skip {skip} and steps {steps}: no step is left",
-            hint="skip is 0 or more, steps 1 or more",
+            f"skip {skip} and steps {steps} leave no step to analyse",
+            hint="skip must be at least 0 and steps at least 1",
             code="out-of-range",
             field="skip" if skip < 0 else "steps",
         )
@@ -184,7 +185,7 @@ def _numbered(traces: list[Trace]) -> list[Trace]:
         c = trace.columns
         if not c.rank_known:
             rank = next(free)
-            note = f"{c.path.name} does not say its rank: it is called {rank}, by the order of the files"
+            note = f"{c.path.name} does not state its rank; it is counted as rank {rank}, by the order of the files"
             trace = replace(trace, columns=replace(c, rank=rank, notes=(*c.notes, note)))
         found.append(trace)
     return found
@@ -205,14 +206,15 @@ def _chosen(traces: Sequence[Trace], skip: int, steps: int | None) -> list[slice
     wanted = every[skip:] if steps is None else every[skip : skip + steps]
     if not wanted:
         raise InputError(
-            f"{where} has {len(every)} profiler steps; none is left after {argument('skip')} {skip}",
-            hint=f"skip fewer, or leave {argument('skip')} and {argument('steps')} out to measure all of the trace",
+            f"{where} has {counted(len(every), 'profiler step')}; none is left after {argument('skip')} {skip}",
+            hint=f"skip fewer, or leave {argument('skip')} and {argument('steps')} out to analyse the whole trace",
             code="no-steps",
             field="skip",
         )
     if steps is not None and len(wanted) < steps:
         raise InputError(
-            f"{where} has {len(every)} profiler steps; {steps} after {skip} skipped are not there",
+            f"{where} has {counted(len(every), 'profiler step')}; {argument('skip')} {skip} and {argument('steps')} "
+            f"{steps} need more",
             code="no-steps",
             field="steps",
         )

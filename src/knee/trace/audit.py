@@ -55,7 +55,7 @@ class Audit:
         """What a reader should know beyond the counts."""
         said = []
         if self.cut:
-            said.append(f"the file is not whole ({self.cut}): the answer is about what could be read")
+            said.append(f"the file is incomplete ({self.cut}); the answer covers the part that could be read")
         if self.without_launch:
             said.append(
                 f"{self.without_launch:,} kernels ({self.without_launch_s * 1e3:.3f} ms) have no launch in the trace; "
@@ -64,27 +64,30 @@ class Audit:
         if self.communication_as_compute:
             said.append(
                 f"{self.communication_as_compute:,} kernels ({self.communication_as_compute_s * 1e3:.3f} ms) "
-                "communicate on the stream that computes and are counted as compute; "
+                "communicate on the compute stream and are counted as compute; "
                 f"{' '.join(f'--comm {name}' for name in self.communication_classes)} counts them as communication"
             )
         said += [
-            f"unclassified on a side stream, {share:.0%} of kernel time: {name}; --comm-pattern makes it communication"
+            f"kernel of unknown class on a side stream, {share:.0%} of kernel time: {name}; use "
+            "--comm-pattern to count it "
+            "as communication"
             for name, share in self.unclassified
         ]
         said += [
-            f"named like a collective, on a side stream and counted as compute, {share:.0%} of kernel time: "
-            f"{name}; --comm-pattern makes it communication"
+            f"kernel on a side stream that is named like a collective but counted as compute, {share:.0%} of "
+            "kernel time: "
+            f"{name}; use --comm-pattern to count it as communication"
             for name, share in self.sounds_like_communication
         ]
         if self.without_duration:
-            said.append(f"{self.without_duration:,} device events without time or duration are left out")
+            said.append(f"{self.without_duration:,} device events without time or duration are skipped")
         if self.clock_anomalies:
             said.append(
                 f"{self.clock_anomalies:,} clock anomalies: negative or impossible times, or kernels that "
                 "begin before their launch"
             )
         if self.devices > 1:
-            said.append(f"kernels of {self.devices} GPUs are taken together")
+            said.append(f"kernels of {self.devices} GPUs are analysed together")
         if self.empty_steps:
             said.append(f"steps that launched nothing are not counted: {', '.join(map(str, self.empty_steps))}")
         if self.repairs:
@@ -100,11 +103,11 @@ def _made_by_knee(trace: Trace) -> list[str]:
     from knee.specs.notes import Note  # and with it all specs: most traces need none
 
     if trace.columns.is_simulated:
-        text = "the trace is simulated: a pipeline stage waits in it without a kernel, so that the bubble is "
+        text = "the trace is simulated: a pipeline stage waits without a kernel, so the bubble is "
         said.append(Note("simulated", text + "unknown, and part of idle"))
     if "of_kernels" in made:
-        text = f"the trace is a reduced one of knee's own, with {made.get('kernels')} of {made['of_kernels']} "
-        said.append(Note("reduced", text + "kernels: what is exposed is all there, compute and idle are not"))
+        text = f"the trace was reduced by knee to {made.get('kernels')} of {made['of_kernels']} "
+        said.append(Note("reduced", text + "kernels: exposed communication is complete, compute and idle time are not"))
     return said
 
 

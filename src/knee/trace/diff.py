@@ -245,7 +245,7 @@ def _finding(
     relative = f" ({step.relative_frac:+.1%})" if step.relative_frac is not None else ""
     said = f"step {_signed(step.change)}{relative}"
     if within:
-        return f"{said}: no more than steps of one trace differ among themselves"
+        return f"{said}, which is within the variation between steps of one trace"
     parts = sorted(PARTS, key=lambda name: -abs(times[name].change))
     total = sum(abs(times[name].change) for name in parts)
     named = [name for name in parts if total and abs(times[name].change) >= WORTH_SAYING * total]
@@ -287,6 +287,6 @@ def _signed(seconds: float) -> str:
 
 def _notes(which: str, analysis: Analysis) -> Iterable[str]:
     if not analysis.steps:
-        yield f"{which} has no profiler steps: all of it counts as one step"
+        yield f"{which} has no profiler steps, so the whole trace counts as one step"
     if not analysis.is_whole:
-        yield f"{which} is not whole: what could be read of it is compared"
+        yield f"{which} is incomplete; only the part that could be read is compared"

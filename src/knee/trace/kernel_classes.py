@@ -105,8 +105,8 @@ def classes_of(*, patterns: Iterable[str] = (), file: Path | None = None, comm: 
         option = argument("comm_pattern")
         if user_pattern(pattern, option).search(""):
             raise InputError(
-                f"{option} {pattern!r} is found in every name: all would be communication",
-                hint="give a part of the names that are meant",
+                f"{option} {pattern!r} matches every kernel name, so all kernels would be communication",
+                hint="give a part of the names of the communication kernels",
                 code="too-general",
                 field="comm_pattern",
             )
@@ -133,7 +133,7 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
     found, known = [], OWN_FIELDS if own else FIELDS
     for name, entry in table.items():
         if not isinstance(entry, dict) or "pattern" not in entry:
-            hint = "an entry is [name] with pattern = 'regular expression'"
+            hint = "write an entry as [name] with pattern = 'regular expression'"
             raise InputError(
                 f"{where}: [{name}] has no pattern", hint=hint, code="missing-field", field=f"{name}.pattern"
             )
@@ -142,7 +142,7 @@ def _entries(table: dict[str, Any], where: str, *, own: bool = False) -> list[Ke
                 text, hint = f"{where}: [{name}] has an unknown key {key!r}", f"keys are {', '.join(known)}"
                 raise InputError(text, hint=hint, code="unknown-field", field=f"{name}.{key}")
             if not isinstance(value, known[key]):
-                text = f"{where}: [{name}] {key} is {value!r}; it should be a {known[key].__name__}"
+                text = f"{where}: [{name}] {key} is {value!r}; it must be a {known[key].__name__}"
                 raise InputError(text, code="wrong-type", field=f"{name}.{key}")
         if entry.get("streams", "all") not in ("all", "side"):
             text = f"{where}: [{name}] streams is {entry['streams']!r}; it should be 'all' or 'side'"

@@ -18,7 +18,7 @@ Key = tuple[str, int, int, str, float, int]
 """(group, step, number within it, collective, bytes, and which of those that are equal so far)"""
 UNEVEN = ("all_to_all", "gather", "scatter")
 """Collectives whose sizes differ by rank."""
-HINT = "give the ranks of one job; `knee trace diff A B` holds two jobs against each other"
+HINT = "give the ranks of one job; `knee trace diff A B` compares two jobs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +62,15 @@ def check_one_job(traces: Sequence[Trace]) -> None:
     for trace in traces:
         c = trace.columns
         if c.rank in by_rank:
-            raise _several_jobs("rank", f"rank {c.rank} is in {by_rank[c.rank].columns.path} and in {c.path}")
+            raise _several_jobs("rank", f"rank {c.rank} is both in {by_rank[c.rank].columns.path} and in {c.path}")
         by_rank[c.rank] = trace
     columns = [trace.columns for trace in traces]
     sizes, worlds = ({c.path: c.world_size for c in columns}, {c.path: _world(c.info) for c in columns})
-    _same("world_size", sizes, "{a} is of a job of {one} ranks, and {b} of one of {two}")
-    _same("ranks", worlds, "{a} is of a job of ranks {one}, and {b} of one of ranks {two}")
+    _same("world_size", sizes, "{a} belongs to a job with {one} ranks, but {b} to a job with {two} ranks")
+    _same("ranks", worlds, "{a} belongs to a job with ranks {one}, but {b} to a job with ranks {two}")
     if len({c.is_host for c in columns}) > 1:
-        raise _several_jobs("device", "some traces are of GPUs and some of processors")
-    _same("device", {c.path: c.device_name for c in columns}, "{a} is of {one}, and {b} of {two}")
+        raise _several_jobs("device", "some traces are from GPUs and some from CPUs")
+    _same("device", {c.path: c.device_name for c in columns}, "{a} is from {one}, but {b} from {two}")
     steps = [{step.number for step in t.steps} for t in traces if t.steps]
     if len(steps) > 1 and not set.intersection(*steps):
         raise _several_jobs("steps", "the traces have no profiler step in common")
@@ -205,23 +205,23 @@ def _notes(traces: Sequence[Trace], ranks: Sequence[Waiting]) -> tuple[str, ...]
     notes = []
     unmatched = sum(rank.unmatched for rank in ranks)
     if unmatched:
-        text = f"{unmatched:,} collective calls were found on one rank only, and are in no waiting"
+        text = f"{unmatched:,} collective calls were found on one rank only and do not count as waiting"
         notes.append(Note("calls-of-one-rank", text))
     unnamed = sum(rank.unnamed for rank in ranks)
     if unnamed:
-        text = f"{unnamed:,} collective calls are of groups whose ranks the traces do not tell: what of them was "
-        notes.append(Note("ranks-not-told", text + "waiting is not known"))
+        text = f"{unnamed:,} collective calls belong to groups whose ranks are not in the traces, so their waiting "
+        notes.append(Note("ranks-not-told", text + "time is unknown"))
     if any(rank.matched for rank in ranks) and not any(call.group for t in traces for call in t.calls.values()):
-        text = "the traces name no process group: calls are matched by their streams and their order"
+        text = "the traces name no process groups, so calls are matched by stream and order"
         notes.append(Note("groups-not-named", text))
     if not _share_time(traces):
-        text = "the ranks' clocks have no time in common, as one run's should have; only durations are compared"
+        text = "the clocks of the ranks do not overlap, so only durations are compared"
         notes.append(Note("clocks-differ", text))
     numbers = {tuple(step.number for step in t.steps): t.columns.rank for t in traces}
     if len(numbers) > 1:
         (one, a), (two, b) = list(numbers.items())[:2]
-        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)}): skip and "
-        notes.append(Note("steps-differ", text + "steps count those that all have"))
+        text = f"ranks have different steps (rank {a} has {_some(one)}, rank {b} has {_some(two)})); --skip "
+        notes.append(Note("steps-differ", text + "and --steps count only the steps that all ranks have"))
     return tuple(notes)
 
 

@@ -52,8 +52,12 @@ def read_trace(
         groups = ProcessGroups(columns.info, axes)
         calls = {row: groups.call(args, columns.names[columns.name_id[row]]) for row, args in columns.args.items()}
     elif of_gpu(columns):  # what its host did is no answer
-        why = f"{columns.cut}, before the first kernel" if columns.cut else "was ProfilerActivity.CUDA left out?"
-        text = f"{path}: {columns.counts.events:,} events of a GPU's job, and no kernel"
+        why = (
+            f"{columns.cut}, before the first kernel"
+            if columns.cut
+            else "check that the profiler used ProfilerActivity.CUDA"
+        )
+        text = f"{path}: {columns.counts.events:,} events of a GPU job, but no kernel"
         raise InputError(text, hint=why, code="no-kernels")
     if not len(columns):
         cut = f": {columns.cut}" if columns.cut else ""

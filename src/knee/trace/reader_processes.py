@@ -49,7 +49,9 @@ def read_parallel(
                 process.stdin.flush()
                 answer = pickle.load(process.stdout)
             except (EOFError, OSError, pickle.UnpicklingError):
-                raise RunFailed(f"{files[i]}: the process that read it was ended", hint="is memory short?") from None
+                raise RunFailed(
+                    f"{files[i]}: the process that read it was killed", hint="the machine may have run out of memory"
+                ) from None
             if isinstance(answer, Exception) and not isinstance(answer, InputError):
                 raise answer
             found[i] = answer

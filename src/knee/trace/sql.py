@@ -79,7 +79,7 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
             _fill(connection, analysis)
         except (duckdb.Error, ImportError) as error:  # older ones take no arrays without pandas
             raise MissingExtra(
-                f"{argument('sql')} needs DuckDB 1.3 or later, here is {duckdb.__version__}",
+                f"{argument('sql')} needs DuckDB 1.3 or later; this is {duckdb.__version__}",
                 hint=f"{INSTALL} --upgrade",
             ) from error
         for setting in ("temp_directory = ''", "enable_external_access = false", "lock_configuration = true"):
@@ -88,7 +88,7 @@ def query(analysis: Analysis, sql: str) -> tuple[list[str], list[tuple[Any, ...]
             answer = connection.execute(sql)
             if answer is None or answer.description is None:
                 raise InputError(
-                    f"{argument('sql')}: there is no query in it", hint=tables(), code="invalid-query", field="sql"
+                    f"{argument('sql')}: the query is empty", hint=tables(), code="invalid-query", field="sql"
                 )
             return _unique([column[0] for column in answer.description]), answer.fetchall()
         except (duckdb.Error, RuntimeError, UnicodeError) as error:  # what its own code throws is no duckdb.Error

@@ -48,14 +48,16 @@ class _Linear:
             re2 = importlib.import_module("re2")
         except ImportError:
             hint = "pip install 'knee[trace]', or give a plain part of the names"
-            raise MissingExtra(f"{where}: {shown!r} has repeats or groups, and those need RE2", hint=hint) from None
+            raise MissingExtra(
+                f"{where}: {shown!r} has repeats or groups, which need the package RE2", hint=hint
+            ) from None
         options = re2.Options()
         options.case_sensitive, options.log_errors = False, False
         try:
             self.compiled = re2.compile(_as_utf8(pattern), options)
         except re2.error as error:
             why = error.args[0].decode("utf-8", "replace") if isinstance(error.args[0], bytes) else error.args[0]
-            hint = "the syntax is RE2's, which has no look-around and no back-references"
+            hint = "use RE2 syntax, which has no look-around and no back-references"
             raise InputError(f"{where}: {shown!r} is not a regular expression for RE2: {why}", hint=hint) from None
 
     def search(self, text: str, /) -> Any:

@@ -98,13 +98,13 @@ def _mean(values: list[float]) -> float | None:
 def open_power(uuid: str | None) -> tuple[PowerWindow | None, str | None]:
     """A window on the GPU of that identity, or why there is none."""
     if uuid is None:
-        return None, "power is read from NVIDIA GPUs only"
+        return None, "power can be read only from NVIDIA GPUs"
     from knee.probe.nvml import Nvml
 
     try:
         nvml = Nvml(uuid.removeprefix("GPU-"))
         if nvml.mig:
-            return None, f"{nvml.called} is split into instances, which have no power readings of their own"
+            return None, f"{nvml.called} is split into MIG instances, which have no power readings of their own"
         return PowerWindow(nvml), None
     except KneeError as error:
         return None, error.message

@@ -116,7 +116,7 @@ def _has_no_piece(rank: int | None, pieces: Sequence[Piece]) -> bool:
 def _warnings(losses: Sequence[float | None]) -> list[str]:
     """Say what makes the measurement doubtful."""
     bad = next((i for i, loss in enumerate(losses) if loss is None or not math.isfinite(loss)), None)
-    return [] if bad is None else [f"the loss is no number from step {bad + 1} on: the run has diverged"]
+    return [] if bad is None else [f"the loss is not a number from step {bad + 1} on: the run has diverged"]
 
 
 def verdict(job: TrainJob, pieces: Sequence[Piece]) -> tuple[Status, str | None, int | None]:
@@ -323,7 +323,7 @@ def compose_from_files(
         step, why = _last_step(out, rank), how_ended(rank)
         silent = not why
         error = f"rank {rank} {why or SILENT}"
-        error += "" if step is None else f"; last heard of at step {step}"
+        error += "" if step is None else f"; its last report was at step {step}"
     return compose(job, pieces, status=status, error=error, rank=rank, silent=silent)
 
 

@@ -35,7 +35,7 @@ def prepare(out: Path, *, force: bool) -> None:
     """A folder that takes a run: it is there, can be written to, and has no record yet."""
     if (out / RECORD).exists() and not force:
         raise InputError(
-            f"{out} has the record of another run",
+            f"{out} already has the record of another run",
             hint=f"give another {argument('out')}, or {argument('force')} to replace it",
             code="already-there",
             field="out",
@@ -71,7 +71,7 @@ def launch(job: TrainJob, out: Path, *, tell: IO[str] | None = None) -> tuple[di
         try:
             write_record(out, record)
         except KneeError as error:  # the disk is full, say: the caller still has it
-            record["warnings"] = [*record["warnings"], f"this record is in no file: {error.message}"]
+            record["warnings"] = [*record["warnings"], f"this record could not be written to a file: {error.message}"]
         return record, ranks.asked
     record = json.loads((out / RECORD).read_text(encoding="utf-8"))
     return record, ranks.asked
@@ -157,10 +157,12 @@ class _Ranks:
         if code is None:
             return None
         if rank in self.killed:
-            return "did not move any more, and was killed"
+            return "made no progress any more and was killed"
         if code < 0:
             name = signal.Signals(-code).name
-            return f"was ended by {name}" + (" (by hand, or for want of the host's memory)" if code == -9 else "")
+            return f"was killed by {name}" + (
+                " (by a person, or because the host ran out of memory)" if code == -9 else ""
+            )
         return f"ended with code {code}"
 
 

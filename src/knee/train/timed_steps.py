@@ -144,7 +144,7 @@ def peak_of(device: Mapping[str, Any], dtype: str, known: Sequence[Mapping[str, 
         return {"peak_flop_per_s": None, "peak_source": f"the catalogue does not know {device.get('name')}"}
     peak = gpu["peaks"].get(dtype)
     if peak is None:
-        return {"peak_flop_per_s": None, "peak_source": f"the catalogue has no {dtype} peak of {gpu['gpu']}"}
+        return {"peak_flop_per_s": None, "peak_source": f"the catalogue has no {dtype} peak for {gpu['gpu']}"}
     return {"peak_flop_per_s": peak, "peak_source": f"{gpu['gpu']}, dense {dtype}: {gpu['source']}"}
 
 

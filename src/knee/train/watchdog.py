@@ -35,7 +35,7 @@ class RankTerminated(BaseException):
 
     def __init__(self, number: int, *, orphaned: bool = False) -> None:
         super().__init__(
-            "the process that started it is gone" if orphaned else f"ended by {signal.Signals(number).name}"
+            "the process that started it has ended" if orphaned else f"ended by {signal.Signals(number).name}"
         )
         self.number = number
 
@@ -123,7 +123,7 @@ class Watch:
                 if now - asked_s > min(GRACE_S, self.timeout_s):
                     self._end("terminated", str(self.asked(self.signal)), BY_SIGNAL + self.signal, lost=False)
             elif now - moved_s > EARLY_FRAC * self.timeout_s:
-                error = f"no step has ended for {now - moved_s:.0f} s: another rank is gone or stuck"
+                error = f"no step has finished for {now - moved_s:.0f} s: another rank has stopped or is stuck"
                 self._end("failed", error, ExitCode.FAILED, lost=True, stalled_s=round(now - moved_s))
 
     def _end(self, status: str, error: str, code: int, *, lost: bool, stalled_s: int | None = None) -> None:

@@ -92,7 +92,7 @@ def work(job: TrainJob, place: Place) -> int:
     # Kineto tells every start and stop on stderr otherwise
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if place.world != job.gpus:
-        text = f"the job's plan fills {job.gpus} processes, and {place.world} were started"
+        text = f"the job's plan needs {job.gpus} processes, but {place.world} were started"
         raise InputError(text, code="does-not-fill", field="WORLD_SIZE")
     run = RankState(job, place)
     beat = None
@@ -103,7 +103,7 @@ def work(job: TrainJob, place: Place) -> int:
             piece_path(run.out, place.rank).unlink(missing_ok=True)  # an earlier run's
             if place.rank == 0 and (run.out / RECORD).exists():
                 os.replace(run.out / RECORD, run.out / f"previous-{RECORD}")
-                say(f"{run.out} has the record of another run: it is previous-{RECORD} now")
+                say(f"{run.out} has the record of another run, which is now called previous-{RECORD}")
 
     def write_final_record(status: str, error: str, lost_peer: bool) -> None:
         say(f"rank {place.rank}: {error}")

@@ -179,9 +179,9 @@ class _Comparison:
     def _absent(self) -> Iterator[str]:
         plan, errors = self.job.plan, self.errors
         if self.gpu not in errors.words["gpu"]:
-            yield Note("no-run-of-gpu", f"no published run used {self.gpu}")
+            yield Note("no-run-of-gpu", f"no published run used the GPU {self.gpu}")
         elif self._other_gpu():
-            yield Note("own-gpu", f"the GPU has your own values: {_listed(self._other_gpu())}")
+            yield Note("own-gpu", f"these values of the GPU are your own: {_listed(self._other_gpu())}")
         if plan.precision not in errors.words["precision"]:
             yield Note("no-run-of-precision", f"no published run used precision {plan.precision}")
         if plan.pp > 1 and not (errors.is_("schedule", plan.schedule) & (errors.numbers["pp"] > 1)).any():
@@ -192,7 +192,9 @@ class _Comparison:
                 f"no published run synchronized its replicas only every {plan.sync_every:,} steps",
             )
         if self.job.plan.dp_shard > GATHERED_GPUS:
-            text = f"no all-gather over more than {GATHERED_GPUS:,} GPUs was measured, so its latency is extrapolated"
+            text = (
+                f"no all-gather over more than {GATHERED_GPUS:,} GPUs was ever measured, so its latency is extrapolated"
+            )
             yield Note("large-gather", text)
         if self.around.any():
             yield from self._too_far()
@@ -232,7 +234,7 @@ class _Comparison:
             changed = [path for path in paths if path not in other]
             if changed:
                 own = "" if name == base else f" in {kind} {name}"
-                yield Note("own-values", f"your own values{own}: {_listed(changed)}")
+                yield Note("own-values", f"these values{own} are your own: {_listed(changed)}")
 
     def _other_stack(self) -> Iterator[str]:
         """Runs of other stacks stand for one that no run used."""
@@ -243,7 +245,7 @@ class _Comparison:
         if self.stack in GENERIC_PROFILES:
             yield Note(
                 "no-one-stack",
-                f"profile {self.stack} is generic, not one software stack; {others.format('several stacks')}",
+                f"profile {self.stack} does not describe a single software stack; {others.format('several stacks')}",
             )
         elif self.stack in entry_names("profile"):
             text = f"no similar published run used the stack of profile {self.stack}; {others.format('other stacks')}"
@@ -266,7 +268,7 @@ class _Comparison:
             yield Note("few-of-kind", f"{few} similar ({self.like_words})")
         elif not outside:
             text = f"{'only ' if runs else ''}{runs or 'none'} of {of_kind} similar published runs "
-            yield Note("few-like-it", text + f"{'are' if runs > 1 else 'is'} close to it{self._in_what()}")
+            yield Note("few-like-it", text + f"{'are' if runs > 1 else 'is'} close to this job{self._in_what()}")
 
     def _outside_ranges(self) -> Iterator[str]:
         for size in self._sizes():
@@ -279,7 +281,7 @@ class _Comparison:
         checks: list[tuple[str, Bools]] = [(size.words, self._close(size)) for size in self._sizes()]
         checks += [("recomputation", self._recomputes()), ("number of nodes", self._crosses_too())]
         few = [words for words, close in checks if np.count_nonzero(close & self.kind) < ENOUGH]
-        return f" in {' and in '.join(few)}" if few else " in all its sizes at once"
+        return f" in {' and in '.join(few)}" if few else " in every size at once"
 
     def _other_words(self) -> Iterator[str]:
         """What other published runs had, and none of its kind."""

@@ -32,7 +32,7 @@ BANDS: tuple[tuple[str, float], ...] = (
     ("1 GiB and more", 1024 * MIB),
 )
 """Name -> its smallest message."""
-NO_ANSWER = "a size is so far from any real one that it has no finite answer"
+NO_ANSWER = "a size is so unrealistic that the prediction is not finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def _cluster(gpu: str, gpus_per_node: int | None, node_bytes_per_s: float | None
     fabric = cluster.fabric
     return replace(
         cluster,
-        name=f"{gpu}, {per_node} a node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s a GPU",
+        name=f"{gpu}, {per_node} per node, {word or fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s per GPU",
         node=replace(cluster.node, gpus=per_node),
     )
 
@@ -203,7 +203,7 @@ def _nodes(setting: BandwidthSetting, cluster: Cluster) -> int:
     """Nodes that were used; as few as hold the GPUs where the file does not say."""
     nodes = setting.nodes or -(-setting.n_gpus // cluster.node.gpus)
     if setting.n_gpus > nodes * cluster.node.gpus:
-        text = f"{setting.n_gpus} GPUs do not fit {nodes} nodes of {cluster.node.gpus}"
+        text = f"{setting.n_gpus} GPUs do not fit into {nodes} nodes of {cluster.node.gpus} GPUs"
         raise InputError(text, code="contradiction", field="n_gpus")
     return nodes
 

@@ -73,7 +73,7 @@ def _filled(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
             else (f"line {reader.line_num}: {error}")
         )
         hint = "save it as comma-separated text"
-        raise InputError(f"{path} is no CSV: {trouble}", hint=hint, code="not-csv") from None
+        raise InputError(f"{path} is not a CSV file: {trouble}", hint=hint, code="not-csv") from None
 
 
 def _check_rows(path: Path, text: str, most: int) -> None:
@@ -89,8 +89,8 @@ class TooManyRows(InputError):
 
     def __init__(self, path: Path, rows: int, most: int) -> None:
         super().__init__(
-            f"{path} has {rows:,} rows, and at most {most:,} can be used at once",
-            hint="give it in parts, or a sample of its rows",
+            f"{path} has {rows:,} rows, but at most {most:,} can be used at once",
+            hint="split the file, or give a sample of its rows",
             code="too-many",
         )
         self.path, self.rows, self.most = path, rows, most
@@ -98,7 +98,7 @@ class TooManyRows(InputError):
 
 def _check_header(path: Path, header: Sequence[str], needed: Sequence[str]) -> None:
     if not any(header):
-        hint = f"its first line names columns: {', '.join(needed)}, ..."
+        hint = f"the first line must name the columns: {', '.join(needed)}, ..."
         raise InputError(f"{path} is empty", hint=hint, code="empty")
     if len(header) == 1:
         for mark, name in _SEPARATORS.items():
@@ -121,9 +121,9 @@ def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], meas
     if missing:
         close = [f"{name}, instead of {lower[found]}" for name in missing if (found := did_you_mean(name, lower))]
         hint = (
-            f"is it {'; '.join(close)}?"
+            f"did you mean {'; '.join(close)}?"
             if close
-            else (f"needed are {', '.join(needed)}, and one of {', '.join(measured)}")
+            else (f"required columns: {', '.join(needed)}, and one of {', '.join(measured)}")
         )
         if all(name in lower for name in missing):
             hint = f"column names are written in lower case: {', '.join(missing)}"
@@ -131,8 +131,12 @@ def check_columns(path: Path, header: Sequence[str], needed: Sequence[str], meas
         raise InputError(text, hint=hint, code="missing-field", field=missing[0])
     if not any(name in header for name in measured):
         wrong = [f"{name}, instead of {lower[name.lower()]}" for name in measured if name.lower() in lower]
-        hint = f"is it {'; '.join(wrong)}?" if wrong else f"add what was measured: one of {', '.join(measured)}"
-        text = f"{path} has nothing to compare with: no column {' or '.join(measured)}"
+        hint = (
+            f"did you mean {'; '.join(wrong)}?"
+            if wrong
+            else f"add a column with a measured value: one of {', '.join(measured)}"
+        )
+        text = f"{path} has no measured value: it has no column {' or '.join(measured)}"
         raise InputError(text, hint=hint, code="missing-field", field="measured")
 
 
@@ -174,5 +178,5 @@ def positive(column: str, text: str) -> float:
     if value <= 0:
         raise InputError(f"{column} is {text}; it must be positive", code="out-of-range", field=column)
     if not LEAST < value < 1 / LEAST:
-        raise InputError(f"{column} is {text}, far from any real one", code="out-of-range", field=column)
+        raise InputError(f"{column} is {text}, which is not realistic", code="out-of-range", field=column)
     return value

@@ -258,30 +258,33 @@ def _named_type(job: Job, work: StageWork) -> StageWork:
 
 RULES = (
     Rule(
-        why="a transfer between stages is one event in the simulator, where it is received; the trainer also sends",
+        why="the simulator counts a transfer between stages once, at the receiver; the trainer also counts the send",
         change=_sends,
     ),
     Rule(
-        why="the gradient norm's all-reduce carries the loss as well: 8 bytes for 4",
+        why="the all-reduce of the gradient norm also carries the loss: 8 bytes instead of 4",
         change=_norm_with_loss,
     ),
     Rule(
-        why="the parallel loss adds its two sums in one message: all-reduces of 4 and 8 bytes a token, not three of 4",
+        why="the parallel loss sends its two sums in one message: all-reduces of 4 and 8 bytes per token "
+        "instead of three of 4 bytes",
         change=_loss_in_two,
     ),
     Rule(
-        why="under sequence parallelism gradients of norms are added over the tp group in one small message a step",
+        why="with sequence parallelism, the trainer also reduces the gradients of the norms over the tp "
+        "group, in one small message per step",
         change=_norm_gradients,
     ),
     Rule(
-        why="of a share of the layers the simulator recomputes that share on every stage, the trainer whole blocks",
+        why="the simulator recomputes the given share of layers on every stage; the trainer recomputes whole blocks",
         change=_whole_blocks,
     ),
     Rule(
-        why="torch stops recomputing a block once all that backward needs is there: not the down projection, nor what "
-        "follows it",
+        why="torch stops recomputing a block once the backward pass has all its inputs, so it skips the down "
+        "projection "
+        "and what follows it",
         change=_stops_early,
     ),
-    Rule(why="the simulator calls every 16-bit type bf16", change=_named_type),
+    Rule(why="the simulator labels every 16-bit type as bf16", change=_named_type),
 )
 """Every justified difference, in the order in which they are applied."""

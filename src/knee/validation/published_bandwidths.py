@@ -39,11 +39,11 @@ INFINIBAND = ("infiniband", "ib", "ndr", "hdr", "edr", "xdr", "quantum", "nvlink
 NOT_MODELLED = ("pat", "collnet", "collnetdirect", "collnetchain", "auto", "default")
 """Algorithms, or none, that leave the choice to knee."""
 DEFAULTS = {
-    "nodes": "as few nodes as hold the GPUs",
-    "gpus_per_node": "as many gpus_per_node as the GPU's server has",
-    "node_gbit_per_s": "the network rate of that server, or what the note says",
-    "fabric": "fabric InfiniBand, or what the note says",
-    "algorithm": "the fastest algorithm",
+    "nodes": "nodes: the fewest that hold the GPUs",
+    "gpus_per_node": "gpus_per_node: as in the GPU's usual server",
+    "node_gbit_per_s": "network rate: as in that server, or as in the note",
+    "fabric": "fabric: InfiniBand, or as in the note",
+    "algorithm": "algorithm: the fastest",
 }
 """Column -> what is taken where a file does not have it."""
 BROKEN = ("misconfigured", "broken")
@@ -108,7 +108,7 @@ class BandwidthFile:
     def defaults(self) -> str | None:
         """One sentence for what is taken in place of columns that are missing altogether."""
         taken = [DEFAULTS[name] for name in self.missing]
-        return f"columns that the file does not have: {', '.join(taken)}" if taken else None
+        return f"defaults for missing columns: {', '.join(taken)}" if taken else None
 
     @property
     def readings(self) -> tuple[Reading, ...]:
@@ -145,7 +145,7 @@ def read_bandwidths(path: Path, text: str | None = None, *, watch: Callable[[Lin
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one message size a row", code="empty")
+        raise InputError(f"{path} has a header but no rows", hint="give one message size per row", code="empty")
     known = {*REQUIRED, *MEASURED, *OPTIONAL}
     return BandwidthFile(
         rows=rows,
@@ -174,7 +174,9 @@ def _row(line: int, header: Sequence[str], cells: Sequence[str]) -> BandwidthRow
             said,
             setting=setting,
             bus_bytes_per_s=_measured(found, setting),
-            remarks=(f"algorithm {word.lower()} is not modelled: the fastest that is",) if left else (),
+            remarks=(f"algorithm {word.lower()} is not modelled; the fastest modelled algorithm is used",)
+            if left
+            else (),
         )
     except InputError as error:
         return replace(said, reason=reason_of(error))
@@ -186,11 +188,11 @@ def _setting(found: Mapping[str, str], operation: Operation, source: str) -> Ban
             raise InputError(f"{column} is empty", code="missing-field", field=column)
     note = found.get("note", "").lower()
     if any(word in note for word in BROKEN):
-        raise InputError("the source calls its system misconfigured", code="misconfigured", field="note")
+        raise InputError("the source says that its system is misconfigured", code="misconfigured", field="note")
     nodes, per_node = (count(c, found[c]) if found.get(c) else None for c in ("nodes", "gpus_per_node"))
     n_gpus = count("n_gpus", found["n_gpus"])
     if n_gpus < 2:
-        raise InputError("one GPU alone has nothing to send", code="out-of-range", field="n_gpus")
+        raise InputError("a single GPU has nothing to send", code="out-of-range", field="n_gpus")
     if nodes is not None and nodes > n_gpus:
         raise InputError("there are more nodes than GPUs", code="contradiction", field="nodes")
     rate = found.get("node_gbit_per_s", "")
@@ -223,7 +225,7 @@ def _algorithm(text: str) -> ReduceAlgorithm | None:
     known = get_args(ReduceAlgorithm)
     if text and word not in (*known, *NOT_MODELLED):
         close = did_you_mean(word, (*known, "nvlstree"))
-        guess = f"is it {close}?" if close else f"known are {', '.join(known)}"
+        guess = f"did you mean {close}?" if close else f"known: {', '.join(known)}"
         raise InputError(f"algorithm is {text!r}; {guess}", code="unknown-choice", field="algorithm")
     return next((name for name in known if name == word), None)
 
@@ -235,7 +237,7 @@ def _fabric(text: str, note: str) -> str | None:
     if text and found is None and not any(word in INFINIBAND for word in words):
         known = ("infiniband", *FABRICS)
         close = did_you_mean(text, known)
-        guess = f"is it {close}?" if close else f"known are {', '.join(known)}"
+        guess = f"did you mean {close}?" if close else f"known: {', '.join(known)}"
         raise InputError(f"fabric is {text!r}; {guess}", code="unknown-choice", field="fabric")
     return found
 

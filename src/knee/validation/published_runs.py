@@ -120,7 +120,7 @@ class RunFile:
     def defaults(self) -> str | None:
         """One sentence for what is taken in place of columns that are missing altogether."""
         taken = [DEFAULTS[name] for name in self.missing]
-        return f"columns that the file does not have: {', '.join(taken)}" if taken else None
+        return f"defaults for missing columns: {', '.join(taken)}" if taken else None
 
     @property
     def runs(self) -> tuple[PublishedRun, ...]:
@@ -141,7 +141,7 @@ def read_runs(
     check_columns(path, header, REQUIRED, MEASURED)
     rows = tuple(_row(line, header, cells) for line, cells in watch(lines))
     if not rows:
-        raise InputError(f"{path} has a header but no rows", hint="give one training run a row", code="empty")
+        raise InputError(f"{path} has a header but no rows", hint="give one training run per row", code="empty")
     return RunFile(
         rows=rows,
         ignored=tuple(name for name in header if name and name not in _KNOWN),
@@ -191,7 +191,7 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
         by_step = setting.global_batch * setting.seq_len / step_s / setting.n_gpus
         if rate is not None and not 1.0 - AGREE < rate / by_step < 1.0 + AGREE:
             raise InputError(
-                f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, in which "
+                f"tokens_per_s_per_gpu {rate:,.5g} contradicts step_time_s {step_s:g}, for which "
                 f"global_batch, seq_len and n_gpus are {by_step:,.5g}",
                 code="contradiction",
                 field="tokens_per_s_per_gpu",
@@ -207,7 +207,7 @@ def _measured(found: Mapping[str, str], setting: Setting) -> tuple[Status, float
             if status == "ok":
                 return status, rate, memory_bytes, ()
             # numbers beside a failure are not those of a whole step
-            odd = f"status is {status} beside a throughput or memory, which is not compared"
+            odd = f"status is {status} but throughput or memory is given; these values are not compared"
             return status, None, None, (odd,) if rate is not None or memory_bytes is not None else ()
     raise unknown_choice("status", written, STATUSES)
 
@@ -257,13 +257,13 @@ DEFAULTS = {
     "tp": "tp 1",
     "pp": "pp 1",
     "cp": "cp 1",
-    "precision": "precision bf16 (fp16 on a GPU without)",
+    "precision": "precision bf16 (fp16 on GPUs without bf16)",
     "recompute": "recompute none",
     "compile": "no torch.compile",
     "attention": "attention flash",
-    "stack": "an unknown stack, its profile chosen by kernel, attention and compile",
+    "stack": "unknown stack: its profile follows from kernel, attention and compile",
     "mlp": "mlp swiglu",
-    "gpus_per_node": "as many gpus_per_node as the GPU's server has",
+    "gpus_per_node": "gpus_per_node as in the GPU's usual server",
     "node_gbit_per_s": "the network rate of that server",
 }
 """Column -> what is taken where a file does not have it."""

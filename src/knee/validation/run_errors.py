@@ -21,8 +21,8 @@ T = TypeVar("T")
 Watch = Callable[[Sequence[PublishedRun]], Iterable[PublishedRun]]
 PIECE = 20_000
 """Runs that are predicted together: their jobs take ten times the memory of their answers."""
-NO_ANSWER = "a size is so far from any real one that the step has no finite answer"
-UNREAD = "memory read from torch's allocator: the context and NCCL's buffers beside it are not compared"
+NO_ANSWER = "a size is so unrealistic that the step time is not finite"
+UNREAD = "memory was read from torch's allocator, so the CUDA context and NCCL buffers are not compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

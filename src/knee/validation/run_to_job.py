@@ -114,9 +114,13 @@ RECOMPUTE: dict[str, tuple[Recompute, float, str | None]] = {
     "ops": ("ops", 1.0, None),
     "op": ("ops", 1.0, None),
     "full": ("full", 1.0, None),
-    "unknown": ("none", 1.0, "the source does not say"),
-    "blocks": ("blocks", 0.5, "every second block, as nothing else is said"),
-    "mlp": ("blocks", 0.55, "the products into the MLP are run again, half of a layer's forward and a little more"),
+    "unknown": ("none", 1.0, "the source does not state it"),
+    "blocks": ("blocks", 0.5, "every second block, because nothing else is stated"),
+    "mlp": (
+        "blocks",
+        0.55,
+        "the matrix products into the MLP are recomputed, slightly more than half of a layer's forward pass",
+    ),
 }
 """A file's word -> knee's nearest, the share that is run again, and why where it is not the same."""
 DEFAULT_VOCAB = 32_000
@@ -152,7 +156,7 @@ def job_of(setting: Setting, *, profile: Profile | None = None, cluster: Cluster
     stack = stack_of(setting)
     where = cluster_of(setting) if cluster is None else _given_cluster(setting, cluster, notes)
     if setting.gpu in MEMORIES and cluster is None:
-        notes.append(f"gpu {setting.gpu} taken as {MEMORIES[setting.gpu]}")
+        notes.append(f"gpu {setting.gpu} is treated as {MEMORIES[setting.gpu]}")
     model = _model(setting, notes)
     software = profile_of(setting, stack, where.gpu, notes, profile)
     options = {
@@ -187,7 +191,7 @@ def check_memory(run: PublishedRun, asked: RunJob) -> None:
     """Refuse a reading of more memory than the GPU has."""
     gpu = asked.job.cluster.gpu
     if run.memory_bytes is not None and run.memory_bytes > ROUNDED * gpu.hbm_bytes:
-        text = f"memory_gib is {run.memory_bytes / GIB:.4g}, and {gpu.name} has {gpu.hbm_bytes / GIB:.4g}"
+        text = f"memory_gib is {run.memory_bytes / GIB:.4g}, but {gpu.name} has {gpu.hbm_bytes / GIB:.4g}"
         raise SpecError(text, code="out-of-range", field="memory_gib")
 
 
@@ -204,13 +208,13 @@ def gpu_key(text: str) -> str | None:
 def unknown_gpu(text: str) -> SpecError:
     """What is said of another."""
     close = did_you_mean(text, GPUS)
-    guess = f"is it {close}?" if close else f"known are {', '.join(GPUS)}"
-    return SpecError(f"no GPU {text!r} is known; {guess}", code="unknown-choice", field="gpu")
+    guess = f"did you mean {close}?" if close else f"known: {', '.join(GPUS)}"
+    return SpecError(f"the GPU {text!r} is unknown; {guess}", code="unknown-choice", field="gpu")
 
 
 def too_many_in_node(per_node: int, cluster: Cluster) -> SpecError:
     """What is said of more GPUs a node than a server with them has."""
-    text = f"gpus_per_node is {per_node}, and a server with {cluster.gpu.name} has {cluster.node.gpus}"
+    text = f"gpus_per_node is {per_node}, but a server with {cluster.gpu.name} has {cluster.node.gpus}"
     return SpecError(text, code="out-of-range", field="gpus_per_node")
 
 
@@ -241,7 +245,8 @@ def _with_nodes(base: Cluster, gpu: str, gpus_per_node: int | None, node_bytes_p
         fabric = replace(fabric, nic_bytes_per_s=node_bytes_per_s / per_node)
     return replace(
         base,
-        name=f"{base.name} ({gpu}, {per_node} a node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} Gbit/s a GPU)",
+        name=f"{base.name} ({gpu}, {per_node} per node, {fabric.kind} at {fabric.nic_bytes_per_s * 8e-9:g} "
+        "Gbit/s per GPU)",
         node=replace(base.node, gpus=per_node),
         fabric=fabric,
     )
@@ -251,12 +256,12 @@ def _given_cluster(setting: Setting, cluster: Cluster, notes: list[str]) -> Clus
     """The cluster that was given, if it has the row's GPU, with the row's own nodes and injection bandwidth."""
     key = gpu_key(setting.gpu)
     if key is None:
-        notes.append(f"gpu {setting.gpu!r} taken as the {cluster.gpu.name} of {cluster.name}")
+        notes.append(f"gpu {setting.gpu!r} is treated as the {cluster.gpu.name} of {cluster.name}")
     else:
         gpu = load_cluster(GPUS[key]).spec.gpu
         # what a probe reads of the memory is a little less than what is sold
         if gpu.name != cluster.gpu.name or abs(gpu.hbm_bytes / cluster.gpu.hbm_bytes - 1.0) > MEMORY_FRAC:
-            text = f"the GPU is {setting.gpu}, and that of {cluster.name} is another: {cluster.gpu.name}"
+            text = f"the GPU is {setting.gpu}, but {cluster.name} has the GPU {cluster.gpu.name}"
             raise SpecError(text, code="other-gpu", field="gpu")
     return _with_nodes(cluster, cluster.gpu.name, setting.gpus_per_node, setting.node_bytes_per_s)
 
@@ -306,10 +311,10 @@ def _recompute(setting: Setting, notes: list[str]) -> Mapping[str, Any]:
         raise unknown_choice("recompute", setting.recompute, RECOMPUTE)
     word, share, why = RECOMPUTE[setting.recompute]
     if setting.recompute == "selective" and "torchtitan" in (setting.stack or "").lower():
-        word, why = "ops", "torchtitan's selective policy keeps attention and every second product"
+        word, why = "ops", "torchtitan's selective policy keeps attention and every second matrix product"
     if why is not None:
         part = "" if share == 1 else f" of {share:.0%}"
-        notes.append(f"recompute {setting.recompute} taken as {word}{part}: {why}")
+        notes.append(f"recompute {setting.recompute} is treated as {word}{part}: {why}")
     return {"recompute": word, "recompute_frac": share}
 
 
@@ -336,7 +341,7 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
         notes.append("sharding defaulted to fsdp")
     dp = setting.dp or max(1, setting.n_gpus // (setting.tp * setting.pp * setting.cp))
     if sharding == "ddp" and (setting.shard_group or 1) > 1:
-        text = f"sharding is ddp, which shards nothing, and shard_group is {setting.shard_group}"
+        text = f"sharding is ddp, which shards nothing, but shard_group is {setting.shard_group}"
         raise SpecError(text, code="contradiction", field="shard_group")
     if sharding == "ddp":
         return {"sharding": sharding, "dp_shard": 1, "dp_replicate": dp}
@@ -349,7 +354,7 @@ def _data_parallel(setting: Setting, per_node: int, notes: list[str]) -> Mapping
         raise SpecError(f"shard_group {group} does not divide dp {dp}", code="does-not-divide", field="shard_group")
     copies = dp // group
     if sharding == "hsdp" and (copies == 1 or group == 1):
-        notes.append("hsdp with one copy or one shard taken as fsdp or ddp")
+        notes.append("hsdp with one copy or one shard is treated as fsdp or ddp")
         return {"sharding": "fsdp" if copies == 1 else "ddp", "dp_shard": group, "dp_replicate": copies}
     if sharding == "fsdp" and copies > 1:
         sharding = "hsdp"
@@ -363,6 +368,6 @@ def _sharding(text: str, notes: list[str]) -> str:
         if text == word or bare == word.replace("_", ""):
             return word
     if bare in SHARDING_WORDS:
-        notes.append(f"sharding {text} taken as {SHARDING_WORDS[bare]}")
+        notes.append(f"sharding {text} is treated as {SHARDING_WORDS[bare]}")
         return SHARDING_WORDS[bare]
     raise unknown_choice("sharding", text, SHARDINGS)

@@ -137,7 +137,7 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
     unfused = setting.attention == "unfused"
     profile = given or catalog_profile(profile_name(setting, stack))
     if given is not None and setting.compile and given.kernels in NOT_COMPILED:
-        notes.append(f"it was compiled: {profile.name} with compiled kernels")
+        notes.append(f"the run was compiled, so {profile.name} with compiled kernels is used")
         profile = replace(profile, kernels="compiled")
     said = _stated_attention(setting)
     wanted = said or ("flash2" if profile.attention == "unfused" else profile.attention)
@@ -145,7 +145,7 @@ def profile_of(setting: Setting, stack: Stack, gpu: Gpu, notes: list[str], given
     if not kernels or (unfused and kernels[0] != wanted):
         raise SpecError(f"no rate is known for {wanted} attention on {gpu.name}", code="no-rate", field="attention")
     if kernels[0] != wanted:
-        notes.append(f"{wanted} attention on {gpu.name}: taken as {kernels[0]}, as no rate is known")
+        notes.append(f"{wanted} attention on {gpu.name} is treated as {kernels[0]}, because its rate is unknown")
     return _as_stated(replace(profile, attention=kernels[0]), setting)
 
 

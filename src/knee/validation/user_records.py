@@ -31,9 +31,9 @@ Pair = tuple[PublishedRun, RunJob]
 RATES = ("step_s", "tokens_per_s", "tokens_per_s_per_gpu")
 AGREE = 0.01
 """Rates of one record that differ by more contradict each other."""
-CUT_OFF = "it was cut off while it was written"
+CUT_OFF = "it is incomplete: the writer was interrupted"
 _FORM = (
-    "a record has model, cluster, profile, gpus, global_batch, seq_len, plan and what was measured, as "
+    "a record needs model, cluster, profile, gpus, global_batch, seq_len, plan and measured values, as "
     f"`knee simulate {argument('json')}` prints it"
 )
 
@@ -105,14 +105,14 @@ def _values(path: Path, text: str) -> list[Any]:
     if at and "\n" not in rest and rest.startswith("{"):
         return [*values, CUT_OFF]
     line = text.count("\n", 0, at) + 1
-    raise InputError(f"{path}, line {line}: it is not JSON from here on", hint=_FORM, code="not-json")
+    raise InputError(f"{path}, line {line}: the file is not valid JSON from here on", hint=_FORM, code="not-json")
 
 
 def _recorded(number: int, path: Path, value: Any, profile: Profile | None, cluster: Cluster | None) -> RecordedRun:
     if value is CUT_OFF:
         return RecordedRun(number=number, reason=CUT_OFF)
     if not isinstance(value, dict):
-        return RecordedRun(number=number, reason="it is not a record but a bare value")
+        return RecordedRun(number=number, reason="it is a plain value, not a record")
     try:
         kind = value.get("kind", "measured")
         if kind not in get_args(Kind):
@@ -162,7 +162,7 @@ def _given(record: Mapping[str, Any], cluster: Cluster) -> Cluster:
         return cluster
     if said.gpu.name != cluster.gpu.name:
         raise SpecError(
-            f"it ran on {said.name} with {said.gpu.name}, and {cluster.name} has {cluster.gpu.name}",
+            f"it ran on {said.name} with {said.gpu.name}, but {cluster.name} has {cluster.gpu.name}",
             code="other-gpu",
             field="cluster",
         )
@@ -182,7 +182,7 @@ def _measured(record: Mapping[str, Any], job: Job) -> tuple[Status, float | None
     ]
     if rates and max(rates) > min(rates) * (1.0 + AGREE):
         raise SpecError(
-            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens a step on {job.gpus:,} GPUs",
+            f"{' and '.join(found)} contradict each other for {job.tokens:,} tokens per step on {job.gpus:,} GPUs",
             code="contradiction",
             field=next(iter(found)),
         )
@@ -218,8 +218,8 @@ def _steps(path: Path, readings: Readings, profile: Profile | None, cluster: Clu
     machine = readings.machine
     if machine.probe != "steps":
         raise InputError(
-            f"{path} has readings of `knee probe {machine.probe}`, which say nothing of a stack",
-            hint=f"give the cluster file that was made from them as {argument('cluster')}",
+            f"{path} has readings of `knee probe {machine.probe}`, which do not depend on the software stack",
+            hint=f"give the cluster file of these readings as {argument('cluster')}",
         )
     where = cluster or load_cluster(base_of(machine, None)).spec
     found = []
@@ -273,7 +273,7 @@ def _positive(record: Mapping[str, Any], key: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SpecError(f"{key} is {str(value)[:20]!r}, not a number", code="not-a-number", field=key)
     if not LEAST < value < 1 / LEAST:
-        trouble = "far from any real one" if value > 0 else "and must be positive"
+        trouble = "which is not realistic" if value > 0 else "and must be positive"
         raise SpecError(f"{key} is {str(value)[:20]}, {trouble}", code="out-of-range", field=key)
     return float(value)
 

@@ -22,8 +22,8 @@ from knee.validation.simulated_runs import grouped, predicted
 from knee.validation.skipped_rows import reason_of
 from knee.validation.user_records import Pair, RecordedRun, is_json, merged, read_records
 
-NOT_RUN = "it did not run to an end (oom or failed), so no time was measured"
-STATUS_ONLY = "it ran, but neither its throughput nor its memory is given"
+NOT_RUN = "the run ended early (oom or failed), so no time was measured"
+STATUS_ONLY = "the run finished, but neither its throughput nor its memory is given"
 RECORD, ATTEMPTS = "record.json", "attempts"
 DIFFER = 1.25
 """Repeats of one setting whose slowest and fastest are further apart contradict each other."""
@@ -120,8 +120,8 @@ def records_in(paths: Sequence[Path]) -> list[Path]:
             continue
         inside = sorted(p for p in path.rglob(RECORD) if ATTEMPTS not in p.relative_to(path).parts)
         if not inside:
-            hint = "`knee sweep` and `knee train --out DIR` leave some"
-            raise InputError(f"{path} has no {RECORD} in it", hint=hint, code="nothing-usable")
+            hint = "`knee sweep` and `knee train --out DIR` write such records"
+            raise InputError(f"{path} contains no {RECORD}", hint=hint, code="nothing-usable")
         found += inside
     return found
 

@@ -33,7 +33,7 @@ CONVENTIONS: dict[str, Callable[[Model, NDArray[np.int64]], NDArray[np.float64]]
 def model_flop_per_token(model: Model, seq_len: NDArray[np.int64], convention: str) -> NDArray[np.float64]:
     """FLOP that training on one token takes, by a named convention."""
     if convention not in CONVENTIONS:
-        hint = f"one of {', '.join(CONVENTIONS)}"
+        hint = f"use one of {', '.join(CONVENTIONS)}"
         text = f"no FLOP convention named {convention!r}"
         raise InputError(text, hint=hint, code="unknown-choice", field="flop_convention")
     return CONVENTIONS[convention](model, seq_len)

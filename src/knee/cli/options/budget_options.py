@@ -21,8 +21,8 @@ def refuse_beside_check(ctx: click.Context) -> None:
     ]
     if given:
         raise InputError(
-            f"--check stands alone, and {', '.join(given)} {'is' if len(given) == 1 else 'are'} given",
-            hint="leave out --check, or use only --json beside it",
+            f"--check cannot be combined with {', '.join(given)}",
+            hint="leave out --check, or combine it only with --json",
             code="contradiction",
             field="check",
         )

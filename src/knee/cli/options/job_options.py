@@ -12,7 +12,7 @@ from knee.cli.options.plan_options import option
 from knee.specs.defaults import DEFAULT_CONVENTION, DEFAULT_GRID
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-_what = partial(option, section="What")
+_what = partial(option, section="Job")
 _output = partial(option, section="Output")
 
 
@@ -58,7 +58,7 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
     for add in (
         option(
             "--pue",
-            section="Training",
+            section="Whole training run",
             type=float,
             metavar="X",
             help="Power usage effectiveness (PUE): power of the whole site divided by power of its machines; default: "
@@ -66,7 +66,7 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         option(
             "--grid",
-            section="Training",
+            section="Whole training run",
             metavar="NAME",
             default=DEFAULT_GRID,
             show_default=True,
@@ -74,7 +74,7 @@ def training(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
         option(
             "--tokens",
-            section="Training",
+            section="Whole training run",
             metavar="T",
             help="Also show the days, GPU-hours, dollars, MWh and CO2e of training on this many tokens, for example "
             "2T, 300B or 1.4e12.",

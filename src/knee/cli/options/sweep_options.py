@@ -61,7 +61,7 @@ OPTIONS = (
         metavar="A,B,...",
         help="Hosts for torchrun, as names or addresses; the first one hosts the rendezvous.",
     ),
-    _of_site("--via", metavar="COMMAND", help='Command that runs a command on a host; default: "ssh {host}".'),
+    _of_site("--via", metavar="COMMAND", help='Command prefix that runs a program on a host; default: "ssh {host}".'),
     _of_site("--container", metavar="IMAGE", help="Container image that all ranks run in."),
     _of_site(
         "--container-runtime",

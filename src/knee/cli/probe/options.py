@@ -27,8 +27,8 @@ def options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--base",
                 metavar="NAME",
-                help="Cluster of the catalogue that provides the values that are not measured; default: the one with "
-                "this GPU.",
+                help="Cluster that provides the values that are not measured: a name from `knee catalog`, or the path "
+                "of a TOML file; default: the catalogue's cluster with this GPU.",
             ),
             click.option(
                 "--quick",

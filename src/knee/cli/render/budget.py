@@ -31,27 +31,27 @@ _HEAD = [
     "GPUs",
     "parameters",
     "tokens",
-    "per parameter",
+    "tokens per parameter",
     "loss",
     "days",
     "tokens/s",
     "MFU (PaLM)",
-    "exposed",
-    "batch",
+    "exposed communication",
+    "batch (tokens)",
     "plan",
 ]
 _SIDES = [
     "parameters",
     "tokens",
-    "tokens / parameter",
+    "tokens per parameter",
     "loss",
     "GPUs",
     "days",
-    "GPU hours",
+    "GPU-hours",
     "USD",
     "MWh",
     "kg CO2e",
-    "MFU by 6 N D",
+    "MFU (6ND convention)",
 ]
 
 
@@ -62,7 +62,7 @@ def print_answer(answer: Budget) -> None:
         print_heading(line)
     sys.stdout.write("\n")
     print_heading(
-        f"{limits_words(answer.limits)} of {problem.rates.cluster.name}: {problem.rates.profile.name}, "
+        f"{limits_words(answer.limits)} on {problem.rates.cluster.name}; profile {problem.rates.profile.name}, "
         f"{problem.rates.seq_len:,} tokens per sequence, scaling law {problem.law.name}"
     )
     _print_sides(answer)
@@ -71,14 +71,14 @@ def print_answer(answer: Budget) -> None:
     if len(answer.sizes) > 1:
         print_heading(f"other sizes on {counted(best.gpus, 'GPU')}")
         print_rows([_HEAD, *(_row(run) for run in answer.sizes)], right=range(10), optional=(8, 9, 7, 3, 6))
-    print_heading("change of the loss by one more unit")
+    print_heading("change of the loss per additional unit")
     print_rows(
         [
             [
-                f"a {one.what}" if one.what != "MWh" else "an MWh",
+                f"+1 {one.what}" if one.what != "thousand USD" else "+1,000 USD",
                 f"{one.loss:+.2e} loss",
                 one.how,
-                "" if one.binds else "not the limit that stops this run: more of it alone does not help",
+                "" if one.binds else "another limit stops this run, so raising this one alone does not help",
             ]
             for one in answer.marginals
         ],
@@ -102,7 +102,7 @@ def _row(run: BudgetRun) -> list[str]:
         f"{run.gpus:,}",
         short(run.params),
         short(run.tokens),
-        f"{run.tokens_per_param:.3g}",
+        amount(run.tokens_per_param),
         f"{run.loss:.4f}",
         amount(run.days),
         short(run.rate.tokens_per_s),
@@ -128,7 +128,7 @@ def side_rows(answer: Budget) -> list[list[str]]:
         ]
 
     def size(params: float, tokens: float, loss: float) -> list[str]:
-        return [short(params), short(tokens), f"{tokens / params:.3g}", f"{loss:.4f}"]
+        return [short(params), short(tokens), amount(tokens / params), f"{loss:.4f}"]
 
     def cells(run: BudgetRun | None) -> list[str]:
         if run is None:
@@ -144,7 +144,12 @@ def side_rows(answer: Budget) -> list[list[str]]:
         *bill(flop.gpus, flop.time_s, flop.cost_usd, flop.energy_j),
         f"{flop.mfu_frac:.1%}",
     ]
-    head = ["", "with communication", f"counting FLOP ({100 * flop.mfu_frac:.3g}% MFU)", "what that really reaches"]
+    head = [
+        "",
+        "best run",
+        f"FLOP-only estimate ({100 * flop.mfu_frac:.3g}% MFU)",
+        "that estimate's size on this cluster",
+    ]
     return [head, *(list(row) for row in zip(_SIDES, cells(best), counting, cells(really), strict=True))]
 
 
@@ -173,12 +178,12 @@ def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
         else (f"knee at {amount(one.knee)} {unit}{' or more' if one.open else ''}")
     )
     print_heading(f"loss against {unit}: {knee}")
-    rows = [[unit, "loss", "gain of the doubling", "GPUs", "parameters", "tokens", "limited by"]]
+    rows = [[unit, "loss", "gain of the last doubling", "GPUs", "parameters", "tokens", "limited by"]]
     for value, run, worth in zip(one.values, one.runs, one.worth, strict=True):
         if run is None:
             rows.append([amount(value), "nothing can be trained", "", "", "", "", ""])
             continue
-        bought = "" if worth is None else f"{worth:.0%} of what the law promises"
+        bought = "" if worth is None else f"{worth:.0%} of the law's prediction"
         rows.append(
             [
                 amount(value),
@@ -196,7 +201,7 @@ def _print_frontier(limits: BudgetLimits, one: Frontier) -> None:
 
 
 def _print_iso(iso: Sequence[IsoLoss]) -> None:
-    print_heading("equal loss: the model sizes that reach it, by number of GPUs")
+    print_heading("model sizes that reach the same loss, by number of GPUs (columns: loss)")
     losses = sorted({one.loss for one in iso})
     rows = [["GPUs", *(f"{loss:.4f}" for loss in losses)]]
     for gpus in sorted({one.gpus for one in iso}):

@@ -11,8 +11,8 @@ from knee.units import short
 
 def print_checked(check: BudgetCheck) -> None:
     """Published against predicted, the worst last in words."""
-    print_heading("training runs whose cost was published, under the best plan that knee finds")
-    rows = [["run", "GPUs", "cluster", "tokens", "published", "predicted", "off by", "plan"]]
+    print_heading("training runs whose cost was published, predicted with the best plan that knee finds")
+    rows = [["run", "GPUs", "cluster", "tokens", "published cost", "predicted cost", "error", "plan"]]
     for run in check.runs:
         hours = run.gpu_hours is not None
         published, predicted = (run.gpu_hours, run.predicted_gpu_hours) if hours else (run.flop, run.predicted_flop)
@@ -37,4 +37,4 @@ def print_checked(check: BudgetCheck) -> None:
 
 
 def _with_unit(value: float | None, unit: str) -> str:
-    return "no plan" if value is None else f"{value:,.0f} h" if unit == "h" else f"{short(value)} FLOP"
+    return "no plan" if value is None else f"{value:,.0f} GPU-hours" if unit == "h" else f"{short(value)} FLOP"

@@ -28,7 +28,15 @@ def print_profile(answer: Calibration) -> None:
     print_table(
         "fitted and written",
         [
-            ["parameter", "before", "after", "uncertainty left", "with all others free", "confounded with", "meaning"],
+            [
+                "parameter",
+                "before",
+                "after",
+                "uncertainty left",
+                "uncertainty left if all are fitted",
+                "confounded with",
+                "meaning",
+            ],
             *(
                 [
                     row.name,
@@ -47,7 +55,7 @@ def print_profile(answer: Calibration) -> None:
     print_table(
         "not changed",
         [
-            ["parameter", "value", "uncertainty left", "why", "meaning"],
+            ["parameter", "value", "uncertainty left", "reason", "meaning"],
             *(
                 [
                     row.name,
@@ -68,7 +76,7 @@ def print_profile(answer: Calibration) -> None:
     if answer.suggested:
         print_heading("suggested next runs:")
     for number, run in enumerate(answer.suggested, start=1):
-        where = f"{run.model}, {run.gpus:,} GPUs of {run.cluster}, seq_len {run.seq_len:,}"
+        where = f"{run.model}, {run.gpus:,} GPUs on {run.cluster}, seq_len {run.seq_len:,}"
         click.echo(f"  {number}. {where}, global_batch {run.global_batch:,}, {run.plan} ({run.changed}):")
         click.echo(f"     {run.sentence}")
     if answer.warnings:
@@ -100,7 +108,7 @@ def _print_errors(found: OwnProfile) -> None:
             ("tokens/s, held out", held.throughput_before, held.throughput_after),
             ("memory, held out", held.memory_before, held.memory_after),
         ]
-    cells = [["error of", "runs", "median", "p90", "bias"]]
+    cells = [["error of", "runs", "median", "p90", "signed median"]]
     cells += [
         [
             what,

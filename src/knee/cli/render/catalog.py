@@ -16,8 +16,8 @@ from knee.workload.parameters import parameter_count
 
 WORDS = {
     "scaling_laws": "scaling laws",
-    "critical_batches": "laws of the critical batch",
-    "families": "families of shapes",
+    "critical_batches": "laws of the critical batch size",
+    "families": "model families",
     "training_runs": "training runs whose cost was published",
     CONSTANTS: CONSTANTS,
 }
@@ -41,7 +41,7 @@ def _heading(entry: CatalogEntry) -> str:
     if entry.kind == CONSTANTS:
         return "constants of the cost model"
     if entry.kind in WORDS:
-        return f"{entry.name}: of {WORDS[entry.kind]}"
+        return f"{entry.name} ({WORDS[entry.kind]})"
     return f"{entry.kind} {entry.name}: {LINES[entry.kind](entry.spec)}"
 
 
@@ -50,8 +50,8 @@ def _model(model: Model) -> str:
     factor, letter = next((f, x) for f, x in ((1e9, "B"), (1e6, "M"), (1e3, "K"), (1, "")) if count >= f)
     size = f"{count / factor:.3g} {letter}"
     return (
-        f"{size} parameters: {model.layers} layers, {model.hidden:,} wide, {model.heads} heads, "
-        f"vocabulary of {model.vocab:,}"
+        f"{size} parameters: {model.layers} layers, hidden size {model.hidden:,}, {model.heads} heads, "
+        f"vocabulary {model.vocab:,}"
     )
 
 
@@ -76,7 +76,7 @@ def _profile(profile: Profile) -> str:
 
 
 def _family(raw: dict[str, Any]) -> str:
-    return f"{', '.join(raw['members'])}; a vocabulary of {raw['vocab']:,}"
+    return f"{', '.join(raw['members'])}; vocabulary {raw['vocab']:,}"
 
 
 def _training_run(raw: dict[str, Any]) -> str:
@@ -93,6 +93,6 @@ LINES: dict[str, Callable[[Any], str]] = {
     "critical_batches": lambda raw: str(raw["source"]),
     "families": _family,
     "training_runs": _training_run,
-    CONSTANTS: lambda raw: f"{len(raw)} values of the cost model that belong to none of the above",
+    CONSTANTS: lambda raw: f"{len(raw)} values of the cost model that belong to no entry above",
 }
 """Kind -> one line about an entry of it."""

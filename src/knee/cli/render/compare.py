@@ -25,7 +25,7 @@ def print_answer(found: Comparison) -> None:
             for number, (name, kind, record) in enumerate(zip(found.names, found.kinds, found.records, strict=True), 1)
         ]
     )
-    print_heading("values (difference to the first)")
+    print_heading("values (in parentheses: difference from the first record)")
     rows = [["", *(f"{number} {kind}" for number, kind in enumerate(found.kinds, start=1))]]
     for one in found.values:
         cells = [
@@ -34,5 +34,5 @@ def print_answer(found: Comparison) -> None:
         ]
         rows.append([one.quantity.title, *cells])
     print_rows(rows, right=tuple(range(1, len(found.kinds) + 1)))
-    for note in [*(f"MFU by the {name} FLOP convention" for name in found.flop_conventions), *found.notes]:
+    for note in [*(f"MFU uses the {name} FLOP convention" for name in found.flop_conventions), *found.notes]:
         click.echo(f"  - {note}")

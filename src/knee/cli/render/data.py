@@ -29,21 +29,21 @@ def print_folder(answer: ShardFolder) -> None:
     print_heading(str(answer.folder))
     print_rows(
         [
-            ["tokens", f"{index.tokens:,} ({index.dtype}), {per_token:.2f} bytes of text each"],
+            ["tokens", f"{index.tokens:,} ({index.dtype}), {per_token:.2f} bytes of text per token"],
             ["documents", f"{index.documents:,}"],
-            ["shards", f"{len(index.shards):,}" + (", all as they were written" if answer.verified else "")],
+            ["shards", f"{len(index.shards):,}" + (", all checksums correct" if answer.verified else "")],
             [
                 "tokenizer",
                 f"{tokenizer.path}: {tokenizer.vocab_size:,} tokens, {tokenizer.eos} ({tokenizer.eos_id}) ends a "
                 f"document, sha256 {tokenizer.sha256[:12]}",
             ],
             ["files", f"{len(sources):,} ({show(size, 'bytes')}): {_few([source.path for source in sources])}"],
-            ["left out", f"{index.left_out.records:,} bad records, {index.left_out.empty:,} empty documents"],
-            ["begins", begins],
+            ["skipped", f"{index.left_out.records:,} invalid records, {index.left_out.empty:,} empty documents"],
+            ["first text", begins],
         ]
     )
     for place in index.left_out.first:
-        click.echo(f"left out: {place}", err=True)
+        click.echo(f"skipped: {place}", err=True)
 
 
 def _few(paths: list[str]) -> str:
@@ -53,11 +53,11 @@ def _few(paths: list[str]) -> str:
 def say_made(answer: ShardFolder) -> None:
     """What this call has made, on stderr."""
     if not answer.made:
-        click.echo("nothing has changed: the shards are there already", err=True)
+        click.echo("nothing to do: the shards already exist", err=True)
         return
     kept = len(answer.index.shards) - answer.made
-    made = f"{answer.made:,} shard{'' if answer.made == 1 else 's'} made"
-    earlier = f", {kept:,} kept of an earlier call" if kept else ""
+    made = f"{answer.made:,} shard{'' if answer.made == 1 else 's'} written"
+    earlier = f", {kept:,} kept from an earlier run" if kept else ""
     rate = f"{answer.made_tokens / answer.made_s:,.0f} tokens/s, in {show(answer.made_s, 's')}"
     click.echo(f"{made}{earlier}: {rate}", err=True)
 
@@ -77,14 +77,14 @@ class PreparationProgress:
 
             self.bar = Progress(console=Console(stderr=True), transient=True)
             self.bar.start()
-            self.task = self.bar.add_task("making tokens", total=None)
+            self.task = self.bar.add_task("tokenizing", total=None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.bar is not None:
             self.bar.stop()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
-            click.echo("stopped: finished shards are kept, and the same command goes on", err=True)
+            click.echo("stopped: finished shards are kept, and the same command continues", err=True)
 
     def __call__(self, told: ShardProgress) -> None:
         """A block is done."""

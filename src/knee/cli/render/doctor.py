@@ -18,8 +18,10 @@ from knee.units import show
 def print_doctor(answer: MachineCheck) -> None:
     """The machine, the parts that knee needs, and which commands are ready."""
     _print_machine(answer)
-    parts = [[n.name, n.found or "not found", n.why if n.found else f"{n.why}: {n.get}"] for n in answer.needs]
-    _print("parts", parts, dim=(2,))
+    parts = [
+        [n.name, n.found or "not found", n.why if n.found else f"{n.why}; to install it: {n.get}"] for n in answer.needs
+    ]
+    _print("software and tools", parts, dim=(2,))
     states = {name: f"needs {', '.join(lacking)}" if lacking else "ready" for name, lacking in answer.missing.items()}
     _print("commands", [[f"knee {name}", state] for name, state in states.items()])
 
@@ -35,8 +37,8 @@ def _print_machine(answer: MachineCheck) -> None:
         "NCCL": _nccl(inventory.software),
     }
     _print("this machine", list(rows.items()))
-    _print("GPUs", _gpus(inventory.gpus) or [["none seen"]])
-    _print("network", [_nic(nic) for nic in inventory.network] or [["none seen"]])
+    _print("GPUs", _gpus(inventory.gpus) or [["none found"]])
+    _print("network", [_nic(nic) for nic in inventory.network] or [["none found"]])
 
 
 def _print(heading: str, rows: Sequence[Sequence[str]], *, dim: Sequence[int] = ()) -> None:
@@ -68,7 +70,7 @@ def _cpu(cpu: Cpu) -> str:
 
 def _driver(driver: NvidiaDriver) -> str:
     version = f"NVIDIA {driver.version}" if driver.version else None
-    cuda = f"runs CUDA up to {driver.cuda}" if driver.cuda else None
+    cuda = f"supports CUDA up to {driver.cuda}" if driver.cuda else None
     known = ", ".join(part for part in (version, cuda) if part)
     return "; ".join(part for part in (known, driver.trouble) if part) or "unknown"
 
@@ -76,7 +78,7 @@ def _driver(driver: NvidiaDriver) -> str:
 def _nccl(software: Software) -> str:
     if software.nccl:
         return f"{software.nccl} ({software.nccl_from})"
-    return "not found" if software.torch is None else "unknown: torch may hold its own"
+    return "not found" if software.torch is None else "unknown; torch may contain its own"
 
 
 def _gpus(gpus: Sequence[LocalGpu]) -> list[list[str]]:
@@ -105,7 +107,7 @@ def _gpu(gpu: LocalGpu) -> str:
 def _nvlink(gpu: LocalGpu) -> str | None:
     if not gpu.nvlinks:
         return None if gpu.nvlinks is None else "no active NVLink"
-    rate = None if gpu.nvlink_bytes_per_s is None else f"{show(gpu.nvlink_bytes_per_s, 'bytes_per_s')} each way"
+    rate = None if gpu.nvlink_bytes_per_s is None else f"{show(gpu.nvlink_bytes_per_s, 'bytes_per_s')} per direction"
     return f"{_count(gpu.nvlinks, 'NVLink', 'NVLinks')} ({rate or 'rate unknown'})"
 
 
@@ -129,7 +131,7 @@ def _nic(nic: Nic) -> list[str]:
         "kind": nic.link_layer,
         "RDMA": "RDMA" if nic.rdma else "no RDMA",
         "state": nic.state,
-        "rate": None if nic.bytes_per_s is None else f"{show(nic.bytes_per_s, 'bytes_per_s')} each way",
+        "rate": None if nic.bytes_per_s is None else f"{show(nic.bytes_per_s, 'bytes_per_s')} per direction",
         "NUMA node": None if nic.numa_node is None else f"NUMA node {nic.numa_node}",
     }
     return [nic.name, _facts(facts)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def say_traced(done: int, total: int) -> None:
     """How far a trace of several pipeline stages is, on stderr."""
     if total > 1:
-        click.echo(f"traced {done} of {total} kinds of stages", err=True)
+        click.echo(f"traced {done} of {total} different pipeline stages", err=True)
 
 
 def print_dryrun(answer: DryRun) -> None:
@@ -29,13 +29,13 @@ def print_dryrun(answer: DryRun) -> None:
     for stages in answer.equal_stages():
         _print_stages(answer, stages)
     if answer.justified:
-        print_heading("where the trainer differs from the simulator, and why")
+        print_heading("known differences between the trainer and the simulator")
         print_rows([[why] for why in answer.justified])
     if answer.differences:
-        print_heading("differences without a reason: the trainer or the simulator is wrong")
+        print_heading("unexplained differences: either the trainer or the simulator is wrong")
         print_rows(
             [
-                ["stage", "what", "program", "simulator"],
+                ["stage", "quantity", "trainer", "simulator"],
                 *([str(d.stage), d.what, f"{d.program:,}", f"{d.simulated:,}"] for d in answer.differences),
             ],
             right=(2, 3),
@@ -50,7 +50,7 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
         print_heading(f"{words} of {answer.job.plan.pp} (rank {program.rank:,})")
     print_rows(
         [
-            ["FLOP", "program", "simulator"],
+            ["FLOP per rank and step", "trainer", "simulator"],
             ["matrix products", f"{program.product_flop:,}", f"{simulated.product_flop:,}"],
             ["attention", f"{program.attention_flop:,}", f"{simulated.attention_flop:,}"],
         ],
@@ -70,5 +70,6 @@ def _print_stages(answer: DryRun, stages: list[int]) -> None:
         for row in answer.rows()
         if row["stage"] == first
     ]
-    head = ["collective", "group", "ranks", "calls", "simulator", "message bytes", "in all", "type"]
+    calls = ["calls (trainer)", "calls (simulator)"]
+    head = ["collective", "group", "ranks", *calls, "message bytes", "total", "data type"]
     print_rows([head, *rows] if rows else [["no communication"]], right=(2, 3, 4, 5, 6))

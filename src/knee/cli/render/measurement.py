@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from knee.why import WhyLine
 
 UNKNOWN = "unknown"
+LABEL_WORDS = {
+    "validated": "validated (very similar runs were published)",
+    "near": "near (similar runs were published)",
+    "extrapolated": "extrapolated (no similar run was published)",
+}
 PRICE = "the price is unknown; give it with --set cluster.usd_per_gpu_h='2.5 USD/h'"
 
 
@@ -55,7 +60,7 @@ def _print_question(job: Job, trust: Trust) -> None:
     words += [f"recompute {plan.recompute}{share}", plan.precision]
     batch = (
         f"{job.global_batch:,} sequences of {job.seq_len:,} tokens per step, {job.local_batch:g} per GPU; "
-        f"{job.microbatches:,} x micro-batch {plan.micro_batch:,} per data-parallel rank"
+        f"microbatches per data-parallel rank: {job.microbatches:,} of {units.counted(plan.micro_batch, 'sequence')}"
     )
     reasons = [["", reason] for reason in trust.reasons]
     print_rows([["plan", ", ".join(words)], ["batch", batch], ["trust", trust_words(trust)], *reasons])
@@ -64,13 +69,13 @@ def _print_question(job: Job, trust: Trust) -> None:
 def trust_words(trust: Trust) -> str:
     """In one line: the label, the range of the measured throughput, and the runs behind it."""
     if trust.low_frac is None or trust.high_frac is None:
-        return f"{trust.label}: the error is unknown, because no published run is similar"
+        return f"{LABEL_WORDS[trust.label]}: the error is unknown"
     sources = "one source" if trust.sources == 1 else f"{trust.sources} sources"
-    like = f"; {trust.runs:,} runs are similar in every size" if trust.label == "validated" else ""
+    like = f"; {trust.runs:,} of the runs are similar to this job in every size" if trust.label == "validated" else ""
     return (
-        f"{trust.label}: measured throughput is between {between(trust.low_frac, trust.high_frac)} this prediction "
-        f"with {trust.covered_frac:.0%} probability, by the errors of {trust.basis_runs:,} published runs of "
-        f"{sources}, none of them used for fitting{like}"
+        f"{LABEL_WORDS[trust.label]}: with {trust.covered_frac:.0%} probability, the measured throughput is between "
+        f"{between(trust.low_frac, trust.high_frac)} this prediction; this range comes from the prediction errors on "
+        f"{trust.basis_runs:,} published runs of {sources}, none of them used for fitting{like}"
     )
 
 
@@ -110,11 +115,11 @@ def _print_time(m: Measurement) -> None:
 
 
 def _print_communication(m: Measurement) -> None:
-    print_heading("communication (per GPU, per step)")
+    print_heading("communication (per step, mean over GPUs)")
     if not m.comm_loads:
         print_rows([["none"]])
         return
-    rows = [["collective", "group", "GPUs", "calls", "message", "kernel time"]]
+    rows = [["collective", "group", "GPUs in group", "calls", "message size", "kernel time"]]
     rows += [
         [
             load.collective,
@@ -134,7 +139,11 @@ def _print_memory(job: Job, m: Measurement, trust: Trust) -> None:
     rows = []
     if m.memory is not None:
         for field in fields(m.memory):
-            name = field.name.removesuffix("_bytes").replace("comm_buffers", "communication buffers")
+            name = (
+                field.name.removesuffix("_bytes")
+                .replace("comm_buffers", "communication buffers")
+                .replace("context", "CUDA context, fragmentation")
+            )
             size = getattr(m.memory, field.name)
             # at the worst moment, which is before they are there
             none = "allocated as activations are freed" if name == "gradients" and not size else ""
@@ -178,7 +187,7 @@ def print_training(run: Mapping[str, Any] | None) -> None:
     band = (
         ""
         if run["low_days"] is None
-        else f"{shown['low_days']} to {shown['high_days']} within the throughput range above"
+        else f"{shown['low_days']} to {shown['high_days']} days for the throughput range above"
     )
     price = "rent at the cluster's price" if run["cost_usd"] is not None else PRICE
     parts = (
@@ -200,7 +209,7 @@ def print_training(run: Mapping[str, Any] | None) -> None:
 
 def _print_why(lines: Sequence[WhyLine]) -> None:
     if lines:
-        print_heading("why")
+        print_heading("why (formulas, constants and sources)")
         print_rows(
             [
                 ["  " * line.depth + line.name, line.value, "; ".join(filter(None, (line.formula, line.source)))]

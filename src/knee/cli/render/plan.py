@@ -12,6 +12,7 @@ from knee.cli.render.table import print_heading, print_rows
 from knee.record.plan_words import plan_words
 from knee.results.plan_result import PlanSearch, RankedPlan
 from knee.search.sensitivity import Bar
+from knee.specs.choices import OBJECTIVE_WORDS
 from knee.units import show
 
 SHOWN_FRONT = 8
@@ -27,7 +28,8 @@ def print_exported(answer: PlanSearch, to: str) -> None:
         scores = answer.found.scores
         slower = 1 - float(scores[row] / scores[answer.drawn.recommended])
         click.echo(
-            f"{refused.message}; this is plan {row + 1}, which is {abs(slower):.1%} worse in {answer.found.objective}",
+            f"{refused.message}; the output is plan {row + 1}, which is {abs(slower):.1%} worse in "
+            f"{OBJECTIVE_WORDS[answer.found.objective]}",
             err=True,
         )
     click.echo(text.rstrip())
@@ -53,19 +55,25 @@ def print_search(answer: PlanSearch) -> None:
             ["recommended", plan_words(found.table.plan(drawn.recommended))],
             ["why", answer.why],
             ["robustness", _robustness(answer)],
-            *([["", f"the draws do not distinguish it from plans {', '.join(map(str, alike))}"]] if alike else []),
+            *(
+                [["", f"the draws do not distinguish this plan from plans {', '.join(map(str, alike))}"]]
+                if alike
+                else []
+            ),
             ["trust", trust_words(answer.trust)],
         ]
     )
     print_training(answer.training)
     plain = [answer.baseline] if answer.baseline is not None else []
     listed = {plan.rank: plan for plan in (*answer.plans, answer.best, *plain) if plan.rank is not None}
-    print_heading(f"best plans, ranked by {found.objective}")
+    print_heading(f"best plans, ranked by {OBJECTIVE_WORDS[found.objective]}")
     print_rows(_cells(answer, [listed[rank] for rank in sorted(listed)]), right=range(11), optional=LEAST_FIRST)
     if len(answer.front) > 1:
         print_heading("Pareto front of tokens/s, tokens/J and free memory, among the simulated plans")
         print_rows(_cells(answer, _spread(answer.front)), right=range(11), optional=LEAST_FIRST)
-    print_heading("sensitivity: +25% of each resource, plan re-optimised (in parentheses: -25%)")
+    print_heading(
+        "sensitivity: change of tokens/s with +25% of each resource, plan re-optimised (in parentheses: -25%)"
+    )
     print_rows(_bar_rows(answer.sensitivity), right=(1, 3))
 
 
@@ -74,7 +82,7 @@ def _robustness(answer: PlanSearch) -> str:
     good = drawn.good_frac[drawn.recommended]
     said = f"within 2% of the best in {good:.0%} of {drawn.draws} random draws of the fitted constants"
     if drawn.recommended:
-        said += f"; the plan that is ranked first with the fitted constants themselves is in {drawn.good_frac[0]:.0%}"
+        said += f"; the plan ranked first by the fitted constants is within 2% in {drawn.good_frac[0]:.0%}"
         if drawn.fits_frac[0] < drawn.fits_frac[drawn.recommended]:
             said += f" and does not fit in memory in {1 - drawn.fits_frac[0]:.0%}"
     return said
@@ -87,15 +95,15 @@ def _cells(answer: PlanSearch, plans: list[RankedPlan]) -> list[list[str]]:
         [
             "#",
             "tokens/s",
-            "per GPU",
+            "tokens/s/GPU",
             "MFU",
-            "exposed",
+            "exposed comm",
             "bubble",
-            "free",
+            "free memory",
             "W/GPU",
             "tokens/J",
             "$/Mtoken",
-            "robust",
+            "draws within 2%",
             "plan",
         ]
     ]

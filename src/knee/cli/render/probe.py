@@ -41,15 +41,18 @@ class ProbeProgress(ProbeListener):
 
     def sharing_unknown(self, why: str) -> None:
         """NVML does not answer."""
-        click.echo(f"NVML: {why}; whether someone else uses the GPU cannot be seen", err=True)
+        click.echo(f"NVML: {why}; knee cannot check whether another process uses the GPU", err=True)
 
     def no_energy_counter(self, gpu: str) -> None:
         """The draw is read in another way."""
-        click.echo(f"{gpu} has no energy counter: its draw is a mean of instant readings, good to 5%", err=True)
+        click.echo(f"{gpu} has no energy counter; its power is the mean of instant readings, accurate to 5%", err=True)
 
     def resumed(self, path: Path, done: int, total: int | None) -> None:
         """A file has readings already."""
-        click.echo(f"{path} has {done}{'' if total is None else f' of {total}'} readings already", err=True)
+        click.echo(
+            f"{path} has {done}{'' if total is None else f' of {total}'} readings already; knee continues from there",
+            err=True,
+        )
 
     def started(self, total: int, unit: str) -> None:
         """Measuring begins."""
@@ -88,9 +91,10 @@ def listening() -> Iterator[ProbeProgress]:
         yield ProbeProgress()
     except ProbeStopped as stopped:
         if stopped.path is not None:
-            left = "" if stopped.left is None else f", {stopped.left} are left"
+            left = "" if stopped.left is None else f", {stopped.left} points remain"
             click.echo(
-                f"stopped: {stopped.kept} readings are kept in {stopped.path}{left}; the same command goes on", err=True
+                f"stopped: {stopped.kept} readings are saved in {stopped.path}{left}; the same command continues",
+                err=True,
             )
         if stopped.signal is not None:
             raise SystemExit(BY_SIGNAL + stopped.signal) from None
@@ -102,25 +106,27 @@ def print_kernels(answer: KernelsProbe, as_json: bool) -> None:
     fit, away, written = answer.fit, answer.held_out, answer.written
     if fit.poor:
         click.echo(
-            f"the formula is off by more than 15% for {', '.join(fit.poor)}: was the machine busy, or is the "
-            f"base {written.base} another kind of device?",
+            f"the error of the fit is above 15% for {', '.join(fit.poor)}; the machine may have been busy, or the "
+            f"base {written.base} may be another kind of device",
             err=True,
         )
     if as_json:
         _print_json(answer)
         return
     _print_machine(answer.readings)
-    print_heading("fit (error of the formula on every reading)")
-    head = ["part", "points", "median", "p90", "worst", "bias"]
-    rows = [[str(part), *_errors(r)] for part, r in fit.residuals.items()]
+    print_heading("fit (error on all readings)")
+    head = ["part", "readings", "median error", "p90", "largest error", "signed median"]
+    rows = [
+        [f"matrix {part}" if part.kind == "products" else str(part), *_errors(r)] for part, r in fit.residuals.items()
+    ]
     print_rows([head, *rows], right=(1, 2, 3, 4, 5))
     if away is not None:
-        print_heading("held out (fit on 70% of the weight shapes and attention settings, error on the others)")
+        print_heading("held-out test (fit on 70% of the weight shapes and attention settings, error on the others)")
         named = [
-            ("products", away.gemm),
-            ("  one efficiency instead", away.gemm_roofline),
+            ("matrix products", away.gemm),
+            ("  for comparison: one constant efficiency", away.gemm_roofline),
             ("attention", away.attention),
-            ("  one efficiency instead", away.attention_roofline),
+            ("  for comparison: one constant efficiency", away.attention_roofline),
         ]
         print_rows([head, *([name, *_errors(r)] for name, r in named if r is not None)], right=(1, 2, 3, 4, 5))
     _print_values(written)
@@ -134,15 +140,17 @@ def print_power(answer: PowerProbe, as_json: bool) -> None:
     """Every load, how well the model holds, and the cluster file."""
     if answer.hot_windows:
         click.echo(
-            f"heat held the clocks down in {answer.hot_windows} windows: the fit is of a board that is too warm",
+            f"heat lowered the clocks in {answer.hot_windows} readings, so the fit describes a GPU that is too hot",
             err=True,
         )
     if as_json:
         _print_json(answer)
         return
     _print_machine(answer.readings)
-    print_heading(f"loads (draw by the {answer.fit.windows.by}; demand is what the model would draw without a limit)")
-    head = ["load", "duty", "draw", "instant", "clock", "demand", "modelled", "error"]
+    print_heading(
+        f"loads (power from the {answer.fit.windows.by}; demand is the modelled power without the power limit)"
+    )
+    head = ["load", "duty cycle", "power", "instant power", "clock", "demand", "modelled power", "error"]
     rows = [
         [
             r["load"],
@@ -157,8 +165,8 @@ def print_power(answer: PowerProbe, as_json: bool) -> None:
         for r in answer.rows()
     ]
     print_rows([head, *rows], right=range(1, len(head)))
-    print_heading("error of the modelled draw")
-    head = ["of", "windows", "median", "worst", "bias"]
+    print_heading("error of the modelled power")
+    head = ["loads", "readings", "median error", "largest error", "signed median"]
     rows = [
         [name, str(r.points), f"{r.median_frac:.1%}", f"{r.worst_frac:.1%}", f"{r.bias_frac:+.1%}"]
         for name, r in _power_errors(answer.fit, answer.written.base).items()
@@ -169,11 +177,11 @@ def print_power(answer: PowerProbe, as_json: bool) -> None:
 
 def _power_errors(fit: PowerFit, base: str) -> dict[str, Residuals]:
     """Errors by what they are of."""
-    parts = {"all loads": fit.errors, "loads that were fitted on": fit.fitted}
+    parts = {"all loads": fit.errors, "loads used in the fit": fit.fitted}
     if fit.around_cap is not None:
         parts["demand within 20% of the limit"] = fit.around_cap
-    parts |= {f"{kind}, left out of the fit": r for kind, r in fit.held_back.items()}
-    return parts | {f"all loads, as {base} has it": fit.before}
+    parts |= {f"{kind}, held out of the fit": r for kind, r in fit.held_back.items()}
+    return parts | {f"all loads, with the values of {base}": fit.before}
 
 
 def _watts(value: float | None) -> str:
@@ -186,9 +194,9 @@ def print_steps(answer: StepsProbe, as_json: bool) -> None:
         _print_json(answer)
         return
     _print_machine(answer.readings)
-    print_heading(f"steps, measured and simulated on {answer.cluster}")
-    sides = ["measured", "simulated", "error", "draw", "simulated", "memory", "simulated"]
-    table = [["model", "batch", "kernels", "states", "attention", *sides]]
+    print_heading(f"training steps: measured, and simulated on {answer.cluster}")
+    sides = ["step time", "simulated", "error", "power", "simulated", "memory", "simulated"]
+    table = [["model", "microbatch", "kernels", "optimizer states", "attention", *sides]]
     table += [
         [
             step.point.model,
@@ -209,7 +217,7 @@ def print_steps(answer: StepsProbe, as_json: bool) -> None:
     print_rows(table, right=(1, 5, 6, 7, 8, 9, 10, 11))
     if answer.steps:
         middle, worst = answer.median_error_frac, answer.worst_error_frac
-        click.echo(f"error of the step time: median {middle:.1%}, worst {worst:.1%}")
+        click.echo(f"error of the step time: median {middle:.1%}, largest {worst:.1%}")
 
 
 def _known(value: float | None, unit: str) -> str:
@@ -250,7 +258,7 @@ def _print_points(answer: CollectivesProbe) -> None:
                 f"±{row['spread_frac']:.0%}",
             ]
         )
-    print_heading("collectives (sizes and bandwidths as nccl-tests count them)")
+    print_heading("collectives (sizes and bandwidths as defined by nccl-tests)")
     print_rows(rows, right=(2, 3, 4, 5, 6))
     for record in answer.readings.failed:
         click.echo(
@@ -262,9 +270,10 @@ def _print_points(answer: CollectivesProbe) -> None:
 
 def _print_fits(fits: Sequence[LinkFit]) -> None:
     if not fits:
-        click.echo("no series has the four sizes that a fit needs", err=True)
+        click.echo("a fit needs four message sizes per series, and no series has them", err=True)
         return
-    rows = [["collective", "group", "latency", "per hop", "bus bandwidth", "error", "p90", "held out", "worst"]]
+    errors = ["median error", "p90", "held-out median", "held-out largest"]
+    rows = [["collective", "group", "latency", "latency per hop", "bus bandwidth", *errors]]
     rows += [
         [
             fit.collective,
@@ -281,7 +290,7 @@ def _print_fits(fits: Sequence[LinkFit]) -> None:
     ]
     print_heading(
         "fit: time = latency + bytes on the slowest link / bus bandwidth "
-        "(held out: each inner size predicted without it)"
+        "(held out: each inner message size is predicted by a fit without it)"
     )
     print_rows(rows, right=tuple(range(2, 9)))
 
@@ -289,7 +298,7 @@ def _print_fits(fits: Sequence[LinkFit]) -> None:
 def _print_contention(beside: Sequence[Contention]) -> None:
     if not beside:
         return
-    rows = [["all-gather", "group", "compute slowdown κ", "comm slowdown γ", "spread"]]
+    rows = [["all-gather size", "group", "compute slowdown κ", "communication slowdown γ", "spread"]]
     rows += [
         [
             units.show(one.size_bytes, "bytes", 1),
@@ -300,11 +309,13 @@ def _print_contention(beside: Sequence[Contention]) -> None:
         ]
         for one in beside
     ]
-    print_heading("beside products (products take 1 + κ times as long, the all-gather γ times)")
+    print_heading(
+        "all-gather during matrix products (matrix products take 1 + κ times as long, the all-gather γ times)"
+    )
     print_rows(rows, right=(2, 3, 4))
     last = beside[-1]
     click.echo(
-        f"a simulation takes them as --set compute_slowdown_frac={last.compute_slowdown_frac:.3g} "
+        f"to simulate with these values: --set compute_slowdown_frac={last.compute_slowdown_frac:.3g} "
         f"--set comm_slowdown={last.comm_slowdown:.3g}",
         err=True,
     )
@@ -318,14 +329,14 @@ def _print_machine(readings: Readings) -> None:
     """Where the readings come from."""
     m = readings.machine
     print_heading(f"{m.device}, {m.date}")
-    limit = f", limit {m.power_limit_w:g} W" if m.power_limit_w else ""
+    limit = f", power limit {m.power_limit_w:g} W" if m.power_limit_w else ""
     cores = f"{m.sms} {'SMs' if m.kind == 'cuda' else 'cores'}"
     print_rows(
         [
             ["software", m.software],
             ["host", m.host],
             ["device", f"{cores}{limit}"],
-            ["readings", f"{len(readings.records) - len(readings.failed)}, {len(readings.failed)} failed"],
+            ["readings", f"{len(readings.records) - len(readings.failed)} valid, {len(readings.failed)} failed"],
         ]
     )
 
@@ -334,10 +345,10 @@ def _print_values(written: MachineFile) -> None:
     """What was measured beside what the catalogue says of the base."""
     before = load_cluster(written.base).spec
     rows = [[path, str(value.value), _shown(before, path), value.kind] for path, value in written.values.items()]
-    print_heading(f"{written.path} (from {', '.join(written.probes)}; the rest is {written.base})")
-    print_rows([["field", "here", written.base, "kind"], *rows], right=(1, 2))
+    print_heading(f"{written.path} (measured by {', '.join(written.probes)}; other values come from {written.base})")
+    print_rows([["field", "this machine", written.base, "kind of value"], *rows], right=(1, 2))
     for probe, why in written.left_out.items():
-        click.echo(f"{probe} is left out of {written.path}: {why}", err=True)
+        click.echo(f"the readings of {probe} are not used in {written.path}: {why}", err=True)
     click.echo(f"try: knee simulate llama2-7b --cluster {quote(str(written.path))} --gpus 8 --local-batch 2", err=True)
 
 

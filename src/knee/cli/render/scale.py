@@ -11,6 +11,7 @@ from knee.record.plan_words import plan_words
 from knee.results.scale_result import Scaling, ScalingCurve
 from knee.results.scale_words import assumptions, listed, sentence, weak_words
 from knee.search.knee import GOALS, Knee
+from knee.specs.choices import OBJECTIVE_WORDS
 from knee.trust.doubling_errors import DoublingBand
 from knee.units import precise
 
@@ -22,7 +23,7 @@ def print_answer(answer: Scaling) -> None:
         _print_points(one)
         if answer.tokens is not None and one.bills:
             print_heading(
-                f"to train on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
+                f"training on {_short(answer.tokens)} tokens (PUE {answer.pue:g}, grid {answer.grid.name}: "
                 f"{answer.grid.g_per_kwh:.0f} g CO2e/kWh)"
             )
             _print_bills(one)
@@ -48,7 +49,7 @@ def _question(one: ScalingCurve, answer: Scaling) -> str:
         many = "" if answer.global_batch == 1 else "s"
         how = f"strong scaling, {answer.global_batch:,} sequence{many} per step"
     what = f", {one.job.seq_len:,} tokens per sequence, profile {one.job.profile.name}" if one.job else ""
-    best = f", the plan with the best {answer.objective} at every count" if one.best else ""
+    best = f", the plan with the best {OBJECTIVE_WORDS[answer.objective]} at every GPU count" if one.best else ""
     return f"{one.name}: {how}{what}{best}"
 
 
@@ -58,15 +59,15 @@ def _print_points(one: ScalingCurve) -> None:
         [
             "GPUs",
             "tokens/s",
-            "per GPU",
+            "tokens/s/GPU",
             "MFU",
-            "exposed",
+            "exposed comm",
             "bubble",
             "W/GPU",
             "tokens/J",
             "$/Mtoken",
-            "per doubling",
-            "added GPU",
+            "speed-up per doubling",
+            "gain per added GPU",
             "trust",
             "plan",
         ]
@@ -99,7 +100,7 @@ def _print_points(one: ScalingCurve) -> None:
 
 
 def _print_bills(one: ScalingCurve) -> None:
-    rows = [["GPUs", "days", "true within", "MWh", "USD", "kg CO2e"]]
+    rows = [["GPUs", "days", "expected range (days)", "MWh", "USD", "kg CO2e"]]
     for gpus, bill in one.bills.items():
         ends = "unknown"
         if bill.low_time_s is not None and bill.high_time_s is not None:
@@ -128,7 +129,8 @@ def _print_knees(one: ScalingCurve) -> None:
         print_rows(
             [
                 [
-                    f"ranges: in 90% of {one.band.pairs} pairs of published runs that differ only in GPUs and batch, "
+                    f"ranges of the knees: in 90% of {one.band.pairs} pairs of published runs that differ "
+                    "only in GPUs and batch, "
                     f"up to {one.band.largest_gpus:,} GPUs, the measured gain of a doubling was between {ends} "
                     "the prediction"
                     f"{_beyond(one)}"
@@ -144,12 +146,12 @@ def _beyond(one: ScalingCurve) -> str:
         return ""
     counts = [gpus for gpus, _ in one.curve.usable]
     if far == counts:
-        which = "at all counts"
+        which = "at all GPU counts"
     elif far == counts[-len(far) :]:
         which = f"from {far[0]:,} GPUs on"
     else:
         which = f"at {listed([f'{gpus:,}' for gpus in far])} GPUs"
-    return f"; answers {which} are extrapolated, and their error may be larger"
+    return f"; predictions {which} are extrapolated, so their error may be larger"
 
 
 def _knee_words(knee: Knee) -> str:
@@ -160,12 +162,12 @@ def _band_words(knee: Knee, band: DoublingBand | None) -> str:
     if band is None:
         return "range unknown: no similar published runs"
     if knee.low_gpus == knee.high_gpus:
-        return "" if knee.high_open else "unchanged by this error"
+        return "" if knee.high_open else "the same within this error"
     return f"from {knee.low_gpus:,} to {knee.high_gpus:,}{' or more' if knee.high_open else ''}"
 
 
 def _print_comparison(answer: Scaling) -> None:
-    print_heading("side by side")
+    print_heading("comparison at the largest GPU count of each")
     rows = [
         [
             "",
@@ -174,9 +176,9 @@ def _print_comparison(answer: Scaling) -> None:
             "cost knee",
             "GPUs",
             "tokens/s",
-            "per GPU",
-            "vs. first",
-            "exposed",
+            "tokens/s/GPU",
+            "vs. fewest GPUs",
+            "exposed comm",
             "tokens/J",
             "$/Mtoken",
         ]

@@ -25,29 +25,29 @@ REASONS = 8
 AGAIN_S = 2.0
 J_PER_KWH = 3.6e6
 CLEAR = "\x1b[H\x1b[2J"
-LEAVE_OUT = {"slurm": ", or leave it out (--exclude)", "torchrun": ", or leave it out of --hosts"}
+LEAVE_OUT = {"slurm": ", or exclude it (--exclude)", "torchrun": ", or remove it from --hosts"}
 
 
 def print_plan(plan: SweepPlan, *, whole: bool) -> None:
     """On stderr unless it is all that was asked for: how many runs, what they take, and what is not started."""
     total, sweep = plan.estimate, plan.sweep
-    cost = "no price is known" if total.cost_usd is None else f"{total.cost_usd:,.2f} USD"
+    cost = "price unknown" if total.cost_usd is None else f"{total.cost_usd:,.2f} USD"
     lines = [
-        f"{total.runs_to_start:,} runs on up to {total.most_gpus:,} GPUs, estimated: "
+        f"{_runs(total.runs_to_start)} to start on up to {total.most_gpus:,} GPUs; estimate: "
         f"{total.gpu_h:,.2f} GPU-hours, {total.energy_j / J_PER_KWH:,.2f} kWh, {cost}; "
-        f"{show(total.wall_clock_s, 's')} one after another",
-        "  estimated by simulation, plus 60 s to start each run; failures and repeats are not included",
+        f"{show(total.wall_clock_s, 's')} if all runs start one after another",
+        "  the estimate comes from the simulator, plus 60 s to start each run; failures and restarts are not included",
     ]
     reasons = Counter(entry.refused for entry in sweep.entries if entry.refused)
     if reasons:
-        lines.append(f"{total.runs_refused:,} runs are not started:")
+        lines.append(f"{_runs(total.runs_refused)} cannot be started:")
         lines += [f"  - {count:,} x {seen(why)}" for why, count in reasons.most_common(REASONS)]
         if len(reasons) > REASONS:
-            lines.append(f"  - and {len(reasons) - REASONS} more reasons; --dry-run --json has all")
+            lines.append(f"  - and {len(reasons) - REASONS} more reasons; --dry-run --json lists all")
     for line in lines:
         click.echo(line, err=not whole)
     if whole:
-        rows = [["run", "GPUs", "nodes", "time", "GPU-hours", "not started because"]]
+        rows = [["run", "GPUs", "nodes", "estimated time", "GPU-hours", "reason not to start"]]
         rows += [
             [
                 entry.id,
@@ -61,7 +61,11 @@ def print_plan(plan: SweepPlan, *, whole: bool) -> None:
         ]
         print_rows(rows, right=(1, 2, 3, 4), dim=(5,))
         if len(sweep.entries) > SHOWN * 5:
-            click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json has all")
+            click.echo(f"  and {len(sweep.entries) - SHOWN * 5:,} more; --json lists all")
+
+
+def _runs(count: int) -> str:
+    return f"{count:,} run{'' if count == 1 else 's'}"
 
 
 def run_line(number: int, count: int, entry: SweepRun, status: Status) -> str:
@@ -77,7 +81,7 @@ def print_status(answer: SweepStatus) -> None:
     rank = {"running": 0, "failed": 1, "timeout": 2, "oom": 3, "cancelled": 4, "pending": 5, "done": 6}
     entries = sorted(sweep.entries, key=lambda entry: rank[statuses[entry.id].state])
     shown = sorted(entries[:SHOWN], key=lambda entry: entry.id)
-    rows = [["run", "GPUs", "status", "cause", "tries", "time", "GPU-hours", "node", "why"]]
+    rows = [["run", "GPUs", "status", "cause", "attempts", "time", "GPU-hours", "node", "message"]]
     for entry in shown:
         status = statuses[entry.id]
         elapsed = status.elapsed_s()
@@ -96,18 +100,18 @@ def print_status(answer: SweepStatus) -> None:
         )
     print_rows(rows, right=(1, 4, 5, 6), dim=(8,))
     if len(entries) > SHOWN:
-        click.echo(f"  and {len(entries) - SHOWN:,} more; --json has all")
+        click.echo(f"  and {len(entries) - SHOWN:,} more; --json lists all")
     energy = "not measured" if found.energy_j is None else f"{found.energy_j / J_PER_KWH:,.3f} kWh"
     if 0 < found.energy_runs < found.runs_begun:
-        energy += f" of {found.energy_runs:,} of {found.runs_begun:,} runs"
+        energy += f" (measured in {found.energy_runs:,} of {found.runs_begun:,} runs)"
     words = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
     print_heading(
-        f"{len(entries):,} runs: {words}; {found.gpu_h:,.3f} of {answer.estimate.gpu_h:,.2f} estimated "
-        f"GPU-hours, energy {energy}"
+        f"{_runs(len(entries))}: {words}; GPU-hours: {found.gpu_h:,.3f} used, {answer.estimate.gpu_h:,.2f} estimated; "
+        f"energy: {energy}"
     )
     for node, count in found.bad_nodes.items():
         click.echo(
-            f"{count} run{'s' if count > 1 else ''} ended because of {seen(node)}: look at that node"
+            f"{count} run{'s' if count > 1 else ''} failed because of {seen(node)}: check that node"
             f"{LEAVE_OUT.get(sweep.launcher, '')}"
         )
 

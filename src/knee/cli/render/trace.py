@@ -59,7 +59,7 @@ def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
     t = analysis.times
     over = max(t.window_s, 1e-12)
     rows = [
-        ["window", show(t.window_s, "s"), ""],
+        ["analysed time", show(t.window_s, "s"), ""],
         ["compute", show(t.compute_s, "s"), f"{t.compute_s / over:.1%}"],
         ["exposed communication", show(t.exposed_comm_s, "s"), f"{t.exposed_comm_s / over:.1%}"],
         ["exposed copies and fills", show(t.exposed_copies_s, "s"), f"{t.exposed_copies_s / over:.1%}"],
@@ -68,26 +68,26 @@ def _times_rows(analysis: TraceAnalysis) -> list[list[str]]:
         [
             "overlapped communication",
             show(t.overlapped_comm_s, "s"),
-            f"{t.overlapped_comm_s / t.comm_s:.1%} of it" if t.comm_s else "",
+            f"{t.overlapped_comm_s / t.comm_s:.1%} of communication" if t.comm_s else "",
         ],
-        ["compute load", show(t.compute_load_s, "s"), ""],
-        ["communication load", show(t.comm_load_s, "s"), ""],
-        ["copies, fills (load)", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
+        ["compute load (sum of kernel times)", show(t.compute_load_s, "s"), ""],
+        ["communication load (sum of kernel times)", show(t.comm_load_s, "s"), ""],
+        ["load of copies, of fills", f"{show(t.copy_load_s, 's')}, {show(t.fill_load_s, 's')}", ""],
     ]
     if t.bubble_s:
-        rows.append(["bubble (part of exposed)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
+        rows.append(["bubble (part of exposed communication)", show(t.bubble_s, "s"), f"{t.bubble_s / over:.1%}"])
     if len(analysis.ranks) > 1:
         rows = [[f"{row[0]}{', mean over ranks' if i == 0 else ''}", *row[1:]] for i, row in enumerate(rows)]
     return rows
 
 
 def _step_rows(rank: RankAnalysis) -> list[list[str]]:
-    head = ["step", "window", "compute", "communication", "exposed", "idle"]
+    head = ["step", "time", "compute", "communication", "exposed communication", "idle"]
     return [
         head,
         *(
             [
-                str(part.step) if part.step is not None else "before",
+                str(part.step) if part.step is not None else "before the first step",
                 show(part.times.window_s, "s"),
                 show(part.times.compute_s, "s"),
                 show(part.times.comm_s, "s"),
@@ -100,7 +100,7 @@ def _step_rows(rank: RankAnalysis) -> list[list[str]]:
 
 
 def _rank_rows(analysis: TraceAnalysis) -> list[list[str]]:
-    head = ["rank", "window", "compute", "communication", "exposed", "idle", "transfer", "waiting", "waited for"]
+    head = ["rank", "time", "compute", "communication", "exposed", "idle", "transfer", "waits", "others wait for it"]
     rows = [head]
     for rank, waits in zip(analysis.ranks, analysis.across.ranks, strict=True):
         t = rank.times
@@ -122,7 +122,8 @@ def _rank_rows(analysis: TraceAnalysis) -> list[list[str]]:
 def _collective_rows(rank: RankAnalysis) -> list[list[str]]:
     if not rank.collectives:
         return [["none"]]
-    rows = [["collective", "group", "ranks", "message", "calls", "load", "exposed", "median", "bus bandwidth"]]
+    times = ["total time", "exposed time", "median time"]
+    rows = [["collective", "group", "ranks", "message size", "calls", *times, "bus bandwidth"]]
     rows += [
         [
             load.collective,
@@ -162,7 +163,7 @@ def _class_rows(rank: RankAnalysis) -> list[list[str]]:
     for kernel in rank.kernels:
         longest.setdefault((kernel.kernel_class, kernel.communication), kernel.name)
     return [
-        ["class", "", "calls", "load", "share", "longest"],
+        ["class", "", "calls", "total time", "share", "longest kernel"],
         *(
             [
                 load.name,
@@ -182,7 +183,7 @@ def _print_audit(analysis: TraceAnalysis) -> None:
     lost = sum(a.without_duration + a.clock_anomalies for a in audits)
     said = [
         f"{sum(a.events for a in audits):,} events read, {sum(a.kernels for a in audits):,} kernels, "
-        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} skipped or irregular; "
+        f"{sum(a.copies for a in audits):,} copies and fills; {lost:,} events skipped or irregular; "
         f"{sum(a.without_launch for a in audits):,} kernels without a launch record; "
         f"{sum(a.same_stream_overlaps for a in audits):,} kernels that overlap on their own stream"
     ]
@@ -190,22 +191,22 @@ def _print_audit(analysis: TraceAnalysis) -> None:
     if missing:
         named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         said.append(
-            f"traces of {len(missing):,} rank{'s' if len(missing) > 1 else ''} of the groups are missing "
-            f"({named}): waiting "
+            f"traces of {len(missing):,} rank{'s' if len(missing) > 1 else ''} of the process groups are missing "
+            f"({named}), so waiting "
             f"{'time is unknown' if len(analysis.ranks) == 1 else 'time is known only among the given ranks'}"
         )
     straggler = analysis.across.straggler
     if straggler is not None:
         said.append(
             f"the other ranks waited longest for rank {straggler.rank}: {show(straggler.waited_for_s, 's')} on "
-            "average; it "
+            "average; this rank "
             f"arrived last in {straggler.last_arrivals} of {straggler.matched} collectives"
         )
     for rank in analysis.ranks:
         prefix = f"rank {rank.rank}: " if len(analysis.ranks) > 1 else ""
         said += [prefix + sentence for sentence in rank.audit.sentences()]
     said += [*analysis.across.notes, *left_out_sentences(analysis.left_out)]
-    print_heading("audit")
+    print_heading("audit (what was read, what was left out, what looks unusual)")
     for sentence in said:
         click.echo(f"  - {seen(sentence)}")
 
@@ -213,7 +214,7 @@ def _print_audit(analysis: TraceAnalysis) -> None:
 def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
     """Two jobs against each other."""
     click.echo(seen(found.finding))
-    head = ["A", "B", "change", ""]
+    head = ["A", "B", "change", "change (%)"]
     names = {
         "step_s": "step",
         "compute_s": "compute",
@@ -223,7 +224,7 @@ def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
         "comm_s": "communication",
         "overlapped_comm_s": "overlapped communication",
     }
-    print_heading("a step")
+    print_heading("time per step")
     print_rows(
         [["", *head], *([name, *_change(found.times[key])] for key, name in names.items() if key in found.times)],
         right=(1, 2, 3, 4),
@@ -257,7 +258,7 @@ def print_diff(found: TraceDiff, paths: tuple[str, str]) -> None:
             ],
             right=(1, 2, 3, 4),
         )
-    click.echo(f"A is {paths[0]}, B is {paths[1]}; all values per step, mean over ranks")
+    click.echo(f"A is {paths[0]}, B is {paths[1]}; all values are per step and means over ranks")
     for note in found.notes:
         click.echo(f"  - {note}")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def say_job_file(answer: TrainJobFile) -> None:
     """How a job that was written is run, on stderr."""
     click.echo(
-        f"wrote {answer.path}: run it with `{answer.command}`; its record goes to {answer.job.out}",
+        f"wrote {answer.path}: run it with `{answer.command}`; the record is written to {answer.job.out}",
         err=True,
     )
 
@@ -31,8 +31,8 @@ def print_record(record: dict[str, Any]) -> None:
     print_rows([[row.title, shown(row, row.value(record))] for row in ROWS if row.value(record) is not None])
     if not record["comm_loads"]:
         return
-    print_heading("communication (per process and step)")
-    rows = [["collective", "group", "ranks", "calls", "message", "time"]]
+    print_heading("communication (per process and per step)")
+    rows = [["collective", "group", "ranks", "calls", "message size", "kernel time"]]
     rows += [
         [
             load["collective"],

@@ -30,12 +30,12 @@ def print_table(title: str, cells: Sequence[Sequence[str]], right: Sequence[int]
     print_heading(title)
     print_rows(cells, right=range(1, len(cells[0])) if right is None else right)
     if left > 0:
-        click.echo(f"  and {left:,} more; --json has all")
+        click.echo(f"  and {left:,} more; --json lists all")
 
 
 def print_errors(title: str, residuals: Mapping[str, Residuals | None], *, of: str, counted: str) -> None:
     """Median, p90 and bias of each; ``of`` heads the names, ``counted`` their number."""
-    cells = [[of, counted, "median", "p90", "bias"]]
+    cells = [[of, counted, "median", "p90", "signed median"]]
     cells += [
         [name, f"{r.points:,}", f"{r.median_frac:.1%}", f"{r.p90_frac:.1%}", f"{r.bias_frac:+.1%}"]
         for name, r in residuals.items()
@@ -64,4 +64,4 @@ def print_counts(title: str, counts: Mapping[str, int]) -> None:
     for sentence, rows in sorted(counts.items(), key=lambda item: -item[1])[:SHOWN]:
         click.echo(f"  - {rows:,} row{'s' if rows > 1 else ''}: {sentence}")
     if len(counts) > SHOWN:
-        click.echo(f"  - and {len(counts) - SHOWN:,} more; --json has all, --rows has them by row")
+        click.echo(f"  - and {len(counts) - SHOWN:,} more; --json lists all, --rows lists them by row")

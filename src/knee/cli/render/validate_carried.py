@@ -25,9 +25,10 @@ def print_fidelity(found: CarriedFidelity) -> None:
 
     print_heading(
         f"published runs: the median error of tokens/s per GPU is {percent(found.unseen_frac)} for unseen sources and "
-        f"{found.headline_frac:.1%} as shipped (median over sources of each source's median)"
+        f"{found.headline_frac:.1%} with the shipped constants (median over the medians of the sources)"
     )
-    cells = [["source", "runs", "unseen", "p90", "as shipped", "p90", "bias", "memory", "stack", "GPUs"]]
+    errors = ["unseen median", "unseen p90", "shipped median", "shipped p90", "signed median", "memory median"]
+    cells = [["source", "runs", *errors, "stack", "GPUs"]]
     cells += [
         [
             s.source,
@@ -44,7 +45,7 @@ def print_fidelity(found: CarriedFidelity) -> None:
         for s in found.sources
     ]
     print_table("error of tokens/s per GPU, and of memory where it was measured", cells, right=range(1, 8))
-    cells = [["collective", "tests", "median", "p90", "bias"]]
+    cells = [["collective", "tests", "median", "p90", "signed median"]]
     cells += [
         [name, f"{r.points:,}", percent(r.median_frac), percent(r.p90_frac), f"{r.bias_frac:+.1%}"]
         for name, r in (("all-reduce", found.all_reduce), ("all-gather", found.all_gather))
@@ -58,8 +59,9 @@ def _why_they_differ(found: CarriedFidelity, runs: Validation) -> str:
     count, median = (0, None) if every is None else (every.points, every.median_frac)
     return (
         f"Each source counts once. Over all {count:,} runs, where large sweeps weigh most, the median error is "
-        f"{percent(median)} as shipped. Unseen means that the source was left out of every fit behind its predictions; "
-        f"90% of all runs then have an error of at most {percent(found.unseen_p90_frac)} (`knee validate --unseen`)."
+        f"{percent(median)} with the shipped constants. Unseen means that the source was left out of every fit behind "
+        f"its predictions; 90% of all runs then have an error of at most {percent(found.unseen_p90_frac)} "
+        "(`knee validate --unseen`)."
     )
 
 

@@ -21,9 +21,8 @@ def print_runs(found: Validation) -> None:
         points = found.all.throughput.points
         over = "over its only run" if points == 1 else f"over all {points:,} runs"
         print_heading(
-            f"median error of tokens/s per GPU: {found.headline_frac:.1%} (median over {_counted(found)} of "
-            "each source's "
-            f"median), {found.all.throughput.median_frac:.1%} {over}"
+            f"median error of tokens/s per GPU: {found.headline_frac:.1%} (median over the "
+            f"medians of {_counted(found)}), {found.all.throughput.median_frac:.1%} {over}"
         )
     print_errors(
         "error of tokens/s per GPU",
@@ -47,7 +46,7 @@ def print_scores(found: Validation) -> None:
     _print_ranking(scores)
     print_skipped({name: score.skipped for name, score in found.sources.items()})
     if found.stacks:
-        click.echo(f"stacks: {', '.join(f'{name} {_rows(count)}' for name, count in found.stacks.items())}")
+        click.echo(f"software stacks: {', '.join(f'{name} {_rows(count)}' for name, count in found.stacks.items())}")
     print_counts("assumptions", found.notes)
 
 
@@ -72,17 +71,17 @@ def _print_used(scores: Mapping[str, Score]) -> None:
 def _print_fitting(scores: Mapping[str, Score]) -> None:
     from knee.validation.published_runs import STATUSES
 
-    cells = [["source", *(f"{status}: {word}" for status in STATUSES for word in ("fits", "does not"))]]
+    cells = [["source", *(f"{status}: {word}" for status in STATUSES for word in ("fits", "does not fit"))]]
     cells += [
         [name, *(f"{count:,}" for f in s.fitting.values() for count in (f.fits, f.does_not))]
         for name, s in scores.items()
         if s.runs
     ]
-    print_table("does knee expect the runs to fit in memory, by measured status?", cells)
+    print_table("number of runs by measured status, and whether knee predicts that they fit in memory", cells)
 
 
 def _print_ranking(scores: Mapping[str, Score]) -> None:
-    cells = [["source", "groups", "plans", "median", "mean", "worst", "best chosen", "rank correlation"]]
+    cells = [["source", "groups", "plans", "median", "mean", "largest", "fastest plan chosen", "rank correlation"]]
     for name, score in scores.items():
         if (r := score.ranking) is not None:
             order = "" if r.median_spearman is None else f"{r.median_spearman:.2f}"
@@ -98,4 +97,4 @@ def _print_ranking(scores: Mapping[str, Score]) -> None:
                     order,
                 ]
             )
-    print_table("regret: how much slower the plan that knee ranks first ran than the fastest plan", cells)
+    print_table("regret: measured slowdown of the plan that knee ranks first, relative to the fastest plan", cells)

@@ -93,7 +93,7 @@ def _share_nics(tree: Tree, mistakes: list[Mistake], prefix: str) -> None:
         mistakes.append(missing_field(f"{prefix}fabric.{lacking[0]}"))
     elif not (count and rate and gpus and count > 0 and rate > 0) or _is_bare(fabric["nic_rate"], rate):
         bad = "nic_rate" if count and count > 0 else "nics_per_node"
-        text = f"is {_written(fabric, bad)!r}; a node has whole NICs, and each a rate such as '400 Gbit/s'"
+        text = f"is {_written(fabric, bad)!r}; give a whole number of NICs and a rate such as '400 Gbit/s'"
         mistakes.append(Mistake(code="not-an-amount", place=f"{prefix}fabric.{bad}", text=text, predicate=True))
     else:
         each, given = count * rate / gpus, _amount(fabric, "nic_bytes_per_s")
@@ -130,7 +130,7 @@ def _complete_gpu(tree: Tree) -> tuple[str, ...]:
         tree["fp16_flop_per_s"] = bf16
     name = nearest_gpu(tree)
     near = read_entry("gpu", name)
-    why = f"as {name}, the nearest measured GPU: not in the data sheet"
+    why = f"as {name}, the most similar measured GPU, because the data sheet does not state it"
     scale = _scales(tree, near)
     taken = []
     for key, node in near.items():
@@ -144,13 +144,13 @@ def _complete_gpu(tree: Tree) -> tuple[str, ...]:
         and isinstance(fp16 := tree.get("fp16_flop_per_s"), Leaf)
     ):
         tree["bf16_flop_per_s"] = Leaf(
-            fp16.value, Source(value=fp16.value, kind="assumed", text=f"as fp16, which it is on {name}")
+            fp16.value, Source(value=fp16.value, kind="assumed", text=f"the same as fp16, as on {name}")
         )
         taken.append("bf16_flop_per_s")
     if isinstance(gemm := tree.get("gemm"), dict) and "gemm" in taken:
         for kind in [kind for kind in gemm if kind in PEAKS and PEAKS[kind] not in tree]:
             gemm.pop(kind)
-    text = f"{_listed(taken)} were not given and are those of {name}, the nearest measured GPU"
+    text = f"{_listed(taken)} are missing and are copied from {name}, the most similar measured GPU"
     return (Note(NEAREST_GPU, f"{_written(tree, 'name')}: {text}", "cluster.gpu"),)
 
 
@@ -226,15 +226,18 @@ def _complete_part(tree: Tree, part: str, word: str, rate: str, code: str) -> li
     name = min((name for name in entry_names("cluster") if name != "cpu"), key=distance)
     near: Any = read_entry("cluster", name)[part]
     if part == "node" and "pair_bytes_per_s" not in mine and isinstance(link := mine.get(rate), Leaf):
-        text = "a pair of GPUs has the whole link between them"
+        text = "a pair of GPUs is assumed to share the full link"
         mine["pair_bytes_per_s"] = Leaf(link.value, Source(value=link.value, kind="assumed", text=text))
     differs = f", which has {_word(near, word)}" if distance(name)[0] else ""
     also = () if differs else PAIRS
     taken = [key for key in near if key not in mine and key in (*MEASURED[spec], *also)]
     for key in taken:
-        mine[key] = _copied(near[key], key, f"as in {name}, the nearest {part}: not given", {})
+        mine[key] = _copied(
+            near[key], key, f"as in {name}, the most similar {part}, because the file does not state it", {}
+        )
     text = (
-        f"{part}: {_listed(taken)} were not given and are those of {name}, the nearest {part} of the catalogue{differs}"
+        f"{part}: {_listed(taken)} are missing and are copied from {name}, the most similar {part} of the "
+        f"catalogue{differs}"
     )
     return [Note(code, text, f"cluster.{part}")]
 
@@ -249,8 +252,8 @@ def _copied(node: Any, key: str, why: str, scale: dict[str, float]) -> Any:
         return _leaf(node.value, why)
     unit = unit_of(key)
     value = (units.parse(node.value, unit) if unit else node.value) * scale[key]
-    by = "the ratio of the rates" if key == "sms" else "the ratio of board limits"
-    by = "the ratio of board limits over that of rates" if key.endswith("j_per_flop") else by
+    by = "the ratio of the rates" if key == "sms" else "the ratio of power limits"
+    by = "the ratio of power limits divided by the ratio of rates" if key.endswith("j_per_flop") else by
     value = max(1, round(value)) if key == "sms" else float(f"{value:.4g}")
     return _leaf(value, f"{why}; scaled by {by}")
 

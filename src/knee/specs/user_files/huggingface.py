@@ -22,7 +22,7 @@ def read_config(path: Path) -> dict[str, Any]:
     reader = _READERS.get(str(kind))
     if reader is None:
         raise InputError(
-            f"{path}: model_type {kind!r} is not one that knee can read ({', '.join(_READERS)})",
+            f"{path}: model_type {kind!r} is not supported (knee reads {', '.join(_READERS)})",
             hint="describe the model in a TOML file: layers, hidden, ffn, heads, kv_heads, vocab",
             code="not-modelled",
             field="model_type",
@@ -46,10 +46,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise InputError(f"{path} is not valid JSON: {error}", code="not-json", field="model") from None
     except (ValueError, RecursionError):
-        text = f"{path} is not a model's config: it is nested too deep, or a number has no end"
+        text = f"{path} is not a model's config: it is nested too deeply, or a number is too long"
         raise InputError(text, code="not-json", field="model") from None
     if not isinstance(config, dict):
-        raise InputError(f"{path} is not a model's config: it holds no table", code="wrong-type")
+        raise InputError(f"{path} is not a model's config: it is not a JSON object", code="wrong-type")
     return config
 
 
@@ -76,7 +76,7 @@ def _refuse_sliding_window(path: Path, config: dict[str, Any]) -> None:
     if window is not None and config.get("use_sliding_window") is not False:
         raise InputError(
             f"{path}: sliding_window {window}: sliding windows are not modelled",
-            hint="set sliding_window to null to price full attention",
+            hint="set sliding_window to null to simulate full attention",
             code="not-modelled",
             field="sliding_window",
         )
