@@ -29,13 +29,14 @@ class Wavefront:
 
     start: int
     stop: int
-    rank: Ints
-    needs: Ints
-    """Where the output that each needs is kept."""
-    slot: Ints
-    """Where its own output is kept until it has been used."""
-    duration: Ints
-    """Its row in the table of durations."""
+    slots: slice
+    """Where their ends are kept until they have been used: side by side."""
+    before: Ints | slice
+    """Slots of the actions before them on their ranks."""
+    needs: Ints | slice | None
+    """Slots of the actions whose outputs they need; None where they wait for their ranks alone."""
+    senders: Ints
+    """Those actions."""
 
 
 class Repeat(NamedTuple):
@@ -58,12 +59,20 @@ class Graph:
     """The action whose output each one needs; beyond ``size`` where there is none."""
     receives: NDArray[np.bool_]
     """Whether that is on another rank, so that a transfer comes first."""
+    row: Ints
+    """Row of each action in the table of durations."""
     repeats: tuple[Repeat, ...]
-    """Slots of actions late enough that their distances are the cycle if the pipeline has settled."""
+    """Actions late enough that their distances are the cycle if the pipeline has settled: places in ``watched``."""
+    watched: Ints
+    """Actions whose outputs ``run`` returns."""
+    slot: Ints
+    """Where the end of each action is kept."""
+    last: Ints
+    """Slot of each rank's last action."""
     slots: int
-    """Outputs that are kept at once; one more stands for the start of the step."""
-    steps: tuple[tuple[int, int, int, int], ...]
-    """(rank, slot needed, slot, row of duration) of every action: what one plan alone is walked by."""
+    """Ends that are kept at once; the first ones stand for the ranks' starts."""
+    steps: tuple[tuple[int, int, int], ...]
+    """(slot before, slot needed, slot) of every action: what one plan alone is walked by."""
     size: int
 
 
@@ -99,27 +108,50 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         near = np.where(a.kind == F, a.micro < ranks, a.micro >= microbatches - ranks) & (a.chunk < chunks - 1)
         between = np.where(near, ROWS_IN_END_GROUPS[a.kind], between)
     kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], between)[order]
-    needs = place[needs[order]]
+    before, needs = place[before[order]], place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
     edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
     repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, a.number)]
-    slot, slots = _slots(needs, edges, keep={i for r in repeats for i in r})
-    senders = np.append(rank_of, np.full(ranks + 1, -1))[needs]
+    # an output of the same rank is there before the rank is free: only what others send is waited for
+    waits = (needs < size) & (np.append(rank_of, np.full(ranks + 1, -1))[needs] != rank_of)
+    needed = np.where(waits, needs, before)
+    last = np.array([np.flatnonzero(rank_of == rank)[-1] for rank in range(ranks)])
+    watched = sorted({action for repeat in repeats for action in repeat})
+    slot, slots = _slots(before, needed, edges, ranks, keep=[*last.tolist(), *watched])
     return Graph(
         wavefronts=tuple(
-            Wavefront(start=i, stop=j, rank=rank_of[i:j], needs=slot[needs[i:j]], slot=slot[i:j], duration=rows[i:j])
+            Wavefront(
+                start=i,
+                stop=j,
+                slots=slice(int(slot[i]), int(slot[i]) + j - i),
+                before=_as_slice(slot[before[i:j]]),
+                needs=_as_slice(slot[needed[i:j]]) if waits[i:j].any() else None,
+                senders=np.minimum(needed[i:j], size - 1),  # whoever needs nothing waits for its rank, which is later
+            )
             for i, j in pairwise(edges)
         ),
         rank_of=rank_of,
         kind_of=kind_of,
         chunk_of=chunk_of,
         needs=needs,
-        receives=(needs < size) & (senders != rank_of),
-        repeats=tuple(Repeat(*slot[list(r)].tolist()) for r in repeats),
+        receives=waits,
+        row=rows,
+        repeats=tuple(Repeat(*map(watched.index, repeat)) for repeat in repeats),
+        watched=np.array(watched, dtype=np.int64),
+        slot=slot[:size],
+        last=slot[last],
         slots=slots,
-        steps=tuple(zip(rank_of.tolist(), slot[needs].tolist(), slot[:size].tolist(), rows.tolist(), strict=True)),
+        steps=tuple(zip(slot[before].tolist(), slot[needed].tolist(), slot[:size].tolist(), strict=True)),
         size=size,
     )
+
+
+def _as_slice(index: Ints) -> Ints | slice:
+    """Rows at equal distances as a slice, which needs no copy."""
+    step = int(index[1] - index[0]) if len(index) > 1 else 1
+    if step > 0 and (np.diff(index) == step).all():
+        return slice(int(index[0]), int(index[-1]) + 1, step)
+    return index
 
 
 F, B, W = range(3)
@@ -153,32 +185,36 @@ def _actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> 
     return _Actions(kind, rank, chunks_of, micros, number)
 
 
-def _slots(needs: Ints, edges: list[int], keep: set[int]) -> tuple[Ints, int]:
-    """A place for each output, free again once its last user has run: few places stay in the cache."""
-    size, fronts = len(needs), len(edges) - 1
+def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[int]) -> tuple[Ints, int]:
+    """A place for each end, free again once its last user has run: few places stay in the cache. Those of a wavefront
+    lie side by side, so that they are written where they stay; those of the ranks' starts come first."""
+    size, fronts = len(before), len(edges) - 1
     front = np.repeat(np.arange(fronts), np.diff(edges))
-    last = front.copy()
-    used = needs < size
-    np.maximum.at(last, needs[used], front[used])
-    last[list(keep)] = fronts
-    until = last.tolist()
-    slot = np.zeros(int(needs.max(initial=size)) + 1, dtype=np.int64)
-    free: list[int] = []
+    until = np.zeros(size + ranks + 1, dtype=np.int64)
+    until[:size] = front
+    np.maximum.at(until, before, front)
+    np.maximum.at(until, needs, front)
+    until[keep] = fronts
+    slot = np.zeros(size + ranks + 1, dtype=np.int64)
+    slot[size : size + ranks] = np.arange(ranks)
+    is_free = bytearray(ranks)
     expiring: list[list[int]] = [[] for _ in range(fronts + 1)]
-    slots = 0
+    for rank, end in enumerate(until[size : size + ranks].tolist()):
+        expiring[end].append(rank)
     for step, (i, j) in enumerate(pairwise(edges)):
-        lacking = j - i - len(free)
-        if lacking > 0:
-            free += range(slots, slots + lacking)
-            slots += lacking
-        taken = free[i - j :]
-        del free[i - j :]
-        slot[i:j] = taken
-        for place, end in zip(taken, until[i:j], strict=True):
+        wanted = bytes([1]) * (j - i)
+        at = is_free.find(wanted)
+        if at < 0:
+            at = len(is_free)
+            is_free += wanted
+        is_free[at : at + j - i] = bytes(j - i)
+        slot[i:j] = np.arange(at, at + j - i)
+        for place, end in enumerate(until[i:j].tolist(), at):
             expiring[end].append(place)
-        free += expiring[step]
-    slot[size:] = slots
-    return slot, slots
+        # inputs are read before the outputs are written, but not all of them at once: they keep their places until now
+        for place in expiring[step]:
+            is_free[place] = 1
+    return slot, len(is_free)
 
 
 def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:
@@ -243,49 +279,82 @@ def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) ->
     return tuple(found)
 
 
-def run(
-    g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None = None
-) -> tuple[Floats, Floats]:
-    """Outputs by slot (when each left) and when each rank is done; a column per plan.
+WIDTH = 2048
+"""Plans walked at once: the ends that are kept then stay in the cache."""
 
-    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included. ``drains`` is the
-    part of each at whose start its output has left already. ``ready`` is when each rank can start. ``ends``, where it
-    is given, is filled with the end of every action.
+
+def run(
+    g: Graph,
+    durations: Floats,
+    drains: Floats,
+    ready: Floats,
+    *,
+    row_of: Ints | None = None,
+    ends: Floats | None = None,
+) -> tuple[Floats, Floats]:
+    """When the outputs of ``g.watched`` left, and when each rank is done; a column per plan.
+
+    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included; or fewer, and
+    ``row_of`` says which row stands for each. ``drains`` is the part of each at whose start its output has left
+    already. ``ready`` is when each rank can start. ``ends``, where it is given, is filled with the end of every action.
     """
+    rows = g.row if row_of is None else row_of[g.row]
     width = durations.shape[1]
     if width == 1:
-        return _run_one(g, durations, drains, ready, ends)
-    free = ready.copy()
-    sent = np.zeros((g.slots + 1, width))
-    draining = np.asarray(drains.any(axis=1))
+        return _run_one(g, rows, durations, drains, ready, ends)
+    if width <= WIDTH:
+        return _run_columns(g, rows, durations, drains, ready, ends)
+    sent, done = np.empty((len(g.watched), width)), np.empty_like(ready)
+    for start in range(0, width, WIDTH):
+        some = slice(start, start + WIDTH)
+        tables = (np.ascontiguousarray(x[:, some]) for x in (durations, drains, ready))
+        sent[:, some], done[:, some] = _run_columns(g, rows, *tables, None if ends is None else ends[:, some])
+    return sent, done
+
+
+def _run_columns(
+    g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
+) -> tuple[Floats, Floats]:
+    """Wavefront after wavefront. This loop is most of a pipeline's cost: rows are taken into buffers, or not at all."""
+    ranks, width = ready.shape
+    kept = np.empty((g.slots, width))
+    kept[:ranks] = ready
+    draining = drains.any(axis=1)[rows]
     widest = max(front.stop - front.start for front in g.wavefronts)
     one, two = np.empty((widest, width)), np.empty((widest, width))
+
+    def some(index: Ints | slice, buffer: Floats) -> Floats:
+        return kept[index] if isinstance(index, slice) else kept.take(index, axis=0, out=buffer, mode="clip")
+
     for front in g.wavefronts:
         n = front.stop - front.start
-        # np.take into a buffer is twice as quick as indexing, and this loop is most of a pipeline's cost
-        end = np.take(free, front.rank, axis=0, out=one[:n], mode="clip")
-        np.maximum(end, np.take(sent, front.needs, axis=0, out=two[:n], mode="clip"), out=end)
-        end += np.take(durations, front.duration, axis=0, out=two[:n], mode="clip")
-        free[front.rank] = end
+        start = some(front.before, one[:n])
+        if front.needs is not None:
+            needed = some(front.needs, two[:n])
+            if draining[front.senders].any():
+                needed = np.subtract(needed, drains[rows[front.senders]], out=two[:n])
+            start = np.maximum(start, needed, out=one[:n])
+        lasts = durations.take(rows[front.start : front.stop], axis=0, out=two[:n], mode="clip")
+        end = np.add(start, lasts, out=kept[front.slots])
         if ends is not None:
             ends[front.start : front.stop] = end
-        if draining[front.duration].any():
-            end -= drains[front.duration]
-        sent[front.slot] = end
-    return sent, free
+    return kept[g.slot[g.watched]] - drains[rows[g.watched]], kept[g.last]
 
 
-def _run_one(g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None) -> tuple[Floats, Floats]:
+def _run_one(
+    g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
+) -> tuple[Floats, Floats]:
     """The same for one plan, where NumPy's calls would cost more than the sums."""
-    free, sent = ready[:, 0].tolist(), [0.0] * (g.slots + 1)
+    kept = [*ready[:, 0].tolist(), *([0.0] * (g.slots - len(ready)))]
+    sent = kept.copy()
     lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
     all_ends = []
-    for rank, needs, slot, row in g.steps:
-        before, needed = free[rank], sent[needs]
-        end = (before if before > needed else needed) + lasts[row]
-        free[rank] = end
+    for (before, needs, slot), row in zip(g.steps, rows.tolist(), strict=True):
+        free, needed = kept[before], sent[needs]
+        end = (free if free > needed else needed) + lasts[row]
+        kept[slot] = end
         sent[slot] = end - leaves[row]
         all_ends.append(end)
     if ends is not None:
         ends[:, 0] = all_ends
-    return np.array(sent)[:, None], np.array(free)[:, None]
+    return np.array(sent)[g.slot[g.watched], None], np.array(kept)[g.last, None]

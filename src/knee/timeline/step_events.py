@@ -330,7 +330,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
     times = pipeline_times(parts, a, np.array([0]))
     ends = np.empty((g.size, 1))
-    pipeline.run(g, times.durations, times.drains, times.ready, ends)
+    pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
     layout = layout_of(a.layers, p, v, a.head_layers)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
@@ -338,7 +338,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     for i in range(g.size):
         rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
         row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
-        at = pipeline.duration_row(rank, virtual, v, kind)
+        at = times.row_of[pipeline.duration_row(rank, virtual, v, kind)]
         start = float(ends[i, 0] - times.durations[at, 0])
         if g.receives[i] and wait > 0:
             pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))

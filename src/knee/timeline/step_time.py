@@ -275,7 +275,7 @@ def _walk_pipeline(
 ) -> tuple[Floats, Floats, Floats]:
     """When the last rank is done, and what a microbatch added late in the walk and a period before."""
     graph = pipeline.graph(schedule, ranks, chunks, microbatches)
-    sent, done = pipeline.run(graph, times.durations, times.drains, times.ready)
+    sent, done = pipeline.run(graph, times.durations, times.drains, times.ready, row_of=times.row_of)
     # GPipe's halves add up; of a schedule's ranks the one that runs ahead is the one to look at
     halves = schedule == "gpipe" and bool(graph.repeats)
     add = np.add if halves else np.minimum
@@ -291,6 +291,8 @@ def _walk_pipeline(
 class PipelineTimes:
     """What ``pipeline.run`` needs of plans that are cut alike."""
 
+    row_of: Ints
+    """Row of each rank, chunk and kind of action (``pipeline.duration_row``): chunks of a kind share theirs."""
     durations: Floats
     drains: Floats
     ready: Floats
@@ -303,6 +305,7 @@ class PipelineTimes:
             return self
         # np.take keeps rows together; indexing would put columns first, and a walk over rows takes seven times as long
         return PipelineTimes(
+            row_of=self.row_of,
             durations=np.take(self.durations, index, axis=1),
             drains=np.take(self.drains, index, axis=1),
             ready=np.take(self.ready, index, axis=1),
@@ -315,28 +318,42 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = layout_of(a.layers, p, v, a.head_layers)
-    split = SCHEDULES[table.schedule[plans[0]]] == "zero_bubble"
+    schedule = SCHEDULES[table.schedule[plans[0]]]
+    names = [n for n in pipeline.KINDS if n in a.sums and (n[0] != "W" or schedule == "zero_bubble")]
     wait = transfers(parts)[plans]
-    durations, drains = (np.zeros((p * v * len(pipeline.KINDS), len(plans))) for _ in range(2))
+    kinds = sorted(set(layout.kinds))
+    per_kind = len(pipeline.KINDS)
+    durations, drains = (np.zeros((len(kinds) * per_kind, len(plans))) for _ in range(2))
+    rows = {kind: a.row_of[kind, plans] for kind in kinds}
+    for i, kind in enumerate(kinds):
+        has_embedding, has_head = kind == layout.kinds[0], kind == layout.kinds[-1]
+        for name in names:
+            row = i * per_kind + pipeline.KINDS.index(name)
+            np.take(a.sums[name].duration_s, rows[kind], out=durations[row], mode="clip")
+            np.take(a.sums[name].drain_s, rows[kind], out=drains[row], mode="clip")
+            if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
+                durations[row] += wait
+    own = np.array([[kinds.index(layout.kinds[v_ * p + rank]) for v_ in range(v)] for rank in range(p)])
+    row_of = (own[:, :, None] * per_kind + np.arange(per_kind)).ravel()
     ready = np.tile(a.late_gather_s[plans], (p, 1))
-    forward, backward = (np.zeros((p, len(plans))) for _ in range(2))
-    for chunk, kind in enumerate(layout.kinds):
-        rank, virtual = chunk % p, chunk // p
-        at = a.row_of[kind, plans]
-        if virtual == 0:
-            ready[rank] += a.filling_gather_s[at]
-        for k, name in enumerate(pipeline.KINDS):
-            if name not in a.sums or (name[0] == "W" and not split):
-                continue
-            receives = (chunk > 0) if name[0] == "F" else (chunk < p * v - 1) if name[0] == "B" else False
-            row = pipeline.duration_row(rank, virtual, v, k)
-            durations[row] = a.sums[name].duration_s[at] + (wait if receives else 0.0)
-            drains[row] = a.sums[name].drain_s[at]
-            if name == "F":
-                forward[rank] += durations[row]
-            elif name in ("B", "W"):
-                backward[rank] += durations[row]
+    for rank in range(p):
+        ready[rank] += a.filling_gather_s[rows[layout.kinds[rank]]]
+    return PipelineTimes(
+        row_of=row_of, durations=durations, drains=drains, ready=ready, cycle=_cycle(schedule, own, durations)
+    )
+
+
+def _cycle(schedule: Schedule, own: Ints, durations: Floats) -> Floats:
+    """What a microbatch adds once the pipeline has settled, ``own`` being the kinds of each rank's chunks."""
+
+    def busy(*names: str) -> Floats:
+        rows = [pipeline.KINDS.index(name) for name in names]
+        # ranks with the same chunks are equally busy
+        return np.array(
+            [sum(durations[kind * len(pipeline.KINDS) + row] for kind in rank for row in rows) for rank in set(map(tuple, own.tolist()))]
+        )
+
     # GPipe's two halves have a busiest rank each
-    apart = SCHEDULES[table.schedule[plans[0]]] == "gpipe"
-    cycle = forward.max(axis=0) + backward.max(axis=0) if apart else (forward + backward).max(axis=0)
-    return PipelineTimes(durations=durations, drains=drains, ready=ready, cycle=cycle)
+    if schedule == "gpipe":
+        return busy("F").max(axis=0) + busy("B", "W").max(axis=0)
+    return busy("F", "B", "W").max(axis=0)
