@@ -77,6 +77,19 @@ class Pass:
         return Pass(**cut)
 
 
+def joined(a: Pass, b: Pass) -> Pass:
+    """The columns of both, side by side."""
+    columns: dict[str, Any] = {}
+    for name in PASS_NAMES:
+        x, y = getattr(a, name), getattr(b, name)
+        if isinstance(x, Segment):
+            pairs = {f.name: (getattr(x, f.name), getattr(y, f.name)) for f in fields(Segment)}
+            columns[name] = Segment(**{n: np.concatenate(pair) for n, pair in pairs.items()})
+        else:
+            columns[name] = np.concatenate([x, y])
+    return Pass(**columns)
+
+
 # looked up once: dataclasses.fields is slow enough to show in a single simulation
 PASS_NAMES = tuple(f.name for f in fields(Pass))
 
@@ -108,6 +121,25 @@ class Sums:
 
 
 SUM_NAMES = tuple(f.name for f in fields(Sums))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkedPass:
+    """The same pass of many rows, walked once for each kind of them."""
+
+    kind: Ints
+    """Of each row: its column in ``passes`` and ``sums``."""
+    passes: Pass
+    sums: Sums
+
+    def column(self, name: str) -> Floats:
+        """A sum of each row."""
+        found: Floats = getattr(self.sums, name)[self.kind]
+        return found
+
+    def one(self, row: int) -> Pass:
+        """The pass of one row."""
+        return self.passes.rows(self.kind[row : row + 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

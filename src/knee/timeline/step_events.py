@@ -103,7 +103,7 @@ class RecordedWalk:
 def record_action(parts: StepParts, a: Actions, action: str, row: int) -> RecordedWalk:
     """Walk one action with a recorder."""
     phases: list[Phase] = []
-    one = a.passes[action].rows(np.array([row]))
+    one = a.walked[action].one(row)
     run_passes(one, parts.profile.comm_slowdown, phases.append, fold=False)
     queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(RecordedWalk) if f.name.endswith("_s")}
     return RecordedWalk(phases=tuple(phases), layers=int(one.layers[0]), **queues)

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
-from knee.timeline.actions import (
-    StepParts,
+from knee.timeline.actions import StepParts, is_zero_bubble
+from knee.timeline.chunk_queues import carrying, per_rank, spread, with_group_passes
+from knee.timeline.chunks import ChunkRows, chunk_rows, layout_of
+from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass
+from knee.timeline.plan_passes import (
+    PlanPass,
     backward_pass,
     filling_gather_s,
     forward_pass,
-    is_zero_bubble,
+    kinds_of_rows,
+    passes_of,
 )
-from knee.timeline.chunk_queues import carrying, left_by_upper_chunks, per_rank, spread, with_group_passes
-from knee.timeline.chunks import ChunkRows, chunk_rows, layout_of
-from knee.timeline.passes import SUM_NAMES, Pass, Sums
-from knee.timeline.walk import run, run_repeated
+from knee.timeline.walk import run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actions:
-    """Sums of every action of every chunk kind: ``sums[action][field]`` is indexed by row of ``rows``."""
+    """Every action of every chunk kind, walked."""
 
     layers: int
     """Of the model."""
@@ -39,109 +41,78 @@ class Actions:
     """ZeRO-1's gather of a chunk before it starts; the filling of the pipeline hides it on later ranks."""
     late_gather_s: Floats
     """What the gathers of a rank's upper chunks leave exposed, per plan."""
-    passes: dict[str, Pass]
-    sums: dict[str, Sums]
+    walked: dict[str, WalkedPass]
 
 
 def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
     """Walk the passes of every chunk kind: first and middle forwards, middle and last backwards."""
-    table, modes = parts.table, parts.modes
-    rows, row_of = chunk_rows(layers, head_layers, table)
+    rows, row_of = chunk_rows(layers, head_layers, parts.table)
+    filling = filling_gather_s(parts, rows)
+    walked, late = _walk_rows(parts, rows, filling)
+    return Actions(
+        layers=layers,
+        head_layers=head_layers,
+        rows=rows,
+        row_of=row_of,
+        ranks=parts.table.pp,
+        filling_gather_s=filling,
+        late_gather_s=late,
+        walked=walked,
+    )
+
+
+def _walk_rows(parts: StepParts, rows: ChunkRows, filling_s: Floats) -> tuple[dict[str, WalkedPass], Floats]:
+    """The walked actions, and what the gathers of upper chunks leave exposed, per plan."""
+    modes, gamma = parts.modes, parts.profile.comm_slowdown
+    every = np.ones(len(parts.table), dtype=np.bool_)
+    split = is_zero_bubble(parts.table)
     overlaps = modes.zero1 & parts.profile.gather_overlap
-    every = np.ones(len(table), dtype=np.bool_)
-    never = ~every
-    split = is_zero_bubble(table)
-    passes = {
-        "F_first": forward_pass(parts, rows, gathers=modes.gathers | overlaps),
-        "F": forward_pass(parts, rows, gathers=modes.reshards),
-        "B": backward_pass(parts, rows, reduces=modes.reduces_often, replicates=False),
-        "B_last": backward_pass(parts, rows, reduces=every),
-    }
+    walked = {"F_first": _walk(parts, rows, forward_pass(parts, gathers=modes.gathers | overlaps))}
+    walked["F"] = _walk(parts, rows, forward_pass(parts, gathers=modes.reshards), like=walked["F_first"])
+    last, middle = backward_pass(parts, reduces=every), backward_pass(parts, reduces=modes.reduces_often, replicates=False)
     if split.any():
-        halves = split[rows.plan]
-        for name, reduces in (("B", never), ("B_last", never)):
-            passes[name] = _choose(halves, backward_pass(parts, rows, reduces=reduces, what="input"), passes[name])
-        passes["W"] = backward_pass(parts, rows, reduces=never, what="weight")
-        passes["W_last"] = backward_pass(parts, rows, reduces=every, what="weight")
-    return _walk(
-        parts,
-        Actions(
-            layers=layers,
-            head_layers=head_layers,
-            rows=rows,
-            row_of=row_of,
-            ranks=table.pp,
-            filling_gather_s=filling_gather_s(parts, rows),
-            late_gather_s=np.zeros(len(table)),
-            passes=passes,
-            sums={},
-        ),
+        half = backward_pass(parts, reduces=~every, what="input")
+        last, middle = half.where(split, last), half.where(split, middle)
+    walked["B_last"] = _walk(parts, rows, last)
+    walked["B"] = _walk(parts, rows, middle, like=walked["B_last"])
+    if split.any():
+        walked["W_last"] = _walk(parts, rows, backward_pass(parts, reduces=every, what="weight"), only=split)
+        walked["W"] = _walk(parts, rows, backward_pass(parts, reduces=~every, what="weight"), only=split)
+    if not rows.early.any():
+        return walked, np.zeros(len(parts.table))
+    return _carry(parts, rows, walked, filling_s, gamma)
+
+
+def _walk(
+    parts: StepParts, rows: ChunkRows, p: PlanPass, *, like: WalkedPass | None = None, only: Bools | None = None
+) -> WalkedPass:
+    """Walk one row of each kind."""
+    first, kind = kinds_of_rows(p, rows, only)
+    passes = passes_of(parts, p, rows.some(first))
+    return WalkedPass(kind=kind, passes=passes, sums=run(passes, parts.profile.comm_slowdown))
+
+
+def _carry(
+    parts: StepParts, rows: ChunkRows, walked: dict[str, WalkedPass], filling_s: Floats, gamma: float
+) -> tuple[dict[str, WalkedPass], Floats]:
+    """Interleaved pipelines: what upper chunks leave, and need, runs beside the rank's other chunks."""
+    last, none = walked["B_last"], np.zeros(len(rows))
+    left_reduce, left_replicate = (last.column(name) * rows.early for name in ("left_reduce_s", "left_replicate_s"))
+    reduces = spread(parts, rows, walked["B"], left_reduce, gamma, overlaps=parts.profile.reduce_overlap)
+    replicas = per_rank(rows, parts.table.pp, left_replicate)
+    ends = rows.ends_rank
+    ended = carrying(last, reduces.exposed_s[rows.plan] * ends, replicas[rows.plan] * ends, gamma)
+    filling = spread(parts, rows, walked["F"], filling_s, gamma)
+    filled = carrying(walked["F"], filling.carried_s, none, gamma)
+    # what a forward takes over is no reduction
+    sums = replace(
+        filled.sums,
+        gather_load_s=filled.sums.gather_load_s + filled.sums.reduce_load_s,
+        reduce_load_s=0.0 * filled.sums.reduce_load_s,
     )
-
-
-def _choose(where: Bools, a: Pass, b: Pass) -> Pass:
-    """Columns of one pass or the other."""
-    chosen = {}
-    for f in fields(Pass):
-        x, y = getattr(a, f.name), getattr(b, f.name)
-        if hasattr(x, "compute_s"):
-            chosen[f.name] = type(x)(
-                **{g.name: np.where(where, getattr(x, g.name), getattr(y, g.name)) for g in fields(x)}
-            )
-        else:
-            chosen[f.name] = np.where(where, x, y)
-    return Pass(**chosen)
-
-
-def _walk(parts: StepParts, a: Actions) -> Actions:
-    """Run each pass: with a queue layer by layer, without one in closed form."""
-    gamma = parts.profile.comm_slowdown
-    gathers, reduces = (modes[a.rows.plan] for modes in (parts.modes.reshards, parts.modes.reduces_often))
-    passes = dict(a.passes)
-    interleaved, taken_over = bool(a.rows.early.any()), np.zeros(len(a.rows))
-    if interleaved:
-        passes["B_last"], taken_over = _carry(parts, a, gamma)
-    sums: dict[str, Sums] = {"F_first": run(passes["F_first"], gamma)}
-    for name in ("B_last", "W_last"):
-        if name in passes:
-            sums[name] = run(passes[name], gamma)
-    # few plans have a queue in middle microbatches, and theirs repeats the first or last one's
-    for name, like, queues in (("F", "F_first", gathers), ("B", "B_last", reduces)):
-        plain = run_repeated(passes[name], gamma)
-        sums[name] = Sums(
-            **{name: np.where(queues, getattr(sums[like], name), getattr(plain, name)) for name in SUM_NAMES}
-        )
-    # but for replicas, which add their gradients in the last one alone
-    several = reduces & (parts.table.dp_replicate > 1)[a.rows.plan] & (parts.table.microbatches > 1)[a.rows.plan]
-    if several.any():
-        at = np.flatnonzero(several)
-        walked = run(passes["B"].rows(at), gamma)
-        for name in SUM_NAMES:
-            getattr(sums["B"], name)[at] = getattr(walked, name)
-    if "W" in passes:
-        sums["W"] = run_repeated(passes["W"], gamma)
-    if not interleaved:
-        return replace(a, passes=passes, sums=sums)
-    filling = spread(parts, a.rows, passes["F"], a.filling_gather_s, gamma)
-    passes["B_late"], sums["B_late"] = carrying(passes["B"], sums["B"], taken_over, gamma, gathers=False)
-    passes["F_fill"], sums["F_fill"] = carrying(passes["F"], sums["F"], filling.carried_s, gamma, gathers=True)
-    return replace(a, passes=passes, sums=sums, late_gather_s=filling.exposed_s)
-
-
-def _carry(parts: StepParts, a: Actions, gamma: float) -> tuple[Pass, Floats]:
-    """The last backwards with what is left of upper chunks' reductions, and what the passes before them take over."""
-    last = a.passes["B_last"]
-    left_reduce, left_replicate = left_by_upper_chunks(last, a.rows, gamma)
-    overlaps = parts.profile.reduce_overlap
-    reduces = spread(parts, a.rows, a.passes["B"], left_reduce, gamma, overlaps=overlaps)
-    replicas = per_rank(a.rows, a.ranks, left_replicate)
-    ends = a.rows.ends_rank
-    carried = replace(
-        last,
-        carried_reduce_s=np.where(ends, reduces.exposed_s[a.rows.plan], 0.0),
-        carried_replicate_s=np.where(ends, replicas[a.rows.plan], 0.0),
-    )
-    return carried, reduces.carried_s
+    late = carrying(walked["B"], reduces.carried_s, none, gamma)
+    more = {"B_last": ended, "B_late": late, "F_fill": replace(filled, sums=sums)}
+    return walked | more, filling.exposed_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,13 +145,12 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     n = len(table)
     sums = {}
     for name in SUM_NAMES:
-        first, middle = getattr(a.sums["F_first"], name), getattr(a.sums["F"], name)
-        back, last = getattr(a.sums["B"], name), getattr(a.sums["B_last"], name)
-        per_row = first + last + (m[a.rows.plan] - 1.0) * (middle + back)
-        if "W" in a.sums:
-            weights = getattr(a.sums["W_last"], name) + (m[a.rows.plan] - 1.0) * getattr(a.sums["W"], name)
+        w = {action: walked.column(name) for action, walked in a.walked.items()}
+        per_row = w["F_first"] + w["B_last"] + (m[a.rows.plan] - 1.0) * (w["F"] + w["B"])
+        if "W" in w:
+            weights = w["W_last"] + (m[a.rows.plan] - 1.0) * w["W"]
             per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
-        per_row = with_group_passes(per_row, parts, a.rows, a.sums, name)
+        per_row = with_group_passes(per_row, parts, a.rows, a.walked, name)
         sums[name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
     # every chunk boundary is crossed once forward and once backward by each microbatch
     chunks = table.pp * table.virtual_stages
@@ -319,7 +289,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = layout_of(a.layers, p, v, a.head_layers)
     schedule = SCHEDULES[table.schedule[plans[0]]]
-    names = [n for n in pipeline.KINDS if n in a.sums and (n[0] != "W" or schedule == "zero_bubble")]
+    names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule == "zero_bubble")]
     wait = transfers(parts)[plans]
     kinds = sorted(set(layout.kinds))
     per_kind = len(pipeline.KINDS)
@@ -329,8 +299,10 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
         has_embedding, has_head = kind == layout.kinds[0], kind == layout.kinds[-1]
         for name in names:
             row = i * per_kind + pipeline.KINDS.index(name)
-            np.take(a.sums[name].duration_s, rows[kind], out=durations[row], mode="clip")
-            np.take(a.sums[name].drain_s, rows[kind], out=drains[row], mode="clip")
+            w = a.walked[name]
+            at = w.kind[rows[kind]]
+            np.take(w.sums.duration_s, at, out=durations[row], mode="clip")
+            np.take(w.sums.drain_s, at, out=drains[row], mode="clip")
             if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
                 durations[row] += wait
     own = np.array([[kinds.index(layout.kinds[v_ * p + rank]) for v_ in range(v)] for rank in range(p)])
