@@ -27,7 +27,7 @@ class Segment:
     host_s: Floats
     """Host time to launch it; the segment lasts no less."""
 
-    def rows(self, index: Ints) -> Segment:
+    def rows(self, index: Ints | slice) -> Segment:
         """Some of the columns."""
         return Segment(
             compute_s=self.compute_s[index],
@@ -70,7 +70,7 @@ class Pass:
     waits_at_end: Bools
     """Whether the pass ends only when its reductions have ended (the last of the step)."""
 
-    def rows(self, index: Ints) -> Pass:
+    def rows(self, index: Ints | slice) -> Pass:
         """Some of the columns."""
         parts: dict[str, Any] = {name: getattr(self, name) for name in PASS_NAMES}
         cut: dict[str, Any] = {n: x.rows(index) if isinstance(x, Segment) else x[index] for n, x in parts.items()}

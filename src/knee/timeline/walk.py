@@ -15,200 +15,261 @@ For compute c beside a backlog q the overlap lasts o = min(c (1 + kappa), q gamm
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Floats, Ints
 from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
+
+Some = Floats | float
+"""A column, or 0.0 where the whole batch has none."""
+
+
+STATE = ("lead_s", "reduces_s", "replicas_s")
+LOADS = ("overlapped_s", "exposed_s", "idle_s", "hidden_load_s", "gather_load_s", "reduce_load_s", "replicate_load_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Sums and queues at one moment, or the difference of two."""
+class Channels:
+    """What the passes of a batch have at all: what none has is not computed."""
 
-    sums: dict[str, Floats]
-    lead_s: Floats
-    reduces_s: Floats
-    replicas_s: Floats
+    gathers: bool
+    reduces: bool
+    replicates: bool
+    hides: bool
+    """Local communication beside compute."""
+    blocks: bool
+    shares: bool
+    limits: bool
+    is_late: bool
+    """A host that may take longer than the segment."""
 
-    def _columns(self) -> list[Floats]:
-        return [*self.sums.values(), self.lead_s, self.reduces_s, self.replicas_s]
-
-    def minus(self, other: Snapshot) -> Snapshot:
-        """What was added since."""
-        return Snapshot(
-            sums={k: v - other.sums[k] for k, v in self.sums.items()},
-            lead_s=self.lead_s - other.lead_s,
-            reduces_s=self.reduces_s - other.reduces_s,
-            replicas_s=self.replicas_s - other.replicas_s,
+    @classmethod
+    def of(cls, p: Pass) -> Channels:
+        """Look at every column once."""
+        segments = (p.lead, p.layer, p.tail)
+        return cls(
+            gathers=_any(p.root_gather_s, p.gather_s),
+            reduces=_any(p.reduce_s, p.root_reduce_s, p.carried_reduce_s),
+            replicates=_any(p.replicate_s, p.root_replicate_s, p.carried_replicate_s),
+            hides=_any(*(s.hidden_s for s in segments)),
+            blocks=_any(*(s.blocking_s for s in segments)),
+            shares=_any(p.shares_wire),
+            limits=bool(np.isfinite(p.reduce_limit_s).any()),
+            is_late=any(bool((s.host_s > s.compute_s + s.blocking_s).any()) for s in segments),
         )
 
-    def equals(self, other: Snapshot, scale: Floats) -> NDArray[np.bool_]:
-        """Passes whose every column agrees, up to rounding."""
-        worst = np.max([np.abs(a - b) for a, b in zip(self._columns(), other._columns(), strict=True)], axis=0)
-        return np.asarray(worst <= 1e-12 * scale, dtype=np.bool_)
+
+def _any(*columns: NDArray[Any]) -> bool:
+    return any(bool(column.any()) for column in columns)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Walk:
-    """The state of all passes between two segments."""
+    """The state of all passes between two segments, and what is added up on the way.
 
-    sums: Sums
-    kappa: Floats
+    Compute, blocking communication and so the duration follow from these at the end (``_sums``).
+    """
+
+    q: Pass
+    slowed: Floats
+    """1 + kappa: compute beside communication takes so many times as long."""
     gamma: float
+    has: Channels
     lead_s: Floats
     """Gather work done beyond what the next layer needs."""
     reduces_s: Floats
     """Reduce work outstanding."""
     replicas_s: Floats
     """Replica all-reduce work outstanding."""
+    overlapped_s: Floats
+    exposed_s: Floats
+    """Without the local communication that blocks."""
+    idle_s: Floats
+    hidden_load_s: Floats
+    """Local communication that ran beside compute."""
+    gather_load_s: Floats
+    reduce_load_s: Floats
+    replicate_load_s: Floats
     record: Recorder | None = None
     place: tuple[str, int] = ("lead", 0)
 
-    def head(self, n: int) -> _Walk:
-        """The first n columns, as views: what is added there is added here."""
-        sums = Sums(**{name: getattr(self.sums, name)[:n] for name in SUM_NAMES})
-        return _Walk(
-            sums=sums,
-            kappa=self.kappa[:n],
-            gamma=self.gamma,
-            lead_s=self.lead_s[:n],
-            reduces_s=self.reduces_s[:n],
-            replicas_s=self.replicas_s[:n],
-            record=self.record,
+    @classmethod
+    def start(cls, q: Pass, gamma: float, record: Recorder | None) -> _Walk:
+        """Before the first segment. With a recorder, every channel is told of."""
+        return cls(
+            q=q,
+            slowed=1.0 + q.kappa,
+            gamma=gamma,
+            has=Channels.of(q),
+            lead_s=-q.root_gather_s,
+            reduces_s=q.carried_reduce_s.copy(),
+            replicas_s=q.carried_replicate_s.copy(),
+            record=record,
+            **{name: np.zeros(len(q.layers)) for name in LOADS},
         )
 
-    def snapshot(self) -> Snapshot:
+    def head(self, n: int) -> _Walk:
+        """The first n columns, as views: what is added there is added here."""
+        if n == len(self.lead_s):
+            return self
+        views = {name: getattr(self, name)[:n] for name in (*STATE, *LOADS)}
+        q, slowed = self.q.rows(slice(0, n)), self.slowed[:n]
+        return _Walk(q=q, slowed=slowed, gamma=self.gamma, has=self.has, record=self.record, **views)
+
+    def snapshot(self) -> dict[str, Floats]:
         """The state and the sums, copied."""
-        return Snapshot(
-            sums={name: getattr(self.sums, name).copy() for name in SUM_NAMES},
-            lead_s=self.lead_s.copy(),
-            reduces_s=self.reduces_s.copy(),
-            replicas_s=self.replicas_s.copy(),
-        )
+        return {name: getattr(self, name).copy() for name in (*STATE, *LOADS)}
 
     def reorder(self, order: Ints) -> None:
         """Permute the passes."""
-        self.sums = Sums(**{name: getattr(self.sums, name)[order] for name in SUM_NAMES})
-        self.kappa, self.lead_s, self.reduces_s, self.replicas_s = (
-            x[order] for x in (self.kappa, self.lead_s, self.reduces_s, self.replicas_s)
-        )
+        self.q, self.slowed = self.q.rows(order), self.slowed[order]
+        for name in (*STATE, *LOADS):
+            setattr(self, name, getattr(self, name)[order])
 
-    def progress(self, span_s: Floats, window_s: Floats) -> tuple[Floats, Floats, Floats]:
+    def window_left(self, window_s: Some) -> Some:
+        """Gathers that may still be done ahead."""
+        return np.maximum(window_s - self.lead_s, 0.0) if self.has.gathers else 0.0
+
+    def progress(self, span_s: Floats, window_s: Some) -> tuple[Some, Some, Some]:
         """Let the queue and the replicas run for a span without compute; returns how long each part was busy."""
-        reduce = np.minimum(span_s, self.reduces_s)
-        gather = np.minimum(span_s - reduce, np.maximum(window_s - self.lead_s, 0.0))
-        replicas = np.minimum(span_s, self.replicas_s)
-        self.reduces_s -= reduce
-        self.lead_s += gather
-        self.replicas_s -= replicas
-        self.sums.reduce_load_s += reduce
-        self.sums.gather_load_s += gather
-        self.sums.replicate_load_s += replicas
+        reduce: Some = 0.0
+        gather: Some = 0.0
+        replicas: Some = 0.0
+        if self.has.reduces:
+            reduce = np.minimum(span_s, self.reduces_s)
+            self.reduces_s -= reduce
+            self.reduce_load_s += reduce
+        if self.has.gathers:
+            gather = np.minimum(span_s - reduce, self.window_left(window_s))
+            self.lead_s += gather
+            self.gather_load_s += gather
+        if self.has.replicates:
+            replicas = np.minimum(span_s, self.replicas_s)
+            self.replicas_s -= replicas
+            self.replicate_load_s += replicas
         return reduce, gather, replicas
 
-    def wait(self, span_s: Floats, window_s: Floats) -> None:
+    def wait(self, span_s: Floats, window_s: Some) -> None:
         """Compute waits while communication runs: exposed."""
         parts = self.progress(span_s, window_s)
-        self.sums.exposed_s += span_s
-        self.sums.duration_s += span_s
+        self.exposed_s += span_s
         self._note(span_s, parts)
 
-    def run(self, seg: Segment, window_s: Floats, shares: Bools) -> None:
+    def run(self, seg: Segment, window_s: Some) -> None:
         """One segment: compute beside the queue, then its blocking communication, then a late host."""
-        s, k, g = self.sums, 1.0 + self.kappa, self.gamma
-        queue = self.reduces_s + np.maximum(window_s - self.lead_s, 0.0)
-        wire = np.where(shares, seg.hidden_s, 0.0)
-        backlog = np.maximum(np.maximum(seg.hidden_s, wire + queue), self.replicas_s)
-        overlap = np.minimum(seg.compute_s * k, backlog * g)
-        elapsed = overlap + seg.compute_s - overlap / k
-        local_time = np.minimum(overlap, seg.hidden_s * g)
-        queue_time = np.minimum(overlap - np.where(shares, local_time, 0.0), queue * g)
-        reduce_time = np.minimum(queue_time, self.reduces_s * g)
-        gather_time = queue_time - reduce_time
-        replica_time = np.minimum(overlap, self.replicas_s * g)
+        overlap, hidden = self._compute(seg, window_s)
+        blocked = seg.blocking_s + (seg.hidden_s - hidden / self.gamma) if self.has.hides else seg.blocking_s
+        if self.has.blocks or self.has.hides:
+            beside = np.where(self.q.shares_wire, 0.0, blocked) if self.has.shares else blocked
+            parts = self.progress(beside, window_s)
+            self._note(blocked, parts, local=blocked)
+        if self.has.is_late:
+            elapsed = overlap + seg.compute_s - overlap / self.slowed
+            self._late_host(seg.host_s - elapsed - blocked, window_s)
+
+    def _compute(self, seg: Segment, window_s: Some) -> tuple[Floats, Some]:
+        """Compute beside what is queued; returns how long they overlapped, and local communication's part of it."""
+        g = self.gamma
+        queue = self.reduces_s + self.window_left(window_s)
+        backlog, hidden = queue, 0.0
+        if self.has.hides:
+            wire = np.where(self.q.shares_wire, seg.hidden_s, 0.0)
+            backlog = np.maximum(seg.hidden_s, wire + queue)
+        if self.has.replicates:
+            backlog = np.maximum(backlog, self.replicas_s)
+        overlap = np.minimum(seg.compute_s * self.slowed, backlog * g)
+        self.overlapped_s += overlap
+        queue_time = overlap
+        if self.has.hides:
+            hidden = np.minimum(overlap, seg.hidden_s * g)
+            self.hidden_load_s += hidden
+            queue_time = overlap - np.where(self.q.shares_wire, hidden, 0.0)
+        if self.has.hides or self.has.replicates:
+            queue_time = np.minimum(queue_time, queue * g)
+        reduce_time, gather_time, replica_time = queue_time, 0.0, 0.0
+        if self.has.gathers:
+            reduce_time = np.minimum(queue_time, self.reduces_s * g)
+            gather_time = queue_time - reduce_time
+            self.lead_s += gather_time / g
+            self.gather_load_s += gather_time
         self.reduces_s -= reduce_time / g
-        self.lead_s += gather_time / g
-        self.replicas_s -= replica_time / g
-        s.compute_s += elapsed
-        s.overlapped_s += overlap
-        s.reduce_load_s += reduce_time
-        s.gather_load_s += gather_time
-        s.replicate_load_s += replica_time
-        s.local_load_s += local_time
-        s.duration_s += elapsed
-        after = np.where(shares, local_time, 0.0)
-        self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, local_time, after)
-        blocked = seg.blocking_s + seg.hidden_s - local_time / g
-        self._block(blocked, window_s, shares)
-        self._late_host(seg.host_s - elapsed - blocked, window_s)
+        self.reduce_load_s += reduce_time
+        if self.has.replicates:
+            replica_time = np.minimum(overlap, self.replicas_s * g)
+            self.replicas_s -= replica_time / g
+            self.replicate_load_s += replica_time
+        if self.record is not None:
+            elapsed = overlap + seg.compute_s - overlap / self.slowed
+            after = hidden * self.q.shares_wire
+            self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, hidden, after)
+        return overlap, hidden
 
-    def _block(self, span_s: Floats, window_s: Floats, shares: Bools) -> None:
-        parts = self.progress(np.where(shares, 0.0, span_s), window_s)
-        self.sums.local_load_s += span_s
-        self.sums.exposed_s += span_s
-        self.sums.duration_s += span_s
-        self._note(span_s, parts, local=span_s)
-
-    def _late_host(self, missing_s: Floats, window_s: Floats) -> None:
+    def _late_host(self, missing_s: Floats, window_s: Some) -> None:
         gap = np.maximum(missing_s, 0.0)
         reduce, gather, replicas = self.progress(gap, window_s)
         busy = np.maximum(reduce + gather, replicas)
-        self.sums.exposed_s += busy
-        self.sums.idle_s += gap - busy
-        self.sums.duration_s += gap
+        self.exposed_s += busy
+        self.idle_s += gap - busy
         self._note(gap, (reduce, gather, replicas))
 
     def _note(
         self,
         duration: Floats,
-        parts: tuple[Floats, Floats, Floats],
-        compute: Floats | None = None,
-        overlap: Floats | None = None,
-        local: Floats | None = None,
-        after: Floats | None = None,
+        parts: tuple[Some, Some, Some],
+        compute: Some = 0.0,
+        overlap: Some = 0.0,
+        local: Some = 0.0,
+        after: Some = 0.0,
     ) -> None:
         """Hand column 0 of a phase to the recorder."""
         if self.record is None or not duration[0] > 0:
             return
-        reduce, gather, replicas = parts
+        reduce, gather, replicas = map(_first, parts)
         self.record(
             Phase(
                 segment=self.place[0],
                 layer=self.place[1],
-                duration_s=float(duration[0]),
-                compute_s=0.0 if compute is None else float(compute[0]),
-                overlap_s=0.0 if overlap is None else float(overlap[0]),
-                local_s=0.0 if local is None else float(local[0]),
-                reduce_s=float(reduce[0]),
-                gather_s=float(gather[0]),
-                replicate_s=float(replicas[0]),
-                queue_after_s=0.0 if after is None else float(after[0]),
-                speed=1.0 if compute is None else 1.0 / self.gamma,
+                duration_s=_first(duration),
+                compute_s=_first(compute),
+                overlap_s=_first(overlap),
+                local_s=_first(local),
+                reduce_s=reduce,
+                gather_s=gather,
+                replicate_s=replicas,
+                queue_after_s=_first(after),
+                speed=1.0 if isinstance(compute, float) else 1.0 / self.gamma,
             )
         )
 
 
+def _first(column: Some) -> float:
+    return float(np.ravel(column)[0])
+
+
 def run(p: Pass, gamma: float) -> Sums:
-    """All passes, each in the quickest way that is exact: those without a queue need no walk."""
-    queued = np.flatnonzero(
-        p.root_gather_s
-        + p.gather_s
-        + p.reduce_s
-        + p.root_reduce_s
-        + p.replicate_s
-        + p.root_replicate_s
-        + p.carried_reduce_s
-        + p.carried_replicate_s
+    """All passes, each in the quickest way that is exact: those without a queue need no walk, and those with nothing
+    but reductions one that does not ask for more."""
+    gathers = (p.root_gather_s > 0) | (p.gather_s > 0)
+    replicates = (p.replicate_s + p.root_replicate_s + p.carried_replicate_s) > 0
+    reduces = (p.reduce_s + p.root_reduce_s + p.carried_reduce_s) > 0
+    more = gathers | replicates
+    groups = (
+        (run_repeated, np.flatnonzero(~(more | reduces))),
+        (run_passes, np.flatnonzero(reduces & ~more)),
+        (run_passes, np.flatnonzero(more)),
     )
-    if len(queued) == len(p.layers):
-        return run_passes(p, gamma)
-    sums = run_repeated(p, gamma)
-    walked = run_passes(p.rows(queued), gamma)
-    for name in SUM_NAMES:
-        getattr(sums, name)[queued] = getattr(walked, name)
-    return sums
+    sums = {name: np.empty(len(p.layers)) for name in SUM_NAMES}
+    for walk, rows in groups:
+        if len(rows) == len(p.layers):
+            return walk(p, gamma)
+        if len(rows):
+            found = walk(p.rows(rows), gamma)
+            for name, column in sums.items():
+                column[rows] = getattr(found, name)
+    return Sums(**sums)
 
 
 EXPLICIT_LAYERS = 3
@@ -222,44 +283,33 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
     last few (whose gathers run out) are counted, not walked. Passes are kept deepest first, so that the ones still
     under way are a prefix and nothing is masked.
     """
-    size = len(p.layers)
     order = np.argsort(-p.layers, kind="stable")
-    q = p.rows(order)
-    walk = _Walk(
-        sums=Sums.zeros(size),
-        kappa=q.kappa,
-        gamma=gamma,
-        lead_s=-q.root_gather_s,
-        reduces_s=q.carried_reduce_s.copy(),
-        replicas_s=q.carried_replicate_s.copy(),
-        record=record,
-    )
+    walk = _Walk.start(p.rows(order), gamma, record)
+    q, layers = walk.q, walk.q.layers
     # nothing can start before the root group is gathered, and it is gathered alone
-    walk.wait(q.root_gather_s, np.zeros(size))
-    walk.run(q.lead, np.minimum(q.ahead, q.layers) * q.gather_s, q.shares_wire)
-    deepest = int(q.layers[0]) if size else 0
+    walk.wait(q.root_gather_s, 0.0)
+    walk.run(q.lead, np.minimum(q.ahead, layers) * q.gather_s)
+    deepest = int(layers[0]) if len(order) else 0
     history = []
     for i in range(min(deepest, EXPLICIT_LAYERS)):
         history.append(walk.snapshot())
-        n = _prefix_length(q.layers, i)
-        _layer(walk.head(n), q, q.layers[:n] - 1 - i, i)
-    history.append(walk.snapshot())
+        n = _prefix_length(layers, i)
+        _layer(walk.head(n), layers[:n] - 1 - i, i)
     if deepest > EXPLICIT_LAYERS:
-        left = q.layers - EXPLICIT_LAYERS
-        if fold:
-            left = _fold(walk, q, history)
+        left = _fold(walk, history[-2:]) if fold else layers - EXPLICIT_LAYERS
         again = np.argsort(-left, kind="stable")
-        order, left, q = order[again], left[again], q.rows(again)
+        order, left = order[again], left[again]
         walk.reorder(again)
         for remaining in range(int(left[0]) - 1, -1, -1):
             n = _prefix_length(left, remaining)
-            _layer(walk.head(n), q, np.full(n, remaining), deepest - 1 - remaining)
+            _layer(walk.head(n), np.full(n, remaining), deepest - 1 - remaining)
     walk.place = ("tail", 0)
-    walk.reduces_s += q.reduce_s
-    walk.run(q.tail, np.zeros(size), q.shares_wire)
-    _finish(walk, q)
-    walk.reorder(np.argsort(order, kind="stable"))
-    return walk.sums
+    walk.reduces_s += walk.q.reduce_s
+    walk.run(walk.q.tail, 0.0)
+    sums = _sums(walk)
+    _finish(walk, sums)
+    back = np.argsort(order, kind="stable")
+    return Sums(**{name: getattr(sums, name)[back] for name in SUM_NAMES})
 
 
 def _prefix_length(descending: Ints, above: int) -> int:
@@ -267,93 +317,107 @@ def _prefix_length(descending: Ints, above: int) -> int:
     return int(np.searchsorted(-descending, -above, side="left"))
 
 
-def _fold(walk: _Walk, q: Pass, history: list[Snapshot]) -> Ints:
+def _fold(walk: _Walk, history: list[dict[str, Floats]]) -> Ints:
     """Count the layers that repeat; returns how many are left to walk for each pass.
 
     A pass repeats when its last two layers added the same to every sum and to its queues, and will go on to: either
     the queues stand still, or they only grow while compute is already overlapped from end to end.
     """
-    before, middle, now = history[-3:]
-    last, previous = now.minus(middle), middle.minus(before)
-    same = last.equals(previous, scale=np.maximum(last.sums["duration_s"], 1e-12))
-    tiny = 1e-12 * np.maximum(last.sums["duration_s"], 1e-12)
-    still = (np.abs(last.reduces_s) <= tiny) & (np.abs(last.replicas_s) <= tiny)
-    covered = last.sums["overlapped_s"] >= last.sums["compute_s"] - tiny
-    growing = covered & (last.reduces_s >= -tiny) & (last.replicas_s >= -tiny)
-    repeats = same & (np.abs(last.lead_s) <= tiny) & (still | growing)
+    before, middle = history
+    last = {name: getattr(walk, name) - column for name, column in middle.items()}
+    q, slower = walk.q, 1.0 - 1.0 / walk.slowed
+    compute = q.layer.compute_s + slower * last["overlapped_s"]
+    tiny = 1e-12 * np.maximum(compute + last["exposed_s"] + last["idle_s"], 1e-12)
+    change = np.zeros(len(tiny))
+    for name, added in last.items():
+        np.maximum(change, np.abs(added - (middle[name] - before[name])), out=change)
+    still = (np.abs(last["reduces_s"]) <= tiny) & (np.abs(last["replicas_s"]) <= tiny)
+    covered = last["overlapped_s"] >= compute - tiny
+    growing = covered & (last["reduces_s"] >= -tiny) & (last["replicas_s"] >= -tiny)
+    repeats = (change <= tiny) & (np.abs(last["lead_s"]) <= tiny) & (still | growing)
     left = q.layers - EXPLICIT_LAYERS
     skip = np.where(repeats, np.maximum(left - q.ahead - 1, 0), 0)
-    for name, added in last.sums.items():
-        getattr(walk.sums, name)[:] += skip * added
-    walk.reduces_s += skip * last.reduces_s
-    walk.replicas_s += skip * last.replicas_s
+    for name, added in last.items():
+        if name != "lead_s":
+            getattr(walk, name)[:] += skip * added
     return left - skip
+
+
+def _sums(walk: _Walk) -> Sums:
+    """What the passes add up to before they drain."""
+    q, g = walk.q, walk.gamma
+
+    def total(name: str) -> Floats:
+        return getattr(q.lead, name) + q.layers * getattr(q.layer, name) + getattr(q.tail, name)
+
+    # communication beside compute takes longer, and compute beside communication too
+    local = total("blocking_s") + total("hidden_s")
+    compute = total("compute_s") + (1.0 - 1.0 / walk.slowed) * walk.overlapped_s
+    exposed = walk.exposed_s + local - walk.hidden_load_s / g
+    none = np.zeros(len(q.layers))
+    return Sums(
+        duration_s=compute + exposed + walk.idle_s,
+        compute_s=compute,
+        exposed_s=exposed,
+        overlapped_s=walk.overlapped_s,
+        idle_s=walk.idle_s,
+        gather_load_s=walk.gather_load_s,
+        reduce_load_s=walk.reduce_load_s,
+        replicate_load_s=walk.replicate_load_s,
+        local_load_s=local + (1.0 - 1.0 / g) * walk.hidden_load_s,
+        drain_s=none,
+        left_reduce_s=none,
+        left_replicate_s=none,
+    )
 
 
 def run_repeated(p: Pass, gamma: float) -> Sums:
     """Passes without a queue: every layer is like the first, so one stands for all."""
-    walks = [
-        _Walk(
-            sums=Sums.zeros(len(p.layers)),
-            kappa=p.kappa,
-            gamma=gamma,
-            lead_s=np.zeros(len(p.layers)),
-            reduces_s=np.zeros(len(p.layers)),
-            replicas_s=np.zeros(len(p.layers)),
-        )
-        for _ in range(3)
-    ]
+    walks = [_Walk.start(p, gamma, None) for _ in range(3)]
     for walk, segment in zip(walks, (p.lead, p.layer, p.tail), strict=True):
-        walk.run(segment, np.zeros(len(p.layers)), p.shares_wire)
-    lead, layer, tail = (walk.sums for walk in walks)
-    return Sums(
-        **{name: getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name) for name in SUM_NAMES}
-    )
+        walk.run(segment, 0.0)
+    lead, layer, tail = walks
+    for name in LOADS:
+        setattr(lead, name, getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name))
+    return _sums(lead)
 
 
-def _layer(walk: _Walk, q: Pass, remaining: Ints, i: int) -> None:
+def _layer(walk: _Walk, remaining: Ints, i: int) -> None:
     """One layer of the leading passes: wait for its gather, compute, wait for reductions beyond the limit."""
-    n = len(remaining)
-    gather = q.gather_s[:n]
+    q, window = walk.q, 0.0
     walk.place = ("layer", i)
-    missing = gather - walk.lead_s
-    # the gather stands in the queue behind the reductions issued before it
-    walk.wait(np.where(missing > 0, walk.reduces_s + missing, 0.0), gather)
-    walk.lead_s -= gather
-    if i > 0:
+    if walk.has.gathers:
+        missing = q.gather_s - walk.lead_s
+        # the gather stands in the queue behind the reductions issued before it
+        walk.wait(np.where(missing > 0, walk.reduces_s + missing, 0.0), q.gather_s)
+        walk.lead_s -= q.gather_s
+        window = np.minimum(q.ahead, remaining) * q.gather_s
+    if i > 0 and walk.has.reduces:
         # issued after this layer's gather, so it stands behind it
-        walk.reduces_s += q.reduce_s[:n]
-    window = np.minimum(q.ahead[:n], remaining) * gather
-    walk.run(_prefix(q.layer, n), window, q.shares_wire[:n])
-    walk.wait(np.maximum(walk.reduces_s - q.reduce_limit_s[:n], 0.0), np.zeros(n))
-    if i > 0:
+        walk.reduces_s += q.reduce_s
+    walk.run(q.layer, window)
+    if walk.has.limits:
+        walk.wait(np.maximum(walk.reduces_s - q.reduce_limit_s, 0.0), 0.0)
+    if i > 0 and walk.has.replicates:
         # the layer before has been reduced by now: its shard goes on to the replicas
-        walk.replicas_s += q.replicate_s[:n]
+        walk.replicas_s += q.replicate_s
 
 
-def _prefix(seg: Segment, n: int) -> Segment:
-    return Segment(
-        compute_s=seg.compute_s[:n], hidden_s=seg.hidden_s[:n], blocking_s=seg.blocking_s[:n], host_s=seg.host_s[:n]
-    )
-
-
-def _finish(walk: _Walk, q: Pass) -> None:
+def _finish(walk: _Walk, s: Sums) -> None:
     """Drain what is queued: the last reduce-scatter, the root's, and the replicas' all-reduces behind them."""
-    s = walk.sums
-    last = walk.reduces_s
+    q, last = walk.q, walk.reduces_s
     queue_end = last + q.root_reduce_s
     # the last layer's all-reduce follows its reduce-scatter, the root's follows the root's
     replicas_end = np.maximum(np.maximum(walk.replicas_s, last) + q.replicate_s, queue_end) + q.root_replicate_s
     replicas_work = walk.replicas_s + q.replicate_s + q.root_replicate_s
-    drain = np.where(replicas_work > 0, replicas_end, queue_end) * q.waits_at_end
-    s.left_reduce_s += np.where(q.waits_at_end, 0.0, queue_end)
-    s.left_replicate_s += np.where(q.waits_at_end, 0.0, replicas_work)
-    s.exposed_s += drain
-    s.duration_s += drain
-    s.drain_s += drain
+    s.drain_s = np.where(replicas_work > 0, replicas_end, queue_end) * q.waits_at_end
+    s.left_reduce_s = np.where(q.waits_at_end, 0.0, queue_end)
+    s.left_replicate_s = np.where(q.waits_at_end, 0.0, replicas_work)
+    s.exposed_s += s.drain_s
+    s.duration_s += s.drain_s
     s.reduce_load_s += queue_end * q.waits_at_end
     s.replicate_load_s += replicas_work * q.waits_at_end
-    if walk.record is not None and drain[0] > 0:
+    if walk.record is not None and s.drain_s[0] > 0:
         _record_drain(walk.record, q, float(walk.replicas_s[0]), float(last[0]), float(queue_end[0]))
 
 
