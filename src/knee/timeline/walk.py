@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from knee.arrays import Floats, Ints
+from knee.arrays import Bools, Floats, Ints
 from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
 
 Some = Floats | float
@@ -43,23 +43,28 @@ class Channels:
     blocks: bool
     shares: bool
     limits: bool
-    is_late: bool
-    """A host that may take longer than the segment."""
+    late: tuple[str, ...]
+    """Segments whose host may take longer than they do."""
 
     @classmethod
     def of(cls, p: Pass) -> Channels:
         """Look at every column once."""
-        segments = (p.lead, p.layer, p.tail)
+        segments = {"lead": p.lead, "layer": p.layer, "tail": p.tail}
         return cls(
             gathers=_any(p.root_gather_s, p.gather_s),
             reduces=_any(p.reduce_s, p.root_reduce_s, p.carried_reduce_s),
             replicates=_any(p.replicate_s, p.root_replicate_s, p.carried_replicate_s),
-            hides=_any(*(s.hidden_s for s in segments)),
-            blocks=_any(*(s.blocking_s for s in segments)),
+            hides=_any(*(s.hidden_s for s in segments.values())),
+            blocks=_any(*(s.blocking_s for s in segments.values())),
             shares=_any(p.shares_wire),
             limits=bool(np.isfinite(p.reduce_limit_s).any()),
-            is_late=any(bool((s.host_s > s.compute_s + s.blocking_s).any()) for s in segments),
+            late=tuple(name for name, s in segments.items() if _any(_is_late(s))),
         )
+
+
+def _is_late(segment: Segment) -> Bools:
+    """Whether the host may take longer to launch the segment than the segment takes."""
+    return np.asarray(segment.host_s > segment.compute_s + segment.blocking_s, dtype=np.bool_)
 
 
 def _any(*columns: NDArray[Any]) -> bool:
@@ -166,7 +171,7 @@ class _Walk:
             beside = np.where(self.q.shares_wire, 0.0, blocked) if self.has.shares else blocked
             parts = self.progress(beside, window_s)
             self._note(blocked, parts, local=blocked)
-        if self.has.is_late:
+        if self.place[0] in self.has.late:
             elapsed = overlap + seg.compute_s - overlap / self.slowed
             self._late_host(seg.host_s - elapsed - blocked, window_s)
 
@@ -250,16 +255,16 @@ def _first(column: Some) -> float:
 
 
 def run(p: Pass, gamma: float) -> Sums:
-    """All passes, each in the quickest way that is exact: those without a queue need no walk, and those with nothing
-    but reductions one that does not ask for more."""
-    gathers = (p.root_gather_s > 0) | (p.gather_s > 0)
-    replicates = (p.replicate_s + p.root_replicate_s + p.carried_replicate_s) > 0
-    reduces = (p.reduce_s + p.root_reduce_s + p.carried_reduce_s) > 0
-    more = gathers | replicates
+    """All passes, each in the quickest way that is exact: only those that gather or have replicas, a late host or a
+    limit need a walk."""
+    queued = _queued(p)
+    few = queued & (p.layers > 0) & ~(p.gather_s + p.root_gather_s + p.layer.hidden_s > 0)
+    few &= ~(p.replicate_s + p.root_replicate_s + p.carried_replicate_s > 0)
+    few &= ~_is_late(p.layer) & np.isinf(p.reduce_limit_s)
     groups = (
-        (run_repeated, np.flatnonzero(~(more | reduces))),
-        (run_passes, np.flatnonzero(reduces & ~more)),
-        (run_passes, np.flatnonzero(more)),
+        (run_repeated, np.flatnonzero(~queued)),
+        (run_reductions, np.flatnonzero(few)),
+        (run_passes, np.flatnonzero(queued & ~few)),
     )
     sums = {name: np.empty(len(p.layers)) for name in SUM_NAMES}
     for walk, rows in groups:
@@ -270,6 +275,14 @@ def run(p: Pass, gamma: float) -> Sums:
             for name, column in sums.items():
                 column[rows] = getattr(found, name)
     return Sums(**sums)
+
+
+def _queued(p: Pass) -> Bools:
+    """Passes that gather or reduce anything."""
+    gathers = p.root_gather_s + p.gather_s
+    reduces = p.reduce_s + p.root_reduce_s + p.carried_reduce_s
+    replicates = p.replicate_s + p.root_replicate_s + p.carried_replicate_s
+    return np.asarray(gathers + reduces + replicates > 0, dtype=np.bool_)
 
 
 EXPLICIT_LAYERS = 3
@@ -374,12 +387,59 @@ def _sums(walk: _Walk) -> Sums:
 def run_repeated(p: Pass, gamma: float) -> Sums:
     """Passes without a queue: every layer is like the first, so one stands for all."""
     walks = [_Walk.start(p, gamma, None) for _ in range(3)]
-    for walk, segment in zip(walks, (p.lead, p.layer, p.tail), strict=True):
-        walk.run(segment, 0.0)
+    for walk, name in zip(walks, ("lead", "layer", "tail"), strict=True):
+        walk.place = (name, 0)
+        walk.run(getattr(p, name), 0.0)
     lead, layer, tail = walks
     for name in LOADS:
         setattr(lead, name, getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name))
     return _sums(lead)
+
+
+def run_reductions(p: Pass, gamma: float) -> Sums:
+    """Passes whose queue has reductions alone, without a limit: all layers but the first in closed form."""
+    walk = _Walk.start(p, gamma, None)
+    walk.run(p.lead, 0.0)
+    walk.place = ("layer", 0)
+    walk.run(p.layer, 0.0)
+    _reduce_beside(walk, p.layers - 1)
+    walk.place = ("tail", 0)
+    walk.reduces_s += p.reduce_s
+    walk.run(p.tail, 0.0)
+    sums = _sums(walk)
+    _finish(walk, sums)
+    return sums
+
+
+def _reduce_beside(walk: _Walk, layers: Ints) -> None:
+    """Layers that each find a reduction more in the queue, x before the first of them.
+
+    Formula: x_n = max(x + n (r - d), 0), reduced beside compute: sum of min(a, x_j + r) over j = 0 .. n - 1
+    Where:   r a layer's reduction, a what its compute covers, d = a + what its blocking communication leaves the wire
+             to; x_j falls by d - r a layer until the queue is empty, so that the sum has full terms (a), then terms
+             of an arithmetic series, then equal ones (r)
+    """
+    q, x, r = walk.q, walk.reduces_s, walk.q.reduce_s
+    a = q.layer.compute_s * walk.slowed / walk.gamma
+    d = a + np.where(q.shares_wire, 0.0, q.layer.blocking_s)
+    left = np.maximum(x + layers * (r - d), 0.0)
+    covered = layers * np.minimum(a, r)
+    falls = np.flatnonzero((x > 0) & (r < a))
+    if len(falls):
+        covered[falls] = _falling_sum(x[falls], r[falls], a[falls], d[falls], layers[falls])
+    walk.overlapped_s += covered * walk.gamma
+    # beside compute a reduction takes gamma times as long
+    walk.reduce_load_s += x + layers * r - left + (walk.gamma - 1.0) * covered
+    walk.reduces_s = left
+
+
+def _falling_sum(x: Floats, r: Floats, a: Floats, d: Floats, layers: Ints) -> Floats:
+    """The sum of ``_reduce_beside`` where the queue falls and compute could cover more than one reduction."""
+    fall = d - r
+    full = np.clip(np.floor((x + r - a) / fall) + 1.0, 0.0, layers)
+    until_empty = np.clip(np.ceil(x / fall), full, layers)
+    series = (until_empty - full) * (x + r) - fall * (until_empty * (until_empty - 1.0) - full * (full - 1.0)) / 2.0
+    return full * a + series + (layers - until_empty) * r
 
 
 def _layer(walk: _Walk, remaining: Ints, i: int) -> None:
