@@ -61,6 +61,19 @@ class Channels:
             late=tuple(name for name, s in segments.items() if _any(_is_late(s))),
         )
 
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Names of the state and the sums that a layer can change."""
+        changed = {
+            "lead_s": self.gathers,
+            "gather_load_s": self.gathers,
+            "replicas_s": self.replicates,
+            "replicate_load_s": self.replicates,
+            "hidden_load_s": self.hides,
+            "idle_s": "layer" in self.late,
+        }
+        return tuple(name for name in (*STATE, *LOADS) if changed.get(name, True))
+
 
 def _is_late(segment: Segment) -> Bools:
     """Whether the host may take longer to launch the segment than the segment takes."""
@@ -118,21 +131,21 @@ class _Walk:
 
     def head(self, n: int) -> _Walk:
         """The first n columns, as views: what is added there is added here."""
-        if n == len(self.lead_s):
-            return self
-        views = {name: getattr(self, name)[:n] for name in (*STATE, *LOADS)}
-        q, slowed = self.q.rows(slice(0, n)), self.slowed[:n]
-        return _Walk(q=q, slowed=slowed, gamma=self.gamma, has=self.has, record=self.record, **views)
+        return self if n == len(self.lead_s) else self.some(slice(0, n))
+
+    def some(self, rows: Ints | slice) -> _Walk:
+        """Some of the passes."""
+        columns = {name: getattr(self, name)[rows] for name in ("slowed", *STATE, *LOADS)}
+        return _Walk(q=self.q.rows(rows), gamma=self.gamma, has=self.has, record=self.record, **columns)
+
+    def put(self, rows: Ints, some: _Walk) -> None:
+        """Take over what some of the passes have become."""
+        for name in (*STATE, *LOADS):
+            getattr(self, name)[rows] = getattr(some, name)
 
     def snapshot(self) -> dict[str, Floats]:
         """The state and the sums, copied."""
-        return {name: getattr(self, name).copy() for name in (*STATE, *LOADS)}
-
-    def reorder(self, order: Ints) -> None:
-        """Permute the passes."""
-        self.q, self.slowed = self.q.rows(order), self.slowed[order]
-        for name in (*STATE, *LOADS):
-            setattr(self, name, getattr(self, name)[order])
+        return {name: getattr(self, name).copy() for name in self.has.moving}
 
     def window_left(self, window_s: Some) -> Some:
         """Gathers that may still be done ahead."""
@@ -255,12 +268,12 @@ def _first(column: Some) -> float:
 
 
 def run(p: Pass, gamma: float) -> Sums:
-    """All passes, each in the quickest way that is exact: only those that gather or have replicas, a late host or a
-    limit need a walk."""
+    """All passes, each in the quickest way that is exact: only those that gather, or have replicas or a late host, need
+    a walk."""
     queued = _queued(p)
     few = queued & (p.layers > 0) & ~(p.gather_s + p.root_gather_s + p.layer.hidden_s > 0)
     few &= ~(p.replicate_s + p.root_replicate_s + p.carried_replicate_s > 0)
-    few &= ~_is_late(p.layer) & np.isinf(p.reduce_limit_s)
+    few &= ~_is_late(p.layer)
     groups = (
         (run_repeated, np.flatnonzero(~queued)),
         (run_reductions, np.flatnonzero(few)),
@@ -296,33 +309,48 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
     last few (whose gathers run out) are counted, not walked. Passes are kept deepest first, so that the ones still
     under way are a prefix and nothing is masked.
     """
-    order = np.argsort(-p.layers, kind="stable")
-    walk = _Walk.start(p.rows(order), gamma, record)
+    shallow = len(p.layers) > 0 and int(p.layers.min()) <= EXPLICIT_LAYERS
+    order = np.argsort(-p.layers, kind="stable") if shallow else None
+    walk = _Walk.start(p if order is None else p.rows(order), gamma, record)
     q, layers = walk.q, walk.q.layers
     # nothing can start before the root group is gathered, and it is gathered alone
     walk.wait(q.root_gather_s, 0.0)
     walk.run(q.lead, np.minimum(q.ahead, layers) * q.gather_s)
-    deepest = int(layers[0]) if len(order) else 0
+    deepest = int(layers.max(initial=0))
     history = []
     for i in range(min(deepest, EXPLICIT_LAYERS)):
         history.append(walk.snapshot())
-        n = _prefix_length(layers, i)
+        n = len(layers) if order is None else _prefix_length(layers, i)
         _layer(walk.head(n), layers[:n] - 1 - i, i)
     if deepest > EXPLICIT_LAYERS:
         left = _fold(walk, history[-2:]) if fold else layers - EXPLICIT_LAYERS
-        again = np.argsort(-left, kind="stable")
-        order, left = order[again], left[again]
-        walk.reorder(again)
-        for remaining in range(int(left[0]) - 1, -1, -1):
-            n = _prefix_length(left, remaining)
-            _layer(walk.head(n), np.full(n, remaining), deepest - 1 - remaining)
+        _rest(walk, left, deepest)
     walk.place = ("tail", 0)
-    walk.reduces_s += walk.q.reduce_s
-    walk.run(walk.q.tail, 0.0)
+    walk.reduces_s += q.reduce_s
+    walk.run(q.tail, 0.0)
     sums = _sums(walk)
     _finish(walk, sums)
+    if order is None:
+        return sums
     back = np.argsort(order, kind="stable")
     return Sums(**{name: getattr(sums, name)[back] for name in SUM_NAMES})
+
+
+def _rest(walk: _Walk, left: Ints, deepest: int) -> None:
+    """The last layers of each pass: first of those that have most left, until all have as many."""
+    deep = walk.head(int(np.count_nonzero(left > 0)))
+    left = left[: len(deep.lead_s)]
+    least = int(left.min())
+    long = np.flatnonzero(left > least)
+    if len(long):
+        long = long[np.argsort(-left[long], kind="stable")]
+        some = deep.some(long)
+        for remaining in range(int(left[long[0]]) - 1, least - 1, -1):
+            n = _prefix_length(left[long], remaining)
+            _layer(some.head(n), np.full(n, remaining), deepest - 1 - remaining)
+        deep.put(long, some)
+    for remaining in range(least - 1, -1, -1):
+        _layer(deep, np.full(len(left), remaining), deepest - 1 - remaining)
 
 
 def _prefix_length(descending: Ints, above: int) -> int:
@@ -340,14 +368,15 @@ def _fold(walk: _Walk, history: list[dict[str, Floats]]) -> Ints:
     last = {name: getattr(walk, name) - column for name, column in middle.items()}
     q, slower = walk.q, 1.0 - 1.0 / walk.slowed
     compute = q.layer.compute_s + slower * last["overlapped_s"]
-    tiny = 1e-12 * np.maximum(compute + last["exposed_s"] + last["idle_s"], 1e-12)
+    tiny = 1e-12 * np.maximum(compute + last["exposed_s"] + last.get("idle_s", 0.0), 1e-12)
     change = np.zeros(len(tiny))
     for name, added in last.items():
         np.maximum(change, np.abs(added - (middle[name] - before[name])), out=change)
-    still = (np.abs(last["reduces_s"]) <= tiny) & (np.abs(last["replicas_s"]) <= tiny)
-    covered = last["overlapped_s"] >= compute - tiny
-    growing = covered & (last["reduces_s"] >= -tiny) & (last["replicas_s"] >= -tiny)
-    repeats = (change <= tiny) & (np.abs(last["lead_s"]) <= tiny) & (still | growing)
+    moves = np.abs(last["lead_s"]) if "lead_s" in last else 0.0
+    queues = [last[name] for name in ("reduces_s", "replicas_s") if name in last]
+    still = np.all([np.abs(queue) <= tiny for queue in queues], axis=0)
+    growing = np.all([queue >= -tiny for queue in queues], axis=0) & (last["overlapped_s"] >= compute - tiny)
+    repeats = (change <= tiny) & (moves <= tiny) & (still | growing)
     left = q.layers - EXPLICIT_LAYERS
     skip = np.where(repeats, np.maximum(left - q.ahead - 1, 0), 0)
     for name, added in last.items():
@@ -397,11 +426,10 @@ def run_repeated(p: Pass, gamma: float) -> Sums:
 
 
 def run_reductions(p: Pass, gamma: float) -> Sums:
-    """Passes whose queue has reductions alone, without a limit: all layers but the first in closed form."""
+    """Passes whose queue has reductions alone: all layers but the first in closed form."""
     walk = _Walk.start(p, gamma, None)
     walk.run(p.lead, 0.0)
-    walk.place = ("layer", 0)
-    walk.run(p.layer, 0.0)
+    _layer(walk, p.layers, 0)
     _reduce_beside(walk, p.layers - 1)
     walk.place = ("tail", 0)
     walk.reduces_s += p.reduce_s
@@ -414,15 +442,17 @@ def run_reductions(p: Pass, gamma: float) -> Sums:
 def _reduce_beside(walk: _Walk, layers: Ints) -> None:
     """Layers that each find a reduction more in the queue, x before the first of them.
 
-    Formula: x_n = max(x + n (r - d), 0), reduced beside compute: sum of min(a, x_j + r) over j = 0 .. n - 1
+    Formula: x_n = min(max(x + n (r - d), 0), limit), reduced beside compute: sum of min(a, x_j + r), j = 0 .. n - 1
     Where:   r a layer's reduction, a what its compute covers, d = a + what its blocking communication leaves the wire
-             to; x_j falls by d - r a layer until the queue is empty, so that the sum has full terms (a), then terms
-             of an arithmetic series, then equal ones (r)
+             to. A queue that grows covers all compute (a), and compute waits for what exceeds the limit. One that falls
+             does so by d - r a layer until it is empty, so that the sum has full terms (a), then terms of an
+             arithmetic series, then equal ones (r)
     """
     q, x, r = walk.q, walk.reduces_s, walk.q.reduce_s
     a = q.layer.compute_s * walk.slowed / walk.gamma
     d = a + np.where(q.shares_wire, 0.0, q.layer.blocking_s)
-    left = np.maximum(x + layers * (r - d), 0.0)
+    unlimited = np.maximum(x + layers * (r - d), 0.0)
+    left = np.minimum(unlimited, q.reduce_limit_s)
     covered = layers * np.minimum(a, r)
     falls = np.flatnonzero((x > 0) & (r < a))
     if len(falls):
@@ -430,6 +460,7 @@ def _reduce_beside(walk: _Walk, layers: Ints) -> None:
     walk.overlapped_s += covered * walk.gamma
     # beside compute a reduction takes gamma times as long
     walk.reduce_load_s += x + layers * r - left + (walk.gamma - 1.0) * covered
+    walk.exposed_s += unlimited - left
     walk.reduces_s = left
 
 
