@@ -36,8 +36,27 @@ def equal_rows(*columns: Floats | Ints | Bools) -> tuple[Ints, Ints]:
     if len(columns[0]) <= FEW:
         every = np.arange(len(columns[0]))
         return every, every
-    _, first, kind = np.unique(fingerprint(*columns), return_index=True, return_inverse=True)
-    return first, kind
+    key = fingerprint(*columns)
+    same = _first_equal(key, np.arange(len(key)))
+    is_first = np.zeros(len(key), dtype=np.bool_)
+    is_first[same] = True
+    number = np.cumsum(is_first) - 1
+    return np.flatnonzero(is_first), number[same]
+
+
+def _first_equal(key: NDArray[np.uint64], rows: Ints) -> Ints:
+    """For each key one of the ``rows`` with an equal one, the same for all of them: a table of places, which takes a
+    fifth of the time of sorting. Keys that meet in a place are told apart in another table."""
+    bits = max(int(4 * len(key)).bit_length(), 8)
+    place = (key >> np.uint64(64 - bits)).view(np.int64)
+    at = np.empty(2**bits, dtype=np.int64)
+    at[place] = np.arange(len(key))
+    found = at[place]
+    others = np.flatnonzero(key[found] != key)
+    same = rows[found]
+    if len(others):
+        same[others] = _first_equal(key[others] * _MIXERS[0], rows[others])
+    return same
 
 
 class ByValue:

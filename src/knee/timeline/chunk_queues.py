@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from knee.arrays import Floats, Ints, equal_rows
-from knee.timeline.actions import StepParts
+from knee.timeline.actions import StepParts, is_zero_bubble
 from knee.timeline.chunks import ChunkRows
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
 from knee.timeline.walk import run_passes
@@ -86,13 +86,15 @@ def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
     return np.bincount(rows.plan, weights=seconds * rows.count, minlength=len(ranks)) / ranks
 
 
-def with_group_passes(
-    per_row: Floats, parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass], name: str
-) -> Floats:
-    """A row's sum over the step, with the passes of the first and last group in place of as many others."""
-    if "B_late" not in walked:
-        return per_row
-    more = walked["B_late"].column(name) - walked["B"].column(name)
-    more = more + walked["F_fill"].column(name) - walked["F"].column(name)
-    extra: Floats = more * group_passes(parts)[rows.plan] * rows.below_top / rows.count
-    return per_row + extra
+def times_of(parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass]) -> dict[str, Floats]:
+    """How often each action of a row's chunks is run in a step."""
+    once, more = np.ones(len(rows)), (parts.table.microbatches - 1.0)[rows.plan]
+    times = {"F_first": once, "F": more, "B": more, "B_last": once}
+    if "W" in walked:
+        split = is_zero_bubble(parts.table)[rows.plan]
+        times |= {"W": more * split, "W_last": once * split}
+    if "B_late" in walked:
+        # passes of the first and last group, in place of as many others
+        grouped = group_passes(parts)[rows.plan] * rows.below_top / rows.count
+        times |= {"F": more - grouped, "F_fill": grouped, "B": more - grouped, "B_late": grouped}
+    return times

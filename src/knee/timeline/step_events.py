@@ -328,7 +328,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     table, recorded = parts.table, cache(partial(record_action, parts, a))
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
-    times = pipeline_times(parts, a, np.array([0]))
+    times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
     pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
     layout = layout_of(a.layers, p, v, a.head_layers)

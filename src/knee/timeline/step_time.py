@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from knee.arrays import Bools, Floats, Ints
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, is_zero_bubble
-from knee.timeline.chunk_queues import carrying, per_rank, spread, with_group_passes
+from knee.timeline.chunk_queues import carrying, per_rank, spread, times_of
 from knee.timeline.chunks import ChunkRows, chunk_rows, layout_of
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass
 from knee.timeline.plan_passes import (
@@ -142,16 +143,7 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     """Compose the actions over microbatches and stages."""
     table = parts.table
     m = table.microbatches.astype(np.float64)
-    n = len(table)
-    sums = {}
-    for name in SUM_NAMES:
-        w = {action: walked.column(name) for action, walked in a.walked.items()}
-        per_row = w["F_first"] + w["B_last"] + (m[a.rows.plan] - 1.0) * (w["F"] + w["B"])
-        if "W" in w:
-            weights = w["W_last"] + (m[a.rows.plan] - 1.0) * w["W"]
-            per_row = per_row + np.where(is_zero_bubble(table)[a.rows.plan], weights, 0.0)
-        per_row = with_group_passes(per_row, parts, a.rows, a.walked, name)
-        sums[name] = np.bincount(a.rows.plan, weights=per_row * a.rows.count, minlength=n) / table.pp
+    sums = _step_sums(parts, a)
     # every chunk boundary is crossed once forward and once backward by each microbatch
     chunks = table.pp * table.virtual_stages
     waits = 2.0 * (chunks - 1.0) * m / table.pp
@@ -174,6 +166,27 @@ def run_step(parts: StepParts, a: Actions, *, fold: bool = True) -> StepColumns:
     )
 
 
+STEP_SUMS = tuple(name for name in SUM_NAMES if name not in ("drain_s", "left_reduce_s", "left_replicate_s"))
+
+
+def _step_sums(parts: StepParts, a: Actions) -> dict[str, Floats]:
+    """What all passes of a step add up to, mean over ranks."""
+    total = np.zeros((len(a.rows), len(STEP_SUMS)))
+    for action, times in times_of(parts, a.rows, a.walked).items():
+        w = a.walked[action]
+        # the sums of a kind lie side by side here, so that a row's are found together
+        sums = np.stack([getattr(w.sums, name) for name in STEP_SUMS], axis=1).take(w.kind, axis=0)
+        sums *= (times * a.rows.count)[:, None]
+        total += sums
+    # a plan has a row for each kind of its chunks, and rows stand kind by kind
+    per_plan = np.zeros((len(parts.table), len(STEP_SUMS)))
+    edges = [0, *(np.flatnonzero(np.diff(a.rows.plan) <= 0) + 1).tolist(), len(a.rows)]
+    for i, j in pairwise(edges):
+        per_plan[a.rows.plan[i:j]] += total[i:j]
+    per_plan /= parts.table.pp[:, None]
+    return {name: np.ascontiguousarray(per_plan[:, i]) for i, name in enumerate(STEP_SUMS)}
+
+
 def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     """Fill in the span of plans with a pipeline, grouped by the shape of their schedule."""
     table = parts.table
@@ -182,17 +195,23 @@ def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
         return
     key = (table.schedule[piped] * 65536 + table.pp[piped]) * 65536 + table.virtual_stages[piped]
     # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
-    walked = np.minimum(table.microbatches[piped], 3 * table.pp[piped]) if fold else table.microbatches[piped]
-    for group in np.unique(key * 2**24 + walked):
-        plans = piped[key * 2**24 + walked == group]
-        span[plans] = _spans(parts, a, plans, fold)
+    micro, wait = table.microbatches, transfers(parts)
+    walked = np.minimum(micro[piped], 3 * table.pp[piped]) if fold else micro[piped]
+    for plans in _groups(piped, key * 2**24 + walked):
+        span[plans] = _spans(parts, a, plans, micro[plans], wait[plans], fold)
+
+
+def _groups(rows: Ints, key: Ints) -> list[Ints]:
+    """Rows with equal keys."""
+    order = np.argsort(key, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(key[order])) + 1)
 
 
 FOLD_ERROR = 3e-3
 """Folding is accepted when its two bounds lie this close, over the span; their middle is then within half of it."""
 
 
-def _spans(parts: StepParts, a: Actions, plans: Ints, fold: bool) -> Floats:
+def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Floats, fold: bool) -> Floats:
     """Spans of plans cut alike: walk, and count the microbatches that only repeat.
 
     The span is convex in the number of microbatches: each one adds at least what the last one walked added, and at
@@ -201,8 +220,7 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, fold: bool) -> Floats:
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     schedule = SCHEDULES[table.schedule[plans[0]]]
-    micro = table.microbatches[plans]
-    times = pipeline_times(parts, a, plans)
+    times = pipeline_times(parts, a, plans, wait_s)
     spans = np.empty(len(plans))
     open_ = np.arange(len(plans))
     walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
@@ -283,14 +301,13 @@ class PipelineTimes:
         )
 
 
-def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
+def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) -> PipelineTimes:
     """Durations of every rank, chunk and kind of action."""
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     layout = layout_of(a.layers, p, v, a.head_layers)
     schedule = SCHEDULES[table.schedule[plans[0]]]
     names = [n for n in pipeline.KINDS if n in a.walked and (n[0] != "W" or schedule == "zero_bubble")]
-    wait = transfers(parts)[plans]
     kinds = sorted(set(layout.kinds))
     per_kind = len(pipeline.KINDS)
     durations, drains = (np.zeros((len(kinds) * per_kind, len(plans))) for _ in range(2))
@@ -304,7 +321,7 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints) -> PipelineTimes:
             np.take(w.sums.duration_s, at, out=durations[row], mode="clip")
             np.take(w.sums.drain_s, at, out=drains[row], mode="clip")
             if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
-                durations[row] += wait
+                durations[row] += wait_s
     own = np.array([[kinds.index(layout.kinds[v_ * p + rank]) for v_ in range(v)] for rank in range(p)])
     row_of = (own[:, :, None] * per_kind + np.arange(per_kind)).ravel()
     ready = np.tile(a.late_gather_s[plans], (p, 1))

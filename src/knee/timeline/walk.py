@@ -344,10 +344,11 @@ def _rest(walk: _Walk, left: Ints, deepest: int) -> None:
     long = np.flatnonzero(left > least)
     if len(long):
         long = long[np.argsort(-left[long], kind="stable")]
-        some = deep.some(long)
+        some = head = deep.some(long)
         for remaining in range(int(left[long[0]]) - 1, least - 1, -1):
             n = _prefix_length(left[long], remaining)
-            _layer(some.head(n), np.full(n, remaining), deepest - 1 - remaining)
+            head = head if n == len(head.lead_s) else some.head(n)
+            _layer(head, np.full(n, remaining), deepest - 1 - remaining)
         deep.put(long, some)
     for remaining in range(least - 1, -1, -1):
         _layer(deep, np.full(len(left), remaining), deepest - 1 - remaining)
