@@ -42,7 +42,7 @@ from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
-CHUNK = 32768
+CHUNK = 65536
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
 
 

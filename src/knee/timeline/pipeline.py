@@ -35,8 +35,6 @@ class Wavefront:
     """Slots of the actions before them on their ranks."""
     needs: Ints | slice | None
     """Slots of the actions whose outputs they need; None where they wait for their ranks alone."""
-    senders: Ints
-    """Those actions."""
 
 
 class Repeat(NamedTuple):
@@ -61,6 +59,8 @@ class Graph:
     """Whether that is on another rank, so that a transfer comes first."""
     row: Ints
     """Row of each action in the table of durations."""
+    sender: Ints
+    """The action whose output each one waits for; any one where it waits for its rank alone."""
     repeats: tuple[Repeat, ...]
     """Actions late enough that their distances are the cycle if the pipeline has settled: places in ``watched``."""
     watched: Ints
@@ -126,7 +126,6 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
                 slots=slice(int(slot[i]), int(slot[i]) + j - i),
                 before=_as_slice(slot[before[i:j]]),
                 needs=_as_slice(slot[needed[i:j]]) if waits[i:j].any() else None,
-                senders=np.minimum(needed[i:j], size - 1),  # whoever needs nothing waits for its rank, which is later
             )
             for i, j in pairwise(edges)
         ),
@@ -136,6 +135,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         needs=needs,
         receives=waits,
         row=rows,
+        sender=np.minimum(needed, size - 1),
         repeats=tuple(Repeat(*map(watched.index, repeat)) for repeat in repeats),
         watched=np.array(watched, dtype=np.int64),
         slot=slot[:size],
@@ -319,26 +319,29 @@ def _run_columns(
     ranks, width = ready.shape
     kept = np.empty((g.slots, width))
     kept[:ranks] = ready
-    draining = drains.any(axis=1)[rows]
+    is_drained = _fronts_after_drains(g, rows, drains)
     widest = max(front.stop - front.start for front in g.wavefronts)
     one, two = np.empty((widest, width)), np.empty((widest, width))
-
-    def some(index: Ints | slice, buffer: Floats) -> Floats:
-        return kept[index] if isinstance(index, slice) else kept.take(index, axis=0, out=buffer, mode="clip")
-
-    for front in g.wavefronts:
-        n = front.stop - front.start
-        start = some(front.before, one[:n])
-        if front.needs is not None:
-            needed = some(front.needs, two[:n])
-            if draining[front.senders].any():
-                needed = np.subtract(needed, drains[rows[front.senders]], out=two[:n])
-            start = np.maximum(start, needed, out=one[:n])
-        lasts = durations.take(rows[front.start : front.stop], axis=0, out=two[:n], mode="clip")
-        end = np.add(start, lasts, out=kept[front.slots])
+    for front, drained in zip(g.wavefronts, is_drained, strict=True):
+        i, j, before, needs = front.start, front.stop, front.before, front.needs
+        first, second = one[: j - i], two[: j - i]
+        start = kept[before] if isinstance(before, slice) else kept.take(before, axis=0, out=first, mode="clip")
+        if needs is not None:
+            needed = kept[needs] if isinstance(needs, slice) else kept.take(needs, axis=0, out=second, mode="clip")
+            if drained:
+                needed = np.subtract(needed, drains[rows[g.sender[i:j]]], out=second)
+            start = np.maximum(start, needed, out=first)
+        end = np.add(start, durations.take(rows[i:j], axis=0, out=second, mode="clip"), out=kept[front.slots])
         if ends is not None:
-            ends[front.start : front.stop] = end
+            ends[i:j] = end
     return kept[g.slot[g.watched]] - drains[rows[g.watched]], kept[g.last]
+
+
+def _fronts_after_drains(g: Graph, rows: Ints, drains: Floats) -> list[bool]:
+    """Wavefronts with an action that needs an output which left before its action had drained."""
+    drained = drains.any(axis=1)[rows][g.sender]
+    starts = [front.start for front in g.wavefronts]
+    return np.logical_or.reduceat(drained, starts).tolist()
 
 
 def _run_one(

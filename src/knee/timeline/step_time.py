@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, equal_rows
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, is_zero_bubble
@@ -43,6 +43,8 @@ class Actions:
     late_gather_s: Floats
     """What the gathers of a rank's upper chunks leave exposed, per plan."""
     walked: dict[str, WalkedPass]
+    draining: frozenset[str]
+    """Actions of which some end with a drain."""
 
 
 def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Actions:
@@ -59,6 +61,7 @@ def run_actions(parts: StepParts, layers: int, head_layers: float = 0.0) -> Acti
         filling_gather_s=filling,
         late_gather_s=late,
         walked=walked,
+        draining=frozenset(name for name, w in walked.items() if w.sums.drain_s.any()),
     )
 
 
@@ -220,7 +223,9 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     schedule = SCHEDULES[table.schedule[plans[0]]]
-    times = pipeline_times(parts, a, plans, wait_s)
+    first, kind = _equal_pipelines(a, plans, wait_s, micro)
+    plans, micro = plans[first], micro[first]
+    times = pipeline_times(parts, a, plans, wait_s[first])
     spans = np.empty(len(plans))
     open_ = np.arange(len(plans))
     walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
@@ -234,7 +239,14 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
             spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
             open_ = open_[~good]
             walk = 2 * walk - walk % pipeline.period(schedule, p)
-    return spans
+    return spans[kind]
+
+
+def _equal_pipelines(a: Actions, plans: Ints, wait_s: Floats, micro: Ints) -> tuple[Ints, Ints]:
+    """Plans whose pipelines differ in anything that has a duration, and the kind of each."""
+    rows = [a.row_of[kind, plans] for kind in np.flatnonzero(a.row_of[:, plans[0]] >= 0)]
+    kinds = [w.kind[at] for at in rows for w in a.walked.values()]
+    return equal_rows(micro, wait_s, a.late_gather_s[plans], *(a.filling_gather_s[at] for at in rows), *kinds)
 
 
 def _count_on(
@@ -315,11 +327,11 @@ def pipeline_times(parts: StepParts, a: Actions, plans: Ints, wait_s: Floats) ->
     for i, kind in enumerate(kinds):
         has_embedding, has_head = kind == layout.kinds[0], kind == layout.kinds[-1]
         for name in names:
-            row = i * per_kind + pipeline.KINDS.index(name)
-            w = a.walked[name]
+            row, w = i * per_kind + pipeline.KINDS.index(name), a.walked[name]
             at = w.kind[rows[kind]]
-            np.take(w.sums.duration_s, at, out=durations[row], mode="clip")
-            np.take(w.sums.drain_s, at, out=drains[row], mode="clip")
+            durations[row] = w.sums.duration_s[at]
+            if name in a.draining:
+                drains[row] = w.sums.drain_s[at]
             if (name[0] == "F" and not has_embedding) or (name[0] == "B" and not has_head):
                 durations[row] += wait_s
     own = np.array([[kinds.index(layout.kinds[v_ * p + rank]) for v_ in range(v)] for rank in range(p)])
