@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+T = TypeVar("T")
 
 
 _MIXERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(32))
@@ -57,6 +58,14 @@ def _first_equal(key: NDArray[np.uint64], rows: Ints) -> Ints:
     if len(others):
         same[others] = _first_equal(key[others] * _MIXERS[0], rows[others])
     return same
+
+
+def expanded(columns: T, index: Ints) -> T:
+    """A dataclass of columns, or of such dataclasses, with the rows of an index."""
+    if isinstance(columns, np.ndarray):
+        return columns[index]
+    names = [field.name for field in fields(columns)]  # type: ignore[arg-type]
+    return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names})
 
 
 class ByValue:
