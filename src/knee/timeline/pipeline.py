@@ -148,9 +148,10 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
 
 def _as_slice(index: Ints) -> Ints | slice:
     """Rows at equal distances as a slice, which needs no copy."""
-    step = int(index[1] - index[0]) if len(index) > 1 else 1
-    if step > 0 and (np.diff(index) == step).all():
-        return slice(int(index[0]), int(index[-1]) + 1, step)
+    rows = index.tolist()
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    if step > 0 and rows == list(range(rows[0], rows[-1] + 1, step)):
+        return slice(rows[0], rows[-1] + 1, step)
     return index
 
 
@@ -194,27 +195,22 @@ def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[i
     until[:size] = front
     np.maximum.at(until, before, front)
     np.maximum.at(until, needs, front)
-    until[keep] = fronts
+    until[[*keep, size + ranks]] = fronts
+    expires = np.argsort(until, kind="stable")
+    ended = np.searchsorted(until[expires], np.arange(fronts + 1)).tolist()
     slot = np.zeros(size + ranks + 1, dtype=np.int64)
     slot[size : size + ranks] = np.arange(ranks)
-    is_free = bytearray(ranks)
-    expiring: list[list[int]] = [[] for _ in range(fronts + 1)]
-    for rank, end in enumerate(until[size : size + ranks].tolist()):
-        expiring[end].append(rank)
+    is_free = bytearray(size + ranks)
+    places, slots = np.frombuffer(is_free, dtype=np.uint8), ranks
     for step, (i, j) in enumerate(pairwise(edges)):
-        wanted = bytes([1]) * (j - i)
-        at = is_free.find(wanted)
+        at = is_free.find(bytes([1]) * (j - i), 0, slots)
         if at < 0:
-            at = len(is_free)
-            is_free += wanted
-        is_free[at : at + j - i] = bytes(j - i)
+            at, slots = slots, slots + j - i
+        places[at : at + j - i] = 0
         slot[i:j] = np.arange(at, at + j - i)
-        for place, end in enumerate(until[i:j].tolist(), at):
-            expiring[end].append(place)
-        # inputs are read before the outputs are written, but not all of them at once: they keep their places until now
-        for place in expiring[step]:
-            is_free[place] = 1
-    return slot, len(is_free)
+        # inputs are read while outputs are written: they keep their places until now
+        places[slot[expires[ended[step] : ended[step + 1]]]] = 1
+    return slot, slots
 
 
 def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:

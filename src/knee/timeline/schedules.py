@@ -47,20 +47,23 @@ def zero_bubble(rank: int, ranks: int, microbatches: int) -> list[Action]:
 
 def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[Action]:
     """Narayanan et al. 2021 (Megatron-LM): each rank holds several chunks, microbatches run in groups of ranks."""
-    total = microbatches * chunks
+    forwards, backwards = _interleaved_passes(ranks, microbatches, chunks)
+    warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, len(forwards))
+    steady = zip(forwards[warmup:], backwards, strict=False)
+    return [*forwards[:warmup], *(action for pair in steady for action in pair), *backwards[len(forwards) - warmup :]]
 
-    def chunk(k: int, forward: bool) -> int:
-        index = k % (ranks * chunks) // ranks
-        return index if forward else chunks - 1 - index
 
-    def micro(k: int) -> int:
-        return k // (ranks * chunks) * ranks + k % ranks
-
-    warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total)
-    actions: list[Action] = [("F", chunk(k, True), micro(k)) for k in range(warmup)]
-    for k in range(total - warmup):
-        actions += [("F", chunk(warmup + k, True), micro(warmup + k)), ("B", chunk(k, False), micro(k))]
-    return actions + [("B", chunk(k, False), micro(k)) for k in range(total - warmup, total)]
+@cache
+def _interleaved_passes(ranks: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
+    """All forwards and all backwards in the order of every rank: a group of microbatches through one chunk after the
+    other, backward from the last chunk."""
+    passes = [
+        (chunk, first + micro)
+        for first in range(0, microbatches, ranks)
+        for chunk in range(chunks)
+        for micro in range(min(ranks, microbatches - first))
+    ]
+    return [("F", c, m) for c, m in passes], [("B", chunks - 1 - c, m) for c, m in passes]
 
 
 @cache

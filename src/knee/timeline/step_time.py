@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints, equal_rows
+from knee.arrays import Bools, Floats, Ints, equal_rows, fingerprint
 from knee.specs.plan import SCHEDULES, Schedule
 from knee.timeline import pipeline
 from knee.timeline.actions import StepParts, is_zero_bubble
@@ -200,8 +200,13 @@ def _pipelines(parts: StepParts, a: Actions, span: Floats, fold: bool) -> None:
     # plans that are walked whole share a walk only with their equals; the others are told apart by what is counted
     micro, wait = table.microbatches, transfers(parts)
     walked = np.minimum(micro[piped], 3 * table.pp[piped]) if fold else micro[piped]
+    # rows with equal keys have the same durations
+    row_key = fingerprint(a.filling_gather_s, *(w.kind for w in a.walked.values()))
     for plans in _groups(piped, key * 2**24 + walked):
-        span[plans] = _spans(parts, a, plans, micro[plans], wait[plans], fold)
+        row_keys = [row_key[a.row_of[kind, plans]] for kind in np.flatnonzero(a.row_of[:, plans[0]] >= 0)]
+        first, kind = equal_rows(micro[plans], wait[plans], a.late_gather_s[plans], *row_keys)
+        few = plans[first]
+        span[plans] = _spans(parts, a, few, micro[few], wait[few], fold)[kind]
 
 
 def _groups(rows: Ints, key: Ints) -> list[Ints]:
@@ -223,9 +228,7 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
     table = parts.table
     p, v = int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]])
     schedule = SCHEDULES[table.schedule[plans[0]]]
-    first, kind = _equal_pipelines(a, plans, wait_s, micro)
-    plans, micro = plans[first], micro[first]
-    times = pipeline_times(parts, a, plans, wait_s[first])
+    times = pipeline_times(parts, a, plans, wait_s)
     spans = np.empty(len(plans))
     open_ = np.arange(len(plans))
     walk = pipeline.first_walk(schedule, p, int(micro.max())) if fold else int(micro.max())
@@ -239,14 +242,7 @@ def _spans(parts: StepParts, a: Actions, plans: Ints, micro: Ints, wait_s: Float
             spans[open_], good = _count_on(schedule, p, v, walk, micro[open_], times.rows(open_))
             open_ = open_[~good]
             walk = 2 * walk - walk % pipeline.period(schedule, p)
-    return spans[kind]
-
-
-def _equal_pipelines(a: Actions, plans: Ints, wait_s: Floats, micro: Ints) -> tuple[Ints, Ints]:
-    """Plans whose pipelines differ in anything that has a duration, and the kind of each."""
-    rows = [a.row_of[kind, plans] for kind in np.flatnonzero(a.row_of[:, plans[0]] >= 0)]
-    kinds = [w.kind[at] for at in rows for w in a.walked.values()]
-    return equal_rows(micro, wait_s, a.late_gather_s[plans], *(a.filling_gather_s[at] for at in rows), *kinds)
+    return spans
 
 
 def _count_on(
