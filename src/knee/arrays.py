@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,8 @@ def fingerprint(*columns: Floats | Ints | Bools) -> NDArray[np.uint64]:
     mixed = np.full(len(columns[0]), odd)
     shifted = np.empty_like(mixed)
     for column in columns:
-        mixed ^= column.astype(np.uint64) if column.dtype == np.bool_ else column.view(np.uint64)
+        whole = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
+        mixed ^= whole.view(np.uint64)
         mixed *= odd
         mixed ^= np.right_shift(mixed, half, out=shifted)
     return mixed
@@ -63,7 +64,7 @@ def _first_equal(key: NDArray[np.uint64], rows: Ints) -> Ints:
 def expanded(columns: T, index: Ints) -> T:
     """A dataclass of columns, or of such dataclasses, with the rows of an index."""
     if isinstance(columns, np.ndarray):
-        return columns[index]
+        return cast(T, columns[index])
     names = [field.name for field in fields(columns)]  # type: ignore[arg-type]
     return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names})
 

@@ -319,8 +319,8 @@ def comm_costs(
     first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
     if len(first) == len(table):
         return _comm_costs(cluster, profile, table, modes, t, g)
-    few = (expanded(x, first) for x in (modes, t, g))
-    return expanded(_comm_costs(cluster, profile, table.rows(first), *few), kind)
+    few, some = table.rows(first), expanded(g, first)
+    return expanded(_comm_costs(cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
 
 
 def _comm_costs(

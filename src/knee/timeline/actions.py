@@ -1,4 +1,4 @@
-"""What the passes of a step are made of: local communication per segment, and all priced parts, as columns over plans."""
+"""What the passes of a step are made of: local communication per segment and all priced parts, columns over plans."""
 
 from __future__ import annotations
 

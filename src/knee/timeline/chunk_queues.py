@@ -16,8 +16,8 @@ import numpy as np
 from knee.arrays import Floats, Ints, equal_rows
 from knee.timeline.actions import StepParts, is_zero_bubble
 from knee.timeline.chunks import ChunkRows
+from knee.timeline.closed_forms import run
 from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
-from knee.timeline.walk import run_passes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ def spread(
 def _most_hidden_s(p: Pass, work_s: Floats, gamma: float) -> Floats:
     """What these passes take from a queue that holds all the work."""
     never = np.zeros(len(p.layers), dtype=np.bool_)
-    return work_s - run_passes(replace(p, carried_reduce_s=work_s, waits_at_end=never), gamma).left_reduce_s
+    return work_s - run(replace(p, carried_reduce_s=work_s, waits_at_end=never), gamma).left_reduce_s
 
 
 def carrying(w: WalkedPass, reduce_s: Floats, replicate_s: Floats, gamma: float) -> WalkedPass:
@@ -71,10 +71,8 @@ def carrying(w: WalkedPass, reduce_s: Floats, replicate_s: Floats, gamma: float)
         return w
     first, kind = equal_rows(w.kind[at], reduce_s[at], replicate_s[at])
     few = at[first]
-    loaded = replace(
-        w.passes.rows(w.kind[few]), carried_reduce_s=reduce_s[few], carried_replicate_s=replicate_s[few]
-    )
-    walked = run_passes(loaded, gamma)
+    loaded = replace(w.passes.rows(w.kind[few]), carried_reduce_s=reduce_s[few], carried_replicate_s=replicate_s[few])
+    walked = run(loaded, gamma)
     sums = Sums(**{name: np.concatenate([getattr(w.sums, name), getattr(walked, name)]) for name in SUM_NAMES})
     kinds = w.kind.copy()
     kinds[at] = len(w.passes.layers) + kind
@@ -88,13 +86,13 @@ def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
 
 def times_of(parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass]) -> dict[str, Floats]:
     """How often each action of a row's chunks is run in a step."""
-    once, more = np.ones(len(rows)), (parts.table.microbatches - 1.0)[rows.plan]
+    once, more = np.ones(len(rows)), (parts.table.microbatches - 1)[rows.plan].astype(np.float64)
     times = {"F_first": once, "F": more, "B": more, "B_last": once}
     if "W" in walked:
         split = is_zero_bubble(parts.table)[rows.plan]
         times |= {"W": more * split, "W_last": once * split}
     if "B_late" in walked:
         # passes of the first and last group, in place of as many others
-        grouped = group_passes(parts)[rows.plan] * rows.below_top / rows.count
+        grouped: Floats = group_passes(parts)[rows.plan] * rows.below_top / rows.count
         times |= {"F": more - grouped, "F_fill": grouped, "B": more - grouped, "B_late": grouped}
     return times

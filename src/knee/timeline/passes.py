@@ -119,6 +119,11 @@ class Sums:
         """Nothing yet."""
         return cls(**{name: np.zeros(n) for name in SUM_NAMES})
 
+    def put(self, rows: Ints, some: Sums) -> None:
+        """Take over the sums of some of the passes."""
+        for name in SUM_NAMES:
+            getattr(self, name)[rows] = getattr(some, name)
+
 
 SUM_NAMES = tuple(f.name for f in fields(Sums))
 

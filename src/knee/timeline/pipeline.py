@@ -303,8 +303,9 @@ def run(
     sent, done = np.empty((len(g.watched), width)), np.empty_like(ready)
     for start in range(0, width, WIDTH):
         some = slice(start, start + WIDTH)
-        tables = (np.ascontiguousarray(x[:, some]) for x in (durations, drains, ready))
-        sent[:, some], done[:, some] = _run_columns(g, rows, *tables, None if ends is None else ends[:, some])
+        lasts, leaves, starts = (np.ascontiguousarray(x[:, some]) for x in (durations, drains, ready))
+        own = None if ends is None else ends[:, some]
+        sent[:, some], done[:, some] = _run_columns(g, rows, lasts, leaves, starts, own)
     return sent, done
 
 
@@ -335,9 +336,9 @@ def _run_columns(
 
 def _fronts_after_drains(g: Graph, rows: Ints, drains: Floats) -> list[bool]:
     """Wavefronts with an action that needs an output which left before its action had drained."""
-    drained = drains.any(axis=1)[rows][g.sender]
-    starts = [front.start for front in g.wavefronts]
-    return np.logical_or.reduceat(drained, starts).tolist()
+    drains_at_all = np.asarray(drains.any(axis=1), dtype=np.bool_)
+    found = np.logical_or.reduceat(drains_at_all[rows][g.sender], [front.start for front in g.wavefronts])
+    return [bool(one) for one in found]
 
 
 def _run_one(

@@ -7,6 +7,7 @@ once: rows whose passes are equal in all columns have one kind.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import numpy as np
 
@@ -79,10 +80,10 @@ class PlanPass:
 
     def where(self, there: Bools, other: PlanPass) -> PlanPass:
         """This one there, the other elsewhere."""
-        return _where(there, self, other)
+        return cast(PlanPass, _where(there, self, other))
 
 
-def _where(there: Bools, a, b):  # type: ignore[no-untyped-def]
+def _where(there: Bools, a: Any, b: Any) -> Any:
     """Columns of one or the other, at any depth; a group that one lacks is zero there."""
     if isinstance(a, bool):
         return a
@@ -205,9 +206,11 @@ def forward_pass(parts: StepParts, *, gathers: Bools) -> PlanPass:
 
 
 def gathers_while_filling(parts: StepParts) -> Bools:
-    """Plans whose parameters are gathered before they are needed, while the pipeline fills, on all chunks but the first.
+    """Plans that gather the parameters of all chunks but the first while the pipeline fills, before they are needed.
+
     ZeRO-1 does so where the stack overlaps its gathers, FSDP where parameters stay gathered for the step (torch's
-    pipeline runtime unshards stages ahead of their first microbatch)."""
+    pipeline runtime unshards stages ahead of their first microbatch).
+    """
     modes = parts.modes
     once = modes.gathers & ~modes.reshards & (parts.table.pp > 1)
     return np.asarray(once | (modes.zero1 & parts.profile.gather_overlap), dtype=np.bool_)

@@ -20,7 +20,8 @@ from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
 from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
-from knee.timeline.step_time import Actions, pipeline_times, transfers
+from knee.timeline.pipeline_spans import pipeline_times, transfers
+from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 

@@ -14,289 +14,11 @@ For compute c beside a backlog q the overlap lasts o = min(c (1 + kappa), q gamm
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-from knee.arrays import Bools, Floats, Ints
-from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Segment, Sums
-
-Some = Floats | float
-"""A column, or 0.0 where the whole batch has none."""
-
-
-STATE = ("lead_s", "reduces_s", "replicas_s")
-LOADS = ("overlapped_s", "exposed_s", "idle_s", "hidden_load_s", "gather_load_s", "reduce_load_s", "replicate_load_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Channels:
-    """What the passes of a batch have at all: what none has is not computed."""
-
-    gathers: bool
-    reduces: bool
-    replicates: bool
-    hides: bool
-    """Local communication beside compute."""
-    blocks: bool
-    shares: bool
-    limits: bool
-    late: tuple[str, ...]
-    """Segments whose host may take longer than they do."""
-
-    @classmethod
-    def of(cls, p: Pass) -> Channels:
-        """Look at every column once."""
-        segments = {"lead": p.lead, "layer": p.layer, "tail": p.tail}
-        return cls(
-            gathers=_any(p.root_gather_s, p.gather_s),
-            reduces=_any(p.reduce_s, p.root_reduce_s, p.carried_reduce_s),
-            replicates=_any(p.replicate_s, p.root_replicate_s, p.carried_replicate_s),
-            hides=_any(*(s.hidden_s for s in segments.values())),
-            blocks=_any(*(s.blocking_s for s in segments.values())),
-            shares=_any(p.shares_wire),
-            limits=bool(np.isfinite(p.reduce_limit_s).any()),
-            late=tuple(name for name, s in segments.items() if _any(_is_late(s))),
-        )
-
-    @property
-    def moving(self) -> tuple[str, ...]:
-        """Names of the state and the sums that a layer can change."""
-        changed = {
-            "lead_s": self.gathers,
-            "gather_load_s": self.gathers,
-            "replicas_s": self.replicates,
-            "replicate_load_s": self.replicates,
-            "hidden_load_s": self.hides,
-            "idle_s": "layer" in self.late,
-        }
-        return tuple(name for name in (*STATE, *LOADS) if changed.get(name, True))
-
-
-def _is_late(segment: Segment) -> Bools:
-    """Whether the host may take longer to launch the segment than the segment takes."""
-    return np.asarray(segment.host_s > segment.compute_s + segment.blocking_s, dtype=np.bool_)
-
-
-def _any(*columns: NDArray[Any]) -> bool:
-    return any(bool(column.any()) for column in columns)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Walk:
-    """The state of all passes between two segments, and what is added up on the way.
-
-    Compute, blocking communication and so the duration follow from these at the end (``_sums``).
-    """
-
-    q: Pass
-    slowed: Floats
-    """1 + kappa: compute beside communication takes so many times as long."""
-    gamma: float
-    has: Channels
-    lead_s: Floats
-    """Gather work done beyond what the next layer needs."""
-    reduces_s: Floats
-    """Reduce work outstanding."""
-    replicas_s: Floats
-    """Replica all-reduce work outstanding."""
-    overlapped_s: Floats
-    exposed_s: Floats
-    """Without the local communication that blocks."""
-    idle_s: Floats
-    hidden_load_s: Floats
-    """Local communication that ran beside compute."""
-    gather_load_s: Floats
-    reduce_load_s: Floats
-    replicate_load_s: Floats
-    record: Recorder | None = None
-    place: tuple[str, int] = ("lead", 0)
-
-    @classmethod
-    def start(cls, q: Pass, gamma: float, record: Recorder | None) -> _Walk:
-        """Before the first segment. With a recorder, every channel is told of."""
-        return cls(
-            q=q,
-            slowed=1.0 + q.kappa,
-            gamma=gamma,
-            has=Channels.of(q),
-            lead_s=-q.root_gather_s,
-            reduces_s=q.carried_reduce_s.copy(),
-            replicas_s=q.carried_replicate_s.copy(),
-            record=record,
-            **{name: np.zeros(len(q.layers)) for name in LOADS},
-        )
-
-    def head(self, n: int) -> _Walk:
-        """The first n columns, as views: what is added there is added here."""
-        return self if n == len(self.lead_s) else self.some(slice(0, n))
-
-    def some(self, rows: Ints | slice) -> _Walk:
-        """Some of the passes."""
-        columns = {name: getattr(self, name)[rows] for name in ("slowed", *STATE, *LOADS)}
-        return _Walk(q=self.q.rows(rows), gamma=self.gamma, has=self.has, record=self.record, **columns)
-
-    def put(self, rows: Ints, some: _Walk) -> None:
-        """Take over what some of the passes have become."""
-        for name in (*STATE, *LOADS):
-            getattr(self, name)[rows] = getattr(some, name)
-
-    def snapshot(self) -> dict[str, Floats]:
-        """The state and the sums, copied."""
-        return {name: getattr(self, name).copy() for name in self.has.moving}
-
-    def window_left(self, window_s: Some) -> Some:
-        """Gathers that may still be done ahead."""
-        return np.maximum(window_s - self.lead_s, 0.0) if self.has.gathers else 0.0
-
-    def progress(self, span_s: Floats, window_s: Some) -> tuple[Some, Some, Some]:
-        """Let the queue and the replicas run for a span without compute; returns how long each part was busy."""
-        reduce: Some = 0.0
-        gather: Some = 0.0
-        replicas: Some = 0.0
-        if self.has.reduces:
-            reduce = np.minimum(span_s, self.reduces_s)
-            self.reduces_s -= reduce
-            self.reduce_load_s += reduce
-        if self.has.gathers:
-            gather = np.minimum(span_s - reduce, self.window_left(window_s))
-            self.lead_s += gather
-            self.gather_load_s += gather
-        if self.has.replicates:
-            replicas = np.minimum(span_s, self.replicas_s)
-            self.replicas_s -= replicas
-            self.replicate_load_s += replicas
-        return reduce, gather, replicas
-
-    def wait(self, span_s: Floats, window_s: Some) -> None:
-        """Compute waits while communication runs: exposed."""
-        parts = self.progress(span_s, window_s)
-        self.exposed_s += span_s
-        self._note(span_s, parts)
-
-    def run(self, seg: Segment, window_s: Some) -> None:
-        """One segment: compute beside the queue, then its blocking communication, then a late host."""
-        overlap, hidden = self._compute(seg, window_s)
-        blocked = seg.blocking_s + (seg.hidden_s - hidden / self.gamma) if self.has.hides else seg.blocking_s
-        if self.has.blocks or self.has.hides:
-            beside = np.where(self.q.shares_wire, 0.0, blocked) if self.has.shares else blocked
-            parts = self.progress(beside, window_s)
-            self._note(blocked, parts, local=blocked)
-        if self.place[0] in self.has.late:
-            elapsed = overlap + seg.compute_s - overlap / self.slowed
-            self._late_host(seg.host_s - elapsed - blocked, window_s)
-
-    def _compute(self, seg: Segment, window_s: Some) -> tuple[Floats, Some]:
-        """Compute beside what is queued; returns how long they overlapped, and local communication's part of it."""
-        g = self.gamma
-        queue = self.reduces_s + self.window_left(window_s)
-        backlog, hidden = queue, 0.0
-        if self.has.hides:
-            wire = np.where(self.q.shares_wire, seg.hidden_s, 0.0)
-            backlog = np.maximum(seg.hidden_s, wire + queue)
-        if self.has.replicates:
-            backlog = np.maximum(backlog, self.replicas_s)
-        overlap = np.minimum(seg.compute_s * self.slowed, backlog * g)
-        self.overlapped_s += overlap
-        queue_time = overlap
-        if self.has.hides:
-            hidden = np.minimum(overlap, seg.hidden_s * g)
-            self.hidden_load_s += hidden
-            queue_time = overlap - np.where(self.q.shares_wire, hidden, 0.0)
-        if self.has.hides or self.has.replicates:
-            queue_time = np.minimum(queue_time, queue * g)
-        reduce_time, gather_time, replica_time = queue_time, 0.0, 0.0
-        if self.has.gathers:
-            reduce_time = np.minimum(queue_time, self.reduces_s * g)
-            gather_time = queue_time - reduce_time
-            self.lead_s += gather_time / g
-            self.gather_load_s += gather_time
-        self.reduces_s -= reduce_time / g
-        self.reduce_load_s += reduce_time
-        if self.has.replicates:
-            replica_time = np.minimum(overlap, self.replicas_s * g)
-            self.replicas_s -= replica_time / g
-            self.replicate_load_s += replica_time
-        if self.record is not None:
-            elapsed = overlap + seg.compute_s - overlap / self.slowed
-            after = hidden * self.q.shares_wire
-            self._note(elapsed, (reduce_time, gather_time, replica_time), seg.compute_s, overlap, hidden, after)
-        return overlap, hidden
-
-    def _late_host(self, missing_s: Floats, window_s: Some) -> None:
-        gap = np.maximum(missing_s, 0.0)
-        reduce, gather, replicas = self.progress(gap, window_s)
-        busy = np.maximum(reduce + gather, replicas)
-        self.exposed_s += busy
-        self.idle_s += gap - busy
-        self._note(gap, (reduce, gather, replicas))
-
-    def _note(
-        self,
-        duration: Floats,
-        parts: tuple[Some, Some, Some],
-        compute: Some = 0.0,
-        overlap: Some = 0.0,
-        local: Some = 0.0,
-        after: Some = 0.0,
-    ) -> None:
-        """Hand column 0 of a phase to the recorder."""
-        if self.record is None or not duration[0] > 0:
-            return
-        reduce, gather, replicas = map(_first, parts)
-        self.record(
-            Phase(
-                segment=self.place[0],
-                layer=self.place[1],
-                duration_s=_first(duration),
-                compute_s=_first(compute),
-                overlap_s=_first(overlap),
-                local_s=_first(local),
-                reduce_s=reduce,
-                gather_s=gather,
-                replicate_s=replicas,
-                queue_after_s=_first(after),
-                speed=1.0 if isinstance(compute, float) else 1.0 / self.gamma,
-            )
-        )
-
-
-def _first(column: Some) -> float:
-    return float(np.ravel(column)[0])
-
-
-def run(p: Pass, gamma: float) -> Sums:
-    """All passes, each in the quickest way that is exact: only those that gather, or have replicas or a late host, need
-    a walk."""
-    queued = _queued(p)
-    few = queued & (p.layers > 0) & ~(p.gather_s + p.root_gather_s + p.layer.hidden_s > 0)
-    few &= ~(p.replicate_s + p.root_replicate_s + p.carried_replicate_s > 0)
-    few &= ~_is_late(p.layer)
-    groups = (
-        (run_repeated, np.flatnonzero(~queued)),
-        (run_reductions, np.flatnonzero(few)),
-        (run_passes, np.flatnonzero(queued & ~few)),
-    )
-    sums = {name: np.empty(len(p.layers)) for name in SUM_NAMES}
-    for walk, rows in groups:
-        if len(rows) == len(p.layers):
-            return walk(p, gamma)
-        if len(rows):
-            found = walk(p.rows(rows), gamma)
-            for name, column in sums.items():
-                column[rows] = getattr(found, name)
-    return Sums(**sums)
-
-
-def _queued(p: Pass) -> Bools:
-    """Passes that gather or reduce anything."""
-    gathers = p.root_gather_s + p.gather_s
-    reduces = p.reduce_s + p.root_reduce_s + p.carried_reduce_s
-    replicates = p.replicate_s + p.root_replicate_s + p.carried_replicate_s
-    return np.asarray(gathers + reduces + replicates > 0, dtype=np.bool_)
-
+from knee.arrays import Floats, Ints
+from knee.timeline.passes import SUM_NAMES, Pass, Phase, Recorder, Sums
+from knee.timeline.walk_state import Some, Walk, sums_of
 
 EXPLICIT_LAYERS = 3
 """Layers walked before asking whether the rest repeats: the third must equal the second."""
@@ -306,12 +28,12 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
     """Walk all passes, layer by layer.
 
     Layers are alike, so a pass soon repeats itself; those that do are folded: the layers between the first few and the
-    last few (whose gathers run out) are counted, not walked. Passes are kept deepest first, so that the ones still
-    under way are a prefix and nothing is masked.
+    last few (whose gathers run out) are counted, not walked. Where some have so few layers that they end before that,
+    passes are kept deepest first, so that the ones still under way are a prefix and nothing is masked.
     """
     shallow = len(p.layers) > 0 and int(p.layers.min()) <= EXPLICIT_LAYERS
     order = np.argsort(-p.layers, kind="stable") if shallow else None
-    walk = _Walk.start(p if order is None else p.rows(order), gamma, record)
+    walk = Walk.start(p if order is None else p.rows(order), gamma, record)
     q, layers = walk.q, walk.q.layers
     # nothing can start before the root group is gathered, and it is gathered alone
     walk.wait(q.root_gather_s, 0.0)
@@ -321,22 +43,22 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
     for i in range(min(deepest, EXPLICIT_LAYERS)):
         history.append(walk.snapshot())
         n = len(layers) if order is None else _prefix_length(layers, i)
-        _layer(walk.head(n), layers[:n] - 1 - i, i)
+        run_layer(walk.head(n), layers[:n] - 1 - i, i)
     if deepest > EXPLICIT_LAYERS:
         left = _fold(walk, history[-2:]) if fold else layers - EXPLICIT_LAYERS
         _rest(walk, left, deepest)
     walk.place = ("tail", 0)
     walk.reduces_s += q.reduce_s
     walk.run(q.tail, 0.0)
-    sums = _sums(walk)
-    _finish(walk, sums)
+    sums = sums_of(walk)
+    drain(walk, sums)
     if order is None:
         return sums
     back = np.argsort(order, kind="stable")
     return Sums(**{name: getattr(sums, name)[back] for name in SUM_NAMES})
 
 
-def _rest(walk: _Walk, left: Ints, deepest: int) -> None:
+def _rest(walk: Walk, left: Ints, deepest: int) -> None:
     """The last layers of each pass: first of those that have most left, until all have as many."""
     deep = walk.head(int(np.count_nonzero(left > 0)))
     left = left[: len(deep.lead_s)]
@@ -348,10 +70,10 @@ def _rest(walk: _Walk, left: Ints, deepest: int) -> None:
         for remaining in range(int(left[long[0]]) - 1, least - 1, -1):
             n = _prefix_length(left[long], remaining)
             head = head if n == len(head.lead_s) else some.head(n)
-            _layer(head, np.full(n, remaining), deepest - 1 - remaining)
+            run_layer(head, np.full(n, remaining), deepest - 1 - remaining)
         deep.put(long, some)
     for remaining in range(least - 1, -1, -1):
-        _layer(deep, np.full(len(left), remaining), deepest - 1 - remaining)
+        run_layer(deep, np.full(len(left), remaining), deepest - 1 - remaining)
 
 
 def _prefix_length(descending: Ints, above: int) -> int:
@@ -359,7 +81,7 @@ def _prefix_length(descending: Ints, above: int) -> int:
     return int(np.searchsorted(-descending, -above, side="left"))
 
 
-def _fold(walk: _Walk, history: list[dict[str, Floats]]) -> Ints:
+def _fold(walk: Walk, history: list[dict[str, Floats]]) -> Ints:
     """Count the layers that repeat; returns how many are left to walk for each pass.
 
     A pass repeats when its last two layers added the same to every sum and to its queues, and will go on to: either
@@ -386,97 +108,10 @@ def _fold(walk: _Walk, history: list[dict[str, Floats]]) -> Ints:
     return left - skip
 
 
-def _sums(walk: _Walk) -> Sums:
-    """What the passes add up to before they drain."""
-    q, g = walk.q, walk.gamma
-
-    def total(name: str) -> Floats:
-        return getattr(q.lead, name) + q.layers * getattr(q.layer, name) + getattr(q.tail, name)
-
-    # communication beside compute takes longer, and compute beside communication too
-    local = total("blocking_s") + total("hidden_s")
-    compute = total("compute_s") + (1.0 - 1.0 / walk.slowed) * walk.overlapped_s
-    exposed = walk.exposed_s + local - walk.hidden_load_s / g
-    none = np.zeros(len(q.layers))
-    return Sums(
-        duration_s=compute + exposed + walk.idle_s,
-        compute_s=compute,
-        exposed_s=exposed,
-        overlapped_s=walk.overlapped_s,
-        idle_s=walk.idle_s,
-        gather_load_s=walk.gather_load_s,
-        reduce_load_s=walk.reduce_load_s,
-        replicate_load_s=walk.replicate_load_s,
-        local_load_s=local + (1.0 - 1.0 / g) * walk.hidden_load_s,
-        drain_s=none,
-        left_reduce_s=none,
-        left_replicate_s=none,
-    )
-
-
-def run_repeated(p: Pass, gamma: float) -> Sums:
-    """Passes without a queue: every layer is like the first, so one stands for all."""
-    walks = [_Walk.start(p, gamma, None) for _ in range(3)]
-    for walk, name in zip(walks, ("lead", "layer", "tail"), strict=True):
-        walk.place = (name, 0)
-        walk.run(getattr(p, name), 0.0)
-    lead, layer, tail = walks
-    for name in LOADS:
-        setattr(lead, name, getattr(lead, name) + p.layers * getattr(layer, name) + getattr(tail, name))
-    return _sums(lead)
-
-
-def run_reductions(p: Pass, gamma: float) -> Sums:
-    """Passes whose queue has reductions alone: all layers but the first in closed form."""
-    walk = _Walk.start(p, gamma, None)
-    walk.run(p.lead, 0.0)
-    _layer(walk, p.layers, 0)
-    _reduce_beside(walk, p.layers - 1)
-    walk.place = ("tail", 0)
-    walk.reduces_s += p.reduce_s
-    walk.run(p.tail, 0.0)
-    sums = _sums(walk)
-    _finish(walk, sums)
-    return sums
-
-
-def _reduce_beside(walk: _Walk, layers: Ints) -> None:
-    """Layers that each find a reduction more in the queue, x before the first of them.
-
-    Formula: x_n = min(max(x + n (r - d), 0), limit), reduced beside compute: sum of min(a, x_j + r), j = 0 .. n - 1
-    Where:   r a layer's reduction, a what its compute covers, d = a + what its blocking communication leaves the wire
-             to. A queue that grows covers all compute (a), and compute waits for what exceeds the limit. One that falls
-             does so by d - r a layer until it is empty, so that the sum has full terms (a), then terms of an
-             arithmetic series, then equal ones (r)
-    """
-    q, x, r = walk.q, walk.reduces_s, walk.q.reduce_s
-    a = q.layer.compute_s * walk.slowed / walk.gamma
-    d = a + np.where(q.shares_wire, 0.0, q.layer.blocking_s)
-    unlimited = np.maximum(x + layers * (r - d), 0.0)
-    left = np.minimum(unlimited, q.reduce_limit_s)
-    covered = layers * np.minimum(a, r)
-    falls = np.flatnonzero((x > 0) & (r < a))
-    if len(falls):
-        covered[falls] = _falling_sum(x[falls], r[falls], a[falls], d[falls], layers[falls])
-    walk.overlapped_s += covered * walk.gamma
-    # beside compute a reduction takes gamma times as long
-    walk.reduce_load_s += x + layers * r - left + (walk.gamma - 1.0) * covered
-    walk.exposed_s += unlimited - left
-    walk.reduces_s = left
-
-
-def _falling_sum(x: Floats, r: Floats, a: Floats, d: Floats, layers: Ints) -> Floats:
-    """The sum of ``_reduce_beside`` where the queue falls and compute could cover more than one reduction."""
-    fall = d - r
-    full = np.clip(np.floor((x + r - a) / fall) + 1.0, 0.0, layers)
-    until_empty = np.clip(np.ceil(x / fall), full, layers)
-    series = (until_empty - full) * (x + r) - fall * (until_empty * (until_empty - 1.0) - full * (full - 1.0)) / 2.0
-    return full * a + series + (layers - until_empty) * r
-
-
-def _layer(walk: _Walk, remaining: Ints, i: int) -> None:
+def run_layer(walk: Walk, remaining: Ints, i: int) -> None:
     """One layer of the leading passes: wait for its gather, compute, wait for reductions beyond the limit."""
-    q, window = walk.q, 0.0
+    q = walk.q
+    window: Some = 0.0
     walk.place = ("layer", i)
     if walk.has.gathers:
         missing = q.gather_s - walk.lead_s
@@ -495,7 +130,7 @@ def _layer(walk: _Walk, remaining: Ints, i: int) -> None:
         walk.replicas_s += q.replicate_s
 
 
-def _finish(walk: _Walk, s: Sums) -> None:
+def drain(walk: Walk, s: Sums) -> None:
     """Drain what is queued: the last reduce-scatter, the root's, and the replicas' all-reduces behind them."""
     q, last = walk.q, walk.reduces_s
     queue_end = last + q.root_reduce_s

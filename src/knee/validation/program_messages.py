@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-import numpy as np
-
 from knee.cost.step_parts import shapes_of
 from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
