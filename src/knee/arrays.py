@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,61 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+T = TypeVar("T")
+
+
+_MIXERS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(32))
+FEW = 16
+"""Rows that are not worth comparing."""
+
+
+def fingerprint(*columns: Floats | Ints | Bools) -> NDArray[np.uint64]:
+    """64 bits of each row that differ where the row does: among 2^15 rows two share them by chance once in 10^10."""
+    odd, half = _MIXERS
+    mixed = np.full(len(columns[0]), odd)
+    shifted = np.empty_like(mixed)
+    for column in columns:
+        whole = column.astype(np.float64 if column.dtype.kind == "f" else np.int64, copy=False)
+        mixed ^= whole.view(np.uint64)
+        mixed *= odd
+        mixed ^= np.right_shift(mixed, half, out=shifted)
+    return mixed
+
+
+def equal_rows(*columns: Floats | Ints | Bools) -> tuple[Ints, Ints]:
+    """Rows that differ in any column: (first row of each kind, kind of each row)."""
+    if len(columns[0]) <= FEW:
+        every = np.arange(len(columns[0]))
+        return every, every
+    key = fingerprint(*columns)
+    same = _first_equal(key, np.arange(len(key)))
+    is_first = np.zeros(len(key), dtype=np.bool_)
+    is_first[same] = True
+    number = np.cumsum(is_first) - 1
+    return np.flatnonzero(is_first), number[same]
+
+
+def _first_equal(key: NDArray[np.uint64], rows: Ints) -> Ints:
+    """For each key one of the ``rows`` with an equal one, the same for all of them: a table of places, which takes a
+    fifth of the time of sorting. Keys that meet in a place are told apart in another table."""
+    bits = max(int(4 * len(key)).bit_length(), 8)
+    place = (key >> np.uint64(64 - bits)).view(np.int64)
+    at = np.empty(2**bits, dtype=np.int64)
+    at[place] = np.arange(len(key))
+    found = at[place]
+    others = np.flatnonzero(key[found] != key)
+    same = rows[found]
+    if len(others):
+        same[others] = _first_equal(key[others] * _MIXERS[0], rows[others])
+    return same
+
+
+def expanded(columns: T, index: Ints) -> T:
+    """A dataclass of columns, or of such dataclasses, with the rows of an index."""
+    if isinstance(columns, np.ndarray):
+        return cast(T, columns[index])
+    names = [field.name for field in fields(columns)]  # type: ignore[arg-type]
+    return type(columns)(**{name: expanded(getattr(columns, name), index) for name in names})
 
 
 class ByValue:

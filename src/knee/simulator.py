@@ -35,14 +35,15 @@ from knee.specs.plan import PRECISIONS
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
 from knee.timeline.actions import StepParts, local_comms
-from knee.timeline.step_time import Actions, StepColumns, run_actions, run_step
+from knee.timeline.step_actions import Actions, run_actions
+from knee.timeline.step_time import StepColumns, run_step
 from knee.workload import operations as op
 from knee.workload.flop import model_flop_per_token
 from knee.workload.memory import MemoryColumns, memory_of
 from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
-CHUNK = 32768
+CHUNK = 65536
 """Plans evaluated together: large enough to amortise Python, small enough for the cache."""
 
 

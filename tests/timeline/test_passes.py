@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from knee.simulator import evaluate
+from knee.timeline.closed_forms import run, run_repeated
 from knee.timeline.passes import Pass, Segment, Sums
-from knee.timeline.walk import run, run_passes, run_repeated
+from knee.timeline.walk import run_passes
 from tables import job, table
 
 

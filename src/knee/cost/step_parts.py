@@ -10,9 +10,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, equal_rows, expanded
 from knee.cost.clock import StepWork, clock_frac
 from knee.cost.collective_cost import Links, all_reduce_s, gather_s, send_s
 from knee.cost.kernel_cost import GEMM_TYPES, Cost, cost_of
@@ -54,16 +53,6 @@ def casts_weights(table: PlanTable) -> Bools:
     whole = np.where(table.sharding == SHARDINGS.index("ddp"), 1, table.dp_shard * table.cp) == 1
     copied = (table.sharding == SHARDINGS.index("zero1")) | (table.sharding == SHARDINGS.index("zero2"))
     return np.asarray(whole & ~copied & (table.state_bytes > PARAMETER_BYTES), dtype=np.bool_)
-
-
-def distinct(*columns: NDArray[np.int64] | NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Rows that differ in any column: (first row of each kind, kind of each row)."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        _, code = np.unique(column, return_inverse=True)
-        key = key * (int(code.max(initial=0)) + 1) + code
-    _, first, kind = np.unique(key, return_index=True, return_inverse=True)
-    return first, kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +131,7 @@ def step_clock(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 
 def _fastest_costs(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> ComputeCosts:
     """Each segment at the highest clock."""
-    first, kind = distinct(
+    first, kind = equal_rows(
         table.micro_tokens,
         table.micro_batch,
         table.seq_len,
@@ -255,14 +244,22 @@ class GroupPlacements:
 
 
 def groups_of(cluster: Cluster, table: PlanTable, modes: Modes) -> GroupPlacements:
-    """Place every group on the nodes."""
+    """Place every group on the nodes, once for each way to cut the GPUs."""
+    axes = [getattr(table, axis) for axis in table.placement]
+    first, kind = equal_rows(table.gpus, modes.ddp, table.sync_every, *axes)
+    if len(first) == len(table):
+        return _groups_of(cluster, table, modes.ddp)
+    return expanded(_groups_of(cluster, table.rows(first), modes.ddp[first]), kind)
+
+
+def _groups_of(cluster: Cluster, table: PlanTable, ddp: Bools) -> GroupPlacements:
     per_node = gpus_used(table.gpus, cluster.node.gpus)
     replicate = place(table, per_node, "dp_replicate")
     copies = place(table, per_node, "dp_replicate", "dp_shard", "cp")
-    together, world = _either(modes.ddp, copies, replicate), place(table, per_node, *table.placement)
+    together, world = _either(ddp, copies, replicate), place(table, per_node, *table.placement)
     apart = table.sync_every > 1
     if apart.any():
-        alone = _either(modes.ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
+        alone = _either(ddp, place(table, per_node, "dp_shard", "cp"), place(table, per_node))
         together = _either(apart, alone, together)
         one = [axis for axis in table.placement if axis != "dp_replicate"]
         world = _either(apart, place(table, per_node, *one), world)
@@ -316,7 +313,19 @@ class CommCosts:
 def comm_costs(
     cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
 ) -> CommCosts:
-    """Price every message of every plan."""
+    """Price every message of every plan, once for each kind of plan that sends the same over the same groups."""
+    axes = [getattr(table, axis) for axis in table.placement]
+    kinds = (table.sharding, table.sync_every, table.reduce_dtype, table.cp_method, table.sequence_parallel)
+    first, kind = equal_rows(table.gpus, table.micro_tokens, *kinds, *axes)
+    if len(first) == len(table):
+        return _comm_costs(cluster, profile, table, modes, t, g)
+    few, some = table.rows(first), expanded(g, first)
+    return expanded(_comm_costs(cluster, profile, few, expanded(modes, first), expanded(t, first), some), kind)
+
+
+def _comm_costs(
+    cluster: Cluster, profile: Profile, table: PlanTable, modes: Modes, t: Traffic, g: GroupPlacements
+) -> CommCosts:
     links = Links.in_training(cluster, profile)
     per_node = gpus_used(table.gpus, cluster.node.gpus)
     root = t.embedding.moved + t.head.moved

@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, Floats, Ints, equal_rows
 from knee.cost.kernel_cost import Cost
 from knee.cost.outer_sync import outer_sync_cost
 from knee.cost.skew import expected_maximum
-from knee.cost.step_parts import distinct
 from knee.energy.step_power import power_w
 from knee.simulator import late_gather_s, optimizer_cost, priced, step_work
 from knee.specs.hardware import Cluster
@@ -25,8 +24,9 @@ from knee.specs.model import Model
 from knee.specs.plan import SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.timeline.actions import LocalComm, StepParts, is_zero_bubble, recomputed
-from knee.timeline.step_time import transfers
+from knee.timeline.actions import LocalComm, StepParts, is_zero_bubble
+from knee.timeline.pipeline_spans import transfers
+from knee.timeline.plan_passes import recomputed
 from knee.workload.layers_per_stage import chunk_layers, stage_layers
 from knee.workload.parameters import head_layers
 
@@ -62,9 +62,7 @@ def least_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTabl
 def least_unsharded_step(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     """Whatever the sharding of the plans: compute, bubble, and tensor- and context-parallel messages alone."""
     names = ("gpus", "global_batch", "seq_len", "dp", "tp", "pp", "cp", "micro_batch", "sequence_parallel", "recompute")
-    shares = (table.recompute_frac * 1e6).astype(np.int64)
-    columns = (getattr(table, name) for name in (*names, "cp_method", "precision"))
-    first, kind = distinct(*columns, shares)
+    first, kind = equal_rows(*(getattr(table, name) for name in (*names, "recompute_frac", "cp_method", "precision")))
     # a schedule puts the same stretches together; the longest bubble leaves most power, and so the highest clock
     few = table.rows(first)
     few = replace(few, schedule=np.full(len(few), SCHEDULES.index("1f1b")), virtual_stages=np.ones_like(few.pp))

@@ -1,8 +1,4 @@
-"""The passes of a step: what each chunk does in its first, middle and last microbatch, as columns over plans.
-
-A plan has few kinds of chunks (see ``timeline.chunks``), and each kind few actions; those are the columns that
-``timeline.walk`` walks, not stages or microbatches.
-"""
+"""What the passes of a step are made of: local communication per segment and all priced parts, columns over plans."""
 
 from __future__ import annotations
 
@@ -11,14 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from knee.arrays import Bools, Floats
-from knee.cost.kernel_cost import Cost, attention_launches, stream_s
+from knee.cost.kernel_cost import stream_s
 from knee.cost.step_parts import CommCosts, ComputeCosts, GroupPlacements
 from knee.specs.hardware import Gpu
 from knee.specs.plan import CP_METHODS, SCHEDULES
 from knee.specs.plan_table import PlanTable
 from knee.specs.profile import Profile
-from knee.timeline.chunks import ChunkRows
-from knee.timeline.passes import Pass, Segment
 from knee.workload import tp_messages
 from knee.workload.operations import MemoryBound
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic
@@ -186,174 +180,6 @@ class StepParts:
         out, back = 2.0 * PARAMETER_BYTES, PARAMETER_BYTES + self.traffic.reduce_bytes
         each = np.where(self.modes.reshards, (2.0 * out + back) * self.table.microbatches, out + back)
         return np.where(self._copies, each * self.traffic.layer.moved, 0.0)
-
-
-def _end_segment(parts: StepParts, cost: Cost, local: LocalComm, rows: ChunkRows, there: Bools) -> Segment:
-    """Embedding or head of the rows' plans; nothing where the chunk lacks it."""
-    i = rows.plan
-    return Segment(
-        compute_s=cost.time_s[i] * there,
-        hidden_s=local.hidden_s[i] * there,
-        blocking_s=local.blocking_s[i] * there,
-        host_s=(parts.launch_s * cost.kernels[i] + local.host_s[i]) * there,
-    )
-
-
-def _layer_segment(
-    parts: StepParts, cost_s: Floats, kernels: Floats, local: LocalComm, rows: ChunkRows, receives: Bools
-) -> Segment:
-    """A layer of the rows' plans. The share of a transfer that hides does so beside the chunk's layers, evenly."""
-    i = rows.plan
-    hidden_send = np.where(receives, parts.profile.p2p_overlap_frac * parts.comm.pp_send[i], 0.0)
-    return Segment(
-        compute_s=cost_s[i],
-        hidden_s=local.hidden_s[i] + hidden_send / np.maximum(rows.layers, 1),
-        blocking_s=local.blocking_s[i],
-        host_s=parts.launch_s * kernels[i] + local.host_s[i],
-    )
-
-
-def _root(rows: ChunkRows, embedding: Floats, head: Floats, both: Floats) -> Floats:
-    """The message of a chunk's root group: embedding, head, both in one, or none."""
-    i = rows.plan
-    single = np.where(rows.embedding, embedding[i], 0.0) + np.where(rows.head, head[i], 0.0)
-    return np.where(rows.embedding & rows.head, both[i], single)
-
-
-def gathers_while_filling(parts: StepParts, rows: ChunkRows) -> Bools:
-    """Chunks whose parameters are gathered before they are needed, while the pipeline fills: all but the first. ZeRO-1
-    does so where the stack overlaps its gathers, FSDP where parameters stay gathered for the step (torch's pipeline
-    runtime unshards stages ahead of their first microbatch)."""
-    modes = parts.modes
-    once = modes.gathers & ~modes.reshards & (parts.table.pp > 1)
-    ahead = once | (modes.zero1 & parts.profile.gather_overlap)
-    return np.asarray(ahead[rows.plan] & ~rows.embedding, dtype=np.bool_)
-
-
-def filling_gather_s(parts: StepParts, rows: ChunkRows) -> Floats:
-    """Seconds of those gathers, per row."""
-    comm = parts.comm
-    root = _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root)
-    return np.where(gathers_while_filling(parts, rows), rows.layers * comm.gather_layer[rows.plan] + root, 0.0)
-
-
-def forward_pass(parts: StepParts, rows: ChunkRows, *, gathers: Bools) -> Pass:
-    """Forward of one microbatch; ``gathers`` says, per plan, whether this one brings the parameters."""
-    c, comm, i = parts.compute, parts.comm, rows.plan
-    out, _ = parts.copies(parts.traffic.layer.moved)
-    # ZeRO-1's gather beside forward writes in place: nothing is copied out
-    out = np.where(gathers & ~parts.modes.zero1, out, 0.0)
-    zero = np.zeros(len(rows))
-    here = gathers[i] & ~gathers_while_filling(parts, rows)
-    gather = np.where(here & (rows.layers > 0), comm.gather_layer[i], 0.0)
-    root = np.where(here, _root(rows, comm.gather_embedding, comm.gather_head, comm.gather_root), 0.0)
-    return Pass(
-        layers=rows.layers,
-        lead=_end_segment(parts, c.embedding_forward, parts.local.embedding_forward, rows, rows.embedding),
-        layer=_layer_segment(
-            parts,
-            c.layer_forward.time_s + out,
-            c.layer_forward.kernels,
-            parts.local.layer_forward,
-            rows,
-            ~rows.embedding,
-        ),
-        tail=_end_segment(parts, c.head_forward, parts.local.head_forward, rows, rows.head),
-        root_gather_s=root,
-        gather_s=gather,
-        # FSDP2: a gather may start once the one before has ended and the copy-out two layers back is done
-        ahead=np.where(parts.table.prefetch[i] > 0, parts.table.prefetch[i] + 1, 0),
-        reduce_s=zero,
-        reduce_limit_s=zero + np.inf,
-        root_reduce_s=zero,
-        replicate_s=zero,
-        root_replicate_s=zero,
-        carried_reduce_s=zero,
-        carried_replicate_s=zero,
-        kappa=parts.kappa[i],
-        shares_wire=parts.shares_wire[i],
-        waits_at_end=np.ones(len(rows), dtype=np.bool_),
-    )
-
-
-def recomputed(parts: StepParts) -> tuple[Floats, Floats]:
-    """Forward work that backward does again: seconds and kernels per layer."""
-    c, full = parts.compute, parts.table.repeats_frac
-    attention = parts.table.recomputes("attention")
-    seconds = full * c.layer_forward.time_s + c.ops_again.time_s + attention * c.attention_forward_s
-    kernels = full * c.layer_forward.kernels + c.ops_again.kernels
-    return seconds, kernels + attention * attention_launches(parts.profile, forward=True)
-
-
-def _backward_layer(parts: StepParts, rows: ChunkRows, reduces: Bools, what: str) -> Segment:
-    """A layer's backward: what it computes, launches and exchanges."""
-    c = parts.compute
-    out, back = parts.copies(parts.traffic.layer.moved)
-    again_s, again_kernels = recomputed(parts)
-    cost_s, kernels = np.where(reduces, back, 0.0), np.zeros(len(parts.table))
-    local = LocalComm(hidden_s=0.0 * cost_s, blocking_s=0.0 * cost_s, host_s=0.0 * cost_s)
-    if what != "weight":
-        cost_s = cost_s + c.layer_backward_input.time_s + again_s + np.where(parts.modes.reshards, out, 0.0)
-        kernels = kernels + c.layer_backward_input.kernels + again_kernels
-        local = parts.local.layer_backward
-    if what != "input":
-        cost_s, kernels = cost_s + c.layer_backward_weight.time_s, kernels + c.layer_backward_weight.kernels
-    return _layer_segment(parts, cost_s, kernels, local, rows, ~rows.head & (what != "weight"))
-
-
-def backward_pass(
-    parts: StepParts, rows: ChunkRows, *, reduces: Bools, replicates: bool = True, what: str = "both"
-) -> Pass:
-    """Backward of one microbatch: ``both`` gradients, or the ``input``'s or the ``weight``'s alone (zero bubble).
-
-    ``reduces`` says, per plan, whether this one sends its gradients off, ``replicates`` whether replicas then add
-    theirs, which can wait for the last microbatch.
-    """
-    c, comm, local, i = parts.compute, parts.comm, parts.local, rows.plan
-    zero, sends = np.zeros(len(rows)), reduces[i]
-    layers = rows.layers > 0
-    whole = what != "weight"  # ends and transfers belong to the half that hands the gradient on
-    # DDP's all-reduce needs no scatter before it, and one that shares the wire waits its turn: both are queued
-    queues = (parts.modes.ddp | parts.serial_replicas) & replicates
-    reduce = np.where(sends & layers, (comm.reduce_layer + np.where(queues, comm.replicate_layer, 0.0))[i], 0.0)
-    root_reduce = _root(
-        rows,
-        comm.reduce_embedding + np.where(queues, comm.replicate_embedding, 0.0),
-        comm.reduce_head + np.where(queues, comm.replicate_head, 0.0),
-        comm.reduce_root + np.where(queues, comm.replicate_root, 0.0),
-    )
-    if not parts.profile.reduce_overlap:
-        # everything waits for the end of backward
-        after = ~parts.modes.gathers[i]
-        root_reduce = np.where(after, root_reduce + rows.layers * reduce, root_reduce)
-        reduce = np.where(after, 0.0, reduce)
-    beside = sends & replicates & ~queues[i]
-    root_replicate = _root(rows, comm.replicate_embedding, comm.replicate_head, comm.replicate_root)
-    # FSDP2 lets a bounded number of reduce-scatters stand before the next one is issued
-    limit = zero + np.inf
-    if parts.profile.reduces_in_flight:
-        limit = np.where(parts.modes.gathers[i], (parts.profile.reduces_in_flight - 1) * reduce, np.inf)
-    return Pass(
-        layers=rows.layers,
-        lead=_end_segment(parts, c.head_backward, local.head_backward, rows, rows.head & whole),
-        layer=_backward_layer(parts, rows, reduces, what),
-        tail=_end_segment(parts, c.embedding_backward, local.embedding_backward, rows, rows.embedding & whole),
-        root_gather_s=zero,
-        gather_s=np.where(parts.modes.reshards[i] & layers & whole, comm.gather_layer[i], 0.0),
-        # layers are alike, so gathering more than one ahead changes memory, not time
-        ahead=np.minimum(parts.table.prefetch[i], 1),
-        reduce_s=reduce,
-        reduce_limit_s=limit,
-        root_reduce_s=np.where(sends, root_reduce, 0.0),
-        replicate_s=np.where(beside & layers, comm.replicate_layer[i], 0.0),
-        root_replicate_s=np.where(beside, root_replicate, 0.0),
-        carried_reduce_s=zero,
-        carried_replicate_s=zero,
-        kappa=parts.kappa[i],
-        shares_wire=parts.shares_wire[i],
-        # plans that reduce in every microbatch hand nothing on
-        waits_at_end=~rows.early | parts.modes.reduces_often[i],
-    )
 
 
 def is_zero_bubble(table: PlanTable) -> Bools:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from knee.arrays import Floats, Ints
-from knee.timeline.actions import StepParts
+from knee.arrays import Floats, Ints, equal_rows
+from knee.timeline.actions import StepParts, is_zero_bubble
 from knee.timeline.chunks import ChunkRows
-from knee.timeline.passes import SUM_NAMES, Pass, Sums
-from knee.timeline.walk import run_passes
+from knee.timeline.closed_forms import run
+from knee.timeline.passes import SUM_NAMES, Pass, Sums, WalkedPass, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ def group_passes(parts: StepParts) -> Floats:
 
 
 def spread(
-    parts: StepParts, rows: ChunkRows, p: Pass, work_s: Floats, gamma: float, *, overlaps: bool = True
+    parts: StepParts, rows: ChunkRows, w: WalkedPass, work_s: Floats, gamma: float, *, overlaps: bool = True
 ) -> SpreadQueue:
-    """Spread ``work_s`` of each row's upper chunks over the passes ``p`` of the chunks below them.
+    """Spread ``work_s`` of each row's upper chunks over the passes ``w`` of the chunks below them.
 
     Formula: each pass takes min(work / passes, what it can hide); what it can hide is what it takes from an endless
              queue
@@ -51,7 +51,9 @@ def spread(
     carried = np.zeros(len(rows))
     at = np.flatnonzero((passes > 0) & (share[plans] > 0))
     if len(at):
-        carried[at] = np.minimum(share[plans[at]], _most_hidden_s(p.rows(at), total[plans[at]], gamma))
+        first, kind = equal_rows(w.kind[at], total[plans[at]])
+        most = _most_hidden_s(w.passes.rows(w.kind[at][first]), total[plans[at]][first], gamma)
+        carried[at] = np.minimum(share[plans[at]], most[kind])
     hidden = np.bincount(plans, weights=carried * passes, minlength=n)
     return SpreadQueue(carried_s=carried, exposed_s=np.maximum(total - hidden, 0.0) / parts.table.pp)
 
@@ -59,30 +61,22 @@ def spread(
 def _most_hidden_s(p: Pass, work_s: Floats, gamma: float) -> Floats:
     """What these passes take from a queue that holds all the work."""
     never = np.zeros(len(p.layers), dtype=np.bool_)
-    return work_s - run_passes(replace(p, carried_reduce_s=work_s, waits_at_end=never), gamma).left_reduce_s
+    return work_s - run(replace(p, carried_reduce_s=work_s, waits_at_end=never), gamma).left_reduce_s
 
 
-def carrying(p: Pass, plain: Sums, carried_s: Floats, gamma: float, *, gathers: bool) -> tuple[Pass, Sums]:
-    """The passes with what they take over, and their sums: those of ``plain`` where that is nothing."""
-    loaded = replace(p, carried_reduce_s=carried_s)
-    sums = Sums(**{name: getattr(plain, name).copy() for name in SUM_NAMES})
-    at = np.flatnonzero(carried_s)
-    if len(at):
-        walked = run_passes(loaded.rows(at), gamma)
-        for name in SUM_NAMES:
-            getattr(sums, name)[at] = getattr(walked, name)
-    if gathers:
-        sums.gather_load_s, sums.reduce_load_s = sums.gather_load_s + sums.reduce_load_s, 0.0 * sums.reduce_load_s
-    return loaded, sums
-
-
-def left_by_upper_chunks(p: Pass, rows: ChunkRows, gamma: float) -> tuple[Floats, Floats]:
-    """Reductions that each row's upper chunks leave in the queue when they end, and the replicas' all-reduces."""
-    reduces, replicas = np.zeros(len(rows)), np.zeros(len(rows))
-    upper = np.flatnonzero(rows.early)
-    left = run_passes(p.rows(upper), gamma)
-    reduces[upper], replicas[upper] = left.left_reduce_s, left.left_replicate_s
-    return reduces, replicas
+def carrying(w: WalkedPass, reduce_s: Floats, replicate_s: Floats, gamma: float) -> WalkedPass:
+    """The passes with what rows take over; where that is nothing they stay as they are."""
+    at = np.flatnonzero((reduce_s > 0) | (replicate_s > 0))
+    if not len(at):
+        return w
+    first, kind = equal_rows(w.kind[at], reduce_s[at], replicate_s[at])
+    few = at[first]
+    loaded = replace(w.passes.rows(w.kind[few]), carried_reduce_s=reduce_s[few], carried_replicate_s=replicate_s[few])
+    walked = run(loaded, gamma)
+    sums = Sums(**{name: np.concatenate([getattr(w.sums, name), getattr(walked, name)]) for name in SUM_NAMES})
+    kinds = w.kind.copy()
+    kinds[at] = len(w.passes.layers) + kind
+    return WalkedPass(kind=kinds, passes=joined(w.passes, loaded), sums=sums)
 
 
 def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
@@ -90,13 +84,15 @@ def per_rank(rows: ChunkRows, ranks: Ints, seconds: Floats) -> Floats:
     return np.bincount(rows.plan, weights=seconds * rows.count, minlength=len(ranks)) / ranks
 
 
-def with_group_passes(
-    per_row: Floats, parts: StepParts, rows: ChunkRows, sums: Mapping[str, Sums], name: str
-) -> Floats:
-    """A row's sum over the step, with the passes of the first and last group in place of as many others."""
-    if "B_late" not in sums:
-        return per_row
-    more = getattr(sums["B_late"], name) - getattr(sums["B"], name)
-    more = more + getattr(sums["F_fill"], name) - getattr(sums["F"], name)
-    extra: Floats = more * group_passes(parts)[rows.plan] * rows.below_top / rows.count
-    return per_row + extra
+def times_of(parts: StepParts, rows: ChunkRows, walked: Mapping[str, WalkedPass]) -> dict[str, Floats]:
+    """How often each action of a row's chunks is run in a step."""
+    once, more = np.ones(len(rows)), (parts.table.microbatches - 1)[rows.plan].astype(np.float64)
+    times = {"F_first": once, "F": more, "B": more, "B_last": once}
+    if "W" in walked:
+        split = is_zero_bubble(parts.table)[rows.plan]
+        times |= {"W": more * split, "W_last": once * split}
+    if "B_late" in walked:
+        # passes of the first and last group, in place of as many others
+        grouped: Floats = group_passes(parts)[rows.plan] * rows.below_top / rows.count
+        times |= {"F": more - grouped, "F_fill": grouped, "B": more - grouped, "B_late": grouped}
+    return times

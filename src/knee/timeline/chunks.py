@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 
 import numpy as np
@@ -36,6 +36,10 @@ class ChunkRows:
 
     def __len__(self) -> int:
         return len(self.plan)
+
+    def some(self, index: Ints) -> ChunkRows:
+        """Some of the rows."""
+        return ChunkRows(**{f.name: getattr(self, f.name)[index] for f in fields(ChunkRows)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class Segment:
     host_s: Floats
     """Host time to launch it; the segment lasts no less."""
 
-    def rows(self, index: Ints) -> Segment:
+    def rows(self, index: Ints | slice) -> Segment:
         """Some of the columns."""
         return Segment(
             compute_s=self.compute_s[index],
@@ -70,11 +70,24 @@ class Pass:
     waits_at_end: Bools
     """Whether the pass ends only when its reductions have ended (the last of the step)."""
 
-    def rows(self, index: Ints) -> Pass:
+    def rows(self, index: Ints | slice) -> Pass:
         """Some of the columns."""
         parts: dict[str, Any] = {name: getattr(self, name) for name in PASS_NAMES}
         cut: dict[str, Any] = {n: x.rows(index) if isinstance(x, Segment) else x[index] for n, x in parts.items()}
         return Pass(**cut)
+
+
+def joined(a: Pass, b: Pass) -> Pass:
+    """The columns of both, side by side."""
+    columns: dict[str, Any] = {}
+    for name in PASS_NAMES:
+        x, y = getattr(a, name), getattr(b, name)
+        if isinstance(x, Segment):
+            pairs = {f.name: (getattr(x, f.name), getattr(y, f.name)) for f in fields(Segment)}
+            columns[name] = Segment(**{n: np.concatenate(pair) for n, pair in pairs.items()})
+        else:
+            columns[name] = np.concatenate([x, y])
+    return Pass(**columns)
 
 
 # looked up once: dataclasses.fields is slow enough to show in a single simulation
@@ -106,8 +119,32 @@ class Sums:
         """Nothing yet."""
         return cls(**{name: np.zeros(n) for name in SUM_NAMES})
 
+    def put(self, rows: Ints, some: Sums) -> None:
+        """Take over the sums of some of the passes."""
+        for name in SUM_NAMES:
+            getattr(self, name)[rows] = getattr(some, name)
+
 
 SUM_NAMES = tuple(f.name for f in fields(Sums))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkedPass:
+    """The same pass of many rows, walked once for each kind of them."""
+
+    kind: Ints
+    """Of each row: its column in ``passes`` and ``sums``."""
+    passes: Pass
+    sums: Sums
+
+    def column(self, name: str) -> Floats:
+        """A sum of each row."""
+        found: Floats = getattr(self.sums, name)[self.kind]
+        return found
+
+    def one(self, row: int) -> Pass:
+        """The pass of one row."""
+        return self.passes.rows(self.kind[row : row + 1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

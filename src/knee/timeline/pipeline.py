@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from knee.arrays import Floats, Ints
 from knee.specs.plan import Schedule
-from knee.timeline.schedules import KINDS as ACTION_KINDS
-from knee.timeline.schedules import B, F, orders
+from knee.timeline.schedules import orders
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
@@ -30,13 +29,12 @@ class Wavefront:
 
     start: int
     stop: int
-    rank: Ints
-    needs: Ints
-    """Where the output that each needs is kept."""
-    slot: Ints
-    """Where its own output is kept until it has been used."""
-    duration: Ints
-    """Its row in the table of durations."""
+    slots: slice
+    """Where their ends are kept until they have been used: side by side."""
+    before: Ints | slice
+    """Slots of the actions before them on their ranks."""
+    needs: Ints | slice | None
+    """Slots of the actions whose outputs they need; None where they wait for their ranks alone."""
 
 
 class Repeat(NamedTuple):
@@ -59,12 +57,22 @@ class Graph:
     """The action whose output each one needs; beyond ``size`` where there is none."""
     receives: NDArray[np.bool_]
     """Whether that is on another rank, so that a transfer comes first."""
+    row: Ints
+    """Row of each action in the table of durations."""
+    sender: Ints
+    """The action whose output each one waits for; any one where it waits for its rank alone."""
     repeats: tuple[Repeat, ...]
-    """Slots of actions late enough that their distances are the cycle if the pipeline has settled."""
+    """Actions late enough that their distances are the cycle if the pipeline has settled: places in ``watched``."""
+    watched: Ints
+    """Actions whose outputs ``run`` returns."""
+    slot: Ints
+    """Where the end of each action is kept."""
+    last: Ints
+    """Slot of each rank's last action."""
     slots: int
-    """Outputs that are kept at once; one more stands for the start of the step."""
-    steps: tuple[tuple[int, int, int, int], ...]
-    """(rank, slot needed, slot, row of duration) of every action: what one plan alone is walked by."""
+    """Ends that are kept at once; the first ones stand for the ranks' starts."""
+    steps: tuple[tuple[int, int, int], ...]
+    """(slot before, slot needed, slot) of every action: what one plan alone is walked by."""
     size: int
 
 
@@ -100,29 +108,55 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
         near = np.where(a.kind == F, a.micro < ranks, a.micro >= microbatches - ranks) & (a.chunk < chunks - 1)
         between = np.where(near, ROWS_IN_END_GROUPS[a.kind], between)
     kind_of = np.where(ends, ROWS_AT_ENDS[a.kind], between)[order]
-    needs = place[needs[order]]
+    before, needs = place[before[order]], place[needs[order]]
     rows = (rank_of * chunks + chunk_of) * len(KINDS) + kind_of
     edges = [0, *(np.flatnonzero(np.diff(level[order])) + 1).tolist(), size]
     repeats = [Repeat(*place[list(r)].tolist()) for r in _repeats(schedule, ranks, microbatches, a.number)]
-    slot, slots = _slots(needs, edges, keep={i for r in repeats for i in r})
-    senders = np.append(rank_of, np.full(ranks + 1, -1))[needs]
+    # an output of the same rank is there before the rank is free: only what others send is waited for
+    waits = (needs < size) & (np.append(rank_of, np.full(ranks + 1, -1))[needs] != rank_of)
+    needed = np.where(waits, needs, before)
+    last = np.array([np.flatnonzero(rank_of == rank)[-1] for rank in range(ranks)])
+    watched = sorted({action for repeat in repeats for action in repeat})
+    slot, slots = _slots(before, needed, edges, ranks, keep=[*last.tolist(), *watched])
     return Graph(
         wavefronts=tuple(
-            Wavefront(start=i, stop=j, rank=rank_of[i:j], needs=slot[needs[i:j]], slot=slot[i:j], duration=rows[i:j])
+            Wavefront(
+                start=i,
+                stop=j,
+                slots=slice(int(slot[i]), int(slot[i]) + j - i),
+                before=_as_slice(slot[before[i:j]]),
+                needs=_as_slice(slot[needed[i:j]]) if waits[i:j].any() else None,
+            )
             for i, j in pairwise(edges)
         ),
         rank_of=rank_of,
         kind_of=kind_of,
         chunk_of=chunk_of,
         needs=needs,
-        receives=(needs < size) & (senders != rank_of),
-        repeats=tuple(Repeat(*slot[list(r)].tolist()) for r in repeats),
+        receives=waits,
+        row=rows,
+        sender=np.minimum(needed, size - 1),
+        repeats=tuple(Repeat(*map(watched.index, repeat)) for repeat in repeats),
+        watched=np.array(watched, dtype=np.int64),
+        slot=slot[:size],
+        last=slot[last],
         slots=slots,
-        steps=tuple(zip(rank_of.tolist(), slot[needs].tolist(), slot[:size].tolist(), rows.tolist(), strict=True)),
+        steps=tuple(zip(slot[before].tolist(), slot[needed].tolist(), slot[:size].tolist(), strict=True)),
         size=size,
     )
 
 
+def _as_slice(index: Ints) -> Ints | slice:
+    """Rows at equal distances as a slice, which needs no copy."""
+    rows = index.tolist()
+    step = rows[1] - rows[0] if len(rows) > 1 else 1
+    if step > 0 and rows == list(range(rows[0], rows[-1] + 1, step)):
+        return slice(rows[0], rows[-1] + 1, step)
+    return index
+
+
+F, B, W = range(3)
+_CODES = {"F": F, "B": B, "W": W}
 ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
 """Of the first microbatch's forward and the last one's backward, by kind."""
 ROWS_BETWEEN = np.array([_ROW["F"], _ROW["B"], _ROW["W"]])
@@ -142,38 +176,40 @@ class _Actions(NamedTuple):
 
 def _actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> _Actions:
     per_rank = orders(schedule, ranks, chunks, microbatches)
-    kind, chunk, micro = (np.concatenate(columns) for columns in zip(*per_rank, strict=True))
-    rank = np.repeat(np.arange(ranks), [len(order.kind) for order in per_rank])
-    number = np.full((len(ACTION_KINDS), ranks, chunks, microbatches), -1)
-    number[kind, rank, chunk, micro] = np.arange(len(kind))
-    return _Actions(kind, rank, chunk, micro, number)
+    flat = [action for order in per_rank for action in order]
+    words, chunk, micro = zip(*flat, strict=True)
+    kind = np.fromiter(map(_CODES.__getitem__, words), dtype=np.int64, count=len(flat))
+    rank = np.repeat(np.arange(ranks), [len(order) for order in per_rank])
+    chunks_of, micros = np.array(chunk, dtype=np.int64), np.array(micro, dtype=np.int64)
+    number = np.full((len(_CODES), ranks, chunks, microbatches), -1)
+    number[kind, rank, chunks_of, micros] = np.arange(len(flat))
+    return _Actions(kind, rank, chunks_of, micros, number)
 
 
-def _slots(needs: Ints, edges: list[int], keep: set[int]) -> tuple[Ints, int]:
-    """A place for each output, free again once its last user has run: few places stay in the cache."""
-    size, fronts = len(needs), len(edges) - 1
+def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[int]) -> tuple[Ints, int]:
+    """A place for each end, free again once its last user has run: few places stay in the cache. Those of a wavefront
+    lie side by side, so that they are written where they stay; those of the ranks' starts come first."""
+    size, fronts = len(before), len(edges) - 1
     front = np.repeat(np.arange(fronts), np.diff(edges))
-    last = front.copy()
-    used = needs < size
-    np.maximum.at(last, needs[used], front[used])
-    last[list(keep)] = fronts
-    until = last.tolist()
-    slot = np.zeros(int(needs.max(initial=size)) + 1, dtype=np.int64)
-    free: list[int] = []
-    expiring: list[list[int]] = [[] for _ in range(fronts + 1)]
-    slots = 0
+    until = np.zeros(size + ranks + 1, dtype=np.int64)
+    until[:size] = front
+    np.maximum.at(until, before, front)
+    np.maximum.at(until, needs, front)
+    until[[*keep, size + ranks]] = fronts
+    expires = np.argsort(until, kind="stable")
+    ended = np.searchsorted(until[expires], np.arange(fronts + 1)).tolist()
+    slot = np.zeros(size + ranks + 1, dtype=np.int64)
+    slot[size : size + ranks] = np.arange(ranks)
+    is_free = bytearray(size + ranks)
+    places, slots = np.frombuffer(is_free, dtype=np.uint8), ranks
     for step, (i, j) in enumerate(pairwise(edges)):
-        lacking = j - i - len(free)
-        if lacking > 0:
-            free += range(slots, slots + lacking)
-            slots += lacking
-        taken = free[i - j :]
-        del free[i - j :]
-        slot[i:j] = taken
-        for place, end in zip(taken, until[i:j], strict=True):
-            expiring[end].append(place)
-        free += expiring[step]
-    slot[size:] = slots
+        at = is_free.find(bytes([1]) * (j - i), 0, slots)
+        if at < 0:
+            at, slots = slots, slots + j - i
+        places[at : at + j - i] = 0
+        slot[i:j] = np.arange(at, at + j - i)
+        # inputs are read while outputs are written: they keep their places until now
+        places[slot[expires[ended[step] : ended[step + 1]]]] = 1
     return slot, slots
 
 
@@ -239,49 +275,86 @@ def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) ->
     return tuple(found)
 
 
-def run(
-    g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None = None
-) -> tuple[Floats, Floats]:
-    """Outputs by slot (when each left) and when each rank is done; a column per plan.
+WIDTH = 2048
+"""Plans walked at once: the ends that are kept then stay in the cache."""
 
-    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included. ``drains`` is the
-    part of each at whose start its output has left already. ``ready`` is when each rank can start. ``ends``, where it
-    is given, is filled with the end of every action.
+
+def run(
+    g: Graph,
+    durations: Floats,
+    drains: Floats,
+    ready: Floats,
+    *,
+    row_of: Ints | None = None,
+    ends: Floats | None = None,
+) -> tuple[Floats, Floats]:
+    """When the outputs of ``g.watched`` left, and when each rank is done; a column per plan.
+
+    ``durations`` has a row for each rank, chunk and kind (see ``duration_row``), transfers included; or fewer, and
+    ``row_of`` says which row stands for each. ``drains`` is the part of each at whose start its output has left
+    already. ``ready`` is when each rank can start. ``ends``, where it is given, is filled with the end of every action.
     """
+    rows = g.row if row_of is None else row_of[g.row]
     width = durations.shape[1]
     if width == 1:
-        return _run_one(g, durations, drains, ready, ends)
-    free = ready.copy()
-    sent = np.zeros((g.slots + 1, width))
-    draining = np.asarray(drains.any(axis=1))
+        return _run_one(g, rows, durations, drains, ready, ends)
+    if width <= WIDTH:
+        return _run_columns(g, rows, durations, drains, ready, ends)
+    sent, done = np.empty((len(g.watched), width)), np.empty_like(ready)
+    for start in range(0, width, WIDTH):
+        some = slice(start, start + WIDTH)
+        lasts, leaves, starts = (np.ascontiguousarray(x[:, some]) for x in (durations, drains, ready))
+        own = None if ends is None else ends[:, some]
+        sent[:, some], done[:, some] = _run_columns(g, rows, lasts, leaves, starts, own)
+    return sent, done
+
+
+def _run_columns(
+    g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
+) -> tuple[Floats, Floats]:
+    """Wavefront after wavefront. This loop is most of a pipeline's cost: rows are taken into buffers, or not at all."""
+    ranks, width = ready.shape
+    kept = np.empty((g.slots, width))
+    kept[:ranks] = ready
+    is_drained = _fronts_after_drains(g, rows, drains)
     widest = max(front.stop - front.start for front in g.wavefronts)
     one, two = np.empty((widest, width)), np.empty((widest, width))
-    for front in g.wavefronts:
-        n = front.stop - front.start
-        # np.take into a buffer is twice as quick as indexing, and this loop is most of a pipeline's cost
-        end = np.take(free, front.rank, axis=0, out=one[:n], mode="clip")
-        np.maximum(end, np.take(sent, front.needs, axis=0, out=two[:n], mode="clip"), out=end)
-        end += np.take(durations, front.duration, axis=0, out=two[:n], mode="clip")
-        free[front.rank] = end
+    for front, drained in zip(g.wavefronts, is_drained, strict=True):
+        i, j, before, needs = front.start, front.stop, front.before, front.needs
+        first, second = one[: j - i], two[: j - i]
+        start = kept[before] if isinstance(before, slice) else kept.take(before, axis=0, out=first, mode="clip")
+        if needs is not None:
+            needed = kept[needs] if isinstance(needs, slice) else kept.take(needs, axis=0, out=second, mode="clip")
+            if drained:
+                needed = np.subtract(needed, drains[rows[g.sender[i:j]]], out=second)
+            start = np.maximum(start, needed, out=first)
+        end = np.add(start, durations.take(rows[i:j], axis=0, out=second, mode="clip"), out=kept[front.slots])
         if ends is not None:
-            ends[front.start : front.stop] = end
-        if draining[front.duration].any():
-            end -= drains[front.duration]
-        sent[front.slot] = end
-    return sent, free
+            ends[i:j] = end
+    return kept[g.slot[g.watched]] - drains[rows[g.watched]], kept[g.last]
 
 
-def _run_one(g: Graph, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None) -> tuple[Floats, Floats]:
+def _fronts_after_drains(g: Graph, rows: Ints, drains: Floats) -> list[bool]:
+    """Wavefronts with an action that needs an output which left before its action had drained."""
+    drains_at_all = np.asarray(drains.any(axis=1), dtype=np.bool_)
+    found = np.logical_or.reduceat(drains_at_all[rows][g.sender], [front.start for front in g.wavefronts])
+    return [bool(one) for one in found]
+
+
+def _run_one(
+    g: Graph, rows: Ints, durations: Floats, drains: Floats, ready: Floats, ends: Floats | None
+) -> tuple[Floats, Floats]:
     """The same for one plan, where NumPy's calls would cost more than the sums."""
-    free, sent = ready[:, 0].tolist(), [0.0] * (g.slots + 1)
+    kept = [*ready[:, 0].tolist(), *([0.0] * (g.slots - len(ready)))]
+    sent = kept.copy()
     lasts, leaves = durations[:, 0].tolist(), drains[:, 0].tolist()
     all_ends = []
-    for rank, needs, slot, row in g.steps:
-        before, needed = free[rank], sent[needs]
-        end = (before if before > needed else needed) + lasts[row]
-        free[rank] = end
+    for (before, needs, slot), row in zip(g.steps, rows.tolist(), strict=True):
+        free, needed = kept[before], sent[needs]
+        end = (free if free > needed else needed) + lasts[row]
+        kept[slot] = end
         sent[slot] = end - leaves[row]
         all_ends.append(end)
     if ends is not None:
         ends[:, 0] = all_ends
-    return np.array(sent)[:, None], np.array(free)[:, None]
+    return np.array(sent)[g.slot[g.watched], None], np.array(kept)[g.last, None]

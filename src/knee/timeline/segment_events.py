@@ -13,8 +13,8 @@ from knee.specs.hardware import Cluster
 from knee.specs.model import Model
 from knee.specs.plan import CP_METHODS, RECOMPUTES
 from knee.timeline.actions import StepParts, gathers_kv_again, is_zero_bubble
+from knee.timeline.step_actions import Actions
 from knee.timeline.step_events import Kernel, Message, Script, group, neighbours, script_of
-from knee.timeline.step_time import Actions
 from knee.workload import operations as op
 from knee.workload import tp_messages
 
@@ -27,7 +27,7 @@ def scripts_of(
 ) -> dict[tuple[str, int], Script]:
     """A script for every action of every chunk kind of plan 0, with groups as stage ``stage`` sees them."""
     scripts = {}
-    for action in a.sums:
+    for action in a.walked:
         kernels = _kernels(model, cluster, parts, action)
         for row in range(len(a.rows)):
             forward = action[0] == "F"

@@ -20,7 +20,8 @@ from knee.timeline import pipeline
 from knee.timeline.actions import StepParts
 from knee.timeline.chunks import layout_of
 from knee.timeline.passes import Phase
-from knee.timeline.step_time import Actions, pipeline_times, transfers
+from knee.timeline.pipeline_spans import pipeline_times, transfers
+from knee.timeline.step_actions import Actions
 from knee.timeline.walk import run_passes
 from knee.workload.traffic import PARAMETER_BYTES
 
@@ -103,7 +104,7 @@ class RecordedWalk:
 def record_action(parts: StepParts, a: Actions, action: str, row: int) -> RecordedWalk:
     """Walk one action with a recorder."""
     phases: list[Phase] = []
-    one = a.passes[action].rows(np.array([row]))
+    one = a.walked[action].one(row)
     run_passes(one, parts.profile.comm_slowdown, phases.append, fold=False)
     queues = {f.name: float(getattr(one, f.name)[0]) for f in fields(RecordedWalk) if f.name.endswith("_s")}
     return RecordedWalk(phases=tuple(phases), layers=int(one.layers[0]), **queues)
@@ -328,9 +329,9 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     table, recorded = parts.table, cache(partial(record_action, parts, a))
     p, v, m = int(table.pp[0]), int(table.virtual_stages[0]), int(table.microbatches[0])
     g = pipeline.graph(SCHEDULES[table.schedule[0]], p, v, m)
-    times = pipeline_times(parts, a, np.array([0]))
+    times = pipeline_times(parts, a, np.array([0]), transfers(parts))
     ends = np.empty((g.size, 1))
-    pipeline.run(g, times.durations, times.drains, times.ready, ends)
+    pipeline.run(g, times.durations, times.drains, times.ready, row_of=times.row_of, ends=ends)
     layout = layout_of(a.layers, p, v, a.head_layers)
     for rank in range(p):
         _play_filling(logs[rank], parts, a, scripts[rank], int(a.row_of[layout.kinds[rank], 0]))
@@ -338,7 +339,7 @@ def _play_pipeline(logs: list[EventLog], parts: StepParts, a: Actions, scripts: 
     for i in range(g.size):
         rank, virtual, kind = int(g.rank_of[i]), int(g.chunk_of[i]), int(g.kind_of[i])
         row = int(a.row_of[layout.kinds[virtual * p + rank], 0])
-        at = pipeline.duration_row(rank, virtual, v, kind)
+        at = times.row_of[pipeline.duration_row(rank, virtual, v, kind)]
         start = float(ends[i, 0] - times.durations[at, 0])
         if g.receives[i] and wait > 0:
             pair = neighbours(parts, rank, int(g.rank_of[g.needs[i]]))

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-import numpy as np
-
 from knee.cost.step_parts import shapes_of
 from knee.record.events import DTYPE_BYTES
 from knee.record.issued_messages import Collective, StageWork
@@ -66,7 +64,7 @@ def _times(w: EvaluatedStep) -> dict[str, int]:
     """How often each action of a chunk is played."""
     more = int(w.table.microbatches[0]) - 1
     times = {"F_first": 1, "F": more, "B": more, "B_last": 1}
-    return times | ({"W": more, "W_last": 1} if "W" in w.actions.sums else {})
+    return times | ({"W": more, "W_last": 1} if "W" in w.actions.walked else {})
 
 
 def _messages(
@@ -75,7 +73,7 @@ def _messages(
     """(message, how many) of one action."""
     script = scripts[(action, row)]
     r = record_action(w.parts, w.actions, action, row)
-    one = w.actions.passes[action].rows(np.array([row]))
+    one = w.actions.walked[action].one(row)
     # what is gathered while the pipeline fills is no part of the pass, and counts with the first
     ahead = float(w.actions.filling_gather_s[row]) if action == "F_first" else 0.0
     root_ahead = ahead > r.layers * float(w.comm.gather_layer[0]) * (1.0 + 1e-9)
