@@ -10,7 +10,7 @@ import pytest
 from knee.simulator import evaluate
 from knee.specs.plan import SCHEDULES
 from knee.timeline import pipeline
-from knee.timeline.schedules import in_flight, orders
+from knee.timeline.schedules import KINDS, in_flight, orders
 from knee.workload import memory
 from tables import job, table
 
@@ -32,7 +32,10 @@ F, B, W = 1.0, 1.25, 0.75
 def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: int) -> None:
     kinds = ("F", "B", "W") if schedule == "zero_bubble" else ("F", "B")
     everything = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
-    for order in orders(schedule, ranks, chunks, microbatches):
+    for columns in orders(schedule, ranks, chunks, microbatches):
+        order = [
+            (KINDS[kind], chunk, micro) for kind, chunk, micro in zip(*map(np.ndarray.tolist, columns), strict=True)
+        ]
         assert len(order) == len(everything)
         assert set(order) == everything
         place = {action: i for i, action in enumerate(order)}

@@ -16,8 +16,8 @@ from knee.specs.profile_parameters import PARAMETERS, Parameter, applied, value_
 
 NEAR = 0.9
 """Plans that come within a tenth of the best are drawn."""
-MOST = 64
-DRAWS = 32
+MOST = 32
+DRAWS = 20
 CLOSE = 0.98
 """Within 2% of a draw's best is as good as the best."""
 CLEARLY = 0.05

@@ -14,8 +14,8 @@ from knee.specs.hardware import Cluster, Gpu
 from knee.specs.plan_table import PlanTable
 
 CHANGE = 0.25
-AGAIN, FIRST = 192, 16
-"""Plans from the front that may be the best on changed hardware, and those of them that are simulated first."""
+AGAIN, SIMULATED = 192, 32
+"""Plans from the front that may be the best on changed hardware, and those of them that are simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,18 +96,11 @@ def sensitivity(found: SearchResult) -> list[Bar]:
 
 
 def _fastest(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
-    """Tokens/s of the fastest of these plans on other hardware, simulated best first."""
-    space = found.space
-    most = space.global_batch * space.seq_len / least_step(space.model, cluster, found.profile, table).step_s
-    first = np.argsort(-most, kind="stable")[:FIRST]
-    best = _best(found, cluster, table.rows(np.sort(first)))
-    rest = np.setdiff1d(np.flatnonzero(most > best), first)
-    return max(best, _best(found, cluster, table.rows(rest)))
-
-
-def _best(found: SearchResult, cluster: Cluster, table: PlanTable) -> float:
-    results = simulate_table(found.space.model, cluster, found.profile, table)
-    return float(results.tokens_per_s.max(initial=0.0))
+    """Tokens/s of the fastest of these plans on other hardware; those with the least bounds are simulated."""
+    model, profile = found.space.model, found.profile
+    least = least_step(model, cluster, profile, table).step_s
+    rows = np.sort(np.argsort(least, kind="stable")[:SIMULATED])
+    return float(simulate_table(model, cluster, profile, table.rows(rows)).tokens_per_s.max())
 
 
 def _memory(found: SearchResult, best: float) -> Bar:

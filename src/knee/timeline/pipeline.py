@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from knee.arrays import Floats, Ints
 from knee.specs.plan import Schedule
-from knee.timeline.schedules import orders
+from knee.timeline.schedules import KINDS as ACTION_KINDS
+from knee.timeline.schedules import B, F, orders
 
 # rows of a rank's chunk in the table of durations
 KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
@@ -155,8 +156,6 @@ def _as_slice(index: Ints) -> Ints | slice:
     return index
 
 
-F, B, W = range(3)
-_CODES = {"F": F, "B": B, "W": W}
 ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
 """Of the first microbatch's forward and the last one's backward, by kind."""
 ROWS_BETWEEN = np.array([_ROW["F"], _ROW["B"], _ROW["W"]])
@@ -176,14 +175,11 @@ class _Actions(NamedTuple):
 
 def _actions(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> _Actions:
     per_rank = orders(schedule, ranks, chunks, microbatches)
-    flat = [action for order in per_rank for action in order]
-    words, chunk, micro = zip(*flat, strict=True)
-    kind = np.fromiter(map(_CODES.__getitem__, words), dtype=np.int64, count=len(flat))
-    rank = np.repeat(np.arange(ranks), [len(order) for order in per_rank])
-    chunks_of, micros = np.array(chunk, dtype=np.int64), np.array(micro, dtype=np.int64)
-    number = np.full((len(_CODES), ranks, chunks, microbatches), -1)
-    number[kind, rank, chunks_of, micros] = np.arange(len(flat))
-    return _Actions(kind, rank, chunks_of, micros, number)
+    kind, chunk, micro = (np.concatenate(columns) for columns in zip(*per_rank, strict=True))
+    rank = np.repeat(np.arange(ranks), [len(order.kind) for order in per_rank])
+    number = np.full((len(ACTION_KINDS), ranks, chunks, microbatches), -1)
+    number[kind, rank, chunk, micro] = np.arange(len(kind))
+    return _Actions(kind, rank, chunk, micro, number)
 
 
 def _slots(before: Ints, needs: Ints, edges: list[int], ranks: int, keep: list[int]) -> tuple[Ints, int]:

@@ -1,85 +1,93 @@
 """Pipeline schedules as orders: which action each rank runs after which.
 
-An action is (kind, chunk, microbatch): F forward, B backward (of the input alone where W exists), W backward of the
-weights. A schedule is nothing but the order on each rank; ``timeline.pipeline`` finds the times.
+An action is a kind, a chunk of the rank and a microbatch: F is the forward, B the backward (of the input alone where W
+exists), W the backward of the weights. A schedule is nothing but the order on each rank; ``timeline.pipeline`` finds
+the times.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from typing import NamedTuple
 
+import numpy as np
+
+from knee.arrays import Ints
 from knee.specs.plan import Schedule
 
-Action = tuple[str, int, int]
-"""(kind, chunk of the rank, microbatch)"""
+KINDS = ("F", "B", "W")
+F, B, W = range(len(KINDS))
 
 
-def gpipe(rank: int, ranks: int, microbatches: int) -> list[Action]:
+class Order(NamedTuple):
+    """The actions of one rank, first to last."""
+
+    kind: Ints
+    """F, B or W."""
+    chunk: Ints
+    micro: Ints
+
+
+def gpipe(rank: int, ranks: int, microbatches: int) -> Order:
     """All forwards, then all backwards."""
     del rank, ranks
-    return [("F", 0, m) for m in range(microbatches)] + [("B", 0, m) for m in range(microbatches)]
+    every = np.arange(microbatches)
+    return _one_chunk(np.repeat((F, B), microbatches), np.concatenate((every, every)))
 
 
-def one_f_one_b(rank: int, ranks: int, microbatches: int) -> list[Action]:
+def one_f_one_b(rank: int, ranks: int, microbatches: int) -> Order:
     """Narayanan et al. 2019 (PipeDream-flush): warm up, then one forward and one backward in turn."""
-    warmup = min(ranks - rank - 1, microbatches)
-    actions: list[Action] = [("F", 0, m) for m in range(warmup)]
-    for m in range(microbatches - warmup):
-        actions += [("F", 0, warmup + m), ("B", 0, m)]
-    return actions + [("B", 0, m) for m in range(microbatches - warmup, microbatches)]
+    return _one_chunk(*_in_turn(min(ranks - rank - 1, microbatches), microbatches))
 
 
-def zero_bubble(rank: int, ranks: int, microbatches: int) -> list[Action]:
+def zero_bubble(rank: int, ranks: int, microbatches: int) -> Order:
     """ZB-H1 (Qi et al., arXiv 2401.10241): 1F1B's memory, weight gradients put off to fill the drain.
 
     Rank r puts off r weight gradients, because it would wait that long for its first backward's successors.
     """
-    actions: list[Action] = []
-    pending: list[int] = []
-    for action in one_f_one_b(rank, ranks, microbatches):
-        actions.append(action)
-        if action[0] == "B":
-            pending.append(action[2])
-            if len(pending) > rank:
-                actions.append(("W", 0, pending.pop(0)))
-    return actions + [("W", 0, m) for m in pending]
+    kind, _, micro = one_f_one_b(rank, ranks, microbatches)
+    followed = (kind == B) & (micro >= rank)
+    places = np.arange(len(kind)) + np.cumsum(followed) - followed
+    kinds, micros = np.full(len(kind) + followed.sum(), W), np.empty(len(kind) + followed.sum(), dtype=np.int64)
+    kinds[places], micros[places] = kind, micro
+    micros[places[followed] + 1] = micro[followed] - rank
+    left = np.arange(max(microbatches - rank, 0), microbatches)
+    return _one_chunk(np.concatenate((kinds, np.full(len(left), W))), np.concatenate((micros, left)))
 
 
-def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> list[Action]:
+def interleaved(rank: int, ranks: int, microbatches: int, chunks: int) -> Order:
     """Narayanan et al. 2021 (Megatron-LM): each rank holds several chunks, microbatches run in groups of ranks."""
-    forwards, backwards = _interleaved_passes(ranks, microbatches, chunks)
-    warmup = min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, len(forwards))
-    steady = zip(forwards[warmup:], backwards, strict=False)
-    return [*forwards[:warmup], *(action for pair in steady for action in pair), *backwards[len(forwards) - warmup :]]
+    total = microbatches * chunks
+    kind, number = _in_turn(min((ranks - rank - 1) * 2 + (chunks - 1) * ranks, total), total)
+    chunk = number % (ranks * chunks) // ranks
+    micro = number // (ranks * chunks) * ranks + number % ranks
+    return Order(kind, np.where(kind == F, chunk, chunks - 1 - chunk), micro)
 
 
-@cache
-def _interleaved_passes(ranks: int, microbatches: int, chunks: int) -> tuple[list[Action], list[Action]]:
-    """All forwards and all backwards in the order of every rank: a group of microbatches through one chunk after the
-    other, backward from the last chunk."""
-    passes = [
-        (chunk, first + micro)
-        for first in range(0, microbatches, ranks)
-        for chunk in range(chunks)
-        for micro in range(min(ranks, microbatches - first))
-    ]
-    return [("F", c, m) for c, m in passes], [("B", chunks - 1 - c, m) for c, m in passes]
+def _in_turn(warmup: int, total: int) -> tuple[Ints, Ints]:
+    """Kinds and numbers of forwards and backwards: so many forwards, then one of each in turn, then backwards."""
+    kind, number = np.empty(2 * total, dtype=np.int64), np.empty(2 * total, dtype=np.int64)
+    every = np.arange(total)
+    forward = np.where(every < warmup, every, 2 * every - warmup)
+    backward = np.where(every < total - warmup, warmup + 2 * every + 1, total + every)
+    kind[forward], kind[backward] = F, B
+    number[forward], number[backward] = every, every
+    return kind, number
 
 
-@cache
-def orders(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> tuple[tuple[Action, ...], ...]:
+def _one_chunk(kind: Ints, micro: Ints) -> Order:
+    return Order(kind, np.zeros_like(kind), micro)
+
+
+def orders(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> list[Order]:
     """The order on each rank."""
     if schedule == "interleaved":
-        return tuple(tuple(interleaved(r, ranks, microbatches, chunks)) for r in range(ranks))
+        return [interleaved(r, ranks, microbatches, chunks) for r in range(ranks)]
     make = {"gpipe": gpipe, "1f1b": one_f_one_b, "zero_bubble": zero_bubble}[schedule]
-    return tuple(tuple(make(r, ranks, microbatches)) for r in range(ranks))
+    return [make(r, ranks, microbatches) for r in range(ranks)]
 
 
 def in_flight(schedule: Schedule, rank: int, ranks: int, chunks: int, microbatches: int) -> int:
     """Most microbatch-chunks whose activations a rank holds at once."""
-    held = most = 0
-    releases = "W" if schedule == "zero_bubble" else "B"
-    for kind, _, _ in orders(schedule, ranks, chunks, microbatches)[rank]:
-        held += 1 if kind == "F" else -1 if kind == releases else 0
-        most = max(most, held)
-    return most
+    kind = orders(schedule, ranks, chunks, microbatches)[rank].kind
+    releases = W if schedule == "zero_bubble" else B
+    return int(np.cumsum((kind == F) * 1 - (kind == releases)).max())
