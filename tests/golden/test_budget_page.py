@@ -11,5 +11,8 @@ PAGE = (Path(__file__).parents[2] / "docs/how-to/budget.md").read_text(encoding=
 
 def test_published_runs_are_as_stated() -> None:
     off = [f"{run.error_frac or 0.0:+.1%}" for run in published_runs()]
-    said = "come out at {} (Llama-2 7B), {} (13B), {} (70B) and {} (Llama-3 405B), the FLOP of Chinchilla at {};"
+    said = (
+        "{} for Llama-2 7B, {} for Llama-2 13B, {} for Llama-2 70B and {} for Llama-3 405B. "
+        "The error of Chinchilla's FLOP is {}."
+    )
     assert said.format(*off) in " ".join(PAGE.split())

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 import numpy as np
 
 from knee.arrays import Bools, Floats, Ints
-from knee.search.bound import least_step, least_unsharded_step
+from knee.search.bound import LeastStep, least_step, least_unsharded_step
 from knee.search.memory_fit import SHARES, memory_bytes, partly_recomputed
 from knee.search.space import Space, degrees, joined, whole_table
 from knee.simulator import CHUNK, Results, simulate_table
@@ -25,6 +25,8 @@ from knee.specs.profile import Profile
 
 MICRO_BATCHES = (1, 2, 3, 4, 6)
 MOST_PP = 16
+FIRST = 3
+"""Plans of a count and batch that are simulated first."""
 PIPED_MICRO_BATCH = 2
 SHARD_GPUS = (8, 32, 64, 128, 256)
 """GPUs over which HSDP shards, beside all and a node's: with tensor parallelism, those of both."""
@@ -117,34 +119,33 @@ class Rates:
         self.ceilings |= {(model, key): least_tokens_per_s * (1.0 - 1e-12) for key in _keys(slow)}
         if not len(left):
             return known
-        most, bound = self._most(model, left)
-        for row in _least(bound, _groups(left), 1).tolist():
+        most, least = self._most(model, left)
+        for row in _least(least.step_s, _groups(left), 1).tolist():
             key = int(left.gpus[row]), int(left.global_batch[row])
             self.ceilings[model, key] = max(float(most[row]), self.ceilings.get((model, key), 0.0))
         quick = np.flatnonzero(most >= least_tokens_per_s)
         if not len(quick):
             return known
-        found = self._fastest(model, left.rows(quick), bound[quick])
+        found = self._fastest(model, left.rows(quick), least.step_s[quick], least.energy_j[quick])
         return known | {key: rate for key, rate in found.items() if rate.tokens_per_s >= least_tokens_per_s}
 
-    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, Floats]:
-        """Tokens/s that each plan does not exceed, and the seconds of a step that it does not fall below."""
-        bound = _by_chunk(model, self.cluster, self.profile, table)
-        return table.global_batch * self.seq_len / bound, bound
+    def _most(self, model: Model, table: PlanTable) -> tuple[Floats, LeastStep]:
+        """Tokens/s that each plan does not exceed, and the step that it does not fall below."""
+        least = _by_chunk(model, self.cluster, self.profile, table)
+        return table.global_batch * self.seq_len / least.step_s, least
 
-    def _fastest(self, model: Model, table: PlanTable, bound: Floats) -> dict[Key, Rate]:
+    def _fastest(self, model: Model, table: PlanTable, bound: Floats, energy_j: Floats) -> dict[Key, Rate]:
         """The best of each count and batch; plans that cannot be it by their bound are not simulated."""
         group = _groups(table)
         best = np.full(group.max() + 1, np.inf)
         left = np.ones(len(table), dtype=np.bool_)
         done: list[Ints] = []
         parts: list[Results] = []
-        # the least bound of each way to cut the model first: bounds of different ways cannot be compared well
-        kinds = ((table.tp * 64 + table.pp) * 64 + table.cp) * 8 + table.sharding
-        cell = np.unique(group * 2**24 + kinds, return_inverse=True)[1]
         for first in (True, False):
-            open_ = np.flatnonzero(left & (bound <= best[group]))
-            rows = open_[_least(bound[open_], cell[open_], 1)] if first else open_
+            if first:  # the fastest and the thriftiest by their bounds
+                rows = np.union1d(_least(bound, group, FIRST), _least(energy_j, group, 1))
+            else:
+                rows = np.flatnonzero(left & (bound <= best[group]))
             some = simulate_table(model, self.cluster, self.profile, table.rows(rows))
             np.minimum.at(best, group[rows], some.step_s)
             left[rows] = False
@@ -221,9 +222,10 @@ def _least(bound: Floats, group: Ints, count: int) -> Ints:
     return np.sort(order[np.arange(len(order)) - starts < count])
 
 
-def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> Floats:
+def _by_chunk(model: Model, cluster: Cluster, profile: Profile, table: PlanTable) -> LeastStep:
     pieces = [table.rows(slice(i, i + CHUNK)) for i in range(0, len(table), CHUNK)]
-    return np.concatenate([least_step(model, cluster, profile, piece).step_s for piece in pieces])
+    found = [least_step(model, cluster, profile, piece) for piece in pieces]
+    return LeastStep(**{f.name: np.concatenate([getattr(one, f.name) for one in found]) for f in fields(LeastStep)})
 
 
 def _winners(table: PlanTable, results: Results, group: Ints) -> dict[Key, Rate]:

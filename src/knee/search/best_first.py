@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from knee.arrays import Bools, Floats, Ints
+from knee.arrays import Bools, ByValue, Floats, Ints
 from knee.search.bound import LeastStep, least_step, least_unsharded_step
 from knee.search.memory_fit import least_memory_bytes, memory_bytes, partly_recomputed
 from knee.search.pareto_front import FRONT_STEP, Merits, pareto
@@ -34,8 +34,8 @@ def cost_of(step_s: Floats, energy_j: Floats, objective: Objective) -> Floats:
     return energy_j if objective == "tokens_per_j" else step_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Unsharded:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Unsharded(ByValue):
     """The plans of a space before their sharding is chosen, in the order of their bounds."""
 
     space: Space
