@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,7 @@ from knee.studies.questions import StudyPoint
 from knee.studies.record_store import Store, cached_fidelity
 from knee.studies.rows import step_row
 from knee.studies.run_study import Ran, points_to_run, recorded, results, strangers
+from knee.studies.second_process import KEPT, RECORDS, second_process
 from knee.studies.study_file import study_names
 from knee.studies.table_files import write_tables
 from knee.validation.carried_set import CarriedFidelity, carried_fidelity
@@ -32,8 +34,6 @@ from knee.validation.user_runs import records_in
 
 Measured = tuple[StudyPoint | None, Mapping[str, Any]]
 """A measured record, with its point where that is known."""
-KEPT = ".kept"
-"""Folder of what takes a while to make."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,26 +185,28 @@ def study(
     measured: list[Measured] = [(None, record) for path in paths for record in _measured(Path(path))]
     points = points_to_run(wanted, changes)
     folder = None if out is None else make_folder(Path(out))
-    store = Store(None if folder is None else folder / "records", warn)
-    found = list(_recorded(points, store, progress))
-    if launcher == "local" and folder is not None:
-        measured += _trained(points, folder / "runs", steps, progress, tell, warn)
-    for record in strangers(found, [record for point, record in measured if point is None]):
-        warn(
-            f"a measured record of {record['model']} on {record['gpus']:,} GPUs does not match any point of the studies"
+    store = Store(None if folder is None else folder / RECORDS, warn)
+    with contextlib.ExitStack() as beside:
+        if folder is not None and launcher == "simulate":
+            beside.enter_context(second_process(folder, wanted, changes, missing=len(points) - store.before))
+        found = list(_recorded(points, store, progress))
+        if launcher == "local" and folder is not None:
+            measured += _trained(points, folder / "runs", steps, progress, tell, warn)
+        for record in strangers(found, [record for point, record in measured if point is None]):
+            job = f"{record['model']} on {record['gpus']:,} GPUs"
+            warn(f"a measured record of {job} does not match any point of the studies")
+        ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
+        answer = Studies(
+            ran=tuple(ran),
+            points=len(found),
+            simulated=store.made,
+            reused=store.reused,
+            measured=len(measured),
+            warnings=tuple(heard),
+            out=folder,
         )
-    ran = results(wanted, found, measured, changes, kept=None if folder is None else folder / KEPT)
-    answer = Studies(
-        ran=tuple(ran),
-        points=len(found),
-        simulated=store.made,
-        reused=store.reused,
-        measured=len(measured),
-        warnings=tuple(heard),
-        out=folder,
-    )
-    if folder is not None:
-        answer.write_tables(folder)
+        if folder is not None:
+            answer.write_tables(folder)
     return answer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -185,8 +186,17 @@ def _fill_precision(options: dict[str, Any], cluster: Cluster, notes: list[str])
 
 
 def _plan(options: Mapping[str, Any]) -> Plan:
+    """Checked once: grids ask for the same plan at many points."""
+    try:
+        return _checked_plan(tuple((name, type(value), value) for name, value in options.items()))
+    except TypeError:  # a list cannot be kept
+        return _checked_plan.__wrapped__(tuple((name, type(value), value) for name, value in options.items()))
+
+
+@lru_cache(maxsize=4096)
+def _checked_plan(options: tuple[tuple[str, type, Any], ...]) -> Plan:
     mistakes: list[Mistake] = []
-    plan = build("plan", _plan_tree(options), mistakes, "plan.")
+    plan = build("plan", _plan_tree({name: value for name, _, value in options}), mistakes, "plan.")
     raise_mistakes("plan", mistakes)
     assert isinstance(plan, Plan)
     return plan

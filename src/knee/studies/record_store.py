@@ -40,10 +40,17 @@ class Store:
     reused: int = 0
     _seen: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     """What was asked for; the answers only where there is no folder to read them from again."""
+    _before: frozenset[str] = frozenset()
+    """Keys of the records that lay here from the beginning; a second process may add others."""
 
     def __post_init__(self) -> None:
         if self.folder is not None:
-            make_folder(self.folder)
+            self._before = frozenset(path.stem for path in make_folder(self.folder).glob("*.json"))
+
+    @property
+    def before(self) -> int:
+        """Records that lay here from the beginning."""
+        return len(self._before)
 
     def record(self, question: Question) -> dict[str, Any]:
         """The answer that lies here, or a new one, which then does."""
@@ -51,7 +58,8 @@ class Store:
         if (seen := self._seen.get(key)) is not None:
             return seen
         record = None if self.folder is None else self._read(self.folder / f"{key}.json", key)
-        self.reused += record is not None and key not in self._seen
+        if record is not None and key not in self._seen:
+            self.reused, self.made = self.reused + (key in self._before), self.made + (key not in self._before)
         record = record or self._made(question, key)
         self._seen[key] = record if self.folder is None else None
         return record
