@@ -44,7 +44,7 @@ from knee.workload.parameters import head_layers, stage_elements
 from knee.workload.traffic import PARAMETER_BYTES, Modes, Traffic, traffic_of
 
 CHUNK = 65536
-"""Plans evaluated together: large enough to amortise Python, small enough for the cache."""
+"""Plans evaluated together: enough that many share their passes and pipelines, few enough to bound memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

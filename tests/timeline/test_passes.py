@@ -11,6 +11,7 @@ from knee.simulator import evaluate
 from knee.timeline.closed_forms import run, run_repeated
 from knee.timeline.passes import Pass, Segment, Sums
 from knee.timeline.walk import run_passes
+from random_passes import random_passes
 from tables import job, table
 
 
@@ -181,37 +182,6 @@ def test_a_late_host_leaves_the_gpu_idle_unless_something_communicates() -> None
 
 
 # folding
-
-
-def random_passes(n: int, seed: int, kappa: float) -> Pass:
-    """Columns of passes of every regime."""
-    draw = np.random.default_rng(seed)
-
-    def some(scale: float, share: float = 0.5) -> np.ndarray:
-        return draw.uniform(0, scale, n) * (draw.random(n) < share)
-
-    def seg() -> Segment:
-        return Segment(compute_s=draw.uniform(1, 10, n), hidden_s=some(5), blocking_s=some(3), host_s=some(12))
-
-    return Pass(
-        layers=draw.integers(1, 60, n),
-        lead=seg(),
-        layer=seg(),
-        tail=seg(),
-        root_gather_s=some(10),
-        gather_s=some(15),
-        ahead=draw.integers(0, 4, n),
-        reduce_s=some(15),
-        reduce_limit_s=np.where(draw.random(n) < 0.5, np.inf, draw.uniform(0, 20, n)),
-        root_reduce_s=some(10),
-        replicate_s=some(15),
-        root_replicate_s=some(5),
-        carried_reduce_s=some(30, 0.3),
-        carried_replicate_s=some(30, 0.3),
-        kappa=np.full(n, kappa),
-        shares_wire=draw.random(n) < 0.3,
-        waits_at_end=draw.random(n) < 0.8,
-    )
 
 
 @pytest.mark.parametrize(("kappa", "gamma"), [(0.0, 1.0), (0.19, 1.0), (0.3, 1.4)])

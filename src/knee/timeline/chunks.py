@@ -15,6 +15,10 @@ MIDDLES = ("middle", "short", "shorter", "shortest")
 """Chunks between the ends, by how many layers they have."""
 CHUNKS = ("only", "first", "last", "last_early", *MIDDLES, *(f"{name}_early" for name in MIDDLES))
 """Kinds of chunks; early ones end their backward before the rank's last chunk does."""
+_HAS_EMBEDDING = np.isin(CHUNKS, ("first", "only"))
+_HAS_HEAD = np.isin(CHUNKS, ("last", "last_early", "only"))
+_IS_EARLY = np.array([name.endswith("_early") for name in CHUNKS])
+_ENDS_RANK = np.isin(CHUNKS, ("first", *MIDDLES))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +90,9 @@ def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[Chunk
     row_of = np.full((len(CHUNKS), n), -1)
     layer_count = np.zeros((len(CHUNKS), n), dtype=np.int64)
     count, below_top = np.zeros((len(CHUNKS), n)), np.zeros((len(CHUNKS), n))
-    for cut in np.unique(table.pp * 1_000_000 + table.virtual_stages):
-        plans = np.flatnonzero(table.pp * 1_000_000 + table.virtual_stages == cut)
+    cuts = table.pp * 1_000_000 + table.virtual_stages
+    for cut in np.unique(cuts):
+        plans = np.flatnonzero(cuts == cut)
         layout = layout_of(layers, int(table.pp[plans[0]]), int(table.virtual_stages[plans[0]]), head_layers)
         for kind, number in layout.counts.items():
             layer_count[kind, plans] = layout.layers[kind]
@@ -95,16 +100,13 @@ def chunk_rows(layers: int, head_layers: float, table: PlanTable) -> tuple[Chunk
             below_top[kind, plans] = layout.below_top[kind]
     kinds, plan = np.nonzero(count)
     row_of[kinds, plan] = np.arange(len(kinds))
-    name = np.array(CHUNKS)[kinds]
-    early = np.char.endswith(name, "_early")
-    ends_rank = np.isin(name, ("first", *MIDDLES))
     rows = ChunkRows(
         plan=plan,
         layers=layer_count[kinds, plan],
-        embedding=(name == "first") | (name == "only"),
-        head=np.isin(name, ("last", "last_early", "only")),
-        early=early,
-        ends_rank=ends_rank,
+        embedding=_HAS_EMBEDDING[kinds],
+        head=_HAS_HEAD[kinds],
+        early=_IS_EARLY[kinds],
+        ends_rank=_ENDS_RANK[kinds],
         count=count[kinds, plan],
         below_top=below_top[kinds, plan],
     )

@@ -24,8 +24,7 @@ KINDS = ("F_first", "F", "B", "B_last", "W", "W_last", "F_fill", "B_late")
 _ROW = {name: i for i, name in enumerate(KINDS)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wavefront:
+class Wavefront(NamedTuple):
     """Actions that can be computed together: a stretch of the list of all actions."""
 
     start: int
@@ -120,16 +119,7 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     watched = sorted({action for repeat in repeats for action in repeat})
     slot, slots = _slots(before, needed, edges, ranks, keep=[*last.tolist(), *watched])
     return Graph(
-        wavefronts=tuple(
-            Wavefront(
-                start=i,
-                stop=j,
-                slots=slice(int(slot[i]), int(slot[i]) + j - i),
-                before=_as_slice(slot[before[i:j]]),
-                needs=_as_slice(slot[needed[i:j]]) if waits[i:j].any() else None,
-            )
-            for i, j in pairwise(edges)
-        ),
+        wavefronts=_wavefronts(slot, before, needed, waits, edges),
         rank_of=rank_of,
         kind_of=kind_of,
         chunk_of=chunk_of,
@@ -147,13 +137,31 @@ def graph(schedule: Schedule, ranks: int, chunks: int, microbatches: int) -> Gra
     )
 
 
-def _as_slice(index: Ints) -> Ints | slice:
+def _wavefronts(
+    slot: Ints, before: Ints, needed: Ints, waits: NDArray[np.bool_], edges: list[int]
+) -> tuple[Wavefront, ...]:
+    """Cut the actions at the edges."""
+    own, befores, needs = slot.tolist(), slot[before], slot[needed]
+    listed = befores.tolist(), needs.tolist()
+    is_waiting = np.logical_or.reduceat(waits, edges[:-1]).tolist()
+    return tuple(
+        Wavefront(
+            start=i,
+            stop=j,
+            slots=slice(own[i], own[i] + j - i),
+            before=_as_slice(listed[0][i:j]) or befores[i:j],
+            needs=(_as_slice(listed[1][i:j]) or needs[i:j]) if waiting else None,
+        )
+        for (i, j), waiting in zip(pairwise(edges), is_waiting, strict=True)
+    )
+
+
+def _as_slice(rows: list[int]) -> slice | None:
     """Rows at equal distances as a slice, which needs no copy."""
-    rows = index.tolist()
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     if step > 0 and rows == list(range(rows[0], rows[-1] + 1, step)):
         return slice(rows[0], rows[-1] + 1, step)
-    return index
+    return None
 
 
 ROWS_AT_ENDS = np.array([_ROW["F_first"], _ROW["B_last"], _ROW["W_last"]])
@@ -235,21 +243,24 @@ def _links(a: _Actions, ranks: int, chunks: int) -> tuple[Ints, Ints]:
 
 
 def _levels(before: Ints, needs: Ints, size: int) -> Ints:
-    """Longest-path level of each action. Ranks work in order, so that only the next action of each is ever asked."""
-    level = np.full(int(needs.max(initial=size)) + 1, -1)
-    level[size:] = 0
-    heads = np.flatnonzero(before >= size)
-    ends = np.append(heads[1:], size)
-    while len(heads):
-        ready = level[needs[heads]] >= 0
-        if not ready.any():
+    """Longest-path level of each action: one more than those of the action before it and of the one that it needs."""
+    level = [-1] * size + [0] * (int(needs.max(initial=size)) + 1 - size)
+    befores, needed = before.tolist(), needs.tolist()
+    heads = np.flatnonzero(before >= size).tolist()
+    ends, left = [*heads[1:], size], size
+    while left:
+        left_before = left
+        # each rank goes as far as others have got
+        for rank, (action, end) in enumerate(zip(heads, ends, strict=True)):
+            while action < end and level[needed[action]] >= 0:
+                free, there = level[befores[action]], level[needed[action]]
+                level[action] = (free if free > there else there) + 1
+                action += 1
+            left -= action - heads[rank]
+            heads[rank] = action
+        if left == left_before:
             raise AssertionError("the schedule deadlocks")  # an order that cannot run is a bug here, not an input
-        now = heads[ready]
-        level[now] = np.maximum(level[before[now]], level[needs[now]]) + 1
-        heads = heads + ready
-        left = heads < ends
-        heads, ends = heads[left], ends[left]
-    return level[:size]
+    return np.array(level[:size])
 
 
 def _repeats(schedule: Schedule, ranks: int, microbatches: int, number: Ints) -> tuple[Repeat, ...]:

@@ -45,7 +45,9 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
         n = len(layers) if order is None else _prefix_length(layers, i)
         run_layer(walk.head(n), layers[:n] - 1 - i, i)
     if deepest > EXPLICIT_LAYERS:
-        left = _fold(walk, history[-2:]) if fold else layers - EXPLICIT_LAYERS
+        left = layers - EXPLICIT_LAYERS
+        if fold:
+            left = _fold_later(walk, _fold(walk, history[-2:], left))
         _rest(walk, left, deepest)
     walk.place = ("tail", 0)
     walk.reduces_s += q.reduce_s
@@ -56,6 +58,21 @@ def run_passes(p: Pass, gamma: float, record: Recorder | None = None, *, fold: b
         return sums
     back = np.argsort(order, kind="stable")
     return Sums(**{name: getattr(sums, name)[back] for name in SUM_NAMES})
+
+
+def _fold_later(walk: Walk, left: Ints) -> Ints:
+    """Passes that have many layers left get a second chance: most repeat themselves a few layers later."""
+    rows = np.flatnonzero(left > 2 * EXPLICIT_LAYERS)
+    if not len(rows):
+        return left
+    some, history = walk.some(rows), []
+    for i in range(EXPLICIT_LAYERS):
+        history.append(some.snapshot())
+        run_layer(some, left[rows] - 1 - i, EXPLICIT_LAYERS + i)
+    left = left.copy()
+    left[rows] = _fold(some, history[-2:], left[rows] - EXPLICIT_LAYERS)
+    walk.put(rows, some)
+    return left
 
 
 def _rest(walk: Walk, left: Ints, deepest: int) -> None:
@@ -81,8 +98,8 @@ def _prefix_length(descending: Ints, above: int) -> int:
     return int(np.searchsorted(-descending, -above, side="left"))
 
 
-def _fold(walk: Walk, history: list[dict[str, Floats]]) -> Ints:
-    """Count the layers that repeat; returns how many are left to walk for each pass.
+def _fold(walk: Walk, history: list[dict[str, Floats]], left: Ints) -> Ints:
+    """Count the layers that repeat, of those that are left; returns how many are left to walk for each pass.
 
     A pass repeats when its last two layers added the same to every sum and to its queues, and will go on to: either
     the queues stand still, or they only grow while compute is already overlapped from end to end.
@@ -100,7 +117,6 @@ def _fold(walk: Walk, history: list[dict[str, Floats]]) -> Ints:
     still = np.all([np.abs(queue) <= tiny for queue in queues], axis=0)
     growing = np.all([queue >= -tiny for queue in queues], axis=0) & (last["overlapped_s"] >= compute - tiny)
     repeats = (change <= tiny) & (moves <= tiny) & (still | growing)
-    left = q.layers - EXPLICIT_LAYERS
     skip = np.where(repeats, np.maximum(left - q.ahead - 1, 0), 0)
     for name, added in last.items():
         if name != "lead_s":
