@@ -10,7 +10,7 @@ import pytest
 from knee.simulator import evaluate
 from knee.specs.plan import SCHEDULES
 from knee.timeline import pipeline
-from knee.timeline.schedules import KINDS, in_flight, orders
+from knee.timeline.schedules import in_flight, orders
 from knee.workload import memory
 from tables import job, table
 

@@ -19,6 +19,7 @@ from knee.timeline.schedules import orders
 from knee.timeline.walk import run_passes
 from random_passes import random_passes
 from tables import H100
+from timeline.schedule_actions import actions
 
 # equal rows
 
@@ -98,7 +99,7 @@ def test_passes_as_shallow_as_the_layers_walked_first(layers: int) -> None:
 
 def plain_done(schedule: str, ranks: int, chunks: int, microbatches: int, lasts: np.ndarray, leaves: np.ndarray):
     """When each rank is done, action after action: what ``pipeline.run`` computes in wavefronts."""
-    todo = [list(order) for order in orders(schedule, ranks, chunks, microbatches)]
+    todo = [actions(order) for order in orders(schedule, ranks, chunks, microbatches)]
     free, left = [np.zeros(lasts.shape[1])] * ranks, {}
     while any(todo):
         for rank, order in enumerate(todo):
