@@ -13,6 +13,7 @@ from knee.timeline import pipeline
 from knee.timeline.schedules import in_flight, orders
 from knee.workload import memory
 from tables import job, table
+from timeline.schedule_actions import actions
 
 CHUNKS = {schedule: (2, 4) if schedule == "interleaved" else (1,) for schedule in SCHEDULES}
 SHAPES = [
@@ -33,9 +34,7 @@ def test_orders_are_valid(schedule: str, ranks: int, chunks: int, microbatches: 
     kinds = ("F", "B", "W") if schedule == "zero_bubble" else ("F", "B")
     everything = {(kind, c, m) for kind in kinds for c in range(chunks) for m in range(microbatches)}
     for columns in orders(schedule, ranks, chunks, microbatches):
-        order = [
-            (KINDS[kind], chunk, micro) for kind, chunk, micro in zip(*map(np.ndarray.tolist, columns), strict=True)
-        ]
+        order = actions(columns)
         assert len(order) == len(everything)
         assert set(order) == everything
         place = {action: i for i, action in enumerate(order)}
